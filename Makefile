@@ -5,8 +5,9 @@ BIN := .venv/bin
 # Three test workers on two cores, since some tests wait; at most four. A fourth gained nothing there, and Ray starved.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2))')
 
-# Tests start some hundred processes, each of which would compile what it imports where no bytecode is written.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+# Both start many processes, each of which would compile what it imports where no bytecode is written.
+reproduce test thorough: export PYTHONDONTWRITEBYTECODE =
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce test thorough bench lab lint format notebooks constraints clean

@@ -23,6 +23,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -33,6 +34,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 READY = "ready"
 """File that says an operator was compiled and loaded; its library alone may be half linked."""
@@ -159,19 +161,33 @@ def activate(device: str | None = None) -> Path:
     # First, so that the same ninja answers as when the operators were built: another rebuilds them.
     os.environ["PATH"] = os.pathsep.join([scripts, *others])
     clear_stale_locks(folder)
-    _ask_the_processor_once()
+    _keep_the_processors_name(folder)
     return folder
 
 
-def _ask_the_processor_once() -> None:
-    """Let DeepSpeed remember what processor this is: it asks three times before it trains, and each
-    time another process finds out, in a second."""
+def _keep_the_processors_name(folder: Path) -> None:
+    """Let DeepSpeed read what processor this is from `folder`, which is named after it: it asks
+    three times before it trains, and each time another process finds out, in more than a second."""
     try:
         import cpuinfo
     except ImportError:  # then DeepSpeed does not ask
         return
-    if not hasattr(cpuinfo.get_cpu_info, "cache_info"):
-        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    asked, path = cpuinfo.get_cpu_info, folder / "processor.json"
+    if hasattr(asked, "cache_info"):
+        return
+
+    @functools.cache
+    def told() -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text())
+        found = asked()
+        with contextlib.suppress(OSError):  # of another user, say
+            part = path.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(found))
+            part.replace(path)
+        return found
+
+    cpuinfo.get_cpu_info = told
 
 
 def _capabilities() -> str:

@@ -6,8 +6,9 @@ and for our host optimizer. What it does, in this order, saying so:
 1. torch. One that is already there and suitable is kept, in `.venv` or in the Python that runs this
    script (2.11 or newer; on a machine with an NVIDIA GPU, a CUDA build). Otherwise the pinned
    version is installed first and alone, so that nothing else gets to choose it.
-2. Everything else that pyproject.toml lists, at the versions of constraints.txt.
-3. DeepSpeed's native operators, compiled once, into `.venv` (see baselines/deepspeed_ops.py).
+2. DeepSpeed, and beside each other what compiles its native operators, once, into `.venv` (see
+   baselines/deepspeed_ops.py), and everything else that pyproject.toml lists, at the versions of
+   constraints.txt.
 
 What was done is remembered in `.venv/share/workbench/setup.json` as a hash of all that it depends
 on, so that a second call returns at once and an interrupted one goes on. Standard library only.
@@ -21,6 +22,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -176,20 +178,29 @@ def pins():
     return dict(line.strip().split("==") for line in lines if line.strip() and line[0] != "#")
 
 
-def install_packages(gpu, torch_version):
-    """Install the rest of pyproject.toml at the versions of constraints.txt, keeping torch."""
+def install_packages(gpu, torch_version, *, ops):
+    """Install the rest of pyproject.toml at the versions of constraints.txt, keeping torch; return
+    the process that builds operators meanwhile, where `ops` asks for one."""
     constraints = VENV / "share" / "workbench" / "constraints.txt"
     held = dict(pins(), torch=torch_version)
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in held.items()))
     pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off", "-c", constraints]
     run("installing the build tools", [*pip, *BUILD_TOOLS])
-    extras = "test,dev,hf" + (",megatron" if gpu else "")
     # Without isolation DeepSpeed's build sees the torch installed above and fetches no other.
-    run(
-        "installing JupyterLab, DeepSpeed and the other packages of pyproject.toml",
-        [*pip, "--no-build-isolation", "--editable", f".[{extras}]"],
-        env={"DS_BUILD_OPS": "0"},
-    )
+    pip.append("--no-build-isolation")
+    run("installing DeepSpeed", [*pip, "deepspeed"], env={"DS_BUILD_OPS": "0"})
+    builder = start_ops() if ops else None
+    try:
+        extras = "test,dev,hf" + (",megatron" if gpu else "")
+        words = "installing JupyterLab and the other packages of pyproject.toml"
+        run(words, [*pip, "--editable", f".[{extras}]"])
+        settle_jupyterlab()
+    except BaseException:
+        if builder is not None:
+            builder.send_signal(signal.SIGINT)  # it ends its compilers
+            builder.wait()
+        raise
+    return builder
 
 
 def settle_jupyterlab():
@@ -200,17 +211,21 @@ def settle_jupyterlab():
     (folder / "overrides.json").write_text(json.dumps(quiet, indent=1) + "\n")
 
 
-def build_ops():
-    """Compile DeepSpeed's operators, which reports on itself; return whether none failed."""
+def start_ops():
+    """Compile DeepSpeed's operators in a process, which reports on itself."""
     say("checking DeepSpeed's native operators; compiling them takes 1 to 4 minutes, once")
-    answer = subprocess.run(
+    return subprocess.Popen(
         [str(PYTHON), "-u", "-W", "ignore", "-m", "baselines.deepspeed_ops"],
         cwd=str(ROOT),
         stdin=subprocess.DEVNULL,
     )
-    if answer.returncode != 0:
+
+
+def built(builder):
+    """Wait for the operators; return whether none failed."""
+    if builder.wait() != 0:
         say("WARNING: without them the ZeRO baselines cannot run; everything else can")
-    return answer.returncode == 0
+    return builder.returncode == 0
 
 
 def digest(*parts):
@@ -275,14 +290,15 @@ def set_up(options):
     ops = ops_digest(packages)
     stamp = read_stamp()
     started_s = time.monotonic()
+    builder = None
     if options.torch or stamp.get("packages") != packages:
         create_venv()
         LOG.write_text("")
-        install_packages(gpu, install_torch(gpu, options.torch))
-        settle_jupyterlab()
+        torch_version = install_torch(gpu, options.torch)
+        builder = install_packages(gpu, torch_version, ops=not options.no_ops)
         write_stamp(packages=packages)
         stamp = {"packages": packages}
-    if stamp.get("ops") != ops and not options.no_ops and build_ops():
+    if stamp.get("ops") != ops and not options.no_ops and built(builder or start_ops()):
         write_stamp(packages=packages, ops=ops)
     seconds = time.monotonic() - started_s
     say(f".venv is ready after {seconds:.0f} s" if seconds > 1 else ".venv is up to date")

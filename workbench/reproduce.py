@@ -1,10 +1,10 @@
 """All exhibits in one go: each notebook through papermill, then one report.
 
 The notebooks that people read are what runs here, with their parameters set. An unknown parameter
-is an error before anything runs (papermill would only warn). Each notebook has a kernel of its own;
-one that fails is reported, and the others still run. Interrupted by Ctrl-C or a polite kill,
-everything that was started is ended first; killed without warning, the kernel and the workers
-notice by themselves.
+is an error before anything runs (papermill would only warn). Each notebook has a kernel of its own,
+and the next one starts while a figure is drawn; one that fails is reported, and the others still
+run. Interrupted by Ctrl-C or a polite kill, everything that was started is ended first; killed
+without warning, the kernel and the workers notice by themselves.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 from workbench.exhibits import EXHIBITS, find, open_exhibit, text_for
@@ -31,6 +32,9 @@ TYPES = {"bool": bool, "int": int, "float": (int, float), "str": str}
 START_S = 300
 """A kernel on a busy machine may take this long to start."""
 KERNEL_LOG = "kernel.log"
+ROWS = "rows = exhibit.run("
+"""Of the cell after which nothing runs any more."""
+POLL_S = 0.1
 END_S = 15
 """Workers and their guards end within this time of their kernel."""
 
@@ -78,17 +82,14 @@ def reproduce(
         open_exhibit(figure, values["size"], store.root, machine=values.get("machine", ""))
     outcomes = load_outcomes(store, values["size"])
     save_outcomes(store, values["size"], outcomes)
-    ran = {}
-    for place, (figure, notebook) in enumerate(notebooks.items(), start=1):
-        head = f"[{place}/{len(figures)}] {find(figure).words}"
-        echo(f"{head}: {find(figure).title}")
-        folder = folder_of(store, values["size"])
-        ran[figure] = outcomes[figure] = run_notebook(notebook, figure, folder, values, echo)
-        save_outcomes(store, values["size"], outcomes)
-        took = format_seconds(ran[figure].seconds)
-        words = f"done in {took}" if ran[figure].ok else f"failed: {ran[figure].message}"
-        echo(f"{head}: {words}")
-    echo(f"figures, tables and notebooks are in {folder_of(store, values['size'])}")
+    folder, ran = folder_of(store, values["size"]), {}
+    with closing(_run(notebooks, folder, values, echo)) as ended:
+        for head, figure, outcome in ended:
+            ran[figure] = outcomes[figure] = outcome
+            save_outcomes(store, values["size"], outcomes)
+            words = f"done in {format_seconds(outcome.seconds)}"
+            echo(f"{head}: {words if outcome.ok else f'failed: {outcome.message}'}")
+    echo(f"figures, tables and notebooks are in {folder}")
     echo("writing the report")
     return Reproduced(write_report(values["size"], store.root), ran)
 
@@ -136,32 +137,62 @@ def check_parameters(notebook: Any, values: dict[str, Any], figure: str) -> None
             raise ValueError(f"the parameter {name} is {value!r}; it must be of type {kind}")
 
 
-def run_notebook(
-    notebook: Any, figure: str, folder: Path, values: dict[str, Any], echo: Echo
-) -> Outcome:
-    """Execute a notebook in a kernel of its own; KeyboardInterrupt ends the kernel first.
+def _run(
+    notebooks: dict[str, Any], folder: Path, values: dict[str, Any], echo: Echo
+) -> Iterator[tuple[str, str, Outcome]]:
+    """Execute notebooks, each in a kernel of its own; yields how each is called and how it ended.
+    One begins when the one before has its rows: while that is drawn the next one's kernel and first
+    run start, and nobody measures yet. KeyboardInterrupt ends the kernels first.
 
-    papermill runs in a thread, because in the main one its client takes over the signal handlers.
+    papermill runs in threads, because in the main one its client takes over the signal handlers.
     """
+    before, ended, threads = _children(), SimpleQueue(), []
+
+    def run(head: str, figure: str, has_rows: threading.Event) -> None:
+        outcome = run_notebook(notebooks[figure], figure, folder, values, echo, has_rows.set)
+        has_rows.set()
+        ended.put((head, figure, outcome))
+
+    try:
+        for place, figure in enumerate(notebooks, start=1):
+            head, has_rows = f"[{place}/{len(notebooks)}] {find(figure).words}", threading.Event()
+            echo(f"{head}: {find(figure).title}")
+            threads.append(threading.Thread(target=run, args=(head, figure, has_rows), daemon=True))
+            threads[-1].start()
+            if place > 1:
+                yield _taken(ended)
+            while not has_rows.wait(POLL_S):
+                pass
+        yield _taken(ended)
+    finally:
+        _end(_children() - before)
+        for thread in threads:
+            thread.join(END_S)
+
+
+def _taken(ended: SimpleQueue) -> Any:
+    """The next of the queue; a signal is heard meanwhile."""
+    while ended.empty():
+        time.sleep(POLL_S)
+    return ended.get()
+
+
+def run_notebook(
+    notebook: Any,
+    figure: str,
+    folder: Path,
+    values: dict[str, Any],
+    echo: Echo,
+    has_rows: Callable[[], None],
+) -> Outcome:
+    """Execute a notebook in a kernel of its own; `has_rows` is called when nothing runs any
+    more."""
     name = f"{find(figure).notebook}.ipynb"
     started, begun_s = datetime.now(UTC).isoformat(), time.monotonic()
-    before = _children()
-    errors: list[BaseException] = []
-    thread = threading.Thread(
-        target=_execute, args=(notebook, folder / name, values, echo, errors), daemon=True
-    )
-    try:
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.2)
-    except BaseException:
-        _end(_children() - before)
-        thread.join(END_S)
-        raise
-    _end(_children() - before)
+    error = _execute(notebook, folder / name, values, echo, has_rows)
     return Outcome(
-        ok=not errors,
-        message=_sentence(errors[0]) if errors else "",
+        ok=error is None,
+        message=_sentence(error) if error else "",
         seconds=time.monotonic() - begun_s,
         started=started,
         notebook=name,
@@ -170,9 +201,13 @@ def run_notebook(
 
 
 def _execute(
-    notebook: Any, path: Path, values: dict[str, Any], echo: Echo, errors: list[BaseException]
-) -> None:
+    notebook: Any, path: Path, values: dict[str, Any], echo: Echo, has_rows: Callable[[], None]
+) -> BaseException | None:
     import papermill
+
+    def executed(cell: Any, **_: Any) -> None:
+        if ROWS in cell.source:
+            has_rows()
 
     try:
         with (path.parent / KERNEL_LOG).open("ab") as log:
@@ -180,23 +215,25 @@ def _execute(
                 notebook,
                 path,
                 parameters=values,
-                cwd=NOTEBOOKS,
                 progress_bar=False,
                 stdout_file=_Lines(echo),
                 start_timeout=START_S,
                 kernel_manager_class=_manager(log),
+                on_cell_executed=executed,
             )
     except BaseException as error:
-        errors.append(error)
+        return error
+    return None
 
 
 def _manager(log: IO[bytes]) -> type:
-    """Kernels whose own messages go to a file: they concern nobody unless one dies."""
+    """Kernels whose own messages go to a file: they concern nobody unless one dies. They begin in
+    the notebooks' folder; papermill would take this whole process there."""
     from jupyter_client.manager import AsyncKernelManager
 
     class Manager(AsyncKernelManager):
         def start_kernel(self, **options: Any) -> Any:
-            return super().start_kernel(**options, stderr=log)
+            return super().start_kernel(**options | {"stderr": log, "cwd": str(NOTEBOOKS)})
 
     return Manager
 

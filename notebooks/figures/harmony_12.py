@@ -12,7 +12,7 @@
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | a GPT of 6 layers on 1, 2 and 3 processes | a minute |
+# | smoke | a GPT of 6 layers on 1 and 2 processes | a minute |
 # | small | a GPT of 24 layers on the GPUs there are, baselines beside | minutes |
 # | paper | GPT2-XL on up to 8 GPUs | long; simulated without GPUs |
 

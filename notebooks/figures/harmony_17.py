@@ -11,7 +11,7 @@
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | a GPT of 6 layers on 1, 2 and 3 processes; shared with figure 12 | a minute |
+# | smoke | a GPT of 6 layers on 1 and 2 processes; shared with figure 12 | a minute |
 # | small | a GPT of 24 layers on 1, 2, 4 and 8 GPUs, as far as there are so many | minutes |
 # | paper | the published models on up to 8 GPUs capped at 11 GiB | long; simulated without GPUs |
 

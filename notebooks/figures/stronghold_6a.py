@@ -10,7 +10,7 @@
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | hidden 256 in 96 MiB of device and 256 MiB of host memory | about 2 minutes |
+# | smoke | hidden 256 in 64 MiB of device and 170 MiB of host memory | a minute |
 # | small | hidden 1024 in 6 GiB and 16 GiB, one GPU | minutes |
 # | paper | hidden 2048 in 32 GiB and 90 GB | seconds; simulated without a GPU |
 

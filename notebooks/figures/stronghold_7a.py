@@ -10,7 +10,7 @@
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | eight runs of eight steps after the searches of figure 6a | about 2 minutes |
+# | smoke | eight runs of five steps after the searches of figure 6a | about a minute |
 # | small | the same on one GPU | minutes |
 # | paper | the published sizes | seconds; simulated without a GPU |
 

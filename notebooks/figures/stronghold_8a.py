@@ -10,7 +10,7 @@
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | 12 layers of hidden 256, eight steps, on any machine | about a minute |
+# | smoke | 8 layers of hidden 256, five steps, on any machine | about a minute |
 # | small | 24 layers of hidden 1024, one GPU | minutes |
 # | paper | 32 layers of hidden 2048 | seconds; simulated without a GPU |
 

@@ -9,7 +9,7 @@
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | window 4, 4 to 20 layers of hidden 256, on any machine | about a minute |
+# | smoke | window 4, 4 to 12 layers of hidden 256, on any machine | half a minute |
 # | small | window 8, 8 to 48 layers of hidden 1024, one GPU | minutes |
 # | paper | window 15, 16 to 92 layers of hidden 2048 | seconds; simulated without a GPU |
 

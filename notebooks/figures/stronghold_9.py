@@ -10,7 +10,7 @@
 #
 # | size | what runs | takes |
 # |---|---|---|
-# | smoke | 12 layers of hidden 256, windows 2 to 12, on any machine | about a minute |
+# | smoke | 8 layers of hidden 256, windows 2 to 8, on any machine | half a minute |
 # | small | 24 layers of hidden 1024, windows 2 to 15, one GPU | minutes |
 # | paper | 32 layers of hidden 2048, windows 2 to 15 | seconds; simulated without a GPU |
 

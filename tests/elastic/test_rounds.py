@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs.helpers import ROOT, living, wait_for, workbench
+from tests.elastic import hosts
+from tests.runs.helpers import living, wait_for, workbench
 from workbench import cli_varuna
 
 TOY = Path(__file__).with_name("toy.py")
@@ -23,44 +21,15 @@ HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "far"]
 """Agents of the first three are started here, that of the last one by a command."""
 
 
-class Run:
-    """A job, as a user starts it."""
-
-    def __init__(self, to: Path) -> None:
-        self.to, self.folder, self.list = to, to / "run", to / "list"
-        self.seen: dict[int, psutil.Process] = {}
-        self.manager: subprocess.Popen | None = None
-
-    def launch(self, *words: object, inside: tuple[str, ...] = ()) -> None:
-        """Start the manager with flags, a script, and the arguments of that."""
-        own = ["--machine_list", self.list, "--folder", self.folder, "--manager_ip", "127.0.0.1"]
-        command = [sys.executable, "-m", "workbench.cli", "varuna", *map(str, (*own, *words))]
-        with (self.to / "manager.log").open("ab") as log:
-            self.manager = subprocess.Popen([*inside, *command], cwd=ROOT, stdout=log, stderr=log)
-
-    def hosts(self, *names: str) -> None:
-        part = self.list.with_suffix(".part")
-        part.write_text("\n".join(names))
-        part.replace(self.list)
-
-    def remember(self) -> None:
-        """Note the processes that there are."""
-        if self.manager is not None and self.manager.poll() is None:
-            for process in psutil.Process(self.manager.pid).children(recursive=True):
-                self.seen.setdefault(process.pid, process)
-
-    def end(self) -> None:
-        """Stop it, and see that nothing stays."""
-        if self.manager is not None and self.manager.poll() is None:
-            self.manager.send_signal(signal.SIGTERM)
-            self.manager.wait(60)
-        assert wait_for(lambda: not living(self.seen.values())), "a process is left"
+class Run(hosts.Launched):
+    """A job of the toy, as a user starts it."""
 
     def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
         self.launch(
             "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2, "--preload", "",
-            "--chunk_size", 1, "--morph", "always", "--connect", "env AT={host} {command}", *flags,
-            TOY, "--steps", 100_000, "--to", self.to, inside=inside,
+            "--chunk_size", 1, "--manager_ip", "127.0.0.1", "--connect",
+            "env AT={host} {command}", *flags, TOY, "--steps", 100_000, "--to", self.to,
+            inside=inside,
         )  # fmt: skip
 
     def state(self) -> dict:
@@ -171,49 +140,24 @@ def test_a_script_that_takes_no_profiling_is_told_so(run: Run) -> None:
     assert run.told("status 2: given --profiling=DIR, the script must run a Profiler into DIR")
 
 
+@pytest.fixture
+def there() -> Iterator[hosts.Hosts]:
+    with hosts.some_hosts(3) as found:
+        yield found
+
+
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="networks of their own need root"
-)
-def test_a_host_whose_link_is_down_is_lost_and_comes_back(run: Run, networks: list[str]) -> None:
-    run.hosts(*networks)
-    run.start(
-        "--manager_ip", "10.77.9.254", "--connect", "ip netns exec {host} {command}",
-        inside=("ip", "netns", "exec", "wb-bridge"),
-    )  # fmt: skip
-    first = run.gets_on(*networks, after=0)
-    ip("-n wb-bridge link set wb-port1 down")
-    second = run.gets_on(networks[0], networks[2], after=first)
-    assert run.told(f"{networks[1]} is lost: silent")
-    ip("-n wb-bridge link set wb-port1 up")
-    run.gets_on(*networks, after=second)
+@pytest.mark.skipif(not hosts.ROOT, reason="networks of their own need root")
+def test_a_host_whose_link_is_down_is_lost_and_comes_back(there: hosts.Hosts, run: Run) -> None:
+    run.hosts(*there.names)
+    run.start(*there.flags, inside=there.inside)
+    first = run.gets_on(*there.names, after=0)
+    there.link(there.names[1], "down")
+    second = run.gets_on(there.names[0], there.names[2], after=first)
+    assert run.told(f"{there.names[1]} is lost: silent")
+    there.link(there.names[1], "up")
+    run.gets_on(*there.names, after=second)
     (run.to / "enough").touch()
     assert run.manager.wait(240) == 0
     counted = json.loads((run.to / "checkpoint.json").read_text())
     assert counted == [*range(len(counted))]
-
-
-@pytest.fixture
-def networks() -> Iterator[list[str]]:
-    """Three hosts with networks of their own, by name, and a bridge between them."""
-    hosts = [f"wb-host{n}" for n in range(3)]
-    try:
-        for name in ("wb-bridge", *hosts):
-            ip(f"netns add {name}")
-            ip(f"-n {name} link set lo up")
-        ip("-n wb-bridge link add bridge type bridge")
-        ip("-n wb-bridge addr add 10.77.9.254/24 dev bridge")
-        ip("-n wb-bridge link set bridge up")
-        for n, host in enumerate(hosts):
-            ip(f"link add wb-own{n} netns {host} type veth peer name wb-port{n} netns wb-bridge")
-            ip(f"-n wb-bridge link set wb-port{n} master bridge up")
-            ip(f"-n {host} addr add 10.77.9.{n + 1}/24 dev wb-own{n}")
-            ip(f"-n {host} link set wb-own{n} up")
-        yield hosts
-    finally:
-        for name in ("wb-bridge", *hosts):
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
-
-def ip(words: str) -> None:
-    subprocess.run(["ip", *words.split()], check=True)

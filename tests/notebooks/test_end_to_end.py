@@ -31,20 +31,16 @@ def results(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> Iterato
     assert left_behind(folder) == []
 
 
-def start(root: Path, *words: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", *words],
-        cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
-
-
 def papermill(root: Path, results: Path) -> subprocess.Popen[bytes]:
     """As somebody would run the notebook who has never heard of `workbench reproduce`."""
     source = root / "notebooks" / "figures" / "stronghold_9.ipynb"
     target = results / "by-hand.ipynb"
     parameters = ["-p", "size", "tiny", "-p", "results", str(results)]
-    return start(root, "papermill", str(source), str(target), *parameters)
+    return subprocess.Popen(
+        [sys.executable, "-m", "papermill", str(source), str(target), *parameters],
+        cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
 
 
 def test_sigkill_of_papermill_leaves_no_process(root: Path, results: Path, answered) -> None:

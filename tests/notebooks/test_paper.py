@@ -1,7 +1,8 @@
 """Notebooks at the published sizes, which without a GPU run nothing: papermill, report.
 
 One of each kind: notebooks are alike (test_rules.py), and what each exhibit shows at that size is
-asked of its session (tests/unit/figures). With --thorough all.
+asked of its session (tests/unit/figures). The report shows these and STRONGHOLD's. With --thorough
+all.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def done(results: Path, figures: tuple[str, ...]) -> tuple[Reproduced, list[str]]:
     lines: list[str] = []
-    return reproduce("paper", results, only=[*figures], echo=lines.append), lines
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workbench.report.EXHIBITS", dict.fromkeys([*STRONGHOLD, *figures]))
+        return reproduce("paper", results, only=[*figures], echo=lines.append), lines
 
 
 def test_every_exhibit_leaves_figure_table_and_notebook(
@@ -62,15 +65,19 @@ def test_every_exhibit_leaves_figure_table_and_notebook(
     assert not (results / "runs").exists(), "nothing runs"
     starts = [line for line in lines if line.startswith("[")]
     assert starts[0] == f"[1/{len(figures)}] {find(figures[0]).words}: {find(figures[0]).title}"
+    assert starts[1].startswith("[2/"), "the next one starts while a figure is drawn"
     assert len(starts) == 2 * len(figures)
 
 
-def test_the_report_says_what_it_must(done: tuple[Reproduced, list[str]]) -> None:
+def test_the_report_says_what_it_must(
+    done: tuple[Reproduced, list[str]], figures: tuple[str, ...]
+) -> None:
+    assert outside_addresses(done[0].report) == []
     text = html.unescape(done[0].report.read_text())
     for figure in STRONGHOLD:
         assert f"Figure {figure}: {find(figure).title}" in text
-    assert all(f'id="{find(figure).name}"' in text for figure in EXHIBITS)
-    assert text.count("data:image/svg+xml") >= len(EXHIBITS)
+    assert all(f'id="{find(figure).name}"' in text for figure in figures)
+    assert text.count("data:image/svg+xml") >= len({*STRONGHOLD, *figures})
     for words in (
         "simulated with constants of the published machine",
         "updates only as many elements",
@@ -82,10 +89,6 @@ def test_the_report_says_what_it_must(done: tuple[Reproduced, list[str]]) -> Non
         "calibrates the simulation; published run not sound",
     ):
         assert words in text
-
-
-def test_the_report_opens_offline(done: tuple[Reproduced, list[str]]) -> None:
-    assert outside_addresses(done[0].report) == []
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium on the PATH")
@@ -122,13 +125,9 @@ def again(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workbench.report.EXHIBITS", ("7a", "8a", "8b", "9"))
         path = report(results, echo=lambda line: None)
-    return SimpleNamespace(
-        reproduced=reproduced,
-        reported=reported,
-        path=path,
-        before=before,
-        after={path.name: path.read_bytes() for path in files.glob("fig9.*")},
-    )
+    after = {path.name: path.read_bytes() for path in files.glob("fig9.*")}
+    told = {"reproduced": reproduced, "reported": reported, "path": path}
+    return SimpleNamespace(**told, before=before, after=after)
 
 
 def test_the_second_time_changes_nothing_but_dates(

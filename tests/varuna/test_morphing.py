@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.elastic.test_rounds import Run
+from tests.elastic.hosts import VARUNA, Hosts, Launched, some_hosts
 from tests.runs.helpers import ROOT, wait_for
 from tests.varuna import net
 from tests.varuna.cases import CLIP
-from workbench import cli_varuna
 from workbench.methods.varuna.logs import read_losses, read_tasks
 from workbench.methods.varuna.profile import FILE
 
-HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 BATCH, STEPS, EVERY = 9, 17, 3
 WORKER = Path(__file__).with_name("elastic_worker.py")
 
 
-class Training(Run):
+class Training(Launched):
     """A job that trains the net."""
 
-    def start(self, hosts: list[str], *flags: object) -> None:
-        self.hosts(*hosts)
+    def __init__(self, to: Path, there: Hosts) -> None:
+        super().__init__(to)
+        self.there = there
+
+    def start(self, count: int, *flags: object) -> None:
+        self.hosts(*self.there.names[:count])
         self.until(0)
         self.launch(
-            "--batch_size", BATCH, "--morph", "always", *flags, "--code_dir", ROOT, WORKER,
+            "--batch_size", BATCH, *self.there.flags, *flags, "--code_dir", ROOT, WORKER,
             "--batch", BATCH, "--steps", STEPS, "--every", EVERY, "--to", self.to,
+            inside=self.there.inside,
         )  # fmt: skip
 
     def until(self, step: int) -> None:
@@ -57,9 +61,10 @@ class Training(Run):
 
 @pytest.fixture
 def job(tmp_path: Path):
-    job = Training(tmp_path)
-    yield job
-    job.end()
+    with some_hosts(3) as there:
+        job = Training(tmp_path, there)
+        yield job
+        job.end()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +76,7 @@ def wanted() -> list[float]:
 
 def test_without_a_shape_a_round_profiles_and_its_cut_is_trained(job: Training, wanted) -> None:
     profiles = job.to / "profiles"
-    asked = HOSTS[:2], "--gpus_per_node", 1, "--profiles", profiles
+    asked = 2, "--gpus_per_node", 1, "--profiles", profiles
     job.start(*asked, "--profiling", "--folder", job.to / "before")
     assert job.manager.wait(240) == 0
     data = json.loads((profiles / FILE).read_text())
@@ -91,15 +96,15 @@ def test_without_a_shape_a_round_profiles_and_its_cut_is_trained(job: Training, 
 
 
 def test_losses_are_those_of_an_undisturbed_run(job: Training, wanted) -> None:
-    job.start(HOSTS, "--gpus_per_node", 2, "--nstages", 2, "--chunk_size", 2)
+    job.start(3, "--gpus_per_node", 2, "--nstages", 2, "--chunk_size", 2)
     job.until(5)
     job.kill(3, after=7)  # from the checkpoint at 3
     wait_for(lambda: job.saved()[-1].name == "step-00000006")
     torn = job.saved()[-1] / "unit-00002.safetensors"
     torn.write_bytes(torn.read_bytes()[:-9])
     job.kill(0, after=8)  # from the checkpoint at 3 again, since that at 6 is torn
-    folder = ("--folder", str(job.folder))
-    assert cli_varuna.main(["notice", HOSTS[2], *folder]) == 0
+    notice = [*VARUNA, "notice", job.there.names[2], "--folder", str(job.folder)]
+    subprocess.run([*job.there.inside, *notice], cwd=ROOT, check=True)
     wait_for(lambda: json.loads((job.folder / "state.json").read_text())["phase"] != "running")
     before = len(job.lines())
     job.until(STEPS)

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["tests.varuna.cases"])
+FORKSERVER.set_forkserver_preload(["tests.varuna.cases", "torch._dynamo"])
 LIMIT_S = 240
 """Ends a hang."""
 

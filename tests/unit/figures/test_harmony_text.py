@@ -129,7 +129,7 @@ def test_a_relative_folder_is_found_from_where_the_command_is_given(
     passed = []
     monkeypatch.setattr(
         "workbench.reproduce.run_notebook",
-        lambda notebook, figure, folder, values, echo: (
+        lambda notebook, figure, folder, values, *_: (
             passed.append(values)
             or Outcome(
                 ok=True, message="", seconds=1.0, started="", notebook="n", text=values["text"]

@@ -161,7 +161,7 @@ def test_12_fails_where_one_run_counted_two_percent_more(
     words: str, quantity: str, tmp_path: Path
 ) -> None:
     rows = rows_of("harmony_12", runs("harmony_12"), nowhere(tmp_path))
-    place = {"source": tidy.MEASURED, "method": "harmony-pp", "ranks": 3, "quantity": quantity}
+    place = {"source": tidy.MEASURED, "method": "harmony-pp", "ranks": 2, "quantity": quantity}
     assert judged("harmony_12", changed(rows, 1.02, **place), words).verdict == FAILS
     assert judged("harmony_12", changed(rows, 1.005, **place), words).verdict == HOLDS
 

@@ -10,7 +10,7 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.exhibits.harmony import claims12, volumes
-from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit, not_run
+from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit
 from workbench.exhibits.harmony.claims12 import GPUS, LINK, MODEL, OWN, WEIGHTS
 from workbench.exhibits.harmony.sizes import DP, HARMONY, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import estimated, measured, missing, of_plan, predicted, table
@@ -66,8 +66,8 @@ class SwapVolume(HarmonyExhibit):
         most."""
         runs = [size.spec(method, size.moved, ranks) for method, ranks in size.on_several()]
         most = size.ranks_here()[-1]
-        runs += [size.spec(name, size.moved, min(most, size.most_replicas)) for name in SWAPPED]
-        return runs + [size.spec(name, size.moved, most) for name in size.known_peers()]
+        others = (*SWAPPED, *size.known_peers())
+        return runs + [size.spec(name, size.moved, most) for name in others]
 
     def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
         """Bytes a step, counted by the runtime; planned; and by the formula where packs are
@@ -146,21 +146,13 @@ def _by_formula(nbytes: int) -> dict[str, Any]:
 
 
 def absences(rows: pd.DataFrame) -> list[str]:
-    """Why nothing that was measured is drawn, or what a size did not run of both modes."""
+    """Why nothing that was measured is drawn, or what is drawn once for both modes."""
     own = pick(rows, source=MEASURED)
     if own["value"].isna().all():
         why = next(iter(own["note"]), "nothing was run at this size")
         return [f"Nothing measured is drawn: {why}."]
-    ran = {method: set(pick(own, method=method)["ranks"]) for method in HARMONY}
-    one_device = "On one device both modes are the same, drawn as Harmony-DP." if any(
-        1 in ranks for ranks in ran.values()
-    ) else ""  # fmt: skip
-    lacking = [
-        f"{label_of(method)} on {ranks:g} devices"
-        for method in HARMONY
-        for ranks in sorted(set.union(*ran.values()) - ran[method] - {1})
-    ]
-    return [one_device, not_run(rows, lacking)]
+    alone = 1 in set(pick(own, method=HARMONY)["ranks"])
+    return ["On one device both modes are the same, drawn as Harmony-DP."] if alone else []
 
 
 def _stacks(axes: Any, rows: pd.DataFrame) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.harmony import scaling
-from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, not_run, nothing_reduced
+from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, nothing_reduced
 from workbench.exhibits.harmony.sizes import DP, PP
 from workbench.exhibits.harmony.table import PLANNED, RAN, model_label
 from workbench.figures import draw
@@ -65,12 +65,7 @@ class TimePerIteration(scaling.Scaling):
             nothing_reduced(axes["here"], rows, letters=110)
         shown = pd.concat([pick(theirs, model=scaling.MODELS), own])
         draw.legend(figure, shown.dropna(subset=["value"]), as_lines=True)
-        draw.small_print(
-            figure,
-            ESTIMATES,
-            f"{OTHER_END} On one device both are the same.",
-            not_run(rows, scaling.not_run_by(rows)),
-        )
+        draw.small_print(figure, ESTIMATES, f"{OTHER_END} On one device both are the same.")
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
         """DP's time over PP's: the worst number of devices of each model."""

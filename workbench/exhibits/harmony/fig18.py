@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.harmony import scaling
-from workbench.exhibits.harmony.base import ESTIMATES, not_run, nothing_reduced
+from workbench.exhibits.harmony.base import ESTIMATES, nothing_reduced
 from workbench.exhibits.harmony.sizes import DP, PP
 from workbench.exhibits.harmony.table import PLANNED, RAN, model_label
 from workbench.figures import draw
@@ -53,8 +53,7 @@ class SpeedUp(scaling.Scaling):
             nothing_reduced(axes[2], rows)
         drawn = pd.concat([pick(theirs, model=scaling.MODELS), own])
         draw.legend(figure, drawn.dropna(subset=["value"]), as_lines=True)
-        draw.small_print(figure, ESTIMATES, "Grey: as many times as devices.",
-                          not_run(rows, scaling.not_run_by(rows)))  # fmt: skip
+        draw.small_print(figure, ESTIMATES, "Grey: as many times as devices.")
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
         """PP from 1 to 8 devices, both from 4 to 8, of every model; what ran from 1 to its most."""

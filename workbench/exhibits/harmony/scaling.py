@@ -12,7 +12,7 @@ from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import HARMONY, ZERO, HarmonySize, Trained
 from workbench.exhibits.harmony.table import estimated, measured, missing, planned, predicted, table
-from workbench.figures.rows import MEASURED, join, label_of, one, pick
+from workbench.figures.rows import MEASURED, join, one, pick
 from workbench.runs.store import Store
 
 MODELS = ("gpt2_10b", "gpt2_20b", "gpt2_30b", "gpt2_40b")
@@ -92,15 +92,6 @@ def here(rows: pd.DataFrame) -> pd.DataFrame:
 def seconds(rows: pd.DataFrame, model: str, method: str, ranks: int, **of: Any) -> float | None:
     """Seconds of a step."""
     return one(pick(rows, model=model, method=method, ranks=ranks, quantity="iteration_s", **of))
-
-
-def not_run_by(rows: pd.DataFrame) -> list[str]:
-    """Methods that stop at fewer devices than another of the same model."""
-    own = pick(rows, source=MEASURED)
-    own = own[own["key"] != ""]
-    most = own["ranks"].max()
-    ends = own.groupby("method", sort=False)["ranks"].max()
-    return [f"{label_of(m)} on {most:g} devices" for m, ranks in ends.items() if ranks < most]
 
 
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:

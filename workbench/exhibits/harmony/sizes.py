@@ -98,8 +98,6 @@ class HarmonySize:
     zero_samples: int = 1
     """Samples that each device of ZeRO-Infinity computes at once in figures 17 and 18; the
     published packs compute one sample at once."""
-    most_replicas: int = 8
-    """Harmony-DP runs on no more devices than these."""
     device_memory: int | None = None
 
     @property
@@ -115,8 +113,7 @@ class HarmonySize:
         """Both modes on each number of devices that this machine has, one device once."""
         ranks = self.ranks_here()
         found = [(ONE, 1)] if 1 in ranks else []
-        found += [(PP, n) for n in ranks if n > 1]
-        return found + [(DP, n) for n in ranks if 1 < n <= self.most_replicas]
+        return found + [(method, n) for method in HARMONY for n in ranks if n > 1]
 
     def most_here(self) -> int:
         """`most`, or fewer where this machine has fewer devices."""
@@ -194,7 +191,7 @@ def _of(family: str, layers: int, hidden: int, seq: int, vocab: int, heads: int 
 
 
 def smoke() -> HarmonySize:
-    """Models of at most 1.3 million parameters on up to three processes."""
+    """Models of at most 1.3 million parameters on up to two processes."""
     roomy = Trained(name="GPT", model=_gpt(6, 128, 4, 64, 256), minibatch=8, micro=2,
                     packs="2 2 2 2")  # fmt: skip
     # Packs of two layers fit; without packs two devices have to swap.
@@ -214,9 +211,8 @@ def smoke() -> HarmonySize:
         minibatches={},
         balance=_settings(roomy, (2, 2, 4), (2, 2, 2)),
         grown=(text,),
-        ranks=(1, 2, 3),
+        ranks=(1, 2),
         most=2,
-        most_replicas=2,
         steps=6,
         curve_steps=12,
         peers=False,
