@@ -70,7 +70,7 @@ class Pipeline:
         """Pipeline positions."""
         return len(self.passes)
 
-    @property
+    @cached_property
     def micros(self) -> int:
         """Micro-batches of a replica in a step."""
         return 1 + max(each.micro for each in self.passes[0])
