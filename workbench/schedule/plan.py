@@ -40,6 +40,8 @@ class Candidate:
     """Fate of activations, as the plan's settings say it."""
     seconds: float | None = None
     """Predicted, of a step; None where it was refused without looking."""
+    least: bool = False
+    """Whether a step takes these seconds at least, and no more was asked: others are far faster."""
     device_bytes: int | None = None
     """Bytes of the fullest device."""
     proved: bool = False
@@ -64,6 +66,8 @@ class Candidate:
         """One line of a table."""
         if self.reason:
             return f"{self.shape}: {self.reason}"
+        if self.least:
+            return f"{self.shape}: {self.seconds:.4g} s a step or more"
         about = "" if self.proved else "about "
         nbytes = f"{about}{format_bytes(self.device_bytes)} of device memory"
         return f"{self.shape}: {about}{self.seconds:.4g} s a step, {nbytes}"

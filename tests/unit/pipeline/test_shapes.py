@@ -154,6 +154,27 @@ def test_many_micro_batches_are_foreseen_from_fewer():
             assert balance.most(cut.stages) == cut.device_bytes
 
 
+def test_of_many_shapes_those_that_are_far_slower_are_not_looked_at(monkeypatch):
+    """And another one is never chosen for it, with little memory neither."""
+    ground = ground_of(order="auto", batch=24)
+    asked, network = question(ground), ServerNetwork(ground)
+    least = shapes.least_seconds(asked)
+    found = [look.row for look in shapes.looks(asked, network) if look.cuts]
+    assert all(least(row) <= row.seconds for row in found)
+    bytes_of = sorted(row.device_bytes for row in found)
+    budgets = bytes_of[0] * 21 // 20, bytes_of[len(bytes_of) // 3], bytes_of[-1]
+    for budget in budgets:
+        ground = ground_of(order="auto", batch=24, device_memory=budget)
+        monkeypatch.setattr(shapes, "MANY", 1_000)
+        every = chosen(ground)
+        monkeypatch.setattr(shapes, "MANY", 0)
+        short = chosen(ground)
+        assert short.candidates[0] == every.candidates[0]
+        assert not any(row.least for row in every.candidates)
+        assert any(row.least for row in short.candidates)
+        assert {row.shape for row in short.candidates} == {row.shape for row in every.candidates}
+
+
 def test_a_plan_shows_what_was_compared(capsys, tmp_path):
     words = ["plan", "-m", "varuna", "--ranks", "4", "-b", "8", "-l", "6", "--hidden", "64"]
     words += ["--heads", "4", "--seq", "32", "--vocab", "256", "--results", str(tmp_path)]

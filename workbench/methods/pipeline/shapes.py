@@ -7,13 +7,15 @@ each takes milliseconds to foresee (outlook.py), and what it needs of a device i
 the fastest that was proved, or `TRIALS` fit. Foreseen steps are too long by 2 % at most
 (tests/unit/pipeline/test_shapes.py), so a shape that is left out is slower. They may be too short
 where sums take cores from passes, which costs a proof and no plan. The fastest wins; of equals the
-one with fewer ranks.
+one with fewer ranks. Of more than `MANY` shapes, those that cannot take less than `FAR` times the
+seconds of one that fits are not looked at further.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import ceil, inf
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from workbench.methods.pipeline.outlook import CHUNKS, Network, Outlook, Questio
 from workbench.schedule.plan import Candidate
 
 MARGIN, TRIALS = 0.04, 12
+MANY, FAR = 250, 1.3
 
 
 class Cut(NamedTuple):
@@ -68,11 +71,11 @@ class Look:
 
 
 def search(
-    question: Question, network: Network, prove: Prover
+    question: Question, network: Network, prove: Prover, far: float = FAR
 ) -> tuple[tuple[Candidate, ...], Any]:
     """All shapes, the one that is chosen first, those that are refused last; and what the prover
     made of the first one, None where nothing fits."""
-    found = [*looks(question, network)]
+    found = [*looks(question, network, far)]
     trials = [(cut, look) for look in found for cut in look.cuts]
     trials.sort(key=lambda each: (each[0].seconds, each[1].row.ranks, each[0].device_bytes))
     best, fitted = inf, 0
@@ -91,20 +94,30 @@ def search(
         best = min(best, row.seconds)
         if look.made is None or row.seconds < look.row.seconds:
             look.row, look.made = replace(row, proved=True), made
+    if not fitted and any(look.row.least for look in found):
+        return search(question, network, prove, inf)
     there = question.device_bytes
     for look in found:  # foreseen to need a little too much, and too slow to be worth a proof
-        if look.made is None and not look.row.reason and look.row.device_bytes > there:
-            look.refuse(look.row.device_bytes, there)
+        nbytes = look.row.device_bytes or 0
+        if look.made is None and not look.row.reason and nbytes > there:
+            look.refuse(nbytes, there)
     found.sort(key=lambda look: look.merit)
     return tuple(look.row for look in found), found[0].made if found else None
 
 
-def looks(question: Question, network: Network) -> Iterator[Look]:
-    """All shapes: refused, or with the cuts that may be tried."""
-    for row in _rows(question):
+def looks(question: Question, network: Network, far: float = inf) -> Iterator[Look]:
+    """All shapes: refused, with the cuts that may be tried, or `far` times slower than another."""
+    rows, least, best = [*_rows(question)], least_seconds(question), inf
+    if many := len(rows) > MANY and far < inf:
+        rows.sort(key=least)
+    for row in rows:
         look = Look(row=row)
         if reason := _reason(question, row) or network.lacks(row):
             look.row = replace(row, reason=reason)
+            yield look
+            continue
+        if many and least(row) > far * best:
+            look.row = replace(row, seconds=least(row), least=True)
             yield look
             continue
         outlook = Outlook(question, network, row)
@@ -113,9 +126,41 @@ def looks(question: Question, network: Network) -> Iterator[Look]:
             look.cuts.append(Cut(outlook.seconds(stages), balance.most(stages), stages))
         if look.cuts:
             look.foresee()
+            best = min([best, *(cut.seconds for cut in look.cuts if cut.device_bytes <= there)])
         else:
             look.refuse(balance.most(balance.best()), there)
         yield look
+
+
+def least_seconds(question: Question) -> Callable[[Candidate], float]:
+    """Of a shape, the seconds below which no step can be, whatever its cut, messages and order: the
+    last stage waits for a micro-batch's way to it and back, another one for nobody but itself."""
+
+    @cache
+    def passes(samples: int) -> tuple[float, float]:
+        """Seconds of passes of so many samples through all units, forward and backward, and forward
+        again."""
+        once = again = 0.0
+        for unit in range(question.units):
+            c = question.sizes.cost(unit, samples)
+            forward = (c.forward_s, c.recompute_s, c.recorded_forward_s)
+            backward = (c.backward_s, sum(c.halves), c.recorded_backward_s)
+            again += min(filter(None, forward), default=0.0)
+            once += min(filter(None, backward), default=0.0)
+        return once + again, again
+
+    def least(row: Candidate) -> float:
+        micros, stages = row.microbatches, row.stages
+        once, again = passes(ceil(question.batch / row.replicas) // micros or 1)
+        if stages == 1 or ORDERS[row.order].chunked:
+            return micros * once / stages
+        others = micros / (stages - 1)  # times the seconds of all stages but the last
+        if once and row.activations in ("recompute", "checkpoint"):
+            others *= 1 + again / once
+        last = max(0.0, once * (others - 1) / (micros - 1 + others))  # of a micro-batch, at best
+        return micros * last + once - last
+
+    return least
 
 
 def _rows(question: Question) -> Iterator[Candidate]:

@@ -237,7 +237,8 @@ class AutoConfig:
         fitting = [row for row in reversed(self.candidates) if not row.reason]
         self.batch_times = {row.stages: row.seconds for row in fitting}
         """Stages -> seconds of the fastest shape with so many that fits; of those that are far from
-        the best of all seconds and memory are foreseen (`candidates`)."""
+        the best of all seconds and memory are foreseen, or seconds are the least that they can be
+        (`candidates`)."""
         self.micro_batch = {row.stages: row.micro for row in fitting}
         """Stages -> samples of its micro-batches."""
         if verbose:
