@@ -77,7 +77,7 @@ def test_the_chosen_shape_of_a_batch_that_does_not_divide_trains(tmp_path):
     ground = test_shapes.ground_of(batch=11, replicas=2, stages="2 4", micro=2)
     plan = chosen(ground)
     assert (plan.schedule.replicas, plan.schedule.num_microbatches) == (2, 3)
-    assert plan.step_seconds == simulate(plan.schedule, ground.costs).step_seconds
+    assert plan.step_seconds == simulate(plan.schedule, ground.costs(plan.schedule)).step_seconds
     spec = spec_for(model=test_shapes.MODEL, batch=11, ranks=4)
     assert_equals_plain(spec, *trained(plan.schedule, spec, tmp_path))
 

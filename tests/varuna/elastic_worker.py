@@ -12,7 +12,6 @@ import torch
 from tests.varuna import net
 from tests.varuna.cases import CLIP, share_of
 from workbench.methods.varuna import Profiler, Varuna
-from workbench.schedule.action import Kind
 
 parser = argparse.ArgumentParser()
 for name in ("rank", "local_rank", "chunk_size", "batch-size", "resume_step"):
@@ -32,16 +31,18 @@ if given.profiling:
     raise SystemExit
 
 
-def fate(action, step: int) -> None:
-    mark = given.to / f"kill-{given.rank}"
-    if action.kind is Kind.BACKWARD and mark.exists():
+def fate(now: str) -> None:
+    """Die, or stand still, where a file of this rank says so."""
+    mark = given.to / f"fate-{given.rank}"
+    if mark.exists() and mark.read_text() in (now, f"STOP {now}"):
+        stops = mark.read_text().startswith("STOP")
         mark.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if stops else signal.SIGKILL)
 
 
 model = Varuna(
     net.net(), given.stage_to_rank_map, net.batch, given.batch, given.chunk_size, device="cpu",
-    weight_of=net.labels_of, perturb=fate,
+    weight_of=net.labels_of, perturb=lambda action, step: fate(action.kind.name),
 )  # fmt: skip
 assert len(model.share) == given.batch_size
 optimizer, scheduler = net.adamw(model.parameters())
@@ -62,4 +63,5 @@ while model.steps < given.steps:
             file.write(json.dumps(told) + "\n")
     if model.steps % given.every == 0:
         model.checkpoint(given.to / "checkpoints")
+        fate("SAVING")
 model.close()

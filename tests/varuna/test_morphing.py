@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,12 +29,12 @@ class Training(Launched):
         super().__init__(to)
         self.there = there
 
-    def start(self, count: int, *flags: object) -> None:
+    def start(self, count: int, *flags: object, steps: int = STEPS) -> None:
         self.hosts(*self.there.names[:count])
         self.until(0)
         self.launch(
             "--batch_size", BATCH, *self.there.flags, *flags, "--code_dir", ROOT, WORKER,
-            "--batch", BATCH, "--steps", STEPS, "--every", EVERY, "--to", self.to,
+            "--batch", BATCH, "--steps", steps, "--every", EVERY, "--to", self.to,
             inside=self.there.inside,
         )  # fmt: skip
 
@@ -52,8 +54,14 @@ class Training(Launched):
 
     def kill(self, rank: int, after: int) -> None:
         """End a worker in its next backward pass; then so many steps are done."""
-        (self.to / f"kill-{rank}").touch()
+        self.meets(rank, "BACKWARD")
         self.until(after)
+
+    def meets(self, rank: int, fate: str) -> None:
+        """Have a worker die in its next action of a kind, or while it saves, or be stopped."""
+        part = self.to / "fate.part"
+        part.write_text(fate)
+        part.replace(self.to / f"fate-{rank}")
 
     def saved(self) -> list[Path]:
         return sorted((self.to / "checkpoints").glob("step-*"))
@@ -120,3 +128,47 @@ def test_losses_are_those_of_an_undisturbed_run(job: Training, wanted) -> None:
     assert len(told) == len(job.lines())
     (log,) = job.folder.glob("varuna_logs-3dp-2mBS-stage0of2_0")
     assert {task.task for task in read_tasks(log)[0]} > {"fwd", "rec", "bwd", "sendacts"}
+
+
+FATES = "FORWARD", "BACKWARD", "REDUCE", "SAVING", "STOP FORWARD", "two", "torn", "flipped", "list"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(2))
+def test_random_rounds_lose_nothing(job: Training, seed: int) -> None:
+    """Twenty, in which workers die at any place or are stopped, one or two of them, checkpoints are
+    damaged, and hosts come and go."""
+    choose, hosts, done, damaged = random.Random(seed), 3, 5, []
+    steps = done + 3 * 20 + 2
+    job.start(hosts, "--gpus_per_node", 2, "--nstages", 2, "--chunk_size", 2, steps=steps)
+    job.until(done)
+    for fate in choose.sample(FATES * 3, 20):
+        rank, other = choose.sample(range(2 * hosts), 2)
+        if fate == "list":
+            hosts = choose.choice([count for count in (1, 2, 3) if count != hosts])
+            job.hosts(*job.there.names[:hosts])
+        elif fate == "two":
+            job.meets(other, "FORWARD")
+        elif fate in ("torn", "flipped") and job.saved()[-2] not in damaged:  # two are kept
+            damaged = [job.saved()[-1]]
+            shard = choose.choice(sorted(damaged[0].glob("unit-*.safetensors")))
+            data = bytearray(shard.read_bytes())
+            data[-5] ^= 1
+            shard.write_bytes(data if fate == "flipped" else data[:-9])
+        if fate != "list":
+            job.meets(rank, fate if fate in FATES[:5] else "BACKWARD")
+        done += 3
+        job.until(done)
+        for mark in job.to.glob("fate-*"):  # of an action that this shape lacks
+            mark.unlink(missing_ok=True)
+    job.until(steps)
+    assert job.manager.wait(240) == 0
+    last = {line["step"]: line["loss"] for line in job.lines()}
+    assert [*last] == [*range(1, steps + 1)]
+    wanted, *_ = net.plain(BATCH, steps, CLIP, net.adamw)
+    assert [*last.values()] == pytest.approx(wanted, rel=1e-5)
+    redone = [one - other for one, other in pairwise(job.steps()) if other <= one]
+    assert max(redone) < 3 * EVERY, (
+        "the newest checkpoint may be damaged, and the next not whole yet"
+    )
+    assert len({line["map"] for line in job.lines()}) > 1

@@ -69,12 +69,10 @@ def test_a_run_without_a_value_leaves_its_claim_open() -> None:
     assert [v.verdict for v in verdicts] == [MISSING] * 4
 
 
-@pytest.mark.parametrize(
-    ("seconds", "verdict"), [([1, 2, 3, 4, 5], HOLDS), ([1, 2, 4, 8, 16], FAILS)]
-)
-def test_8b_holds_for_a_line_and_not_for_a_curve(seconds: list[float], verdict: str) -> None:
+@pytest.mark.parametrize(("power", "verdict"), [(1, HOLDS), (3, FAILS)])
+def test_8b_holds_for_a_line_and_not_for_a_curve(power: int, verdict: str) -> None:
     specs = fig8b.EXHIBIT.specs(SMOKE)
-    rows = fig8b.EXHIBIT.rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
+    rows = fig8b.EXHIBIT.rows([record(s, s.model.layers**power) for s in specs])
     assert fig8b.EXHIBIT.verdicts(rows, *MEASURED)[0].verdict == verdict
     assert fig8b.EXHIBIT.verdicts(rows.head(2), *MEASURED)[0].verdict == MISSING
 

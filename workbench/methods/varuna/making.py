@@ -71,6 +71,8 @@ class Question:
     device: torch.device
     dtype: torch.dtype
     order: str
+    recomputes: bool
+    """Whether activations of several micro-batches are computed again."""
     cut: str
     """Slices of each stage, where they are given."""
 
@@ -85,6 +87,8 @@ class Question:
         stages = slices.stages(number, cut)
         if not cut and 1 < number < slices.count:
             order = self.order if self.stages_each == 1 else "1f1b"  # of as many positions
+            if order == "1f1b" and self.recomputes:  # all but the last stage, as under that rule
+                order = "varuna"
             job = StageMap.of(number, self.places.replicas), self.shares, order
             stages = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
         self._check_norms(slices, stages)

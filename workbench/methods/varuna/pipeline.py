@@ -128,6 +128,7 @@ class Varuna:
             model=model, get_batch=get_batch_fn, places=self.map, shares=self._shares,
             stages_each=plan.stages_each, shared_weights=shared_weights or (),
             device=self._device, dtype=self._dtype, order=order, cut=stages or chosen,
+            recomputes=activations == "recompute",
         )  # fmt: skip
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
         turn += self.rank > 0 and not question.cut  # after the first rank, if that is to measure
