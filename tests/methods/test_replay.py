@@ -236,12 +236,17 @@ def spec_for_ranks(ranks, dtype):
     return spec_of_ranks(device="cuda", model=model, dtype=dtype, ranks=ranks)
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture
-def tuned(tmp_path, monkeypatch):
-    """A place of the test's own for compiled kernels. torch times variants of each, keeps one, and
-    they round differently: ranks or tests that do so at a time may choose different ones."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+def tuned(kernels, monkeypatch):
+    """A place of this file's own for compiled kernels. torch times variants of each, keeps one, and
+    they round differently: others that do so at a time may choose different ones."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kernels / "compiled"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(kernels / "triton"))
 
 
 def assert_equal_to_the_bit(spec, folder, schedule_of):
