@@ -21,6 +21,7 @@ from workbench.exhibits.varuna import jitter, scaling, schedules
 from workbench.figures.rows import MEASURED, REFERENCE, SIMULATED, pick
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
 from workbench.methods.pipeline import quick
+from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, R, in_flight
 from workbench.methods.pipeline.policies import POLICIES, simulated, stashed
 from workbench.methods.varuna import paced
@@ -191,6 +192,10 @@ def test_paced_steps_that_are_off_fail_and_those_that_are_missing_say_why(under_
     assert judged(session, rows := session.rows([]))[-1] == MISSING
     assert "not run yet" in words_in(session.draw(rows))
     assert session.preview()["state"].tolist() == ["to run"]
+
+
+def test_ranks_go_through_all_policies_at_a_pace():
+    assert len(paced.paced([Jitter(), Jitter(network_s=1e-3)], 0.01)) == 2 * len(POLICIES)
 
 
 def test_a_paced_schedule_is_simulated_as_its_policy():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import R
 from workbench.methods.pipeline.policies import MICROS, POLICIES, RANKS, SECONDS, SEND_S, Policy
-from workbench.methods.varuna.stepping import NEVER, schedule_of
+from workbench.methods.varuna.stepping import ABANDON_S, NEVER, schedule_of
 from workbench.runtime import loopback
 from workbench.runtime.executor import Executor
 from workbench.runtime.group_transport import GroupTransport
@@ -134,15 +135,17 @@ def _rank(rank: int, folder: Path, draws: list[Jitter], scale: float) -> None:
 def _step(rank: int, made: Schedule, pace: Pace) -> float:
     """Seconds from the first beginning of the ranks to the last end."""
     world, device = dist.group.WORLD, torch.device("cpu")
+    channels = product((rank - 1, rank + 1), (True, False), (True, False))
     pace.transport = GroupTransport(
-        {(peer, way): world for peer in (rank - 1, rank + 1) for way in (True, False)}, world,
+        dict.fromkeys(channels, world), world,
         process=lambda position: position, forms=lambda action: [((1,), torch.float32, False)],
         device=device, latency=pace.seconds,
     )  # fmt: skip
     pace.transport.use(made)
     executor = Executor(
-        made, pace.perform, device, rank=rank, announce=pace.transport.announce, record_from=NEVER
-    )
+        made, pace.perform, device, rank=rank, announce=pace.transport.announce, record_from=NEVER,
+        on_failure=lambda _: pace.transport.stop(), abandon_s=ABANDON_S,
+    )  # fmt: skip
     dist.barrier()
     began = time.monotonic()
     executor.run(0, 1)
