@@ -93,7 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_spec_flags(plan, "default: all, recommending one", window="auto")
     _add_store_flags(plan)
     plan.add_argument(
-        "--machine", metavar="NAME", help="a published machine, such as v100-32gb, instead of this"
+        "--machine", metavar="NAME", help="a machine by name, such as h100-80gb, instead of this"
     )
     plan.set_defaults(handler=_plan)
 
@@ -216,7 +216,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from workbench.runs.planning import answer_all, recommend
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
-    specs = specs_from(arguments, window="auto")
+    specs = specs_from(arguments, window="auto", beside=("plain",))
     answers, not_planned = answer_all(specs, store, machine=arguments.machine)
     best = recommend(answers)
     if arguments.json:

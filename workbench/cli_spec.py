@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,13 +28,16 @@ from workbench.runs.overrides import (
     read_object,
 )
 
-FIELDS = (
-    "layers", "hidden", "heads", "seq", "vocab", "dropout", "batch", "microbatches", "activations",
-    "ranks", "steps", "seed", "device", "dtype", "compile", "replay", "device_memory",
-    "host_memory", "disk_memory", "text", "tokenizer", "clip", "lr", "min_lr", "lr_schedule",
-    "warmup_steps", "weight_decay", "save_every", "start_from",
-)  # fmt: skip
-"""Fields of all methods that have a flag; all options have one."""
+GROUPS = {
+    "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
+    "data": ("text", "tokenizer", "batch", "microbatches", "steps", "seed"),
+    "device": ("device", "ranks", "dtype", "compile", "replay", "activations"),
+    "memory": ("device_memory", "host_memory", "disk_memory"),
+    "optimizer": ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "clip"),
+    "checkpoints": ("save_every", "start_from"),
+}
+FIELDS = tuple(name for names in GROUPS.values() for name in names)
+"""Fields of all methods that have a flag, by its group in ``--help``; all options have one."""
 SHORT = {"layers": "-l", "batch": "-b", "window": "-w"}
 
 
@@ -61,16 +65,17 @@ def add_spec_flags(
         several = "with several --ranks, or a module, all means the methods that can train so"
         words = f"{known}; {method_help}; by name only: {peers}; {several}"
         parser.add_argument("-m", "--method", help=words)
-    group = parser.add_argument_group("what to train")
-    spec, about = RunSpec(method=""), docstrings(ModelSpec) | docstrings(RunSpec)
-    for name, value in flat(spec).items():
-        if name in FIELDS:
-            _add_flag(group, name, about[name], value)
-    group.add_argument(
+    about, values = docstrings(ModelSpec) | docstrings(RunSpec), flat(RunSpec(method=""))
+    titled = {title: parser.add_argument_group(title) for title in (*GROUPS, "anything else")}
+    for title, names in GROUPS.items():
+        for name in names:
+            _add_flag(titled[title], name, about[name], values[name])
+    titled["model"].add_argument(
         "--hf-config",
         metavar="PATH",
         help="a Hugging Face config.json of a decoder, instead of layers, hidden and heads",
     )
+    group = titled["anything else"]
     group.add_argument(
         "--spec", type=Path, metavar="FILE", help="a spec in JSON; flags override it"
     )
@@ -105,11 +110,13 @@ def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
     )
 
 
-def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunSpec]:
+def specs_from(
+    arguments: argparse.Namespace, *, window: int | str, beside: Sequence[str] = ()
+) -> list[RunSpec]:
     """The specs the flags describe, one a method; raises ValueError.
 
     `window` is the default, cut to the number of layers, of a method that has one. Where all
-    methods are asked, each takes the options that it has.
+    methods are asked, each takes the options that it has; on one device `beside` are further ones.
     """
     data: dict[str, Any] = read_object(arguments.spec, "spec") if arguments.spec else {}
     changes = {
@@ -129,7 +136,7 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
     everything = asked == "all"
-    names = list(methods.METHODS) if everything else [methods.find(asked).name]
+    names = [*beside, *methods.METHODS] if everything else [methods.find(asked).name]
 
     def make(name: str) -> RunSpec:
         return make_spec(data, {**changes, "method": name}, lenient=everything)

@@ -37,14 +37,20 @@ class Rates:
     backward: float
 
 
-def unit_costs(spec: ModelSpec, microbatch: int, rates: Rates, like: UnitCost) -> list[UnitCost]:
-    """Costs of every unit in fp32. `like` is a GPT's block of the same shape, of which a decoder's
-    activations are. Raises ValueError for a model that cannot be made."""
+def unit_costs(
+    spec: ModelSpec, microbatch: int, rates: Rates, like: UnitCost, value_bytes: int = FP32_BYTES
+) -> list[UnitCost]:
+    """Costs of every unit, with so many bytes a value. `like` is a GPT's block of the same shape,
+    of which a decoder's activations are. Raises ValueError for a model that cannot be made."""
     if spec.decomposed:
         module = make_decomposed(spec)
-        return _costs(module, spec, microbatch, rates, lambda unit: _kept(module, spec, unit))
+
+        def counted(unit: int) -> _Kept:
+            return _kept(module, spec, unit).of(value_bytes)
+
+        return _costs(module, spec, microbatch, rates, counted, value_bytes)
     decoder = make_model(spec)
-    logits = spec.seq * spec.vocab * FP32_BYTES
+    logits = spec.seq * spec.vocab * value_bytes
 
     def kept(unit: int) -> _Kept:
         if unit == 0:
@@ -57,7 +63,7 @@ def unit_costs(spec: ModelSpec, microbatch: int, rates: Rates, like: UnitCost) -
             backward_scratch=like.backward_scratch_bytes // microbatch,
         )
 
-    return _costs(decoder, spec, microbatch, rates, kept)
+    return _costs(decoder, spec, microbatch, rates, kept, value_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +75,11 @@ class _Kept:
     forward_scratch: int = 0
     backward_scratch: int = 0
 
+    def of(self, value_bytes: int) -> _Kept:
+        """The bytes of other values than those of fp32, which were counted."""
+        found = {name: nbytes * value_bytes // FP32_BYTES for name, nbytes in vars(self).items()}
+        return _Kept(**found)
+
 
 def _costs(
     model: LayeredModel,
@@ -76,6 +87,7 @@ def _costs(
     microbatch: int,
     rates: Rates,
     kept_of: Callable[[int], _Kept],
+    value_bytes: int,
 ) -> list[UnitCost]:
     """One object a kind of unit."""
     found: dict[str, UnitCost] = {}
@@ -90,8 +102,10 @@ def _costs(
             forward_s=timed / rates.forward,
             recompute_s=timed / rates.backward,
             backward_s=2 * timed / rates.backward,
-            input_bytes=_entering(model, spec, unit, microbatch),
-            output_bytes=0 if unit == model.head else _bytes(model, spec, unit + 1, microbatch),
+            input_bytes=_entering(model, spec, unit, microbatch, value_bytes),
+            output_bytes=(
+                0 if unit == model.head else _bytes(model, spec, unit + 1, microbatch, value_bytes)
+            ),
             kept_bytes=microbatch * kept.nbytes,
             forward_scratch_bytes=microbatch * kept.forward_scratch,
             backward_scratch_bytes=microbatch * kept.backward_scratch,
@@ -100,17 +114,20 @@ def _costs(
     return [found[model.kind(unit)] for unit in range(model.num_units)]
 
 
-def _entering(model: LayeredModel, spec: ModelSpec, unit: int, samples: int) -> int:
+def _entering(
+    model: LayeredModel, spec: ModelSpec, unit: int, samples: int, value_bytes: int
+) -> int:
     """Bytes of a unit's input; of the first one's, what the data set gives."""
     if unit:
-        return _bytes(model, spec, unit, samples)
+        return _bytes(model, spec, unit, samples, value_bytes)
     *inputs, _ = blank_rows(spec, 1)
     return samples * sum(tensor.nbytes for tensor in inputs)
 
 
-def _bytes(model: LayeredModel, spec: ModelSpec, unit: int, samples: int) -> int:
+def _bytes(model: LayeredModel, spec: ModelSpec, unit: int, samples: int, value_bytes: int) -> int:
     return sum(
-        prod(part.full_shape(samples)) * (FP32_BYTES if part.dtype is None else part.dtype.itemsize)
+        prod(part.full_shape(samples))
+        * (value_bytes if part.dtype is None else part.dtype.itemsize)
         for part in model.boundary(unit, spec.seq)
     )
 

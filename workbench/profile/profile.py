@@ -343,7 +343,11 @@ class ProfileCosts:
             case _:
                 raise ValueError(f"{action.name}: a profile of one device has no cost for it")
         if rate <= 0:
-            raise ValueError(f"{action.name}: {hardware.name} has no measured rate for it")
+            what = "its disk" if action.kind in (Kind.READ, Kind.SPILL) else f"its {action.lane}"
+            raise ValueError(
+                f"no rate of {what} is known of {hardware.name}: plan for a machine that has one, "
+                "such as h100-80gb, or run with the tier here once, which measures it"
+            )
         return overhead + hardware.link_latency_s + action.nbytes / rate
 
     def _guesses(self, action: Action) -> bool:

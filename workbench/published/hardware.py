@@ -6,27 +6,59 @@ rates that a whole forward and a whole backward pass reached (Megatron-LM, 32 la
 logits run at one rate is an approximation which the logs bear out: both passes come out at the same
 rate within 1 %, and STRONGHOLD's 16-layer run, which was not used, within 4 %. Of models that are
 no GPT the needs are counted (profile/counted.py), which imports torch; nothing else here does.
+
+Machines that no paper used are known by the datasheet of their GPU (datasheets.json). How much of
+its rates training reaches is assumed, as is the host: `ASSUMED` says what, and where it was seen.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from workbench.core.model_spec import GPT_FAMILY, ModelSpec
-from workbench.core.spec import RunSpec
+from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.profile.profile import Hardware, Profile, UnitCost
 
-MACHINES = Path(__file__).resolve().parent / "machines.json"
+FOLDER = Path(__file__).resolve().parent
+MACHINES, DATASHEETS = FOLDER / "machines.json", FOLDER / "datasheets.json"
 DEFAULT = "v100-32gb"
-FP32_BYTES = 4
+ASSUMED = {
+    "passes": (0.5, "share of its operations a second: 0.53 on an H100, GPT-2 XL in bf16"),
+    "memory": (0.9, "share of its memory that a run may use, as on measured machines"),
+    "link": (0.55, "share of the link's rate: 0.54 on an H100"),
+    "update": (0.85, "share of its memory's rate, at 28 bytes a parameter: 0.9 on an H100"),
+    "kept": (15, "tensors of the residual stream that a block keeps: 15.0 on an H100, compiled"),
+    "scratch": (5, "likewise, that a pass works in"),
+}
+"""What is assumed of a machine that is known by its datasheet, and why."""
+SERVER = {"cores": 32, "host_bytes": 256 << 30, "host_adam_params_per_s": 3.5e9}
+DESKTOP = {"cores": 16, "host_bytes": 64 << 30, "host_adam_params_per_s": 2.0e9}
+"""Hosts are assumed whole: give --host-memory. Updates read and write 28 bytes a parameter."""
+DISK = {"disk_read_bytes_per_s": 3e9, "disk_write_bytes_per_s": 2e9}
+
+
+def names() -> list[str]:
+    """Of all machines that are known, those of papers first."""
+    return [*_machines(), *_datasheets()]
 
 
 def machine(name: str = DEFAULT) -> Hardware:
-    """Ceilings of a published machine. Raises ValueError naming the known ones."""
-    return Hardware(name=name, source="published", **_values(_entry(name)["hardware"]))
+    """Ceilings of a machine. Raises ValueError naming the known ones."""
+    if (sheet := _datasheets().get(name)) is None:
+        return Hardware(name=name, source="published", **_values(_entry(name)["hardware"]))
+    link = sheet["link_bytes_per_s"] * ASSUMED["link"][0]
+    return Hardware(
+        name=name, source="datasheet", device="cuda",
+        device_bytes=int(sheet["memory_bytes"] * ASSUMED["memory"][0]),
+        h2d_bytes_per_s=link, d2h_bytes_per_s=link,
+        device_adam_params_per_s=sheet["memory_bytes_per_s"] * ASSUMED["update"][0] / 28,
+        matmul_flops_per_s=max(sheet["flops_per_s"].values()) * ASSUMED["passes"][0],
+        host_copy_bytes_per_s=2 * link, **(SERVER if sheet["server"] else DESKTOP), **DISK,
+    )  # fmt: skip
 
 
 def constants(name: str, system: str) -> dict[str, Any]:
@@ -46,40 +78,60 @@ def calibrated(name: str, figure: str, method: str, layers: int, window: int | N
 def published_profile(spec: RunSpec, name: str = DEFAULT) -> Profile:
     """The profile of the spec's model on a published machine.
 
-    Raises ValueError for what the published constants do not cover, bf16, and for a model that
-    cannot be made.
+    Raises ValueError for a dtype whose rate is not known, and for a model that cannot be made.
     """
-    if spec.dtype != "fp32":
-        raise ValueError(
-            f"{name} is known in fp32 only, not {spec.dtype}: use fp32, or profile a machine"
-        )
-    return profile(name, spec.model, spec.microbatch)
+    return profile(name, spec.model, spec.microbatch, spec.dtype)
 
 
-def profile(name: str, model: ModelSpec, microbatch: int) -> Profile:
-    """Costs of a model's units on a published machine at `microbatch` samples, in fp32: of a GPT by
-    formula, of other families counted. Raises ValueError for a model that cannot be made."""
-    known = _values(_entry(name)["model"])
-    label = _entry(name)["label"]
+def profile(name: str, model: ModelSpec, microbatch: int, dtype: str = "fp32") -> Profile:
+    """Costs of a model's units on a known machine at `microbatch` samples: of a GPT by formula, of
+    other families counted. Raises ValueError for a dtype whose rate is not known, and for a model
+    that cannot be made."""
+    known, note = _known(name, dtype)
     if model.family == GPT_FAMILY:
         units = _gpt(known, model, microbatch)
-        note = f"constants of published hardware ({label}), times by operations"
     else:
         from workbench.profile.counted import Rates, unit_costs  # imports torch
 
         rates = Rates(forward=known["forward_flops_per_s"], backward=known["backward_flops_per_s"])
-        units = unit_costs(model, microbatch, rates, _block(known, model, microbatch, 0))
-        note = (
-            f"constants of published hardware ({label}), times by operations; what the layers of "
-            f"{model.family} need was counted without running them"
-        )
+        like = _block(known, model, microbatch, 0)
+        units = unit_costs(model, microbatch, rates, like, VALUE_BYTES[dtype])
+        note += f"; what the layers of {model.family} need was counted without running them"
     return Profile(
         hardware=machine(name),
         units=tuple(units),
         microbatch=microbatch,
         seq=model.seq,
-        weight_bytes=FP32_BYTES,
+        weight_bytes=VALUE_BYTES[dtype],
         note=note,
+    )
+
+
+def _known(name: str, dtype: str) -> tuple[dict[str, Any], str]:
+    """Rates of passes, bytes of a value and factors of memory, and a sentence on their source."""
+    if (sheet := _datasheets().get(name)) is not None:
+        if dtype not in sheet["flops_per_s"]:
+            raise ValueError(_lacks(name, dtype, sheet["flops_per_s"]))
+        rate = sheet["flops_per_s"][dtype] * ASSUMED["passes"][0]
+        known = {"forward_flops_per_s": rate, "backward_flops_per_s": rate}
+        known |= {"head_transient_logits": 1.0, "value_bytes": VALUE_BYTES[dtype], "fused": True}
+        return known, (
+            f"by the datasheet of {sheet['label']}: passes are assumed to reach "
+            f"{ASSUMED['passes'][0]:.0%} of its rate, and the host is assumed: give --host-memory"
+        )
+    entry = _entry(name)
+    if dtype != "fp32":
+        raise ValueError(_lacks(name, dtype, ("fp32",)))
+    known = _values(entry["model"]) | {"value_bytes": VALUE_BYTES[dtype], "fused": False}
+    return known, f"constants of published hardware ({entry['label']}), times by operations"
+
+
+def _lacks(name: str, dtype: str, there: Iterable[str]) -> str:
+    able = [each for each, sheet in _datasheets().items() if dtype in sheet["flops_per_s"]]
+    more = f"; {dtype} is known of {', '.join(able)}" if able else ""
+    return (
+        f"no rate of {name} is known in {dtype}, only in {', '.join(there)}{more}: give "
+        "--machine or --dtype, or run such layers here once, which measures them"
     )
 
 
@@ -87,8 +139,8 @@ def _gpt(known: dict[str, Any], model: ModelSpec, microbatch: int) -> list[UnitC
     """Every unit of a GPT."""
     forward, backward = known["forward_flops_per_s"], known["backward_flops_per_s"]
     tokens = microbatch * model.seq
-    residual = tokens * model.hidden * FP32_BYTES
-    logits = tokens * model.vocab * FP32_BYTES
+    residual = tokens * model.hidden * known["value_bytes"]
+    logits = tokens * model.vocab * known["value_bytes"]
     outside = (model.vocab + model.seq) * model.hidden
     embedding = UnitCost(
         kind="embedding",
@@ -118,8 +170,15 @@ def _block(known: dict[str, Any], model: ModelSpec, microbatch: int, parameters:
     """A GPT's block."""
     forward, backward = known["forward_flops_per_s"], known["backward_flops_per_s"]
     tokens = microbatch * model.seq
-    residual = tokens * model.hidden * FP32_BYTES
-    scores = microbatch * model.heads * model.seq**2 * FP32_BYTES
+    residual = tokens * model.hidden * known["value_bytes"]
+    scores = microbatch * model.heads * model.seq**2 * known["value_bytes"]
+    # 16.5 residual-sized tensors and 2.25 score-sized ones (Korthikanti et al. 2022, section 4.1,
+    # with 4 bytes a value and 1 byte a dropout mask). Fused attention keeps no scores.
+    kept = residual * 33 // 2 + scores * 9 // 4
+    forward_scratch, backward_scratch = 3 * scores, 2 * scores
+    if known["fused"]:
+        kept = residual * ASSUMED["kept"][0]
+        forward_scratch = backward_scratch = residual * ASSUMED["scratch"][0]
     flops = 24 * tokens * model.hidden**2 + 4 * tokens * model.seq * model.hidden
     return UnitCost(
         kind="block",
@@ -129,20 +188,23 @@ def _block(known: dict[str, Any], model: ModelSpec, microbatch: int, parameters:
         backward_s=2 * flops / backward,
         input_bytes=residual,
         output_bytes=residual,
-        # 16.5 residual-sized tensors and 2.25 score-sized ones (Korthikanti et al. 2022, section
-        # 4.1, with 4 bytes a value and 1 byte a dropout mask).
-        kept_bytes=residual * 33 // 2 + scores * 9 // 4,
-        forward_scratch_bytes=3 * scores,
-        backward_scratch_bytes=2 * scores,
+        kept_bytes=kept,
+        forward_scratch_bytes=forward_scratch,
+        recompute_scratch_bytes=residual if known["fused"] else 0,
+        backward_scratch_bytes=backward_scratch,
         flops=flops,
     )
 
 
 def _entry(name: str) -> dict[str, Any]:
-    machines = _machines()
-    if name not in machines:
-        raise ValueError(f"no published machine {name!r}; there are {', '.join(machines)}")
+    if name not in (machines := _machines()):
+        raise ValueError(f"no machine {name!r} is known; there are {', '.join(names())}")
     return machines[name]
+
+
+@cache
+def _datasheets() -> dict[str, Any]:
+    return json.loads(DATASHEETS.read_text())
 
 
 @cache

@@ -26,7 +26,7 @@ class Answer:
     spec: RunSpec
     hardware: str
     source: str
-    """``measured`` on this machine, or ``published`` constants."""
+    """``measured`` on this machine, ``published`` constants, or those of a ``datasheet``."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -46,7 +46,7 @@ class Answer:
 def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer:
     """The plan of the spec's method; `fits` is False where nothing fits. Raises ValueError.
 
-    `machine` names a published one; None is this machine, or a published one where this was not
+    `machine` names one that is known; None is this machine, or a published one where this was not
     measured.
     """
     methods.check_model(methods.find(spec.method), spec.model)
@@ -67,7 +67,8 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
             binding=str(refusal),
             lacking=refusal.tier,
         )
-    if hardware.source == "published" and spec.model.family != GPT_FAMILY:
+    counted = spec.model.family != GPT_FAMILY
+    if hardware.source == "datasheet" or hardware.source == "published" and counted:
         plan = replace(plan, notes=(*plan.notes, profile.note))
     notes = (*plan.notes, *dict.fromkeys(heard))
     plan = replace(plan, notes=notes, spread=hardware.spread)

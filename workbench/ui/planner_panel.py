@@ -11,7 +11,6 @@ The kernel only hands questions over and shows replies (planner.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -20,7 +19,7 @@ import ipywidgets as widgets
 
 from workbench.core import methods
 from workbench.core.spec import RunSpec
-from workbench.published.hardware import MACHINES
+from workbench.published import hardware
 from workbench.runs.store import Store
 from workbench.ui import html, planner_html, planner_words
 from workbench.ui.folds_panel import Folds
@@ -105,9 +104,11 @@ class PlannerPanel:
         self.method = widgets.Dropdown(
             options=names, description="method", tooltip="Which method is asked about", **wide
         )
-        machines = [HERE, *json.loads(MACHINES.read_text())]
         self.machine = widgets.Dropdown(
-            options=machines, description="machine", tooltip="Whose costs answer", **wide
+            options=[HERE, *hardware.names()],
+            description="machine",
+            tooltip="Whose costs answer",
+            **wide,
         )
         self.dtype = widgets.Dropdown(
             options=["fp32", "bf16"],

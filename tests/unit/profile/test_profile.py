@@ -51,7 +51,7 @@ def test_an_action_between_ranks_has_no_cost_here(profile: Profile) -> None:
 
 def test_a_rate_that_was_not_measured_is_named(profile: Profile) -> None:
     disk_less = replace(profile, hardware=replace(profile.hardware, disk_read_bytes_per_s=0.0))
-    with pytest.raises(ValueError, match="made up has no measured rate"):
+    with pytest.raises(ValueError, match="is known of made up: plan for a machine"):
         ProfileCosts(disk_less).seconds(action(Kind.READ, DISK_IN, nbytes=1))
 
 

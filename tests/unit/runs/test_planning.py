@@ -87,7 +87,7 @@ def test_a_stored_profile_of_this_machine_is_preferred(
 
     assert planning.answer(spec, Store(tmp_path)).source == "measured"
     assert planning.answer(spec, Store(tmp_path), machine="v100-32gb").source == "published"
-    with pytest.raises(ValueError, match="no published machine 'abacus'"):
+    with pytest.raises(ValueError, match="no machine 'abacus' is known"):
         planning.answer(spec, Store(tmp_path), machine="abacus")
 
 

@@ -280,7 +280,7 @@ def test_what_cannot_be_previewed_is_a_sentence(preview: Preview) -> None:
     preview.start({"base": {"method": "l2l", "device": "cpu", "dtype": "bf16"}})
     found = preview.wait()
     assert found.text == ""
-    assert "fp32 only" in found.unplanned[0][1]
+    assert "only in fp32" in found.unplanned[0][1]
     preview.start({"base": {"method": "l2l", "device": "cpu", "layers": 2}})
     preview.stop()
     assert preview.advance() is False
