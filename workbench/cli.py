@@ -216,7 +216,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from workbench.runs.planning import answer_all, recommend
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
-    specs = specs_from(arguments, window="auto", beside=("plain",))
+    specs = specs_from(arguments, window="auto")
     answers, not_planned = answer_all(specs, store, machine=arguments.machine)
     best = recommend(answers)
     if arguments.json:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -110,13 +109,11 @@ def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
     )
 
 
-def specs_from(
-    arguments: argparse.Namespace, *, window: int | str, beside: Sequence[str] = ()
-) -> list[RunSpec]:
+def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunSpec]:
     """The specs the flags describe, one a method; raises ValueError.
 
     `window` is the default, cut to the number of layers, of a method that has one. Where all
-    methods are asked, each takes the options that it has; on one device `beside` are further ones.
+    methods are asked, each takes the options that it has.
     """
     data: dict[str, Any] = read_object(arguments.spec, "spec") if arguments.spec else {}
     changes = {
@@ -136,7 +133,7 @@ def specs_from(
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
     everything = asked == "all"
-    names = [*beside, *methods.METHODS] if everything else [methods.find(asked).name]
+    names = list(methods.METHODS) if everything else [methods.find(asked).name]
 
     def make(name: str) -> RunSpec:
         return make_spec(data, {**changes, "method": name}, lenient=everything)
