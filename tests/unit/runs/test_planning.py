@@ -8,6 +8,7 @@ import pytest
 
 from workbench import cli
 from workbench.core import methods
+from workbench.profile import several  # noqa: F401 - which takes the real function of the store
 from workbench.profile import store as profiles
 from workbench.runs import planning
 from workbench.runs.overrides import make_spec
