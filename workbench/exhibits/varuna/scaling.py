@@ -10,6 +10,7 @@ import pandas as pd
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
+from workbench.core.spec import VALUE_BYTES
 from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware.offload_table import framed, of_run
 from workbench.exhibits.hardware.server_table import table as server_rows
@@ -173,11 +174,11 @@ def step_seconds(model: ModelSpec, micro: int, depth: int, micros: int, replicas
         for part in min_max_stages(every, depth, lambda stage, units: True, last)
         for own in [units[part.start : part.stop]]
     ]  # fmt: skip
-    message = micro * SEQ * model.hidden * hardware.FP32_BYTES / machine.h2d_bytes_per_s
+    message = micro * SEQ * model.hidden * VALUE_BYTES["fp32"] / machine.h2d_bytes_per_s
     links = quick.Links(seconds=[message] * (depth - 1))
     passes = quick.step_seconds(RULE.passes(depth, micros), seconds, links, RULE.rule)
     parameters = model.parameters / depth
-    ring = 2 * (replicas - 1) / replicas * parameters * hardware.FP32_BYTES
+    ring = 2 * (replicas - 1) / replicas * parameters * VALUE_BYTES["fp32"]
     return passes + ring / machine.h2d_bytes_per_s + parameters / machine.device_adam_params_per_s
 
 
