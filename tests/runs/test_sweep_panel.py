@@ -216,7 +216,7 @@ def test_two_sweeps_that_want_one_place_say_so(
     make(other, seeds="7")
     fill(other, name="second")
     other.buttons["start"].click()
-    tick_until(other, lambda: state(other) == "waiting")
+    tick_until(other, lambda: state(other) == "waiting" and "waits" in text(other.state))
     assert "it waits for the processors (taken by the sweep mine" in text(other.state)
     assert enabled(other) == {"pause", "cancel"}
     (tmp_path / "0").touch()
