@@ -1,4 +1,4 @@
-"""What checkpoints and a lost worker cost a job of the launcher, on the devices of one machine.
+"""Costs of checkpoints and of a lost worker in a job of the launcher, on one machine.
 
     python -m benchmarks.jobs --out FOLDER --slots 4 --batch 512 --chunk 8 --stages 4 \
         -- --layers 48 --hidden 1600 --heads 25 --bf16
@@ -79,7 +79,8 @@ class Job:
         return self.wait(found)
 
     def wait(self, for_what: Callable[[], Any]) -> Any:
-        """What comes out, as soon as it does. Raises RuntimeError where the job ends before."""
+        """The first value of `for_what` that is true. Raises RuntimeError where the job ends
+        before."""
         deadline = time.monotonic() + LIMIT_S
         while not (found := for_what()):
             if self.manager.poll() is not None or time.monotonic() > deadline:

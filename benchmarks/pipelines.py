@@ -56,7 +56,7 @@ ERRORS: dict[str, Error] = {
     "peak memory": lambda run: less(quotient(run.predicted_peak_device_gib, run.peak_device_gib)),
     "bubble (of a step)": lambda run: less(run.predicted_bubble, run.bubble),
 }
-"""What was predicted, and how far it was from what was measured; None where either is lacking."""
+"""Quantity -> the error of a run's prediction of it; None where either value is lacking."""
 
 
 def less(value: float | None, other: float | None = 1.0) -> float | None:
@@ -147,7 +147,7 @@ def _told(what: str, runs: Iterable[PipelineRun], error: Error) -> list[str]:
 
 
 def _fastest(runs: Iterable[PipelineRun], by: str = "step_seconds_median") -> PipelineRun | None:
-    """Of the runs that have ended and have such a time."""
+    """The run with the least of a field in seconds, among those that ended and have it."""
     ended = [run for run in runs if None not in (run.step_seconds_median, getattr(run, by))]
     return min(ended, key=attrgetter(by), default=None)
 

@@ -171,6 +171,8 @@ def test_policies_keep_the_references_order_under_jitter(under_jitter, capsys):
     told = pick(rows, quantity=jitter.EFFICIENCY)
     both = told.pivot(index=["label", "pair"], columns="source", values="value")
     assert [*both[SIMULATED]] == pytest.approx([*both[REFERENCE]], abs=0.02)
+    calm = both.xs("0/0", level="pair")  # nothing is drawn
+    assert [*calm[SIMULATED]] == pytest.approx([*calm[REFERENCE]], abs=5e-4)
     ours = pick(told, source=SIMULATED, pair="5/40").set_index("label")["value"]
     for name, words in ASKED.items():
         us = "--us 50000,100000,5000,20000 --jitter 5000,40000"
