@@ -75,7 +75,7 @@ def more(record: RunRecord, store: Store) -> dict[str, Any]:
             found |= _foreseen(planned.plan, record, spec, store)
     with suppress(ValueError, FileNotFoundError):  # peers keep no events
         events = load_timeline(store.folder(record.key)).events
-        found["bubble"] = round(measured_bubble(events, record.step_seconds, stages), 4)
+        found["bubble"] = round(measured_bubble(events, stages), 4)
     return found
 
 
@@ -99,15 +99,23 @@ def simulated_bubble(plan: Plan, spec: RunSpec, profiles: Mapping[int, Profile])
     return 1 - busy / (stages * simulated.step_seconds)
 
 
-def measured_bubble(events: Sequence[Event], step_seconds: Sequence[float], stages: int) -> float:
-    """The bubble as it was.
+def measured_bubble(events: Sequence[Event], stages: int) -> float:
+    """The bubble as it was, in all steps but the last one, after which a run ends and waits.
 
-    `events` are those of one replica in some steps; `step_seconds` of all steps of the run.
+    `events` are those of one replica in two steps or more. A stage's step lasts from its first pass
+    to its first pass of the next one. Raises ValueError for fewer steps.
     """
-    steps = {event.step for event in events}
     passes = [event for event in events if lane_kind(event.lane) == COMPUTE]
-    busy = sum(event.end_s - event.start_s for event in passes)
-    return max(0.0, 1 - busy / (stages * sum(step_seconds[step] for step in steps)))
+    steps = sorted({event.step for event in passes})
+    if len(steps) < 2:
+        raise ValueError("a bubble is known where two steps or more have events")
+
+    def begins(rank: int, step: int) -> float:
+        return min(e.start_s for e in passes if (e.rank, e.step) == (rank, step))
+
+    lasted = sum(begins(rank, steps[-1]) - begins(rank, steps[0]) for rank in range(stages))
+    busy = sum(event.end_s - event.start_s for event in passes if event.step < steps[-1])
+    return max(0.0, 1 - busy / lasted)
 
 
 def summary(path: Path) -> list[str]:

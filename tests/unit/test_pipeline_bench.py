@@ -59,11 +59,13 @@ def test_a_bubble_is_the_share_without_a_pass():
     plan = methods.load("1f1b").plan_sizes(spec, profiles)
     assert simulated_bubble(plan, spec, profiles) == pytest.approx(3 / 11, rel=1e-3)
     events = [
-        Event("F1.0", "F", 1, 0, rank, lane, step, start, start + 0.3, 0)
-        for step in (2, 3)
+        Event("F1.0", "F", 1, 0, rank, lane, step, step + start, step + start + busy, 0)
+        for step, busy in ((2, 0.3), (3, 0.3), (4, 0.9))
         for rank, lane, start in ((0, "compute", 0.0), (1, "compute", 0.5), (1, "net-out", 0.1))
     ]
-    assert measured_bubble(events, [9, 9, 1.0, 0.5], stages=2) == pytest.approx(1 - 1.2 / 3)
+    assert measured_bubble(events, stages=2) == pytest.approx(0.7)
+    with pytest.raises(ValueError, match="two steps"):
+        measured_bubble(events[:3], stages=2)
 
 
 def row(method: str, micro: int, seconds: float | None, **changes: Any) -> dict[str, Any]:

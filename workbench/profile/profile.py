@@ -101,6 +101,8 @@ class Wires:
     reduce_bytes_per_s: float
     """Bytes of a buffer that is added up over all ranks, over the time it takes."""
     message_latency_s: float
+    reduce_by_group: dict[str, float] = field(default_factory=dict)
+    """Ranks of a group -> the same, while all groups of so many neighbours add up."""
     pass_overhead_s: float | None = None
     """Seconds that the pass of a layer takes beside its own time, where all ranks train on one
     processor (profile/rehearsal.py); None where that was not measured."""

@@ -43,6 +43,8 @@ class Server:
     device_adam_params_per_s: float
     """One device."""
     message_latency_s: float = 0.0
+    reduce_by_group: Mapping[str, float] = field(default_factory=dict)
+    """Devices of a group -> its rate, where groups add up side by side (profile.Wires)."""
     compute_slowdown: float = 1.0
     """Slowdown of ranks that divide a processor which was profiled alone."""
     pass_overhead_s: float = 0.0
@@ -59,6 +61,11 @@ class Server:
     def message_seconds(self, nbytes: int) -> float:
         """Seconds of one message to the next device."""
         return self.message_latency_s + nbytes / self.message_bytes_per_s
+
+    def sum_seconds(self, nbytes: int, devices: int) -> float:
+        """Seconds in which each group of so many devices adds up a buffer; one device stands for
+        all of them."""
+        return nbytes / self.reduce_by_group.get(str(devices), self.reduce_bytes_per_s)
 
     def pass_seconds(self, alone: float) -> float:
         """Seconds of a layer's pass that takes `alone` where nothing else runs."""
@@ -91,7 +98,7 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
     }
     overhead, slower, updates, wires = 0.0, 1.0, hardware.host_adam_params_per_s, hardware.wires
     if wires is not None and wires.ranks == ranks:
-        rates = {name: getattr(wires, name) for name in rates}
+        rates = {name: getattr(wires, name) for name in (*rates, "reduce_by_group")}
         overhead, slower = wires.pass_overhead_s or 0.0, wires.pass_slowdown
         updates = wires.host_adam_params_per_s or updates
         slowdowns = hardware.slowdowns | wires.slowdowns
@@ -148,13 +155,14 @@ class ServerCosts:
         shared_updates: bool,
         clips: bool = False,
         recorded: bool = False,
+        replicas: int = 1,
     ) -> None:
         """`shared_updates`: each rank updates its share of every layer, as in DP mode. `clips`:
         gradients exceed the limit in every step, so that nobody guesses; else all guesses stand.
-        `recorded`: passes of blocks are (`records`)."""
+        `recorded`: passes of blocks are (`records`). `replicas` of a pipeline add up."""
         self._sizes, self._server, self._clips = sizes, server, clips
         self._parts = server.ranks if shared_updates else 1
-        self._recorded = recorded
+        self._recorded, self._replicas = recorded, replicas
         self._cost = cache(self._cost_of)
         self._slowdowns: dict[tuple[str, ...], float] = {}
 
@@ -198,7 +206,7 @@ class ServerCosts:
             case Kind.SEND | Kind.RECV | Kind.SEND_GRAD | Kind.RECV_GRAD:
                 return server.message_seconds(action.nbytes)
             case Kind.REDUCE:
-                return action.nbytes / server.reduce_bytes_per_s
+                return server.sum_seconds(action.nbytes, self._replicas)
             case Kind.UPDATE if action.turn == GUESS and self._clips:
                 return 0.0
             case Kind.SETTLE if not self._clips:

@@ -4,10 +4,10 @@ once.
 A link that is measured alone says little of four that share the host's memory, and nothing of the
 way from device to device. So as many processes as there will be ranks do together what a run does:
 load and store pinned memory, write into each other's inboxes (runtime/inbox.py), add up a buffer
-over all, and with GPUs update on the host, alone and beside the rest (contention.py). How long a
-message takes that weighs nothing is seen when one goes around: the copy, the wait for its end, the
-word on the board, the look there. It is a bound: in a run the devices wait for a message themselves
-(runtime/signals.py), and hosts may be ahead of them.
+over all and over groups, and with GPUs update on the host, alone and beside the rest
+(contention.py). How long a message takes that weighs nothing is seen when one goes around: the
+copy, the wait for its end, the word on the board, the look there. It is a bound: in a run the
+devices wait for a message themselves (runtime/signals.py), and hosts may be ahead of them.
 
 `measure` starts them (workbench/ranks/) and reads what they found.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter, sleep
@@ -70,6 +71,7 @@ def measure(ranks: int, device: str) -> Wires:
         message_latency_s=max(each["latency"] for each in found),
         host_adam_params_per_s=ranks * updates or None,
         slowdowns={pair: max(each["slowdowns"][pair] for each in found) for pair in pairs},
+        reduce_by_group={n: min(each["groups"][n] for each in found) for n in found[0]["groups"]},
         **slowest,
     )
 
@@ -112,12 +114,22 @@ def run_rank(context: RankContext) -> None:
             event.synchronize()
 
     told = {"rates": rates, "latency": _around(board, rank, ranks, send)}
+    told["groups"] = {
+        str(size): nbytes / seconds(partial(dist.all_reduce, floats, group=group))
+        for size, group in _groups(ranks)
+    }
     told |= {"updates": 0.0, "slowdowns": {}}
     if kind == "cuda":
         each, told["slowdowns"] = _contended(device, ranks)
         told["updates"] = each[HOST]
     context.tell(told)
     dist.barrier()  # nobody's inbox may go while others write
+
+
+def _groups(ranks: int) -> list[tuple[int, dist.ProcessGroup]]:
+    """This rank's group of each size of which there are several."""
+    sizes = [size for size in range(2, ranks) if ranks % size == 0]
+    return [(size, dist.new_subgroups(size)[0]) for size in sizes]
 
 
 def _contended(device: torch.device, ranks: int) -> tuple[dict[str, float], dict[str, float]]:

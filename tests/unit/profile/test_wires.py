@@ -41,10 +41,11 @@ def children() -> set[int]:
 
 
 @pytest.mark.usefixtures("forked")
-def test_two_ranks_measure_what_they_move(answered) -> None:
+def test_ranks_measure_what_they_move(answered) -> None:
     before = children()
-    found = wires.measure(2, "cpu")
-    assert found.ranks == 2
+    found = wires.measure(4, "cpu")
+    assert (found.ranks, [*found.reduce_by_group]) == (4, ["2"])
+    assert found.reduce_by_group["2"] > 0
     rates = (found.load_bytes_per_s, found.message_bytes_per_s, found.reduce_bytes_per_s)
     assert min(rates) > 0
     assert found.message_latency_s > 0
@@ -78,7 +79,7 @@ def test_a_rank_that_cannot_measure_says_why_and_nobody_stays() -> None:
 def test_plans_take_what_was_measured_for_as_many_ranks() -> None:
     measured = Wires(
         ranks=2, load_bytes_per_s=1.0, store_bytes_per_s=2.0, message_bytes_per_s=3.0,
-        reduce_bytes_per_s=4.0, message_latency_s=5.0,
+        reduce_bytes_per_s=4.0, message_latency_s=5.0, reduce_by_group={"3": 8.0},
     )  # fmt: skip
     unit = UnitCost(kind="block", parameters=1, forward_s=1, recompute_s=1, backward_s=1)
 
@@ -92,4 +93,5 @@ def test_plans_take_what_was_measured_for_as_many_ranks() -> None:
     two = server(2)
     assert (two.load_bytes_per_s, two.store_bytes_per_s, two.reduce_bytes_per_s) == (1.0, 2.0, 4.0)
     assert two.message_seconds(30) == 15.0
+    assert [two.sum_seconds(24, devices) for devices in (2, 3)] == [6.0, 3.0]
     assert server(4).message_latency_s == 0.0, "four ranks were not measured"

@@ -40,7 +40,7 @@ class ServerNetwork:
         return self._overhead + self._server.message_seconds(nbytes)
 
     def sum_seconds(self, nbytes: int, replicas: int) -> float:
-        return self._overhead + nbytes / self._server.reduce_bytes_per_s
+        return self._overhead + self._server.sum_seconds(nbytes, replicas)
 
     def update_seconds(self, unit: int) -> float:
         parameters = self._sizes.cost(unit, 1).parameters

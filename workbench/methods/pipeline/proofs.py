@@ -64,6 +64,7 @@ class Ground:
         return ServerCosts(
             self.sizes, self.server, recorded=told and records(schedule),
             shared_updates=told and shares_updates(schedule),
+            replicas=schedule.replicas if told else 1,
         )  # fmt: skip
 
     def proved(self, line: Pipeline) -> tuple[Schedule, dict[str, int]]:
