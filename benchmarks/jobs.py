@@ -6,8 +6,8 @@
 
 The script is examples/gpt.py, whose flags stand behind ``--``. A first job saves nothing; a second
 one saves every `EVERY` steps, and after two of these one of its workers is killed between two
-checkpoints. Steps are compared by their means over two periods, so that what a save takes of all
-steps around it counts. The loss is told in parts: until it is seen, until the next round is told to
+checkpoints. Steps are compared by their means, those with saves over two periods, so that all
+steps around a save count. The loss is told in parts: until it is seen, until the next round is told to
 start, until workers have made their stages, until they have read the checkpoint, and a step.
 """
 
@@ -118,8 +118,8 @@ def measure(folder: Path, slots: int, batch: int, words: Sequence[str]) -> dict[
     """Seconds of steps with and without saves, and of the parts of a loss."""
     saves, quiet = ["--save_every", str(EVERY), "--save", str(folder / "saved")], ["--steps", "999"]
     with job(folder / "quiet", slots, batch, [*words, *quiet]) as one:
-        one.wait(lambda: len(one.steps()) >= WARMUP + 2 * EVERY)
-        alone = fmean(one.steps()[WARMUP : WARMUP + 2 * EVERY])
+        one.wait(lambda: len(one.steps()) >= WARMUP + EVERY)
+        alone = fmean(one.steps()[WARMUP : WARMUP + EVERY])
     with job(folder / "saving", slots, batch, [*words, *quiet, *saves]) as one:
         one.wait(lambda: len(one.steps()) >= WARMUP + 2 * EVERY + EVERY // 2)
         saving = fmean(one.steps()[WARMUP : WARMUP + 2 * EVERY])

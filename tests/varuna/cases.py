@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from tests.varuna import net
 from workbench.core.stage_map import StageMap
 from workbench.methods.varuna import Profiler, Varuna
+from workbench.methods.varuna.making import in_turn
 
 CLIP = 0.5
 torch.set_num_threads(1)
@@ -146,3 +148,21 @@ def profiled(out: str, per_host: int, sizes: list[int], replicas: int) -> dict:
     before = path.read_text()
     kept = profiler.profile_all(sizes[:1], anew=False).read_text() == before
     return {"kept": kept, "model": [profiler.model.name, profiler.model.digest]}
+
+
+def take_turns(stages: int, folder: str, nbytes: int) -> list[str]:
+    """What processes of one host tell each other while they make a module of so many bytes: all but
+    the first wait, where they may, until two are at it."""
+    rank, log = dist.get_rank(), Path(folder, "log")
+
+    def make(told: str | None) -> str:
+        with log.open("a") as file:
+            file.write(f"{told or 'first'} begins\n")
+        while rank and not nbytes and log.read_text().count("told begins") < stages - 1:
+            time.sleep(0.01)
+        with log.open("a") as file:
+            file.write(f"{told or 'first'} ends\n")
+        return "told"
+
+    in_turn(make, rank, dist.new_group(backend="gloo"), says=lambda own: (own, nbytes or 1))
+    return log.read_text().splitlines()

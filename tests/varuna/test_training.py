@@ -133,3 +133,15 @@ def test_half_precision_skips_an_overflow_everywhere_once(workers):
     results = workers.run("train", **case, scale=2.0**40)
     assert len({result["scale"] for result in results}) == 1
     assert results[0]["scale"] < 2.0**40
+
+
+def test_modules_are_made_at_once_where_the_host_has_room(workers, tmp_path):
+    first = ["first begins", "first ends"]
+    pair = ["told begins", "told ends"]
+    for name, nbytes, wanted in (
+        ("room", 0, [*first, "told begins", "told begins", "told ends", "told ends"]),
+        ("none", 1 << 60, [*first, *pair, *pair]),
+    ):
+        (tmp_path / name).mkdir()
+        told = workers.run("take_turns", stages=3, folder=str(tmp_path / name), nbytes=nbytes)
+        assert max(told, key=len) == wanted

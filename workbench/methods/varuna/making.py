@@ -1,8 +1,9 @@
 """Each process makes the module, cuts it, keeps its stage's slices, and lets go of the rest.
 
-The processes of a host do so one after the other, each with all cores, so that a host holds one
-whole module at a time. Whoever refuses the module has all of them refuse it. Where nobody has said
-where to cut, the first rank goes ahead alone and measures that (cutting.py).
+The first process of a host does so alone, with all cores. Where the host's memory has room for as
+many whole modules as there are processes, the others follow at once, else one after the other.
+Whoever refuses the module has all of them refuse it. Where nobody has said where to cut, the first
+rank goes ahead alone and measures that (cutting.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -31,6 +33,8 @@ from workbench.model.keyed import norms_in
 from workbench.runtime.groups import as_one
 from workbench.runtime.optimizer_state import Parameters
 
+ROOM = 2
+"""Bytes of free memory for each byte of a module that is made beside others."""
 Made = TypeVar("Made")
 
 
@@ -49,6 +53,8 @@ class Own:
     """Hash of the module's parameters."""
     cut: str
     """Slices of each stage."""
+    nbytes: int
+    """Of the whole module's parameters."""
 
     @property
     def owned(self) -> Parameters:
@@ -100,6 +106,7 @@ class Question:
             "held": slices.owners(units[here]),
             "digest": digest_of(slices.shapes()),
             "cut": cut_of(stages),
+            "nbytes": sum(parameter.nbytes for parameter in slices.module.parameters()),
         }
         slices.keep(units[here])
         kept = {
@@ -137,18 +144,19 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 
 def in_turn(
     make: Callable[[Any], Made], turn: int, everybody: dist.ProcessGroup,
-    says: Callable[[Made], Any] = lambda _: None,
+    says: Callable[[Made], tuple[Any, int]] = lambda _: (None, 0),
 ) -> Made:  # fmt: skip
     """Make the part of this process when those of its host with a lower `turn` have. The first
-    rank's turn is 0, and later ones are told what that `says` of its part. Raises ValueError on all
-    processes where one refuses."""
+    rank's turn is 0. The others are told what it `says` of its part, and of the bytes of a whole
+    module: where there is room for as many as there are turns, they take theirs at once. Raises
+    ValueError on all processes where one refuses."""
     last, own = torch.tensor(turn), []
     dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
     threads, told = torch.get_num_threads(), None
 
     def mine(now: int) -> Any:
         if now != turn:
-            return None
+            return None, 0
         torch.set_num_threads(available_cores())
         try:
             own.append(make(told))
@@ -157,5 +165,9 @@ def in_turn(
         return says(own[0])
 
     for now in range(int(last) + 1):
-        told = as_one(partial(mine, now), everybody)[0] or told
+        first = as_one(partial(mine, now), everybody)[0]
+        if now == 0:
+            told, nbytes = first
+            if nbytes and turn and psutil.virtual_memory().available > ROOM * nbytes * int(last):
+                turn = 1
     return own[0]

@@ -85,8 +85,8 @@ class Varuna:
         logs: str | Path | None = None,
         stages: str | None = None,
     ) -> None:
-        """`model`, or a function that makes it: then the processes of a host make it one after the
-        other. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
+        """`model`, or a function that makes it: then a host holds as many whole modules as it has
+        room for. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
         global one, `chunk_size` the rows of a micro-batch at most. `shared_weights`: pairs of names
         of parameters that are one weight. `order` of passes; with ``interleaved`` a process has
         `chunks` stages. `activations` are kept for backward passes ("keep"), or computed again of
@@ -133,7 +133,7 @@ class Varuna:
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
         turn += self.rank > 0 and not question.cut  # after the first rank, if that is to measure
         make = partial(question.make, self.rank)
-        own = in_turn(make, turn, self._everybody, says=lambda own: own.cut)
+        own = in_turn(make, turn, self._everybody, says=lambda own: (own.cut, own.nbytes))
         self.stages = own.cut
         """Slices of each stage."""
         self._lifeline.busy()
