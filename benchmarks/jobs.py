@@ -7,8 +7,8 @@
 The script is examples/gpt.py, whose flags stand behind ``--``. A first job saves nothing; a second
 one saves every `EVERY` steps, and after two of these one of its workers is killed between two
 checkpoints. Steps are compared by their means, those with saves over two periods, so that all
-steps around a save count. The loss is told in parts: until it is seen, until the next round is told to
-start, until workers have made their stages, until they have read the checkpoint, and a step.
+steps around a save count. The loss is told in parts: until it is seen, until the next round is told
+to start, until workers have made their stages, until they have read the checkpoint, and a step.
 """
 
 from __future__ import annotations

@@ -222,6 +222,18 @@ def test_a_round_that_profiles_comes_first() -> None:
     assert (start.profiling, start.cut, start.resume_step) == ("", "3 1", None)
 
 
+def test_a_cut_that_was_measured_stays_with_its_shape() -> None:
+    held = Held(A, B)
+    assert held.begun(A, B)[A].cut == ""
+    held.tell(A, "cut", cut="3 5")
+    held.tell(B, "ended", rank=2, failure="died")
+    assert held.over(A, B)[B].cut == "3 5"
+    held.members.notice(B, held.now, held.now)
+    held.after(0.1, A, B)
+    held.leave(4)
+    assert held.over(A, B)[A].cut == "", "of another shape"
+
+
 def test_a_profile_that_is_not_there_and_one_by_which_nothing_fits_end_the_job() -> None:
     for chosen, outcome in (
         (OSError("no profile"), "no profile: given --profiling=DIR, .* or give --nstages and .*"),

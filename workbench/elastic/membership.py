@@ -108,6 +108,8 @@ class Membership:
         self._choose, self._batch, self._per_host = choose, batch, per_host
         self._morph, self._horizon_s, self._say = morph, horizon_s, say
         self._listed, self._profiling = dict(hosts), profiling
+        self._cuts: dict[tuple[str, int], str] = {}
+        """Shape and chunk -> slices of each stage, as a first rank has measured it."""
         self._notices: dict[str, float] = {}
         self._changes: list[float] = []
         self._costs: list[float] = []
@@ -188,6 +190,8 @@ class Membership:
             self._step(ours, told, now)
         elif told.kind == "committed":
             self.newest = max(self.newest or 0, told.step)
+        elif told.kind == "cut":
+            self._cuts[str(ours.shape), ours.shape.chunk] = told.cut
         elif told.kind == "wanted":
             self._save("a worker was sent SIGUSR1", now)
         elif told.kind == "over":
@@ -356,6 +360,7 @@ class Membership:
         self._settled |= not coming or now - self._began_s > STARTING_S
         if not self._settled or (shape := self._choice()) is None:
             return
+        cut = shape.cut or self._cuts.get((str(shape), shape.chunk), "")
         seats, slots = place(shape, self._there()), self._there()
         self.number, self.slow = self.number + 1, {}
         self.round = Round(number=self.number, shape=shape, seats=seats, slots=slots, began_s=now)
@@ -365,12 +370,12 @@ class Membership:
         self._say(
             f"round {self.number}: {does} on "
             + ", ".join(seats) + ("; spare slots " + ", ".join(spare) if spare else "")
-            + (f"; slices of stages {shape.cut}" if shape.cut else "")
+            + (f"; slices of stages {cut}" if cut else "")
         )  # fmt: skip
         for index, (name, own) in enumerate(seats.items()):
             start = Start(
                 port=0, host=index, hosts=len(seats), first=own.start, count=len(own),
-                stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, cut=shape.cut,
+                stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, cut=cut,
                 resume_step=self.newest, profiling=self._profiling,
             )  # fmt: skip
             self.out.append((name, Message(kind="start", round=self.number, start=start)))

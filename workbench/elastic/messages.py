@@ -63,6 +63,7 @@ class Message:
         "hello", "beat", "ready", "notice", "stop", "bye",  # agents and people; the manager's beats
         "start", "save", "end", "over",  # a round: its workers save and leave, are ended, are gone
         "here", "step", "working", "wanted", "ended",  # workers; a save is wanted by SIGUSR1
+        "cut",  # how the first rank has cut the model, for later rounds of this shape
         "ask", "yes", "no", "committed",  # checkpoints: may this one be put in its place?
     ]  # fmt: skip
     token: str = ""
@@ -77,6 +78,7 @@ class Message:
     """How many are done in all."""
     seconds: float = 0.0
     forward_s: float | None = None
+    cut: str = ""
     failure: str = ""
     """How a worker failed; empty for one that ended on purpose."""
 

@@ -98,6 +98,11 @@ class Worker:
         """Checkpoint `step` is in its place, whole, and forced to the disk."""
         self._tell("committed", step=step)
 
+    def has_cut(self, cut: str) -> None:
+        """The first rank tells the slices of each stage, so that no later round of this shape
+        measures them."""
+        self._tell("cut", cut=cut)
+
     def leave(self) -> None:
         """This worker's process is about to end on purpose: training is done, or it has saved. A
         script that ends with status 0 need not say so."""

@@ -75,6 +75,11 @@ class Lifeline:
         if self.worker is not None:
             self.worker.progress(step, seconds, forward_s)
 
+    def has_cut(self, cut: str) -> None:
+        """This process, the first, has found where to cut the module."""
+        if self.worker is not None:
+            self.worker.has_cut(cut)
+
     def busy(self) -> None:
         """This process gets on with something that is no step."""
         if self.worker is not None:

@@ -92,14 +92,13 @@ class Varuna:
         `chunks` stages. `activations` are kept for backward passes ("keep"), or computed again of
         all stages that have several micro-batches in flight. At most `stash` micro-batches'
         inputs wait at a stage, `stash_on` the device or the host. `seed` is that of random numbers
-        in forward passes. `logs` is a folder for logs of tasks and losses; in a launcher's job that
-        of the job. `weight_of` the inputs of a micro-batch says how much its mean loss counts, such
-        as its number of labels; by default its rows. `perturb` is called around every action, and
-        `latency` of a receive says how late its message is to come, for tests and paced runs.
+        in forward passes. `logs` is a folder for logs, in a launcher's job its own. `weight_of` the
+        inputs of a micro-batch says how much its mean loss counts, such as its number of labels; by
+        default its rows. `perturb` is called around every action, and `latency` of a receive says
+        how late its message is to come, for tests and paced runs.
 
         `stages` are the slices of each stage, such as ``5 4 4 3``: by default those that a
         launcher has chosen, else the first rank measures slices for them.
-
         Raises ValueError, one sentence, for what cannot be trained."""
         self._lifeline = Lifeline()
         self.map = StageMap.parse(stage_to_rank_map)
@@ -137,6 +136,8 @@ class Varuna:
         self.stages = own.cut
         """Slices of each stage."""
         self._lifeline.busy()
+        if self.rank == 0 and plan.stages_each == 1:
+            self._lifeline.has_cut(own.cut)
         logs = logs or self._lifeline.logs
         place = {"stage": self.stage, "replica": self.replica}
         self._logs = WorkerLogs(Path(logs), self.map, chunk=chunk_size, **place) if logs else None
@@ -146,9 +147,8 @@ class Varuna:
         buffers = [buffer for stage in self._stages for buffer in stage.buffers()]
         self._weights.spread(replicas, self.map.rank(self.stage, 0), buffers)
         modules = chain(*(zip(one.units, one.modules, strict=True) for one in self._stages))
-        self._norms = ReplicaStatistics(
-            self._stages[0].model, modules, (self.replica, self.map.replicas), replicas
-        )
+        of = self.replica, self.map.replicas
+        self._norms = ReplicaStatistics(self._stages[0].model, modules, of, replicas)
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
         engine = StageEngine(own.stages, self._weights.gradients, replicas)
         channels = neighbours(
