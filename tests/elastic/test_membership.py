@@ -222,6 +222,20 @@ def test_a_round_that_profiles_comes_first() -> None:
     assert (start.profiling, start.cut, start.resume_step) == ("", "3 1", None)
 
 
+def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -> None:
+    for failure, outcome in (
+        ("died", None),
+        ("failed: OSError: full", f"3 rounds .* without a new step: rank 0 on {A} failed: .*full"),
+    ):
+        held = Held(A)
+        held.begun(A)
+        for _ in range(4):  # the first does a new step
+            held.step(1, 2)
+            held.tell(A, "ended", rank=0, failure=failure)
+            held.over(A)
+        assert re.fullmatch(str(outcome), str(held.members.outcome))
+
+
 def test_a_cut_that_was_measured_stays_with_its_shape() -> None:
     held = Held(A, B)
     assert held.begun(A, B)[A].cut == ""

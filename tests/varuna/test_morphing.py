@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
+import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.elastic.hosts import ROOT as HAS_ROOT
 from tests.elastic.hosts import VARUNA, Hosts, Launched, some_hosts
 from tests.runs.helpers import ROOT, wait_for
 from tests.varuna import net
@@ -172,3 +175,41 @@ def test_random_rounds_lose_nothing(job: Training, seed: int) -> None:
         "the newest checkpoint may be damaged, and the next not whole yet"
     )
     assert len({line["map"] for line in job.lines()}) > 1
+
+
+@pytest.mark.thorough
+def test_hosts_go_and_come_and_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """Eight workers, six, three, and eight again; then the disk is full until the job is resumed
+    with room."""
+    if not HAS_ROOT:
+        pytest.skip("only root mounts a small disk")
+    disk, steps, step = tmp_path / "checkpoints", 40, 2
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "small", disk], check=True)
+    try:
+        with some_hosts(4) as there:
+            job, flags = Training(tmp_path, there), ("--gpus_per_node", 2, "--nstages", 1)
+            job.start(4, *flags, "--chunk_size", 2, steps=steps)
+            job.until(step)
+            three = there.names[0], f"{there.names[1]}:1"
+            for workers, names in ((6, there.names[:3]), (3, three), (8, there.names)):
+                job.hosts(*names)
+                while job.lines()[-1]["map"].count(",") + 1 != workers:
+                    step += 1
+                    job.until(step)
+                    time.sleep(1.0)  # agents start meanwhile
+            filler = disk / "filler"
+            filler.write_bytes(bytes(shutil.disk_usage(disk).free))
+            (tmp_path / "until").write_text(str(steps))
+            assert job.manager.wait(240) == 3
+            assert "No space left" in (tmp_path / "manager.log").read_text()
+            filler.unlink()
+            job.start(4, *flags, "--chunk_size", 2, "--resume", steps=steps)
+            job.until(steps)
+            assert job.manager.wait(120) == 0
+            job.end()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    last = {line["step"]: line["loss"] for line in job.lines()}
+    wanted, *_ = net.plain(BATCH, steps, CLIP, net.adamw)
+    assert [*last.values()] == pytest.approx(wanted, rel=1e-5)

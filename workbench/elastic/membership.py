@@ -78,6 +78,8 @@ class Round:
     since_s: float = 0.0
     step: int | None = None
     """That was done last."""
+    gains: bool = False
+    """Whether some step was done for the first time."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
     forwards: dict[int, deque[float]] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -116,6 +118,7 @@ class Membership:
         self._stepped_s: float | None = None
         self._began_s = self._ticked_s = now
         self._settled, self._fruitless, self._waits = False, 0, ""
+        self._furthest = newest or 0
 
     # -- hosts ---------------------------------------------------------------------------------
     def listed(self, hosts: Mapping[str, int], now: float) -> None:
@@ -210,7 +213,9 @@ class Membership:
             since = ours.began_s if self._stepped_s is None else self._stepped_s
             self._costs.append(now - since)
             self._say(f"step {told.step} is done, {now - since:.1f} s after the one before")
-        ours.step, self._stepped_s, self._fruitless = max(ours.step or 0, told.step), now, 0
+        ours.step, self._stepped_s = max(ours.step or 0, told.step), now
+        if told.step > self._furthest:
+            self._furthest, self._fruitless, ours.gains = told.step, 0, True
         if told.rank == 0:
             ours.seconds.append(told.seconds)
         if told.forward_s is None:
@@ -238,11 +243,12 @@ class Membership:
         else:
             what = f"rank {told.rank} on {name} {told.failure}"
             self._say(what)
-            self._fruitless += ours.step is None
+            full = told.failure.startswith("failed: OSError") and not ours.gains
+            self._fruitless += ours.step is None or full  # a full disk is so in the next round, too
             if self._profiling and told.failure.startswith(REFUSED):
                 self.outcome = LACKING.format(what) if REFUSED[0] in what else what
             elif self._fruitless == FRUITLESS:
-                self.outcome = f"{FRUITLESS} rounds in a row failed before a step was done: {what}"
+                self.outcome = f"{FRUITLESS} rounds in a row failed without a new step: {what}"
         self._end(now)
 
     # -- rounds --------------------------------------------------------------------------------
