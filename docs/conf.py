@@ -21,6 +21,7 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+doctest_test_doctest_blocks = ""
 html_theme = "alabaster"
 html_theme_options = {
     "description": "Train models larger than the GPUs at hand, and see why.",

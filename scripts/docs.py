@@ -34,6 +34,7 @@ EXPECTED = DOCS / "expected.csv"
 MADE = "<!-- Made by scripts/docs.py: change its sources, then `make docs`. -->\n"
 MATRIX = re.compile(r"(?<=<!-- methods -->\n).*?(?=<!-- /methods -->)", re.DOTALL)
 DPI = 130
+PREDICTED = re.compile(r"\d+ runs are predicted [\d.]+ % off on the mean, but \d+")
 PICTURES = {
     "9": ("stronghold", "paper"),
     "harmony_12": ("harmony", "paper"),
@@ -68,8 +69,11 @@ def matrix() -> str:
 
 
 def readme() -> str:
-    """README.md with the present table of methods."""
-    return MATRIX.sub(lambda _: matrix(), (ROOT / "README.md").read_text(), count=1)
+    """README.md with the present table of methods, and how far predictions are off."""
+    off = measured()["off"].dropna().abs() * 100
+    told = f"{len(off)} runs are predicted {off.mean():.1f} % off on the mean, but {off.max():.0f}"
+    text = (ROOT / "README.md").read_text()
+    return PREDICTED.sub(told, MATRIX.sub(lambda _: matrix(), text, count=1), count=1)
 
 
 # -- results.md: all committed rows -------------------------------------------------------------
@@ -147,7 +151,7 @@ def artifact() -> str:
     exhibits = [find(key) for key in EXHIBITS]
     claims, experiments = [], []
     for number, exhibit in enumerate(exhibits, start=1):
-        claims.append((f"C{number}", exhibit.claim, exhibit.section, f"E{number}"))
+        claims.append((f"C{number}", exhibit.claim, made_in(exhibit), f"E{number}"))
         told, lasts = expected.loc[exhibit.name], dials(exhibit)
         experiments.append(
             (f"E{number}", f"`workbench figure {exhibit.name}`", lasts["smoke"][1],
@@ -180,6 +184,11 @@ def artifact() -> str:
     )
 
 
+def made_in(exhibit: Exhibit) -> str:
+    """Paper and place of a claim."""
+    return ": ".join(filter(None, (exhibit.system, exhibit.section)))
+
+
 def dials(exhibit: Exhibit) -> dict[str, tuple[str, str]]:
     """Size -> what runs and how long it takes, as the exhibit's notebook says it."""
     text = (NOTEBOOKS / f"{exhibit.notebook}.py").read_text()
@@ -208,7 +217,7 @@ def verdicts(exhibit: Exhibit, size: str, folder: str | Path) -> str:
     session = open_exhibit(exhibit.figure, size, folder)
     rows = session.rows()
     counted = Counter(session.verdict(rows).get("verdict", ())) if len(rows) else Counter()
-    return ", ".join(f"{count} {word}" for word, count in counted.most_common()) or "a figure"
+    return ", ".join(f"{word} {count}" for word, count in counted.most_common()) or "a figure"
 
 
 # -- quickstart.md: the notebook as a page ------------------------------------------------------
