@@ -53,6 +53,9 @@ planned.step_seconds, batch / record.samples_per_second
 # updates on the host.
 
 # %%
+from IPython.display import SVG
+
+from workbench.figures.style import as_svg
 from workbench.report.timeline import draw_gantt
 
-draw_gantt([record], store)
+SVG(as_svg(draw_gantt([record], store)))

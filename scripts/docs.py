@@ -35,14 +35,9 @@ MADE = "<!-- Made by scripts/docs.py: change its sources, then `make docs`. -->\
 MATRIX = re.compile(r"(?<=<!-- methods -->\n).*?(?=<!-- /methods -->)", re.DOTALL)
 DPI = 130
 PREDICTED = re.compile(r"\d+ runs are predicted [\d.]+ % off on the mean, but \d+")
-PICTURES = {
-    "9": ("stronghold", "paper"),
-    "harmony_12": ("harmony", "paper"),
-    "varuna_bubbles": ("varuna", "paper"),
-    "pipelines": ("pipelines", "paper"),
-    "8a": ("baselines", "paper"),
-}
-"""Exhibit -> name and size of the figure on the page of a system."""
+PICTURES = {"9": "stronghold", "8a": "baselines", "harmony_12": "harmony", "pipelines": "pipelines"}
+PICTURES |= {"varuna_bubbles": "varuna"}
+"""Exhibit -> the page that shows its figure at paper size."""
 WORKLOAD = ["layers", "hidden", "seq", "batch", "dtype"]
 
 
@@ -93,8 +88,8 @@ def measured() -> pd.DataFrame:
 def results() -> str:
     """docs/results.md."""
     rows = measured()
-    told = [*rows.groupby(["file", "ranks"])]
-    lines = [_true(f"`{file}`, {_gpus(group, ranks)}", group) for (file, ranks), group in told]
+    told = rows.groupby(["file", "gpu", "ranks"])
+    lines = [_true(f"`{file}`, {_gpus(gpu, n)}", group) for (file, gpu, n), group in told]
     heads = ("rows", "steps predicted", "off on the mean", "at worst", "peaks off", "at worst")
     body = table(heads, [*filter(None, lines), _true("all", rows)])
     parts = [(DOCS / "results.md.in").read_text().format(made=MADE, runs=len(rows), plans=body)]
@@ -108,8 +103,8 @@ def results() -> str:
     return "".join(parts)
 
 
-def _gpus(group: pd.DataFrame, ranks: int) -> str:
-    return f"{ranks} x {group['gpu'].iloc[0].upper()}"
+def _gpus(name: str, ranks: int) -> str:
+    return f"{ranks} x {name.upper()}"
 
 
 def _true(name: str, group: pd.DataFrame) -> tuple[object, ...] | None:
@@ -135,9 +130,8 @@ def _line(row: dict) -> list[str]:
     numbers = ["step_seconds_median", "predicted_step_seconds", "peak_device_gib", "host_gib"]
     cap, clip = _number(row["device_cap_gib"], "all"), _number(row["clip"], "none")
     shown = [_number(row[name]) for name in numbers]
-    date = row["measured_on"][:10]
-    return [named, _gpus(pd.DataFrame([row]), row["ranks"]), cap, clip, speed, *shown, date,
-            row["commit"][:7]]  # fmt: skip
+    gpus, when = _gpus(row["gpu"], row["ranks"]), (row["measured_on"][:10], row["commit"][:7])
+    return [named, gpus, cap, clip, speed, *shown, *when]
 
 
 def _number(value: float, none: str = "-") -> str:
@@ -148,52 +142,33 @@ def _number(value: float, none: str = "-") -> str:
 def artifact() -> str:
     """docs/artifact.md."""
     expected = pd.read_csv(EXPECTED, keep_default_na=False).set_index("exhibit")
-    exhibits = [find(key) for key in EXHIBITS]
-    claims, experiments = [], []
-    for number, exhibit in enumerate(exhibits, start=1):
-        claims.append((f"C{number}", exhibit.claim, made_in(exhibit), f"E{number}"))
-        told, lasts = expected.loc[exhibit.name], dials(exhibit)
-        experiments.append(
-            (f"E{number}", f"`workbench figure {exhibit.name}`", lasts["smoke"][1],
-             lasts["small"][1] if exhibit.runs else "-", told["disk"], told["smoke"],
-             told["paper"])
-        )  # fmt: skip
-    drawn = [each.name for each in exhibits if not each.runs]
-    simulated = [e.name for e in exhibits if e.runs and "nothing" not in dials(e)["paper"][1]]
-    return (
-        (DOCS / "artifact.md.in")
-        .read_text()
-        .format(
-            made=MADE,
-            claims=table(("claim", "in words", "made in", "experiment"), claims),
-            experiments=table(
-                (
-                    "experiment",
-                    "command",
-                    "takes at smoke",
-                    "at small",
-                    "disk at smoke",
-                    "expected at smoke",
-                    "expected at paper size, without a GPU",
-                ),
-                experiments,
-            ),  # fmt: skip
-            drawn=", ".join(f"`{name}`" for name in drawn),
-            simulated=", ".join(f"`{name}`" for name in simulated),
-        )
+    claims, experiments, drawn, simulated = [], [], [], []
+    for number, exhibit in enumerate(map(find, EXHIBITS), start=1):
+        place = ": ".join(filter(None, (exhibit.system, exhibit.section)))
+        claims.append((f"C{number}", exhibit.claim, place, f"E{number}"))
+        told, said = expected.loc[exhibit.name], dials(exhibit)
+        command, small = f"`workbench figure {exhibit.name}`", " | ".join(said["small"])
+        experiments.append((f"E{number}", command, *said["smoke"], *told[["disk", "smoke"]], small))
+        if not exhibit.runs:
+            drawn.append(f"`{exhibit.name}` ({told['paper']})")
+        elif "hold" in told["paper"]:
+            simulated.append(f"`{exhibit.name}` ({told['paper']})")
+    text = (DOCS / "artifact.md.in").read_text()
+    heads = ("experiment", "command", "runs at smoke", "takes", "disk", "expected at smoke")
+    return text.format(
+        made=MADE,
+        claims=table(("claim", "in words", "made in", "experiment"), claims),
+        experiments=table((*heads, "runs at small", "takes"), experiments),
+        drawn=", ".join(drawn),
+        simulated=", ".join(simulated),
     )
 
 
-def made_in(exhibit: Exhibit) -> str:
-    """Paper and place of a claim."""
-    return ": ".join(filter(None, (exhibit.system, exhibit.section)))
-
-
-def dials(exhibit: Exhibit) -> dict[str, tuple[str, str]]:
+def dials(exhibit: Exhibit) -> dict[str, list[str]]:
     """Size -> what runs and how long it takes, as the exhibit's notebook says it."""
     text = (NOTEBOOKS / f"{exhibit.notebook}.py").read_text()
     found = re.findall(r"^# \| (\w+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
-    return {size: (what, lasts) for size, what, lasts in found}
+    return {size: told for size, *told in found}
 
 
 def expect(folder: Path) -> None:
@@ -207,8 +182,8 @@ def expect(folder: Path) -> None:
             for record in open_exhibit(exhibit.figure, "smoke", folder).records()
             for file in (folder / "runs" / record.key).rglob("*")
         )
-        rows.append((exhibit.name, f"{used / 2**20:.1f} MiB", verdicts(exhibit, "smoke", folder),
-                     paper))  # fmt: skip
+        smoke = verdicts(exhibit, "smoke", folder)
+        rows.append((exhibit.name, f"{used / 2**20:.1f} MiB", smoke, paper))
     pd.DataFrame(rows, columns=["exhibit", "disk", "smoke", "paper"]).to_csv(EXPECTED, index=False)
 
 
@@ -238,9 +213,9 @@ def figures(run: Path) -> None:
     figures of exhibits from committed rows and simulations."""
     store = Store(run.parents[1])
     pictures = {"timeline": draw_gantt([store.find(run.name)], store)}
-    for key, (name, size) in PICTURES.items():
+    for key, name in PICTURES.items():
         with tempfile.TemporaryDirectory() as empty:
-            session = open_exhibit(key, size, empty)
+            session = open_exhibit(key, "paper", empty)
             pictures[name] = session.draw(session.rows())
     for name, picture in pictures.items():
         picture.savefig(DOCS / "figures" / f"{name}.png", dpi=DPI)
@@ -256,11 +231,8 @@ PAGES: dict[Path, Callable[[], str]] = {
 
 def stale() -> list[str]:
     """Names of pages that are not as their sources make them."""
-    return [
-        str(path.relative_to(ROOT))
-        for path, made in PAGES.items()
-        if not path.exists() or path.read_text() != made()
-    ]
+    old = [path for path, made in PAGES.items() if not path.exists() or path.read_text() != made()]
+    return [str(path.relative_to(ROOT)) for path in old]
 
 
 def main() -> int:
@@ -273,16 +245,13 @@ def main() -> int:
             parser.error(f"{arguments.action} needs a folder")
         {"expect": expect, "figures": figures}[arguments.action](arguments.folder.resolve())
         return 0
-    found = stale()
-    if arguments.action == "write":
-        for name in found:
-            (ROOT / name).write_text(PAGES[ROOT / name]())
-            print(f"wrote {name}")
-        return 0
-    print(
-        "\n".join(f"{name} is out of date: run `make docs`" for name in found) or "all up to date"
-    )
-    return 1 if found else 0
+    for name in stale():
+        if arguments.action == "check":
+            print(f"{name} is out of date: run `make docs`")
+            return 1
+        (ROOT / name).write_text(PAGES[ROOT / name]())
+        print(f"wrote {name}")
+    return 0
 
 
 if __name__ == "__main__":
