@@ -8,6 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import workbench  # noqa: E402
+
+# Public names are imported when they are used; autodoc lists those that a module holds.
+public = getattr(workbench, "__all__", ())
+vars(workbench).update({name: getattr(workbench, name) for name in public})
+
 project = "Workbench"
 author = "The Workbench authors"
 copyright = "The Workbench authors, MIT licence"
