@@ -54,7 +54,8 @@ def matrix() -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in methods.known().values():
         devices = "several" if row.parallel else "one"
-        own = "yes" if row.modules else "no"
+        loop = getattr(row, "driven", "")  # steps in a user's own loop
+        own = "yes" if row.modules else "in Python" if loop else "no"
         disk = "yes" if takes(row.name, "optimizer_tier") else "no"
         after = "any" if row.portable else "its own"
         alike.setdefault((devices, "yes", own, disk, "yes", after), []).append(row.name)
