@@ -10,7 +10,7 @@ reproduce test thorough: export PYTHONDONTWRITEBYTECODE =
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test thorough bench lab lint format notebooks constraints clean
+.PHONY: help setup reproduce test thorough bench lab docs lint format notebooks constraints clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -37,6 +37,12 @@ lab: setup  ## JupyterLab on 127.0.0.1 with its token on, at notebooks/
 	  --LabApp.news_url= \
 	  --LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate \
 	  $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
+
+docs: setup  ## the manual: build/docs/index.html, after what is made of other files is made again
+	$(BIN)/python -m pip install --quiet -c constraints.txt sphinx myst-parser
+	$(BIN)/python scripts/docs.py write
+	$(BIN)/python -m sphinx -q -W -b doctest docs build/docs
+	$(BIN)/python -m sphinx -q -W -b html docs build/docs
 
 lint: setup  ## what a review would only repeat: style, spelling, notebooks
 	$(BIN)/ruff check

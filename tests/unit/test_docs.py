@@ -1,0 +1,49 @@
+"""The manual: made pages are up to date, links lead somewhere, examples are true."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+def test_pages_are_as_their_sources_make_them(root: Path) -> None:
+    words = [sys.executable, "scripts/docs.py", "check"]
+    answer = subprocess.run(words, cwd=root, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert len((root / "README.md").read_text().split()) <= 900
+
+
+def test_links_of_all_pages_lead_to_files(root: Path) -> None:
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]
+    links = [(page, link) for page in pages for link in LINK.findall(page.read_text())]
+    assert len(links) > 30
+    assert not [(page, link) for page, link in links if not (page.parent / link).exists()]
+
+
+def test_the_manual_builds_without_a_warning(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    pytest.importorskip("myst_parser")
+    html, tests = (["-q", "-W", "-b", name, "docs", str(tmp_path)] for name in ("html", "doctest"))
+    code = f"from sphinx.cmd.build import main; exit(main({html}) or main({tests}))"
+    words = [sys.executable, "-c", code]
+    answer = subprocess.run(words, cwd=root, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "0 failures in tests" in (tmp_path / "output.txt").read_text()
+
+
+def test_the_quickstart_runs(root: Path, tmp_path: Path, measured: Path) -> None:
+    shutil.copytree(measured, tmp_path / "profiles")
+    source = (root / "notebooks" / "quickstart.py").read_text()
+    for name, value in {"layers": 2, "hidden": 32, "window": 2, "steps": 2}.items():
+        source = re.sub(rf"^{name}: int = \d+", f"{name} = {value}", source, flags=re.MULTILINE)
+    names = {}
+    exec(source.replace('"results"', f'"{tmp_path}"'), names)
+    assert names["record"].status == "ok"
+    assert names["planned"].step_seconds > 0
