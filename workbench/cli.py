@@ -93,8 +93,9 @@ def make_parser() -> argparse.ArgumentParser:
     add_spec_flags(plan, "default: all, recommending one", window="auto")
     _add_store_flags(plan)
     plan.add_argument(
-        "--machine", metavar="NAME", help="a machine by name, such as h100-80gb, instead of this"
-    )
+        "--machine", metavar="NAME|FILE.json",
+        help="another machine by name, such as h100-80gb, or from a file, instead of this one",
+    )  # fmt: skip
     plan.set_defaults(handler=_plan)
 
     layers = verbs.add_parser(
@@ -226,7 +227,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             printed["not_planned"] = not_planned
         print(json.dumps(printed, indent=1))
     else:
-        print_plans(answers, best, not_planned, named=arguments.machine is not None)
+        print_plans(answers, best, not_planned)
     if not best.plan.fits:
         _complain(f"nothing fits: {best.plan.binding}")
         return BAD_INPUT

@@ -13,19 +13,11 @@ MOST_ROWS = 32
 """Candidates that a plan shows; all are in its JSON."""
 
 
-def print_plans(
-    answers: list[Answer], best: Answer, not_planned: dict[str, str], *, named: bool
-) -> None:
-    """Each plan, the best one marked. `named`: a published machine was asked for by name."""
-    spec = best.spec
-    print(
-        f"{describe_model(spec.model)}, batch {spec.batch}, on {best.hardware} "
-        f"({best.source} costs)"
-    )
-    if best.source == "published" and not named:
-        print(
-            "  this machine has not measured such layers; a run of them does, and plans go by that"
-        )
+def print_plans(answers: list[Answer], best: Answer, not_planned: dict[str, str]) -> None:
+    """Each plan, the best one marked; a machine that is not this one stands in the headline."""
+    print(f"{describe_model(best.spec.model)}, batch {best.spec.batch}, on {where(best)}")
+    if best.basis:
+        print(f"  {best.basis}")
     for each in answers:
         plan = each.plan
         mark = "*" if each is best and plan.fits else " "
@@ -41,6 +33,13 @@ def print_plans(
             print(f"{'':17s}{note}")
     for method, why in not_planned.items():
         print(f"  {method:14s} is not planned: {why}")
+
+
+def where(answer: Answer) -> str:
+    """The machine of an answer, and whether it is this one."""
+    if not answer.here:
+        return f"{answer.hardware}, which is not this machine ({answer.source} costs)"
+    return f"this machine ({answer.hardware}; {answer.source})"
 
 
 def _table(candidates: Sequence[Candidate]) -> Iterator[str]:

@@ -1,21 +1,25 @@
 """Questions before running: does it fit, with which method and settings, how fast, and what binds?
 
-Nothing trains and nothing is measured here. The costs come from this machine's stored profile where
-there is one, else from the constants of published hardware, and the answer says which.
+Nothing trains and nothing is measured here, but by `measure`. Answers are for this machine: memory
+is its own; times come from its stored profile where there is one, else they are estimated from what
+is known of it (published/machines.py), or left out. Another machine is asked for by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from workbench.core import methods
-from workbench.core.model_spec import GPT_FAMILY
+from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
-from workbench.profile.profile import Profile
+from workbench.profile.machine import USABLE
+from workbench.profile.profile import Hardware, Profile
 from workbench.runs.store import Store
-from workbench.schedule.plan import DoesNotFit, Plan
+from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
+from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,11 @@ class Answer:
     spec: RunSpec
     hardware: str
     source: str
-    """``measured`` on this machine, ``published`` constants, or those of a ``datasheet``."""
+    """Origin of the costs, as `Hardware.source` has it."""
+    here: bool = True
+    """Whether it is this machine."""
+    basis: str = ""
+    """How times were obtained, in a sentence, or how to get them; empty of measured ones."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -39,15 +47,16 @@ class Answer:
             **self.plan.to_dict(),
             "samples_per_second": self.samples_per_second,
             "hardware": self.hardware,
+            "this_machine": self.here,
             "profile": self.source,
+            "basis": self.basis,
         }
 
 
 def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer:
     """The plan of the spec's method; `fits` is False where nothing fits. Raises ValueError.
 
-    `machine` names one that is known; None is this machine, or a published one where this was not
-    measured.
+    `machine` names another one, or its file; None is this machine.
     """
     methods.check_model(methods.find(spec.method), spec.model)
     heard: list[str] = []
@@ -55,7 +64,7 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
     profile = profiles[min(profiles)]
     hardware = profile.hardware
     try:
-        plan = plan_from(spec, profiles)
+        plan = plan_from(on_machine(spec, hardware), profiles)
     except DoesNotFit as refusal:
         plan = Plan(
             method=spec.method,
@@ -67,12 +76,42 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
             binding=str(refusal),
             lacking=refusal.tier,
         )
-    counted = spec.model.family != GPT_FAMILY
-    if hardware.source == "datasheet" or hardware.source == "published" and counted:
-        plan = replace(plan, notes=(*plan.notes, profile.note))
-    notes = (*plan.notes, *dict.fromkeys(heard))
-    plan = replace(plan, notes=notes, spread=hardware.spread)
-    return Answer(plan=plan, spec=spec, hardware=hardware.name, source=hardware.source)
+    plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)), spread=hardware.spread)
+    return Answer(
+        plan=told(plan, hardware, spec.ranks),
+        spec=spec,
+        hardware=hardware.name,
+        source=hardware.source,
+        here=hardware.here,
+        basis="" if hardware.source == "measured" else profile.note,
+    )
+
+
+def on_machine(spec: RunSpec, hardware: Hardware) -> RunSpec:
+    """The spec with budgets that this machine has: nobody can use more than it has in all."""
+    if not hardware.here:
+        return spec
+    device, host = (int(n / USABLE) for n in (hardware.device_bytes, hardware.host_bytes))
+    if hardware.device == "cpu":  # one memory, of which the budgets are shares
+        device = host = device + host
+    asked = {"device_memory": device, "host_memory": host}
+    over = {name: has for name, has in asked.items() if (getattr(spec, name) or 0) > has}
+    return replace(spec, **over) if over else spec
+
+
+def told(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
+    """The plan as it is told: refused where this machine's one memory cannot hold all tiers, and
+    without its times where they are not this machine's."""
+    has = (hardware.device_bytes + hardware.host_bytes) / USABLE
+    needs = ranks * plan.peak_bytes.get(DEVICE, 0) + plan.peak_bytes.get(HOST_TIER, 0)
+    if plan.fits and hardware.here and hardware.device == "cpu" and needs > has:
+        words = f"device and host need {format_bytes(needs)}, this machine has {format_bytes(has)}"
+        plan = replace(plan, fits=False, lacking=HOST_TIER, binding=f"host memory: {words}")
+    if hardware.source != "unmeasured":
+        return plan
+    settings = {name: value for name, value in plan.settings.items() if name != CLIPPED}
+    binding = "what its times would tell" if plan.fits else plan.binding
+    return replace(plan, step_seconds=None, settings=settings, binding=binding, candidates=())
 
 
 def answer_all(
@@ -109,7 +148,8 @@ def fits(spec: RunSpec, store: Store) -> bool:
     """Whether the spec's method has a plan within the budgets. Raises ValueError."""
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
-        return module.fits(spec, choose_profile(spec, store, None))
+        profile = choose_profile(spec, store, None)
+        return module.fits(on_machine(spec, profile.hardware), profile)
     return answer(spec, store).plan.fits
 
 
@@ -136,17 +176,19 @@ def choose_profile(
     machine: str | None,
     echo: Callable[[str], object] = lambda text: None,
 ) -> Profile:
-    """This machine's stored profile of the model, else one from a published machine's constants;
-    `echo` hears why one that is stored is not used."""
-    from workbench.profile.store import stored_profile
-    from workbench.published.hardware import published_profile
+    """See `machines.profile_of`."""
+    from workbench.published.machines import profile_of
 
-    if machine is not None:
-        return published_profile(spec, machine)
-    return stored_profile(spec, store.root, echo) or published_profile(spec)
+    return profile_of(spec, store.root, machine, echo)
 
 
 def recommend(answers: list[Answer]) -> Answer:
-    """The fastest that fits; where none does, the last one asked."""
-    fitting = [a for a in answers if a.plan.fits and a.plan.step_seconds is not None]
-    return min(fitting, key=lambda a: a.plan.step_seconds) if fitting else answers[-1]
+    """The best that fits, by `rank`; where none does, the last one asked."""
+    fitting = (each for each in answers if each.plan.fits)
+    return min(fitting, key=lambda each: rank(each.plan), default=answers[-1])
+
+
+def rank(plan: Plan) -> tuple[float, float]:
+    """The faster plan first; of those without times, the one that moves fewer bytes."""
+    seconds = plan.step_seconds
+    return inf if seconds is None else seconds, sum(plan.moved_bytes.values())

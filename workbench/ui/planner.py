@@ -54,7 +54,7 @@ class Question:
     """Model, budgets and settings; its method is not used where `method` is `ANY`."""
     method: str = ANY
     machine: str | None = None
-    """A published machine; None is this one."""
+    """Another machine by its name; None is this one."""
 
     @classmethod
     def of(cls, *, method: str = ANY, machine: str | None = None, **changes: Any) -> Question:
@@ -151,7 +151,9 @@ class Reply:
     """One a method that is compared."""
     hardware: str = ""
     source: str = ""
-    """``measured`` on this machine, or ``published`` constants."""
+    """Origin of the costs, as `Hardware.source` has it."""
+    here: bool = True
+    """Whether that is this machine."""
     device: str = ""
     """``cuda`` or ``cpu``."""
     note: str = ""

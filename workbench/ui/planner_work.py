@@ -24,7 +24,7 @@ from typing import Any
 from workbench.core import methods
 from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.profile.profile import Profile, ProfileCosts
-from workbench.runs.planning import plan_from, stored_sizes
+from workbench.runs.planning import on_machine, plan_from, rank, stored_sizes, told
 from workbench.runs.search import at_layers, next_probe
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
@@ -114,6 +114,7 @@ class PlannerWork:
         self._reply = {
             "hardware": hardware.name,
             "source": hardware.source,
+            "here": hardware.here,
             "device": hardware.device,
             "note": note,
             "parameters": sum(unit.parameters for unit in own.units),
@@ -159,7 +160,7 @@ class PlannerWork:
         known = self._rows[method].stage
         if known in enough:
             return
-        spec = self._question.spec.with_(method=method)
+        spec = on_machine(self._question.spec.with_(method=method), self._profile.hardware)
         try:
             for stage, plan in self._planned(spec):
                 if STAGES.index(stage) > STAGES.index(known):  # others are gone through once more
@@ -199,6 +200,7 @@ class PlannerWork:
 
     def _take(self, method: str, stage: str, plan: Plan) -> None:
         """Enter a plan as the row of its method."""
+        plan = told(plan, self._profile.hardware, self._question.spec.ranks)
         self._plans[method] = plan
         seconds, settings = plan.step_seconds, plan.settings
         clipped = settings.get(CLIPPED)
@@ -226,9 +228,9 @@ class PlannerWork:
         """The method that the answer is about, as `workbench plan` recommends one."""
         if self._question.method != ANY:
             return
-        fitting = [row for row in self._rows.values() if row.fits and row.step_seconds is not None]
+        fitting = [method for method, row in self._rows.items() if row.fits]
         if fitting:
-            self._fastest = min(fitting, key=lambda row: row.step_seconds).method
+            self._fastest = min(fitting, key=lambda method: rank(self._plans[method]))
             self._reply["chosen"] = self._fastest
         else:
             self._reply["chosen"] = [*self._rows][-1]
@@ -335,7 +337,7 @@ class PlannerWork:
     def _draw(self, method: str) -> None:
         """The predicted steps of the chosen plan, where it fits."""
         plan, row = self._plans.get(method), self._rows[method]
-        if plan is None or plan.schedule is None or not row.fits:
+        if plan is None or plan.schedule is None or not row.fits or plan.step_seconds is None:
             return
         self.check()
         costs = ProfileCosts(self._profile)
