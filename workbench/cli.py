@@ -96,6 +96,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--machine", metavar="NAME|FILE.json",
         help="another machine by name, such as h100-80gb, or from a file, instead of this one",
     )  # fmt: skip
+    plan.add_argument(
+        "--measure", action="store_true",
+        help="first time the model's layers on this machine, without training",
+    )  # fmt: skip
     plan.set_defaults(handler=_plan)
 
     layers = verbs.add_parser(
@@ -214,10 +218,14 @@ def _code(record: Any) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli_plan import print_plans
-    from workbench.runs.planning import answer_all, recommend
+    from workbench.runs.planning import answer_all, measure, recommend
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = specs_from(arguments, window="auto")
+    if arguments.measure:
+        if arguments.machine is not None:
+            raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
+        measure(specs, store, _complain)
     answers, not_planned = answer_all(specs, store, machine=arguments.machine)
     best = recommend(answers)
     if arguments.json:

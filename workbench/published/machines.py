@@ -118,14 +118,19 @@ def _layers(found: Ceilings) -> dict[str, float]:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def save(name: str, found: Ceilings, folder: Path) -> Path:
-    """Write a measured machine as ``FOLDER/NAME.json``. Raises ValueError for a name that a known
-    machine has, or no file, and where the folder cannot be written."""
+def check_name(name: str) -> None:
+    """Raise ValueError for a name that a known machine has, or that no file can have."""
     if not re.fullmatch(r"[\w][\w.-]*", name) or name in published.names():
         raise ValueError(
             f"{name!r} cannot be the name of a machine of one's own: it has letters, digits, - "
             f"and _, and is none of {', '.join(published.names())}"
         )
+
+
+def save(name: str, found: Ceilings, folder: Path) -> Path:
+    """Write a measured machine as ``FOLDER/NAME.json``. Raises ValueError as `check_name` does, and
+    where the folder cannot be written."""
+    check_name(name)
     data = asdict(found.hardware) | {"name": name, "flops_per_s": _layers(found)}
     data["note"] = f"measured on {found.measured[:10]} on {found.machine.name}"
     data = {key: value for key, value in data.items() if key not in ("source", "wires")}
@@ -147,17 +152,19 @@ def read(path: Path) -> Known:
         raise ValueError(f"{where} is not there") from None
     base: dict[str, Any] = {"device": "cuda", "name": path.stem, "source": "file"}
     if (like := data.pop("like", None)) is not None:
-        on = known(like) if isinstance(like, str) else None
-        if on is None:
-            raise ValueError(
-                f"{where}: like is {like!r}; it must be {' or '.join(published.names())}"
-            )
+        if like not in published.names():
+            able = ", ".join(published.names())
+            raise ValueError(f"{where}: like is {like!r}; it must be one of {able}")
+        on = known(like)
         base = {**asdict(on.hardware), **base}
         base["flops_per_s"] = {dtype: min(rates) for dtype, rates in on.flops_per_s.items()}
     data = {**base, **data}
     for name in ("device_bytes", "host_bytes"):
         if isinstance(data.get(name), str):
-            data[name] = parse_bytes(data[name])
+            try:
+                data[name] = parse_bytes(data[name])
+            except ValueError as error:
+                raise ValueError(f"{where}: {name}: {error}") from None
     note = read_as(str, data.pop("note", "rates are those of the file"), f"{where}: note")
     flops = read_as(dict[str, float], data.pop("flops_per_s", {}), f"{where}: flops_per_s")
     if not flops or flops.keys() - VALUE_BYTES.keys():
@@ -168,10 +175,14 @@ def read(path: Path) -> Known:
     data.setdefault("matmul_flops_per_s", max(flops.values()))
     there = read_as(Hardware, data, where)
     numbers = {field.name: getattr(there, field.name) for field in fields(Hardware)} | flops
+    numbers |= {f"slowdowns[{pair}]": factor for pair, factor in there.slowdowns.items()}
     for name, value in numbers.items():
         low = name in SMALLEST_RATES
         if isinstance(value, int | float) and (value < 0 or value == 0 and not low):
             raise ValueError(f"{where}: {name} is {value:g}; it must be {'0 or ' * low}more than 0")
-    if there.source != "file":
-        raise ValueError(f"{where}: source is {there.source!r}; leave it out")
+    if (there.source, there.device) not in (("file", "cuda"), ("file", "cpu")):
+        raise ValueError(
+            f"{where}: device is {there.device!r}, which must be cuda or cpu, and source "
+            f"{there.source!r}, which is to be left out"
+        )
     return Known(hardware=there, flops_per_s={k: (v, v) for k, v in flops.items()}, note=note)

@@ -7,6 +7,7 @@ is known of it (published/machines.py), or left out. Another machine is asked fo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
@@ -17,6 +18,8 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.profile.machine import USABLE
 from workbench.profile.profile import Hardware, Profile
+from workbench.runs import device_locks
+from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER
@@ -128,6 +131,36 @@ def answer_all(
                 raise
             not_planned[spec.method] = str(error)
     return answers, not_planned
+
+
+def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -> None:
+    """Time on this machine what plans of these specs are made from, as their runs would; what is
+    stored and holds is not timed again. A spec that cannot be is left to `answer` to refuse.
+
+    Raises ValueError while another run holds the device.
+    """
+    from workbench.profile.store import profile_for  # imports torch, when it measures
+
+    for spec in specs:
+        try:
+            spec = resolve(spec)
+        except ValueError:
+            continue
+        among = device_locks.lockable_devices(spec.device)
+        held = device_locks.take(among, 1, "workbench plan --measure")
+        if held is None:
+            raise ValueError(
+                f"{among[0].name} is taken by {device_locks.holder(among[0])}, and both would be "
+                "slower: measure when that has ended, or plan without --measure"
+            )
+        os.environ.update(held.environment)
+        try:
+            timed = getattr(methods.load(spec.method), "measure", profile_for)
+            timed(spec, store.root, echo)
+        except (ValueError, RuntimeError) as error:  # out of memory, too, is one
+            echo(f"layers of {spec.method} are not measured: {' '.join(str(error).split())}")
+        finally:
+            held.release()
 
 
 def plan_from(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:

@@ -12,7 +12,7 @@ from tests.methods.plain import made_up_profile, spec_for
 from workbench import cli
 from workbench.methods.harmony import planner as harmony
 from workbench.profile import several
-from workbench.profile import store as profiles
+from workbench.published import machines
 from workbench.runs import planning
 from workbench.runs.store import Store
 from workbench.ui import planner_profile
@@ -40,7 +40,7 @@ def stored(monkeypatch: pytest.MonkeyPatch):
             return measured(spec) if spec.microbatch in sizes else None
 
         monkeypatch.setattr(several, "stored_profile", stored_profile)
-        monkeypatch.setattr(profiles, "stored_profile", stored_profile)
+        monkeypatch.setattr(machines, "stored_profile", stored_profile)
         monkeypatch.setattr(planner_profile, "stored_profile", stored_profile)
 
     return hold
@@ -65,7 +65,7 @@ def test_the_answer_is_the_plan_of_a_run(stored, method: str, tmp_path: Path) ->
     assert alone.plan.step_seconds != run.step_seconds
     assert alone.plan.notes[-1].startswith("known are the costs of micro-batches of 16 samples")
     stored()
-    published = planning.answer(spec, Store(tmp_path))
+    published = planning.answer(spec, Store(tmp_path), machine="v100-32gb")
     assert published.source == "published"
     assert "a run measures 1, 4 as well" in published.plan.notes[-1]
 
