@@ -97,6 +97,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="another machine by name, such as h100-80gb, or from a file, instead of this one",
     )  # fmt: skip
     plan.add_argument(
+        "--largest", action="store_true", help="the most layers that fit, instead of -l"
+    )
+    plan.add_argument(
         "--measure", action="store_true",
         help="first time the model's layers on this machine, without training",
     )  # fmt: skip
@@ -218,15 +221,18 @@ def _code(record: Any) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli_plan import print_plans
-    from workbench.runs.planning import answer_all, measure, recommend
+    from workbench.runs.best import answer_all, fastest, largest, recommend
+    from workbench.runs.planning import measure
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
-    specs = specs_from(arguments, window="auto")
+    specs = specs_from(arguments, window="auto", peers=True)
     if arguments.measure:
         if arguments.machine is not None:
             raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
         measure(specs, store, _complain)
-    answers, not_planned = answer_all(specs, store, machine=arguments.machine)
+    answers, not_planned = answer_all(
+        specs, store, machine=arguments.machine, ask=largest if arguments.largest else fastest
+    )
     best = recommend(answers)
     if arguments.json:
         printed = best.to_dict()
@@ -235,7 +241,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             printed["not_planned"] = not_planned
         print(json.dumps(printed, indent=1))
     else:
-        print_plans(answers, best, not_planned)
+        print_plans(answers, best, not_planned, largest=arguments.largest)
     if not best.plan.fits:
         _complain(f"nothing fits: {best.plan.binding}")
         return BAD_INPUT

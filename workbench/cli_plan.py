@@ -13,18 +13,26 @@ MOST_ROWS = 32
 """Candidates that a plan shows; all are in its JSON."""
 
 
-def print_plans(answers: list[Answer], best: Answer, not_planned: dict[str, str]) -> None:
+def print_plans(
+    answers: list[Answer], best: Answer, not_planned: dict[str, str], *, largest: bool
+) -> None:
     """Each plan, the best one marked; a machine that is not this one stands in the headline."""
-    print(f"{describe_model(best.spec.model)}, batch {best.spec.batch}, on {where(best)}")
+    spec = best.spec
+    what = f"largest models of hidden size {spec.model.hidden}" if largest else ""
+    what = what or f"{describe_model(spec.model)}, {billions(best.parameters)}"
+    print(f"{what}, batch {spec.batch}, on {where(best)}")
     if best.basis:
         print(f"  {best.basis}")
     for each in answers:
         plan = each.plan
         mark = "*" if each is best and plan.fits else " "
+        size = f"{each.spec.model.layers} layers, {billions(each.parameters)}; " if largest else ""
         if not plan.fits:
             print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
             continue
-        time = format_step(plan.step_seconds, plan.step_seconds_range)
+        time = size + format_step(plan.step_seconds, plan.step_seconds_range)
+        time += f", {each.tokens_per_second:,.0f} tokens/s" if each.tokens_per_second else ""
+        time += ", --activations keep" * (each.spec.activations == "keep")
         window = f", window {plan.window}" if plan.window is not None else ""
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
         print(f"{mark} {plan.method:14s} {time}{window}; peak {peaks}")
@@ -33,6 +41,12 @@ def print_plans(answers: list[Answer], best: Answer, not_planned: dict[str, str]
             print(f"{'':17s}{note}")
     for method, why in not_planned.items():
         print(f"  {method:14s} is not planned: {why}")
+
+
+def billions(parameters: int) -> str:
+    """``1.72 billion parameters``, or millions."""
+    unit, word = (1e9, "billion") if parameters >= 1e9 else (1e6, "million")
+    return f"{parameters / unit:.3g} {word} parameters"
 
 
 def where(answer: Answer) -> str:

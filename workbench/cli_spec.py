@@ -109,8 +109,11 @@ def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
     )
 
 
-def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunSpec]:
-    """The specs the flags describe, one a method; raises ValueError.
+def specs_from(
+    arguments: argparse.Namespace, *, window: int | str, peers: bool = False
+) -> list[RunSpec]:
+    """The specs the flags describe, one a method; raises ValueError. All methods are the paper's
+    on one device; with `peers`, others as well.
 
     `window` is the default, cut to the number of layers, of a method that has one. Where all
     methods are asked, each takes the options that it has.
@@ -140,13 +143,8 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
 
     specs = [make(name) for name in names]
     first = specs[0]
-    if everything and (first.ranks > 1 or first.model.decomposed):
-        specs = [
-            make(method.name)
-            for method in methods.known().values()
-            if (method.parallel or first.ranks == 1)
-            and (method.modules or not first.model.decomposed)
-        ]
+    if everything and (peers or first.ranks > 1 or first.model.decomposed):
+        specs = [make(name) for name in methods.compared(first.ranks, first.model)]
     if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
         specs = [
             spec.with_(window=min(window, max(2, spec.model.layers)))

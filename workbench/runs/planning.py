@@ -19,7 +19,7 @@ from workbench.core.spec import RunSpec
 from workbench.profile.machine import USABLE
 from workbench.profile.profile import Hardware, Profile
 from workbench.runs import device_locks
-from workbench.runs.resolve import resolve
+from workbench.runs.resolve import check_method, resolve
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER
@@ -36,6 +36,7 @@ class Answer:
     """Origin of the costs, as `Hardware.source` has it."""
     here: bool = True
     """Whether it is this machine."""
+    parameters: int = 0
     basis: str = ""
     """How times were obtained, in a sentence, or how to get them; empty of measured ones."""
 
@@ -44,11 +45,20 @@ class Answer:
         seconds = self.plan.step_seconds
         return self.spec.batch / seconds if seconds and self.plan.fits else None
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        samples = self.samples_per_second
+        return samples and samples * self.spec.model.seq
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: the plan's fields, its throughput, and where the costs come from."""
         return {
             **self.plan.to_dict(),
+            "layers": self.spec.model.layers,
+            "parameters": self.parameters,
+            "activations": self.spec.activations,
             "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
             "hardware": self.hardware,
             "this_machine": self.here,
             "profile": self.source,
@@ -61,7 +71,7 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
 
     `machine` names another one, or its file; None is this machine.
     """
-    methods.check_model(methods.find(spec.method), spec.model)
+    check_method(spec, gpus=machine is None)
     heard: list[str] = []
     profiles = choose_profiles(spec, store, machine, heard.append)
     profile = profiles[min(profiles)]
@@ -86,6 +96,7 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
         hardware=hardware.name,
         source=hardware.source,
         here=hardware.here,
+        parameters=sum(unit.parameters for unit in profile.units),
         basis="" if hardware.source == "measured" else profile.note,
     )
 
@@ -115,22 +126,6 @@ def told(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
     settings = {name: value for name, value in plan.settings.items() if name != CLIPPED}
     binding = "what its times would tell" if plan.fits else plan.binding
     return replace(plan, step_seconds=None, settings=settings, binding=binding, candidates=())
-
-
-def answer_all(
-    specs: list[RunSpec], store: Store, *, machine: str | None = None
-) -> tuple[list[Answer], dict[str, str]]:
-    """The answers of several methods, and why others cannot be planned so. Raises ValueError where
-    none can."""
-    answers, not_planned = [], {}
-    for spec in specs:
-        try:
-            answers.append(answer(spec, store, machine=machine))
-        except ValueError as error:
-            if spec is specs[-1] and not answers:
-                raise
-            not_planned[spec.method] = str(error)
-    return answers, not_planned
 
 
 def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -> None:
@@ -177,13 +172,13 @@ def plan_from(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
-def fits(spec: RunSpec, store: Store) -> bool:
+def fits(spec: RunSpec, store: Store, machine: str | None = None) -> bool:
     """Whether the spec's method has a plan within the budgets. Raises ValueError."""
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
-        profile = choose_profile(spec, store, None)
+        profile = choose_profile(spec, store, machine)
         return module.fits(on_machine(spec, profile.hardware), profile)
-    return answer(spec, store).plan.fits
+    return answer(spec, store, machine=machine).plan.fits
 
 
 def choose_profiles(
@@ -213,12 +208,6 @@ def choose_profile(
     from workbench.published.machines import profile_of
 
     return profile_of(spec, store.root, machine, echo)
-
-
-def recommend(answers: list[Answer]) -> Answer:
-    """The best that fits, by `rank`; where none does, the last one asked."""
-    fitting = (each for each in answers if each.plan.fits)
-    return min(fitting, key=lambda each: rank(each.plan), default=answers[-1])
 
 
 def rank(plan: Plan) -> tuple[float, float]:

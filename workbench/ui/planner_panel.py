@@ -122,6 +122,7 @@ class PlannerPanel:
         dials = {
             "layers": ("layers", "Transformer blocks", whole(1, 200, most=1000)),
             "batch": ("batch", "Samples per optimizer step", whole(1, 256, doubling=True)),
+            "ranks": ("devices", "GPUs of one host that train together", whole(1, 8, most=64)),
             "device_memory": (
                 "device memory", "Budget of the device: GiB, 24GiB, 25GB, or all",
                 memory(64, nothing="all"),

@@ -158,8 +158,10 @@ def _line(row: Row, reply: Reply) -> dict[str, str]:
     if not row.stage:
         return line | {"fits": "..."}
     line |= {tier: format_bytes(n) for tier, n in row.peak.items()}
-    why = row.binding.partition(";")[0]
-    line |= {"fits": "yes" if row.fits else "no", "bound by": why[:1].upper() + why[1:]}
+    why = row.binding if row.refused else row.binding.partition(";")[0]
+    why = why if row.step_seconds or not row.fits else ""
+    fits = "yes" if row.fits else "not planned" if row.refused else "no"
+    line |= {"fits": fits, "bound by": why[:1].upper() + why[1:]}
     if row.fits and row.step_seconds is not None:
         line["samples/s"] = f"{row.samples_per_second:.3g}"
         line["step"] = f"{row.step_seconds:.3g} s"
