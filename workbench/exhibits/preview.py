@@ -107,6 +107,7 @@ def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
     rest = sum(value is None for value in seconds)
     run = sum(value != 0.0 for value in seconds)
     time = UNKNOWN if rest and not sum(known) else format_seconds(sum(known))
-    note = f"{rest} of unknown time: not measured here yet" if rest else ""
+    why = 'not measured here yet, which "Examine this machine" or a run does'
+    note = f"{rest} of unknown time: {why}" if rest else ""
     state = f"{len(seconds) - run} cached, {run} to run"
     return run, {"state": state, "time": time, "note": note}

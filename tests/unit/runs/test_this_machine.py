@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from workbench import cli
+from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
+from workbench.core.model_spec import ModelSpec
 from workbench.profile.machine import Machine
 from workbench.published import machines
 from workbench.runs import device_locks, planning
@@ -163,3 +165,52 @@ def test_records_of_earlier_runs_count_and_a_start_is_assumed(monkeypatch, tmp_p
     planned = SimpleNamespace(source="estimated", plan=SimpleNamespace(step_seconds=1.0))
     assert expected(spec, planned, []) == (START_S + 5.0, "estimated")
     assert expected(spec, planned, [row])[1] == "records"
+
+
+def test_each_method_is_asked_at_its_best_plain_torch_too(tmp_path: Path, capsys) -> None:
+    """On a device with room for all, what only recomputes by default is no slower."""
+    words = ["plan", "-l", "4", "--machine", "h100-80gb", "--results", str(tmp_path)]
+    assert cli.main([*words, "--device-memory", "60GiB", "--json"]) == 0
+    told = {each["method"]: each for each in json.loads(capsys.readouterr().out)["methods"]}
+    assert list(told) == methods.compared(1, ModelSpec()) == [*methods.METHODS, *methods.PEERS]
+    for name in ("megatron-lm", "plain"):
+        assert told[name]["activations"] == "keep"
+        assert told[name]["step_seconds"] == pytest.approx(
+            told["stronghold"]["step_seconds"], rel=0.02
+        )
+    assert cli.main([*words, "-m", "plain", "--activations", "recompute", "--json"]) == 0
+    fixed = json.loads(capsys.readouterr().out)
+    assert fixed["step_seconds"] > 1.2 * told["plain"]["step_seconds"]
+
+    question = Question.of(machine="h100-80gb", layers=4, method="plain")
+    fields = PlannerWork(Store(tmp_path)).work_on(question, 0)
+    reply = Reply.from_dict(fields, question)
+    assert reply.row.label == "plain torch, activations kept"
+    assert reply.run_spec().activations == "keep"
+
+
+def test_the_largest_model_is_the_last_that_fits(tmp_path: Path, capsys) -> None:
+    words = ["plan", "--largest", "-m", "plain", "--machine", "v100-32gb", "--json"]
+    assert cli.main([*words, *TINY, "--device-memory", "6MiB", "--results", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    shape = {"method": "plain", "hidden": 64, "heads": 2, "seq": 32, "vocab": 64}
+    more = make_spec({**shape, "layers": told["layers"] + 1, "device_memory": 6 << 20})
+    assert not planning.fits(more, Store(tmp_path), "v100-32gb")
+    spec = make_spec({**shape, "layers": told["layers"]})
+    assert told["layers"] > 1
+    assert told["parameters"] == spec.model.parameters
+    assert told["tokens_per_second"] == pytest.approx(4 * 32 / told["step_seconds"])
+    assert told["peak_bytes"]["device"] <= 6 << 20
+
+
+def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
+    shape = {"layers": 2, "hidden": 64, "heads": 2, "seq": 32, "vocab": 64}
+    question = Question.of(machine="h100-80gb", ranks=2, device_memory=4 << 20, **shape)
+    assert "--ranks 2" in question.command()
+    work = PlannerWork(Store(tmp_path))
+    while not (fields := work.work_on(question, 60.0))["done"]:
+        pass
+    rows = {row.method: row for row in Reply.from_dict(fields, question).rows}
+    assert list(rows) == methods.compared(2, ModelSpec())
+    assert {"data-parallel", "1f1b", "harmony-pp"} <= {name for name in rows if rows[name].fits}
+    assert rows["torch-zero-bubble"].refused, "torch plans it by itself"
