@@ -138,14 +138,14 @@ def profile_on(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> P
     """Costs of a model's units on a known machine at `microbatch` samples: of a GPT by formula, of
     other families counted. Raises ValueError for a dtype whose rate is not known, and for a model
     that cannot be made."""
-    forward, backward = known.rates(dtype)
-    on, note = _Rates(known=known, forward=forward, backward=backward, dtype=dtype), known.note
+    note, (forward, backward) = known.note, known.rates(dtype)
     if model.family == GPT_FAMILY:
-        units = _gpt(on, model, microbatch)
+        units = _gpt(known, model, microbatch, dtype)
     else:
         from workbench.profile.counted import Rates, unit_costs  # imports torch
 
-        rates, like = Rates(forward=forward, backward=backward), _block(on, model, microbatch, 0)
+        rates = Rates(forward=forward, backward=backward)
+        like = _block(known, model, microbatch, dtype, 0)
         units = unit_costs(model, microbatch, rates, like, VALUE_BYTES[dtype])
         note += f"; what the layers of {model.family} need was counted without running them"
     return Profile(
@@ -158,25 +158,9 @@ def profile_on(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> P
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rates:
-    """A known machine in one dtype; passes in operations a second."""
-
-    known: Known
-    forward: float
-    backward: float
-    dtype: str
-
-    @property
-    def scratch(self) -> int:
-        """Tensors of the residual stream that a pass works in."""
-        compiled = self.known.hardware.device == "cuda" and self.dtype == "bf16"
-        return ASSUMED["scratch"][0] if compiled else UNCOMPILED_SCRATCH
-
-
-def _gpt(on: _Rates, model: ModelSpec, microbatch: int) -> list[UnitCost]:
+def _gpt(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> list[UnitCost]:
     """Every unit of a GPT."""
-    forward, backward, value_bytes = on.forward, on.backward, VALUE_BYTES[on.dtype]
+    (forward, backward), value_bytes = known.rates(dtype), VALUE_BYTES[dtype]
     tokens = microbatch * model.seq
     residual = tokens * model.hidden * value_bytes
     logits = tokens * model.vocab * value_bytes
@@ -198,26 +182,30 @@ def _gpt(on: _Rates, model: ModelSpec, microbatch: int) -> list[UnitCost]:
         backward_s=2 * head_flops / backward,
         input_bytes=residual,
         kept_bytes=2 * logits,
-        backward_scratch_bytes=round(on.known.head_transient_logits * logits),
+        backward_scratch_bytes=round(known.head_transient_logits * logits),
         flops=head_flops,
     )
-    block = _block(on, model, microbatch, model.block_parameters)
+    block = _block(known, model, microbatch, dtype, model.block_parameters)
     return [embedding, *[block] * model.layers, head]
 
 
-def _block(on: _Rates, model: ModelSpec, microbatch: int, parameters: int) -> UnitCost:
+def _block(
+    known: Known, model: ModelSpec, microbatch: int, dtype: str, parameters: int
+) -> UnitCost:
     """A GPT's block."""
-    forward, backward, value_bytes = on.forward, on.backward, VALUE_BYTES[on.dtype]
-    tokens, fused = microbatch * model.seq, on.known.fused
+    (forward, backward), value_bytes = known.rates(dtype), VALUE_BYTES[dtype]
+    tokens = microbatch * model.seq
     residual = tokens * model.hidden * value_bytes
     scores = microbatch * model.heads * model.seq**2 * value_bytes
     # 16.5 residual-sized tensors and 2.25 score-sized ones (Korthikanti et al. 2022, section 4.1,
     # with 4 bytes a value and 1 byte a dropout mask). Fused attention keeps no scores.
     kept = residual * 33 // 2 + scores * 9 // 4
     forward_scratch, backward_scratch = 3 * scores, 2 * scores
-    if fused:
+    if known.fused:
         kept = residual * ASSUMED["kept"][0]
-        forward_scratch = backward_scratch = residual * on.scratch
+        compiled = known.hardware.device == "cuda" and dtype == "bf16"
+        scratch = ASSUMED["scratch"][0] if compiled else UNCOMPILED_SCRATCH
+        forward_scratch = backward_scratch = residual * scratch
     flops = 24 * tokens * model.hidden**2 + 4 * tokens * model.seq * model.hidden
     return UnitCost(
         kind="block",
@@ -229,7 +217,7 @@ def _block(on: _Rates, model: ModelSpec, microbatch: int, parameters: int) -> Un
         output_bytes=residual,
         kept_bytes=kept,
         forward_scratch_bytes=forward_scratch,
-        recompute_scratch_bytes=residual if fused else 0,
+        recompute_scratch_bytes=residual if known.fused else 0,
         backward_scratch_bytes=backward_scratch,
         flops=flops,
     )

@@ -204,10 +204,17 @@ def choose_profile(
     machine: str | None,
     echo: Callable[[str], object] = lambda text: None,
 ) -> Profile:
-    """See `machines.profile_of`."""
-    from workbench.published.machines import profile_of
+    """The profile of the spec's model on a machine; None is this one, as it was measured or, where
+    it was not, as far as it is known. `echo` hears why a measurement that is stored is not used."""
+    from workbench.profile.store import stored_profile
+    from workbench.published import machines
+    from workbench.published.hardware import profile_on
 
-    return profile_of(spec, store.root, machine, echo)
+    if machine is None and (found := stored_profile(spec, store.root, echo)) is not None:
+        return found
+    on = machines.find(machine, store.root) if machine else machines.here(spec.device, store.root)
+    found = profile_on(on, spec.model, spec.microbatch, spec.dtype)
+    return found.with_link(spec.link_bytes_per_s)
 
 
 def rank(plan: Plan) -> tuple[float, float]:

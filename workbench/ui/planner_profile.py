@@ -13,7 +13,8 @@ from pathlib import Path
 
 from workbench.profile.profile import Profile, UnitCost
 from workbench.profile.store import ceilings, stored_profile
-from workbench.published import machines
+from workbench.runs.planning import choose_profile
+from workbench.runs.store import Store
 from workbench.ui.planner import Question
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -42,7 +43,7 @@ def profile_of(question: Question, results: Path) -> tuple[Profile, str]:
                     f"micro-batch {spec.microbatch} was not measured here: times and activations "
                     f"are in proportion to those of micro-batch {microbatch}; a run measures it"
                 )
-    found = machines.profile_of(spec, results, question.machine, lambda text: None)
+    found = choose_profile(spec, Store(results), question.machine)
     return found, found.note
 
 

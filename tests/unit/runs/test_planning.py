@@ -10,7 +10,7 @@ import pytest
 from workbench import cli
 from workbench.core import methods
 from workbench.profile import several  # noqa: F401 - which takes the real function of the store
-from workbench.published import machines
+from workbench.profile import store as profiles
 from workbench.published.hardware import machine
 from workbench.runs import planning
 from workbench.runs.overrides import make_spec
@@ -44,7 +44,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
         return SimpleNamespace(plan=plan)
 
     monkeypatch.setattr(methods, "load", load)
-    monkeypatch.setattr(machines, "stored_profile", lambda spec, results, echo: None)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: None)
     return times
 
 
@@ -90,7 +90,7 @@ def test_a_stored_profile_of_this_machine_is_preferred(
     here = SimpleNamespace(
         units=(), hardware=replace(known, name="this machine", source="measured")
     )
-    monkeypatch.setattr(machines, "stored_profile", lambda spec, results, echo: here)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: here)
     spec = make_spec({"method": "l2l", "layers": 4})
 
     assert planning.answer(spec, Store(tmp_path)).source == "measured"
@@ -119,7 +119,7 @@ def test_why_what_is_stored_is_not_used_is_in_the_plan(tmp_path, monkeypatch):
     def unreadable(spec, results, echo):
         echo("units-1.json is not used, it cannot be read")
 
-    monkeypatch.setattr(machines, "stored_profile", unreadable)
+    monkeypatch.setattr(profiles, "stored_profile", unreadable)
     found = planning.answer(make_spec({"method": "stronghold", "layers": 2}), Store(tmp_path))
     assert (found.source, found.here) == ("unmeasured", True)
     assert found.plan.notes[-1] == "units-1.json is not used, it cannot be read"

@@ -12,7 +12,7 @@ from tests.methods.plain import made_up_profile, spec_for
 from workbench import cli
 from workbench.methods.harmony import planner as harmony
 from workbench.profile import several
-from workbench.published import machines
+from workbench.profile import store as profiles
 from workbench.runs import planning
 from workbench.runs.store import Store
 from workbench.ui import planner_profile
@@ -40,7 +40,7 @@ def stored(monkeypatch: pytest.MonkeyPatch):
             return measured(spec) if spec.microbatch in sizes else None
 
         monkeypatch.setattr(several, "stored_profile", stored_profile)
-        monkeypatch.setattr(machines, "stored_profile", stored_profile)
+        monkeypatch.setattr(profiles, "stored_profile", stored_profile)
         monkeypatch.setattr(planner_profile, "stored_profile", stored_profile)
 
     return hold

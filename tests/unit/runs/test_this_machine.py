@@ -12,6 +12,7 @@ from workbench import cli
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.model_spec import ModelSpec
+from workbench.profile import store as profiles
 from workbench.profile.machine import Machine
 from workbench.published import machines
 from workbench.runs import device_locks, planning
@@ -37,7 +38,7 @@ TINY = ("-l", "2", "--hidden", "64", "--heads", "2", "--seq", "32", "--vocab", "
 def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """This machine is another one, of which nothing was measured."""
     monkeypatch.setattr(machines, "this_machine", lambda device: machine)
-    monkeypatch.setattr(machines, "stored_profile", lambda spec, results, echo: None)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: None)
     monkeypatch.setattr(machines, "ceilings", lambda *_, **__: None)
 
 

@@ -12,8 +12,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.methods.stronghold import planner
+from workbench.profile import store as profiles
 from workbench.profile.profile import Profile, ProfileCosts
-from workbench.published import machines
 from workbench.published.hardware import published_profile
 from workbench.runs.store import Store
 from workbench.schedule.simulate import Event, simulate
@@ -31,7 +31,7 @@ def profile(monkeypatch: pytest.MonkeyPatch) -> Profile:
     """A machine that counts as this one, and as measured."""
     published = published_profile(SPEC)
     found = replace(published, hardware=replace(published.hardware, source="measured"))
-    monkeypatch.setattr(machines, "stored_profile", lambda spec, root, echo: found)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, root, echo: found)
     return found
 
 
@@ -107,7 +107,7 @@ def test_a_prediction_of_another_schedule_says_so(run: Store) -> None:
 def test_nothing_is_predicted_from_another_machine(
     run: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machines, "stored_profile", lambda spec, root, echo: None)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, root, echo: None)
     data = run_timeline(run, KEY)
     assert [block["source"] for block in data["blocks"]] == ["measured"]
     assert "no prediction" in data["notes"][0]
