@@ -230,9 +230,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         if arguments.machine is not None:
             raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
         measure(specs, store, _complain)
-    answers, not_planned = answer_all(
-        specs, store, machine=arguments.machine, ask=largest if arguments.largest else fastest
-    )
+    ask = largest if arguments.largest else fastest
+    answers, not_planned = answer_all(specs, store, arguments.machine, ask)
     best = recommend(answers)
     if arguments.json:
         printed = best.to_dict()

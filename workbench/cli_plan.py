@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from workbench.core.bytesize import format_bytes
 from workbench.runs.planning import Answer
-from workbench.runs.progress import describe_model, describe_packs, format_step
+from workbench.runs.progress import describe_model, describe_packs, format_step, parameters
 from workbench.schedule.plan import Candidate
 
 MOST_ROWS = 32
@@ -18,15 +18,17 @@ def print_plans(
 ) -> None:
     """Each plan, the best one marked; a machine that is not this one stands in the headline."""
     spec = best.spec
-    what = f"largest models of hidden size {spec.model.hidden}" if largest else ""
-    what = what or f"{describe_model(spec.model)}, {billions(best.parameters)}"
+    hidden = f"largest models of hidden size {spec.model.hidden}"
+    what = hidden if largest else f"{describe_model(spec.model)}, {parameters(best.parameters)}"
     print(f"{what}, batch {spec.batch}, on {where(best)}")
     if best.basis:
         print(f"  {best.basis}")
     for each in answers:
         plan = each.plan
         mark = "*" if each is best and plan.fits else " "
-        size = f"{each.spec.model.layers} layers, {billions(each.parameters)}; " if largest else ""
+        size = (
+            f"{each.spec.model.layers} layers, {parameters(each.parameters)}; " if largest else ""
+        )
         if not plan.fits:
             print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
             continue
@@ -41,12 +43,6 @@ def print_plans(
             print(f"{'':17s}{note}")
     for method, why in not_planned.items():
         print(f"  {method:14s} is not planned: {why}")
-
-
-def billions(parameters: int) -> str:
-    """``1.72 billion parameters``, or millions."""
-    unit, word = (1e9, "billion") if parameters >= 1e9 else (1e6, "million")
-    return f"{parameters / unit:.3g} {word} parameters"
 
 
 def where(answer: Answer) -> str:

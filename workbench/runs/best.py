@@ -20,13 +20,14 @@ DEEPEST = 512
 
 def ways(spec: RunSpec) -> list[RunSpec]:
     """The spec, and one that keeps activations, where it leaves them open and its method can."""
-    try:
-        return [spec, spec.with_(activations="keep")] if spec.activations == "auto" else [spec]
-    except ValueError:
-        return [spec]
+    found = [spec]
+    if spec.activations == "auto":
+        with suppress(ValueError):
+            found.append(spec.with_(activations="keep"))
+    return found
 
 
-def fastest(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer:
+def fastest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
     """The method's best answer. Raises ValueError."""
     first, *others = ways(spec)
     found = [answer(first, store, machine=machine)]
@@ -36,35 +37,28 @@ def fastest(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answe
     return min((a for a in found if a.plan.fits), key=lambda a: rank(a.plan), default=found[0])
 
 
-def largest(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer:
+def largest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
     """The answer for the most layers that fit with the method, of those the fastest; for one layer
     where not even that fits. Raises ValueError for a model that has no number of layers to vary."""
     if spec.model.decomposed:
         raise ValueError(f"layers of {spec.model.family} are not alike: --largest is for decoders")
     limit = min(DEEPEST, MOST_PASSES // max(spec.microbatches, spec.ranks))
-    sizes = {way: planned_largest(way, store, limit=limit, machine=machine) for way in ways(spec)}
-    most = max(sizes.values())
-    found = [
-        answer(at_layers(way, max(1, most)), store, machine=machine)
-        for way, layers in sizes.items()
-        if layers == most
-    ]
-    return min(found, key=lambda a: rank(a.plan))
+    most = max(planned_largest(way, store, limit=limit, machine=machine) for way in ways(spec))
+    return fastest(at_layers(spec, max(1, most)), store, machine)
 
 
 def answer_all(
     specs: list[RunSpec],
     store: Store,
-    *,
-    machine: str | None = None,
-    ask: Callable[..., Answer] = fastest,
+    machine: str | None,
+    ask: Callable[[RunSpec, Store, str | None], Answer] = fastest,
 ) -> tuple[list[Answer], dict[str, str]]:
     """The answers of several methods, `fastest` or `largest`, and why others cannot be planned so.
     Raises ValueError where none can."""
     answers, not_planned = [], {}
     for spec in specs:
         try:
-            answers.append(ask(spec, store, machine=machine))
+            answers.append(ask(spec, store, machine))
         except ValueError as error:
             if spec is specs[-1] and not answers:
                 raise
@@ -75,8 +69,5 @@ def answer_all(
 def recommend(answers: list[Answer]) -> Answer:
     """The largest model that fits; of equal ones the first by `rank`. Where none fits, the last
     one asked."""
-
-    def order(each: Answer) -> tuple[float, ...]:
-        return -each.spec.model.layers, *rank(each.plan)
-
-    return min((each for each in answers if each.plan.fits), key=order, default=answers[-1])
+    fitting = (each for each in answers if each.plan.fits)
+    return min(fitting, key=lambda a: (-a.spec.model.layers, *rank(a.plan)), default=answers[-1])

@@ -29,30 +29,27 @@ NO_MATTER = {
     "lr_decay_steps", "weight_decay", "beta1", "beta2", "eps", "save_every", "start_from", *ALIKE,
 }  # fmt: skip
 """Others count only where several records are alike: the one that differs least is the nearest."""
-MEASURED, RECORDS, ESTIMATED = "measured", "records", "estimated"
 
 
 def expected(
     spec: RunSpec, planned: Answer | None, rows: Iterable[dict[str, Any]]
 ) -> tuple[float | None, str]:
-    """Seconds of a whole run, and whether its steps were ``measured`` as layers, are those of
-    ``records``, or ``estimated``; None where nothing is known. `rows` are those of `Index.rows`."""
+    """Seconds of a whole run, and how its steps are known: ``measured`` as layers, of ``records``,
+    or ``estimated``; None where nothing is known. `rows` are those of `Index.rows`."""
     done = [row for row in rows if row["status"] == "ok" and row["step_seconds"]]
-    step, how = planned.plan.step_seconds if planned else None, ESTIMATED
-    if planned is not None and planned.source == MEASURED:
-        how = MEASURED
-    if (step is None or how != MEASURED) and (near := _nearest(spec, done)) is not None:
-        step = near["step_seconds"] * spec.model.layers / near["layers"]
-        how = RECORDS
+    step, how = (planned.plan.step_seconds, planned.source) if planned else (None, "")
+    if (step is None or how != "measured") and (near := _nearest(spec, done)) is not None:
+        step, how = near["step_seconds"] * spec.model.layers / near["layers"], "records"
     if step is None:
         return None, ""
-    beside: dict[str, list[float]] = {}
-    for row in done:
-        if row["seconds"]:
-            steps = row["step_seconds"] * row["steps_done"]
-            beside.setdefault(row["method"], []).append(max(0.0, row["seconds"] - steps))
-    every = [seconds for found in beside.values() for seconds in found]
-    return median(beside.get(spec.method) or every or [START_S]) + step * spec.steps, how
+    beside = [
+        (row["method"], max(0.0, row["seconds"] - row["step_seconds"] * row["steps_done"]))
+        for row in done
+        if row["seconds"]
+    ]
+    own = [seconds for method, seconds in beside if method == spec.method]
+    every = own or [seconds for _, seconds in beside] or [START_S]
+    return median(every) + step * spec.steps, how
 
 
 def _nearest(spec: RunSpec, done: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -60,14 +57,15 @@ def _nearest(spec: RunSpec, done: list[dict[str, Any]]) -> dict[str, Any] | None
     here = device_class(resolve_device(spec.device))
     asked = {**flat(spec), "method": spec.method}
 
-    def alike(row: dict[str, Any]) -> bool:
-        return row["device_class"] == here and all(
-            row.get(name, asked[name]) == asked[name] for name in ALIKE
-        )
-
-    def distance(row: dict[str, Any]) -> tuple[float, int]:
+    def distance(row: dict[str, Any]) -> tuple[float, float]:
         others = {name: row.get(f"asked_{name}", row.get(name)) for name in asked}
         differ = sum(others[name] != asked[name] for name in asked.keys() - NO_MATTER)
         return differ, abs(log(row["layers"] / spec.model.layers))
 
-    return min(filter(alike, done), key=distance, default=None)
+    alike = (
+        row
+        for row in done
+        if row["device_class"] == here
+        and all(row.get(name, asked[name]) == asked[name] for name in ALIKE)
+    )
+    return min(alike, key=distance, default=None)

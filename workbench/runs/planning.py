@@ -103,14 +103,12 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
 
 def on_machine(spec: RunSpec, hardware: Hardware) -> RunSpec:
     """The spec with budgets that this machine has: nobody can use more than it has in all."""
-    if not hardware.here:
-        return spec
-    device, host = (int(n / USABLE) for n in (hardware.device_bytes, hardware.host_bytes))
+    has = [int(n / USABLE) for n in (hardware.device_bytes, hardware.host_bytes)]
     if hardware.device == "cpu":  # one memory, of which the budgets are shares
-        device = host = device + host
-    asked = {"device_memory": device, "host_memory": host}
-    over = {name: has for name, has in asked.items() if (getattr(spec, name) or 0) > has}
-    return replace(spec, **over) if over else spec
+        has = [sum(has)] * 2
+    most = zip(("device_memory", "host_memory"), has, strict=True)
+    over = {name: nbytes for name, nbytes in most if (getattr(spec, name) or 0) > nbytes}
+    return replace(spec, **over) if hardware.here and over else spec
 
 
 def told(plan: Plan, hardware: Hardware, ranks: int) -> Plan:

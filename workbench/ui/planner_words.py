@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.core.bytesize import format_bytes
+from workbench.runs.progress import parameters
 from workbench.ui.planner import ANY, Reply, Row
 
 BASES = {
@@ -27,11 +28,8 @@ def headline(reply: Reply) -> str:
         return _sentence(reply.problem)
     if row is None:
         return "Planning ..."
-    return (
-        _answer(reply, row)
-        if reply.here
-        else (f"On {reply.hardware}, which is not this machine: {_answer(reply, row)}")
-    )
+    where = "" if reply.here else f"On {reply.hardware}, which is not this machine: "
+    return where + _answer(reply, row)
 
 
 def _answer(reply: Reply, row: Row) -> str:
@@ -169,14 +167,6 @@ def _line(row: Row, reply: Reply) -> dict[str, str]:
         more = "at least " if row.largest_open else ""
         line["largest"] = f"{more}{_count(row.largest_layers, 'layer')}"
     return line
-
-
-def parameters(count: int) -> str:
-    """``5.14 billion parameters``."""
-    for unit, word in ((1e9, "billion"), (1e6, "million")):
-        if count >= unit:
-            return f"{count / unit:.3g} {word} parameters"
-    return f"{count:,} parameters"
 
 
 def rate(bytes_per_s: float) -> str:

@@ -81,7 +81,8 @@ def fits(data: Line, root: str, indices: list[int], limit_seconds: float) -> lis
                 return {"fits": True}
             return {"fits": False, "why": answer(spec, store).plan.binding}
         except ValueError as error:
-            return {"fits": None, "why": str(error)}
+            seconds, how = expected(spec, None, index_of(root).rows())
+            return {"fits": None, "why": str(error), "seconds": seconds, "how": how}
 
     return _in_time(one, data, indices, limit_seconds)
 
@@ -97,8 +98,7 @@ def plans(data: Line, root: str, indices: list[int], limit_seconds: float) -> li
         try:
             planned = answer(spec, store)
         except ValueError as error:
-            seconds, how = expected(spec, None, rows)
-            return {"fits": None, "why": str(error), "seconds": seconds, "how": how}
+            return {"fits": None, "why": str(error)}
         if not planned.plan.fits:  # the quick answer looks at the smallest layout alone
             return {"fits": False, "why": planned.plan.binding}
         seconds, how = expected(spec, planned, rows)
