@@ -26,19 +26,19 @@ def print_plans(
     for each in answers:
         plan = each.plan
         mark = "*" if each is best and plan.fits else " "
-        size = (
-            f"{each.spec.model.layers} layers, {parameters(each.parameters)}; " if largest else ""
-        )
         if not plan.fits:
             print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
             continue
-        time = size + format_step(plan.step_seconds, plan.step_seconds_range)
+        time = format_step(plan.step_seconds, plan.step_seconds_range)
+        if largest:
+            time = f"{each.spec.model.layers} layers, {parameters(each.parameters)}; {time}"
         time += f", {each.tokens_per_second:,.0f} tokens/s" if each.tokens_per_second else ""
         time += ", --activations keep" * (each.spec.activations == "keep")
         window = f", window {plan.window}" if plan.window is not None else ""
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
         print(f"{mark} {plan.method:14s} {time}{window}; peak {peaks}")
-        print(f"{'':17s}bound by {plan.binding}")
+        if plan.step_seconds:
+            print(f"{'':17s}bound by {plan.binding}")
         for note in (*describe_packs(plan.settings), *plan.notes, *_table(plan.candidates)):
             print(f"{'':17s}{note}")
     for method, why in not_planned.items():

@@ -69,11 +69,11 @@ def here(device: str, results: Path) -> Known:
         device=own.device, cores=own.cores, device_bytes=device_bytes, host_bytes=host_bytes,
         **published.DISK,
     )  # fmt: skip
-    flops, note = base.flops_per_s, f"times are estimated, with rates of {like}: {base.note}"
+    flops, note = base.flops_per_s, f"times are estimated, with rates of {like}: {base.note}; {HOW}"
     if not like:
         flops = dict.fromkeys(VALUE_BYTES, flops["fp32"])
-        note = "this machine has not been measured, so no times are told"
-    return Known(hardware=there, flops_per_s=flops, note=f"{note}; {HOW}")
+        note = f"this machine has not been measured, so no times are told: {HOW}"
+    return Known(hardware=there, flops_per_s=flops, note=note)
 
 
 def _is(own: Machine, name: str) -> bool:
