@@ -12,6 +12,7 @@ from workbench import cli
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.model_spec import ModelSpec
+from workbench.profile import several  # noqa: F401 - which takes the real function of the store
 from workbench.profile import store as profiles
 from workbench.profile.machine import Machine
 from workbench.published import machines
