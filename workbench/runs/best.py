@@ -58,6 +58,10 @@ def answer_all(
     answers, not_planned = [], {}
     for spec in specs:
         try:
+            if ask is largest and len(specs) > 1 and hasattr(spec.options, "forward_size"):
+                raise ValueError(
+                    f"it searches minutes for packs at each depth; -m {spec.method} does"
+                )
             answers.append(ask(spec, store, machine))
         except ValueError as error:
             if spec is specs[-1] and not answers:
