@@ -59,9 +59,7 @@ def answer_all(
     for spec in specs:
         try:
             if ask is largest and len(specs) > 1 and hasattr(spec.options, "forward_size"):
-                raise ValueError(
-                    f"it searches minutes for packs at each depth; -m {spec.method} does"
-                )
+                raise ValueError("its packs are searched for at each depth: give -m")
             answers.append(ask(spec, store, machine))
         except ValueError as error:
             if spec is specs[-1] and not answers:
