@@ -6,14 +6,10 @@ machine (published/). Planners and the simulator do not care which. Imports no t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from workbench.core.jsonfile import read_json
-from workbench.core.schema import read_as
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
@@ -290,18 +286,6 @@ class Profile:
             slowdowns=slowdowns,
         )
         return replace(self, hardware=hardware)
-
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Profile:
-        """Inverse of `save`. Raises ValueError where the file is missing or does not fit."""
-        where = f"the profile {path}"
-        try:
-            return read_as(cls, read_json(path, where), where)
-        except FileNotFoundError:
-            raise ValueError(f"{where} is not there") from None
 
 
 class ProfileCosts:

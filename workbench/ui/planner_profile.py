@@ -12,7 +12,7 @@ from math import log
 from pathlib import Path
 
 from workbench.profile.profile import Profile, UnitCost
-from workbench.profile.store import ceilings, stored_profile
+from workbench.profile.store import stored_profile
 from workbench.runs.planning import choose_profile
 from workbench.runs.store import Store
 from workbench.ui.planner import Question
@@ -33,9 +33,8 @@ def profile_of(question: Question, results: Path) -> tuple[Profile, str]:
     Raises ValueError for a rate that is not known, as published machines' are not in bf16.
     """
     spec = question.spec.with_(link_bytes_per_s=None)
-    if question.machine is None and (found := stored_profile(spec, results)) is not None:
-        return found, found.note
-    if question.machine is None and ceilings(results, spec.device, measure=False) is not None:
+    own = choose_profile(spec, Store(results), question.machine)
+    if own.hardware.source == "estimated":
         for microbatch in sorted(MICROBATCHES, key=lambda m: abs(log(m / spec.microbatch))):
             near = spec.with_(batch=microbatch, microbatches=1)
             if (found := stored_profile(near, results)) is not None:
@@ -43,8 +42,7 @@ def profile_of(question: Question, results: Path) -> tuple[Profile, str]:
                     f"micro-batch {spec.microbatch} was not measured here: times and activations "
                     f"are in proportion to those of micro-batch {microbatch}; a run measures it"
                 )
-    found = choose_profile(spec, Store(results), question.machine)
-    return found, found.note
+    return own, own.note
 
 
 def scaled(profile: Profile, microbatch: int) -> Profile:
