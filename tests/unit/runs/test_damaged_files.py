@@ -133,7 +133,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"format": FORMAT, **asdict(found)}))
     (run / NAME).write_text(log_of(3.0, None, 2.5))
-    mine = ("record.json", "events.jsonl", "timeline.json", "spec.json", "job.json", "profile.json")
+    mine = ("record.json", "events.jsonl", "timeline.json", "spec.json", "job.json")
     return {path.name: path for path in (
         *measured, store.root / ".index.sqlite", store.root / "reports/smoke/exhibits.json",
         campaign.folder / "state.json", campaign.folder / "order.json", run / NAME,

@@ -23,7 +23,8 @@ from workbench.runs.store import Store
 from workbench.ui import planner_words, previewer
 from workbench.ui.planner import Question, Reply
 from workbench.ui.planner_work import PlannerWork
-from workbench.ui.sweep_preview import Preview, PreviewPoint
+from workbench.ui.sweep_control import SweepControl
+from workbench.ui.sweep_preview import PreviewPoint
 
 BOX = Machine(
     device="cpu", processor="A box", cores=2, memory_bytes=parse_bytes("23.5GiB"), gpu=None,
@@ -78,15 +79,16 @@ def test_the_page_and_the_preview_judge_by_this_machine(monkeypatch, tmp_path: P
         assert named == (machine is not None)
     data = {"base": {"method": "plain"}, "grid": {"layers": [24, 32]}}
     lines = previewer.fits(data, str(tmp_path), [0, 1], 60.0)
-    preview = Preview(Store(tmp_path), helper=SimpleNamespace())
-    preview.points = [
+    control = SweepControl(Store(tmp_path), helper=SimpleNamespace())
+    control.form.set(method="plain", layers="24, 32")
+    control.preview.points = [
         PreviewPoint(what="plain", key="", state="pending", fits=line["fits"], why=line["why"])
         for line in lines
     ]
-    why = preview.summary().why_not
+    why = control.why_not()["start"]
     assert why.startswith("none of the 2 runs can fit this machine, by the planner: plain: device")
-    preview.points[0].fits = True
-    assert preview.summary().why_not == "", "the other one ends out of memory, a result"
+    control.preview.points[0].fits = True
+    assert control.why_not()["start"] == "", "the other one ends out of memory, a result"
 
 
 def test_a_gpu_that_is_known_is_estimated_by_its_datasheet(monkeypatch, tmp_path: Path) -> None:
