@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from workbench import cli
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.model_spec import ModelSpec
+from workbench.exhibits import open_exhibit
 from workbench.profile import several  # noqa: F401 - which takes the real function of the store
 from workbench.profile import store as profiles
 from workbench.profile.machine import Machine
@@ -141,7 +143,7 @@ def test_a_malformed_machine_is_one_sentence(text: str, why: str, tmp_path: Path
 
 
 def test_layers_are_measured_without_training(measured, tmp_path: Path, capsys) -> None:
-    (tmp_path / "profiles").symlink_to(measured)
+    shutil.copytree(measured, tmp_path / "profiles")
     words = ["plan", "-m", "plain", *TINY, "--device", "cpu", "--results", str(tmp_path)]
     assert cli.main([*words, "--measure", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -169,6 +171,14 @@ def test_records_of_earlier_runs_count_and_a_start_is_assumed(monkeypatch, tmp_p
     planned = SimpleNamespace(source="estimated", plan=SimpleNamespace(step_seconds=1.0))
     assert expected(spec, planned, []) == (START_S + 5.0, "estimated")
     assert expected(spec, planned, [row])[1] == "records"
+
+
+def test_times_of_a_claim_are_told_once_the_machine_is_examined(examined, tmp_path: Path) -> None:
+    before = open_exhibit("9", "smoke", tmp_path).preview()
+    assert before["time"].iloc[-1] == "?"
+    assert 'not measured here yet, which "Examine this machine"' in before["note"].iloc[-1]
+    shutil.copytree(examined.results / "profiles", tmp_path / "profiles")
+    assert "?" not in set(open_exhibit("9", "smoke", tmp_path).preview()["time"])
 
 
 def test_each_method_is_asked_at_its_best_plain_torch_too(tmp_path: Path, capsys) -> None:
