@@ -90,7 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="does it fit, with which method, how fast, what binds",
         usage="workbench plan [-l LAYERS] [--hidden H] [--device-memory M] [options]",
     )
-    add_spec_flags(plan, "default: all, recommending one", window="auto")
+    add_spec_flags(plan, "default: all, recommending one", window="auto", peers=True)
     _add_store_flags(plan)
     plan.add_argument(
         "--machine", metavar="NAME|FILE.json",

@@ -53,16 +53,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_spec_flags(
-    parser: argparse.ArgumentParser, method_help: str | None, *, window: str
+    parser: argparse.ArgumentParser, method_help: str | None, *, window: str, peers: bool = False
 ) -> None:
-    """`method_help`: what ``all`` does there; None for a verb that is not about methods."""
+    """`method_help`: what ``all`` does there; None for a verb that is not about methods. `peers` as
+    of `specs_from`."""
     if method_help is None:
         parser.set_defaults(method=None)
     else:
-        known = ", ".join((*methods.METHODS, "all"))
-        peers = ", ".join(name for name in methods.known() if name not in methods.METHODS)
+        every = methods.compared(1, ModelSpec()) if peers else methods.METHODS
+        known = ", ".join((*every, "all"))
+        others = ", ".join(name for name in methods.known() if name not in every)
         several = "with several --ranks, or a module, all means the methods that can train so"
-        words = f"{known}; {method_help}; by name only: {peers}; {several}"
+        words = f"{known}; {method_help}; by name only: {others}; {several}"
         parser.add_argument("-m", "--method", help=words)
     about, values = docstrings(ModelSpec) | docstrings(RunSpec), flat(RunSpec(method=""))
     titled = {title: parser.add_argument_group(title) for title in (*GROUPS, "anything else")}
