@@ -90,11 +90,19 @@ def make_parser() -> argparse.ArgumentParser:
         help="does it fit, with which method, how fast, what binds",
         usage="workbench plan [-l LAYERS] [--hidden H] [--device-memory M] [options]",
     )
-    add_spec_flags(plan, "default: all, recommending one", window="auto")
+    add_spec_flags(plan, "default: all, recommending one", window="auto", peers=True)
     _add_store_flags(plan)
     plan.add_argument(
-        "--machine", metavar="NAME", help="a machine by name, such as h100-80gb, instead of this"
+        "--machine", metavar="NAME|FILE.json",
+        help="another machine by name, such as h100-80gb, or from a file, instead of this one",
+    )  # fmt: skip
+    plan.add_argument(
+        "--largest", action="store_true", help="the most layers that fit, instead of -l"
     )
+    plan.add_argument(
+        "--measure", action="store_true",
+        help="first time the model's layers on this machine, without training",
+    )  # fmt: skip
     plan.set_defaults(handler=_plan)
 
     layers = verbs.add_parser(
@@ -213,11 +221,17 @@ def _code(record: Any) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli_plan import print_plans
-    from workbench.runs.planning import answer_all, recommend
+    from workbench.runs.best import answer_all, fastest, largest, recommend
+    from workbench.runs.planning import measure
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
-    specs = specs_from(arguments, window="auto")
-    answers, not_planned = answer_all(specs, store, machine=arguments.machine)
+    specs = specs_from(arguments, window="auto", peers=True)
+    if arguments.measure:
+        if arguments.machine is not None:
+            raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
+        measure(specs, store, _complain)
+    ask = largest if arguments.largest else fastest
+    answers, not_planned = answer_all(specs, store, arguments.machine, ask)
     best = recommend(answers)
     if arguments.json:
         printed = best.to_dict()
@@ -226,7 +240,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             printed["not_planned"] = not_planned
         print(json.dumps(printed, indent=1))
     else:
-        print_plans(answers, best, not_planned, named=arguments.machine is not None)
+        print_plans(answers, best, not_planned, largest=arguments.largest)
     if not best.plan.fits:
         _complain(f"nothing fits: {best.plan.binding}")
         return BAD_INPUT

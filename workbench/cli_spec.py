@@ -53,16 +53,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_spec_flags(
-    parser: argparse.ArgumentParser, method_help: str | None, *, window: str
+    parser: argparse.ArgumentParser, method_help: str | None, *, window: str, peers: bool = False
 ) -> None:
-    """`method_help`: what ``all`` does there; None for a verb that is not about methods."""
+    """`method_help`: what ``all`` does there; None for a verb that is not about methods. `peers` as
+    of `specs_from`."""
     if method_help is None:
         parser.set_defaults(method=None)
     else:
-        known = ", ".join((*methods.METHODS, "all"))
-        peers = ", ".join(name for name in methods.known() if name not in methods.METHODS)
+        every = methods.compared(1, ModelSpec()) if peers else methods.METHODS
+        known = ", ".join((*every, "all"))
+        others = ", ".join(name for name in methods.known() if name not in every)
         several = "with several --ranks, or a module, all means the methods that can train so"
-        words = f"{known}; {method_help}; by name only: {peers}; {several}"
+        words = f"{known}; {method_help}; by name only: {others}; {several}"
         parser.add_argument("-m", "--method", help=words)
     about, values = docstrings(ModelSpec) | docstrings(RunSpec), flat(RunSpec(method=""))
     titled = {title: parser.add_argument_group(title) for title in (*GROUPS, "anything else")}
@@ -109,8 +111,11 @@ def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
     )
 
 
-def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunSpec]:
-    """The specs the flags describe, one a method; raises ValueError.
+def specs_from(
+    arguments: argparse.Namespace, *, window: int | str, peers: bool = False
+) -> list[RunSpec]:
+    """The specs the flags describe, one a method; raises ValueError. All methods are the paper's
+    on one device; with `peers`, others as well.
 
     `window` is the default, cut to the number of layers, of a method that has one. Where all
     methods are asked, each takes the options that it has.
@@ -140,13 +145,8 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
 
     specs = [make(name) for name in names]
     first = specs[0]
-    if everything and (first.ranks > 1 or first.model.decomposed):
-        specs = [
-            make(method.name)
-            for method in methods.known().values()
-            if (method.parallel or first.ranks == 1)
-            and (method.modules or not first.model.decomposed)
-        ]
+    if everything and (peers or first.ranks > 1 or first.model.decomposed):
+        specs = [make(name) for name in methods.compared(first.ranks, first.model)]
     if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
         specs = [
             spec.with_(window=min(window, max(2, spec.model.layers)))

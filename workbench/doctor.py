@@ -26,6 +26,7 @@ from workbench.exhibits.stronghold.sizes import SIZES, Size, named
 from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure
+from workbench.published import machines
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 LEAST_MEMORY, LEAST_DISK = parse_bytes("7GiB"), parse_bytes("2GiB")
@@ -299,6 +300,12 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--stored", action="store_true", help="use stored measurements where they hold here"
     )
+    parser.add_argument(
+        "--save", metavar="NAME", help="write this machine as NAME.json, for plan --machine NAME"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where to (default: machines, in the results)"
+    )
     return parser
 
 
@@ -310,12 +317,20 @@ def main(argv: Sequence[str]) -> int:
         if not options.json:
             print(line, file=sys.stderr, flush=True)
 
+    results = Store(options.results).root
+    if options.save is not None:
+        machines.check_name(options.save)
     report = examine(
-        Store(options.results).root,
+        results,
         echo,
         device=options.device,
         stored=options.stored,
         seconds=QUICK_SECONDS if options.quick else FULL_SECONDS,
     )
+    if options.save is not None:
+        folder = options.out or results / machines.FOLDER
+        path = machines.save(options.save, report.ceilings, folder)
+        name = path if options.out else options.save
+        echo(f"saved: {path}; it is for workbench plan --machine {name}")
     print(json.dumps(report.to_dict(), indent=1) if options.json else render(report))
     return 0

@@ -64,7 +64,8 @@ def test_on_several_devices_those_methods_are_compared_that_run_there(tmp_path, 
     assert told["not_planned"].keys() == {"zero-offload", "zero-infinity", *not_planned}
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert "this machine has not measured such layers" in told
+    assert ", batch 4, on this machine (" in told
+    assert "this machine has not been measured, so no times are told: `workbench plan" in told
     assert "torch-1f1b     is not planned: torch's 1F1B needs a micro-batch for each of 2" in told
     more = ["--set", "family=resnet", "--set", "tied=false"]
     assert main([*words, *more]) == 0

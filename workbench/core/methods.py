@@ -260,6 +260,18 @@ def pipelines() -> dict[str, Method]:
     }
 
 
+def compared(ranks: int, model: ModelSpec) -> list[str]:
+    """Methods that a question about any of them asks: on one device all that are made for one; of
+    several, or of a module, all that can train so."""
+    if ranks == 1 and not model.decomposed:
+        return [*METHODS, *PEERS]
+    return [
+        name
+        for name, each in known().items()
+        if (each.parallel or ranks == 1) and (each.modules or not model.decomposed)
+    ]
+
+
 def find(name: str) -> Method:
     """The method of that name; raises ValueError naming the known ones."""
     found = (known() | UNLISTED).get(name) if isinstance(name, str) else None

@@ -1,14 +1,12 @@
 """Before anything runs: what will, how long it takes, what memory it needs, and what cannot fit.
 
-Memory and, where this machine has been measured, times are the planner's; the time that a run needs
-beside its steps (starting Python, torch, DeepSpeed, reading the text) is what earlier runs of the
-method needed. What is not known yet is said to be unknown rather than guessed.
+Memory is the planner's, times are those of earlier runs or of plans (runs/expected.py). What is not
+known yet is said to be unknown rather than guessed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -17,6 +15,8 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Stage
+from workbench.runs.expected import expected
+from workbench.runs.index import Index
 from workbench.runs.planning import Answer, answer
 from workbench.runs.progress import format_seconds
 from workbench.runs.search import Search, at_layers
@@ -26,16 +26,18 @@ COLUMNS = ["run", "layers", "state", "time", "device", "host", "disk", "note"]
 RECORD_BYTES = 100_000
 """About what the folder of one run takes."""
 UNKNOWN = "?"
+Rows = list[dict[str, Any]]
 
 
 def preview(stages: Iterable[Stage], store: Store) -> pd.DataFrame:
     """One row a run, and one for all of them together; of no stages, that nothing runs here."""
     found: list[tuple[dict[str, Any], float | None]] = []
+    rows = Index(store).rows()
     for stage in stages:
         if isinstance(stage, Search):
-            found.append(_of_search(stage, store))
+            found.append(_of_search(stage, store, rows))
         else:
-            found += [_of_run(point.spec, point.record, store) for point in stage.points]
+            found += [_of_run(point.spec, point.record, store, rows) for point in stage.points]
     if not found:
         words = (
             "nothing runs: no GPU can be used here, so the published sizes are simulated with "
@@ -47,16 +49,18 @@ def preview(stages: Iterable[Stage], store: Store) -> pd.DataFrame:
     return pd.DataFrame([*(row for row, _ in found), every], columns=COLUMNS)
 
 
-def _of_run(spec: RunSpec, record: RunRecord | None, store: Store) -> tuple[dict, float | None]:
+def _of_run(
+    spec: RunSpec, record: RunRecord | None, store: Store, rows: Rows
+) -> tuple[dict, float | None]:
     """A row, and its seconds; 0 for what is there already, None where unknown."""
     if record is not None:
         return _row(spec.method, spec, state=cached(record), note=record.message), 0.0
     planned = answer(spec, store)
-    seconds = estimate(planned, store)
+    seconds, _ = expected(spec, planned, rows)
     return _planned_row(spec, planned, seconds), seconds
 
 
-def _of_search(search: Search, store: Store) -> tuple[dict, float | None]:
+def _of_search(search: Search, store: Store, rows: Rows) -> tuple[dict, float | None]:
     """The planner's guess, or the answer if it is known."""
     method = f"{search.spec.method}: largest model"
     if search.complete:
@@ -65,26 +69,12 @@ def _of_search(search: Search, store: Store) -> tuple[dict, float | None]:
         return _row(method, found, state=cached(search.points[-1].record), note=note), 0.0
     spec = at_layers(search.spec, max(1, search.guess))
     planned = answer(spec, store)
-    seconds = estimate(planned, store)
+    seconds, _ = expected(spec, planned, rows)
     row = _planned_row(spec, planned, None if seconds is None else 2 * seconds) | {"run": method}
     row["note"] = f"at {search.guess + 1} layers {search.beyond.binding}"
-    if planned.source == "published":
+    if planned.source != "measured":
         row["note"] = f"a first guess, this machine is not measured yet; {row['note']}"
     return row, None if seconds is None else 2 * seconds
-
-
-def estimate(planned: Answer, store: Store) -> float | None:
-    """Expected seconds of a run; None while this machine or the method has not been timed."""
-    if planned.source != "measured" or not planned.plan.step_seconds:
-        return None
-    beside = [
-        record.seconds - sum(record.step_seconds)
-        for record in store.records()
-        if record.method == planned.spec.method and record.status == "ok" and record.seconds
-    ]
-    if not beside:
-        return None
-    return median(beside) + planned.plan.step_seconds * planned.spec.steps
 
 
 def _planned_row(spec: RunSpec, planned: Answer, seconds: float | None) -> dict[str, Any]:
@@ -117,6 +107,7 @@ def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
     rest = sum(value is None for value in seconds)
     run = sum(value != 0.0 for value in seconds)
     time = UNKNOWN if rest and not sum(known) else format_seconds(sum(known))
-    note = f"{rest} of unknown time: not measured here yet" if rest else ""
+    why = 'not measured here yet, which "Examine this machine" or a run does'
+    note = f"{rest} of unknown time: {why}" if rest else ""
     state = f"{len(seconds) - run} cached, {run} to run"
     return run, {"state": state, "time": time, "note": note}

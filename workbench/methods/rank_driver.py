@@ -10,6 +10,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile
+from workbench.profile.table import Echo
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import Schedule
 
@@ -31,6 +32,7 @@ class OnRanks(NamedTuple):
     plan: Callable[[RunSpec, Profile], Plan]
     plan_sizes: Callable[[RunSpec, Mapping[int, Profile]], Plan]
     train: Callable[[RunSpec, Reporter, Path], Outcome]
+    measure: Callable[[RunSpec, Path, Echo], object]
 
 
 def on_ranks(planner: Planner, mode: str) -> OnRanks:
@@ -51,4 +53,11 @@ def on_ranks(planner: Planner, mode: str) -> OnRanks:
 
         return train(planner, spec, report, folder, mode=mode)
 
-    return OnRanks(plan, plan_sizes, train)
+    def measure(spec: RunSpec, results: Path, echo: Echo) -> object:
+        """Profile the layers at the sizes that a run would, and train nothing."""
+        from workbench.methods.train_ranks import by_size
+
+        planner.check(spec, mode)
+        return by_size(spec, results, echo)
+
+    return OnRanks(plan, plan_sizes, train, measure)

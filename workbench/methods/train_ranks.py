@@ -68,7 +68,7 @@ def profiles_for(
         report.event("profile", text=text)
 
     return with_overhead(
-        _by_size(spec, results, tell),
+        by_size(spec, results, tell),
         spec.method,
         results,
         tell,
@@ -87,7 +87,10 @@ def _step_seconds(spec: RunSpec, schedule: Schedule) -> list[float]:
         return training.history.step_seconds
 
 
-def _by_size(spec: RunSpec, results: Path, tell: Echo) -> dict[int, Profile]:
+def by_size(spec: RunSpec, results: Path, tell: Echo) -> dict[int, Profile]:
+    """Profiles by samples in a micro-batch, stored or measured now, without the cost of passes
+    where all ranks train. Raises as `profiles_for` does."""
+
     def profiled(size: int) -> Profile:
         return profile_for(of_size(spec, size), results, tell)
 

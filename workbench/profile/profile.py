@@ -6,14 +6,10 @@ machine (published/). Planners and the simulator do not care which. Imports no t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from workbench.core.jsonfile import read_json
-from workbench.core.schema import read_as
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
@@ -22,7 +18,7 @@ MEMORY_LANES = frozenset({H2D, D2H, HOST})
 not."""
 
 
-GPU_SPREAD, PROCESSOR_SPREAD = 0.2, 0.3
+GPU_SPREAD, PROCESSOR_SPREAD, ESTIMATE_SPREAD = 0.2, 0.3, 0.5
 RECORDED_BELOW_S = 2e-3
 """A block's forward pass that takes longer has always been launched in time: it is not recorded."""
 
@@ -51,7 +47,9 @@ class Hardware:
 
     name: str
     source: str
-    """``measured`` or ``published``."""
+    """``measured`` on this machine; ``estimated``, this machine's memory, and times by its ceilings
+    or its GPU's datasheet; ``unmeasured``, its memory alone, whose times mean nothing. Of others
+    ``published``, a ``datasheet``, or a ``file``."""
     device: str
     """``cuda``, or ``cpu`` where host memory and half of the cores play the device."""
     cores: int
@@ -82,10 +80,17 @@ class Hardware:
     """Rates of the ranks of a run, where there are several and they were measured."""
 
     @property
+    def here(self) -> bool:
+        """Whether it is this machine."""
+        return self.source in ("measured", "estimated", "unmeasured")
+
+    @property
     def spread(self) -> float:
         """Share of a predicted step by which a measured one may differ. On GPUs it holds 93 of 97
         rows in results/published-here."""
         measured = self.source == "measured"
+        if self.source in ("estimated", "file"):
+            return ESTIMATE_SPREAD
         return GPU_SPREAD if measured and self.device == "cuda" else PROCESSOR_SPREAD
 
 
@@ -284,18 +289,6 @@ class Profile:
         )
         return replace(self, hardware=hardware)
 
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
-
-    @classmethod
-    def load(cls, path: Path) -> Profile:
-        """Inverse of `save`. Raises ValueError where the file is missing or does not fit."""
-        where = f"the profile {path}"
-        try:
-            return read_as(cls, read_json(path, where), where)
-        except FileNotFoundError:
-            raise ValueError(f"{where} is not there") from None
-
 
 class ProfileCosts:
     """The cost model of the simulator (schedule.simulate.Costs), read from a profile."""
@@ -348,7 +341,7 @@ class ProfileCosts:
             what = "its disk" if action.kind in (Kind.READ, Kind.SPILL) else f"its {action.lane}"
             raise ValueError(
                 f"no rate of {what} is known of {hardware.name}: plan for a machine that has one, "
-                "such as h100-80gb, or run with the tier here once, which measures it"
+                "such as h100-80gb, or for this one (workbench plan --measure)"
             )
         return overhead + hardware.link_latency_s + action.nbytes / rate
 

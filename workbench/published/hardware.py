@@ -14,7 +14,7 @@ its rates training reaches is assumed, as is the host: `ASSUMED` says what, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,37 @@ ASSUMED = {
     "scratch": (5, "likewise, that a pass works in"),
 }
 """What is assumed of a machine that is known by its datasheet, and why."""
+UNCOMPILED_SCRATCH = 10
+"""Likewise, of passes that are not compiled: on a processor, in fp32."""
 SERVER = {"cores": 32, "host_bytes": 256 << 30, "host_adam_params_per_s": 3.5e9}
 DESKTOP = {"cores": 16, "host_bytes": 64 << 30, "host_adam_params_per_s": 2.0e9}
 """Hosts are assumed whole: give --host-memory. Updates read and write 28 bytes a parameter."""
 DISK = {"disk_read_bytes_per_s": 3e9, "disk_write_bytes_per_s": 2e9}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A machine as plans want it, before there is a model."""
+
+    hardware: Hardware
+    flops_per_s: dict[str, tuple[float, float]]
+    """dtype -> operations a second that whole forward and backward passes reach."""
+    note: str
+    """Origin of the rates, in a sentence."""
+    head_transient_logits: float = 1.0
+    fused: bool = True
+    """Whether attention keeps no scores."""
+
+    def rates(self, dtype: str) -> tuple[float, float]:
+        """Raises ValueError for a dtype whose rates are not known."""
+        if dtype in self.flops_per_s:
+            return self.flops_per_s[dtype]
+        able = [each for each, sheet in _datasheets().items() if dtype in sheet["flops_per_s"]]
+        raise ValueError(
+            f"no rate of {self.hardware.name} is known in {dtype}, only in "
+            f"{', '.join(self.flops_per_s)}; {dtype} is known of {', '.join(able)}: give "
+            "--machine or --dtype, or measure this machine: workbench plan --measure"
+        )
 
 
 def names() -> list[str]:
@@ -48,17 +75,36 @@ def names() -> list[str]:
 
 def machine(name: str = DEFAULT) -> Hardware:
     """Ceilings of a machine. Raises ValueError naming the known ones."""
+    return known(name).hardware
+
+
+def known(name: str) -> Known:
+    """A machine by its name. Raises ValueError naming the known ones."""
     if (sheet := _datasheets().get(name)) is None:
-        return Hardware(name=name, source="published", **_values(_entry(name)["hardware"]))
-    link = sheet["link_bytes_per_s"] * ASSUMED["link"][0]
-    return Hardware(
+        entry = _entry(name)
+        values = _values(entry["model"])
+        return Known(
+            hardware=Hardware(name=name, source="published", **_values(entry["hardware"])),
+            flops_per_s={"fp32": (values["forward_flops_per_s"], values["backward_flops_per_s"])},
+            note=f"constants of published hardware ({entry['label']}), times by operations",
+            head_transient_logits=values["head_transient_logits"],
+            fused=False,
+        )
+    link, share = sheet["link_bytes_per_s"] * ASSUMED["link"][0], ASSUMED["passes"][0]
+    hardware = Hardware(
         name=name, source="datasheet", device="cuda",
         device_bytes=int(sheet["memory_bytes"] * ASSUMED["memory"][0]),
         h2d_bytes_per_s=link, d2h_bytes_per_s=link,
         device_adam_params_per_s=sheet["memory_bytes_per_s"] * ASSUMED["update"][0] / 28,
-        matmul_flops_per_s=max(sheet["flops_per_s"].values()) * ASSUMED["passes"][0],
+        matmul_flops_per_s=max(sheet["flops_per_s"].values()) * share,
         host_copy_bytes_per_s=2 * link, **(SERVER if sheet["server"] else DESKTOP), **DISK,
     )  # fmt: skip
+    return Known(
+        hardware=hardware,
+        flops_per_s={dtype: (rate * share,) * 2 for dtype, rate in sheet["flops_per_s"].items()},
+        note=f"by the datasheet of {sheet['label']}: passes are assumed to reach {share:.0%} of "
+        "its rate, and the host is assumed: give --host-memory",
+    )
 
 
 def constants(name: str, system: str) -> dict[str, Any]:
@@ -84,21 +130,26 @@ def published_profile(spec: RunSpec, name: str = DEFAULT) -> Profile:
 
 
 def profile(name: str, model: ModelSpec, microbatch: int, dtype: str = "fp32") -> Profile:
+    """`profile_on` a machine by its name."""
+    return profile_on(known(name), model, microbatch, dtype)
+
+
+def profile_on(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> Profile:
     """Costs of a model's units on a known machine at `microbatch` samples: of a GPT by formula, of
     other families counted. Raises ValueError for a dtype whose rate is not known, and for a model
     that cannot be made."""
-    known, note = _known(name, dtype)
+    note, (forward, backward) = known.note, known.rates(dtype)
     if model.family == GPT_FAMILY:
-        units = _gpt(known, model, microbatch)
+        units = _gpt(known, model, microbatch, dtype)
     else:
         from workbench.profile.counted import Rates, unit_costs  # imports torch
 
-        rates = Rates(forward=known["forward_flops_per_s"], backward=known["backward_flops_per_s"])
-        like = _block(known, model, microbatch, 0)
+        rates = Rates(forward=forward, backward=backward)
+        like = _block(known, model, microbatch, dtype, 0)
         units = unit_costs(model, microbatch, rates, like, VALUE_BYTES[dtype])
         note += f"; what the layers of {model.family} need was counted without running them"
     return Profile(
-        hardware=machine(name),
+        hardware=known.hardware,
         units=tuple(units),
         microbatch=microbatch,
         seq=model.seq,
@@ -107,40 +158,12 @@ def profile(name: str, model: ModelSpec, microbatch: int, dtype: str = "fp32") -
     )
 
 
-def _known(name: str, dtype: str) -> tuple[dict[str, Any], str]:
-    """Rates of passes, bytes of a value and factors of memory, and a sentence on their source."""
-    if (sheet := _datasheets().get(name)) is not None:
-        if dtype not in sheet["flops_per_s"]:
-            raise ValueError(_lacks(name, dtype, sheet["flops_per_s"]))
-        rate = sheet["flops_per_s"][dtype] * ASSUMED["passes"][0]
-        known = {"forward_flops_per_s": rate, "backward_flops_per_s": rate}
-        known |= {"head_transient_logits": 1.0, "value_bytes": VALUE_BYTES[dtype], "fused": True}
-        return known, (
-            f"by the datasheet of {sheet['label']}: passes are assumed to reach "
-            f"{ASSUMED['passes'][0]:.0%} of its rate, and the host is assumed: give --host-memory"
-        )
-    entry = _entry(name)
-    if dtype != "fp32":
-        raise ValueError(_lacks(name, dtype, ("fp32",)))
-    known = _values(entry["model"]) | {"value_bytes": VALUE_BYTES[dtype], "fused": False}
-    return known, f"constants of published hardware ({entry['label']}), times by operations"
-
-
-def _lacks(name: str, dtype: str, there: Iterable[str]) -> str:
-    able = [each for each, sheet in _datasheets().items() if dtype in sheet["flops_per_s"]]
-    more = f"; {dtype} is known of {', '.join(able)}" if able else ""
-    return (
-        f"no rate of {name} is known in {dtype}, only in {', '.join(there)}{more}: give "
-        "--machine or --dtype, or run such layers here once, which measures them"
-    )
-
-
-def _gpt(known: dict[str, Any], model: ModelSpec, microbatch: int) -> list[UnitCost]:
+def _gpt(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> list[UnitCost]:
     """Every unit of a GPT."""
-    forward, backward = known["forward_flops_per_s"], known["backward_flops_per_s"]
+    (forward, backward), value_bytes = known.rates(dtype), VALUE_BYTES[dtype]
     tokens = microbatch * model.seq
-    residual = tokens * model.hidden * known["value_bytes"]
-    logits = tokens * model.vocab * known["value_bytes"]
+    residual = tokens * model.hidden * value_bytes
+    logits = tokens * model.vocab * value_bytes
     outside = (model.vocab + model.seq) * model.hidden
     embedding = UnitCost(
         kind="embedding",
@@ -159,26 +182,30 @@ def _gpt(known: dict[str, Any], model: ModelSpec, microbatch: int) -> list[UnitC
         backward_s=2 * head_flops / backward,
         input_bytes=residual,
         kept_bytes=2 * logits,
-        backward_scratch_bytes=round(known["head_transient_logits"] * logits),
+        backward_scratch_bytes=round(known.head_transient_logits * logits),
         flops=head_flops,
     )
-    block = _block(known, model, microbatch, model.block_parameters)
+    block = _block(known, model, microbatch, dtype, model.block_parameters)
     return [embedding, *[block] * model.layers, head]
 
 
-def _block(known: dict[str, Any], model: ModelSpec, microbatch: int, parameters: int) -> UnitCost:
+def _block(
+    known: Known, model: ModelSpec, microbatch: int, dtype: str, parameters: int
+) -> UnitCost:
     """A GPT's block."""
-    forward, backward = known["forward_flops_per_s"], known["backward_flops_per_s"]
+    (forward, backward), value_bytes = known.rates(dtype), VALUE_BYTES[dtype]
     tokens = microbatch * model.seq
-    residual = tokens * model.hidden * known["value_bytes"]
-    scores = microbatch * model.heads * model.seq**2 * known["value_bytes"]
+    residual = tokens * model.hidden * value_bytes
+    scores = microbatch * model.heads * model.seq**2 * value_bytes
     # 16.5 residual-sized tensors and 2.25 score-sized ones (Korthikanti et al. 2022, section 4.1,
     # with 4 bytes a value and 1 byte a dropout mask). Fused attention keeps no scores.
     kept = residual * 33 // 2 + scores * 9 // 4
     forward_scratch, backward_scratch = 3 * scores, 2 * scores
-    if known["fused"]:
+    if known.fused:
         kept = residual * ASSUMED["kept"][0]
-        forward_scratch = backward_scratch = residual * ASSUMED["scratch"][0]
+        compiled = known.hardware.device == "cuda" and dtype == "bf16"
+        scratch = ASSUMED["scratch"][0] if compiled else UNCOMPILED_SCRATCH
+        forward_scratch = backward_scratch = residual * scratch
     flops = 24 * tokens * model.hidden**2 + 4 * tokens * model.seq * model.hidden
     return UnitCost(
         kind="block",
@@ -190,7 +217,7 @@ def _block(known: dict[str, Any], model: ModelSpec, microbatch: int, parameters:
         output_bytes=residual,
         kept_bytes=kept,
         forward_scratch_bytes=forward_scratch,
-        recompute_scratch_bytes=residual if known["fused"] else 0,
+        recompute_scratch_bytes=residual if known.fused else 0,
         backward_scratch_bytes=backward_scratch,
         flops=flops,
     )
@@ -198,7 +225,10 @@ def _block(known: dict[str, Any], model: ModelSpec, microbatch: int, parameters:
 
 def _entry(name: str) -> dict[str, Any]:
     if name not in (machines := _machines()):
-        raise ValueError(f"no machine {name!r} is known; there are {', '.join(names())}")
+        raise ValueError(
+            f"no machine {name!r} is known; there are {', '.join(names())}, and files (NAME.json), "
+            "which `workbench doctor --save NAME` writes"
+        )
     return machines[name]
 
 

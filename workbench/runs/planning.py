@@ -1,21 +1,28 @@
 """Questions before running: does it fit, with which method and settings, how fast, and what binds?
 
-Nothing trains and nothing is measured here. The costs come from this machine's stored profile where
-there is one, else from the constants of published hardware, and the answer says which.
+Nothing trains and nothing is measured here, but by `measure`. Answers are for this machine: memory
+is its own; times come from its stored profile where there is one, else they are estimated from what
+is known of it (published/machines.py), or left out. Another machine is asked for by name.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from workbench.core import methods
-from workbench.core.model_spec import GPT_FAMILY
+from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
-from workbench.profile.profile import Profile
+from workbench.profile.machine import USABLE
+from workbench.profile.profile import Hardware, Profile
+from workbench.runs import device_locks
+from workbench.runs.resolve import check_method, resolve
 from workbench.runs.store import Store
-from workbench.schedule.plan import DoesNotFit, Plan
+from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
+from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,36 +33,51 @@ class Answer:
     spec: RunSpec
     hardware: str
     source: str
-    """``measured`` on this machine, ``published`` constants, or those of a ``datasheet``."""
+    """Origin of the costs, as `Hardware.source` has it."""
+    here: bool = True
+    """Whether it is this machine."""
+    parameters: int = 0
+    basis: str = ""
+    """How times were obtained, in a sentence, or how to get them; empty of measured ones."""
 
     @property
     def samples_per_second(self) -> float | None:
         seconds = self.plan.step_seconds
         return self.spec.batch / seconds if seconds and self.plan.fits else None
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        samples = self.samples_per_second
+        return samples and samples * self.spec.model.seq
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: the plan's fields, its throughput, and where the costs come from."""
         return {
             **self.plan.to_dict(),
+            "layers": self.spec.model.layers,
+            "parameters": self.parameters,
+            "activations": self.spec.activations,
             "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
             "hardware": self.hardware,
+            "this_machine": self.here,
             "profile": self.source,
+            "basis": self.basis,
         }
 
 
 def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer:
     """The plan of the spec's method; `fits` is False where nothing fits. Raises ValueError.
 
-    `machine` names one that is known; None is this machine, or a published one where this was not
-    measured.
+    `machine` names another one, or its file; None is this machine.
     """
-    methods.check_model(methods.find(spec.method), spec.model)
+    check_method(spec, gpus=machine is None)
     heard: list[str] = []
     profiles = choose_profiles(spec, store, machine, heard.append)
     profile = profiles[min(profiles)]
     hardware = profile.hardware
     try:
-        plan = plan_from(spec, profiles)
+        plan = plan_from(on_machine(spec, hardware), profiles)
     except DoesNotFit as refusal:
         plan = Plan(
             method=spec.method,
@@ -67,28 +89,71 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
             binding=str(refusal),
             lacking=refusal.tier,
         )
-    counted = spec.model.family != GPT_FAMILY
-    if hardware.source == "datasheet" or hardware.source == "published" and counted:
-        plan = replace(plan, notes=(*plan.notes, profile.note))
-    notes = (*plan.notes, *dict.fromkeys(heard))
-    plan = replace(plan, notes=notes, spread=hardware.spread)
-    return Answer(plan=plan, spec=spec, hardware=hardware.name, source=hardware.source)
+    plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)), spread=hardware.spread)
+    return Answer(
+        plan=told(plan, hardware, spec.ranks),
+        spec=spec,
+        hardware=hardware.name,
+        source=hardware.source,
+        here=hardware.here,
+        parameters=sum(unit.parameters for unit in profile.units),
+        basis="" if hardware.source == "measured" else profile.note,
+    )
 
 
-def answer_all(
-    specs: list[RunSpec], store: Store, *, machine: str | None = None
-) -> tuple[list[Answer], dict[str, str]]:
-    """The answers of several methods, and why others cannot be planned so. Raises ValueError where
-    none can."""
-    answers, not_planned = [], {}
+def on_machine(spec: RunSpec, hardware: Hardware) -> RunSpec:
+    """The spec with budgets that this machine has: nobody can use more than it has in all."""
+    has = [int(n / USABLE) for n in (hardware.device_bytes, hardware.host_bytes)]
+    if hardware.device == "cpu":  # one memory, of which the budgets are shares
+        has = [sum(has)] * 2
+    most = zip(("device_memory", "host_memory"), has, strict=True)
+    over = {name: nbytes for name, nbytes in most if (getattr(spec, name) or 0) > nbytes}
+    return replace(spec, **over) if hardware.here and over else spec
+
+
+def told(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
+    """The plan as it is told: refused where this machine's one memory cannot hold all tiers, and
+    without its times where they are not this machine's."""
+    has = (hardware.device_bytes + hardware.host_bytes) / USABLE
+    needs = ranks * plan.peak_bytes.get(DEVICE, 0) + plan.peak_bytes.get(HOST_TIER, 0)
+    if plan.fits and hardware.here and hardware.device == "cpu" and needs > has:
+        words = f"device and host need {format_bytes(needs)}, this machine has {format_bytes(has)}"
+        plan = replace(plan, fits=False, lacking=HOST_TIER, binding=f"host memory: {words}")
+    if hardware.source != "unmeasured":
+        return plan
+    settings = {name: value for name, value in plan.settings.items() if name != CLIPPED}
+    binding = "what its times would tell" if plan.fits else plan.binding
+    return replace(plan, step_seconds=None, settings=settings, binding=binding, candidates=())
+
+
+def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -> None:
+    """Time on this machine what plans of these specs are made from, as their runs would; what is
+    stored and holds is not timed again. A spec that cannot be is left to `answer` to refuse.
+
+    Raises ValueError while another run holds the device.
+    """
+    from workbench.profile.store import profile_for  # imports torch, when it measures
+
     for spec in specs:
         try:
-            answers.append(answer(spec, store, machine=machine))
-        except ValueError as error:
-            if spec is specs[-1] and not answers:
-                raise
-            not_planned[spec.method] = str(error)
-    return answers, not_planned
+            spec = resolve(spec)
+        except ValueError:
+            continue
+        among = device_locks.lockable_devices(spec.device)
+        held = device_locks.take(among, 1, "workbench plan --measure")
+        if held is None:
+            raise ValueError(
+                f"{among[0].name} is taken by {device_locks.holder(among[0])}, and both would be "
+                "slower: measure when that has ended, or plan without --measure"
+            )
+        os.environ.update(held.environment)
+        try:
+            timed = getattr(methods.load(spec.method), "measure", profile_for)
+            timed(spec, store.root, echo)
+        except (ValueError, RuntimeError) as error:  # out of memory, too, is one
+            echo(f"layers of {spec.method} are not measured: {' '.join(str(error).split())}")
+        finally:
+            held.release()
 
 
 def plan_from(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
@@ -105,12 +170,13 @@ def plan_from(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
-def fits(spec: RunSpec, store: Store) -> bool:
+def fits(spec: RunSpec, store: Store, machine: str | None = None) -> bool:
     """Whether the spec's method has a plan within the budgets. Raises ValueError."""
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
-        return module.fits(spec, choose_profile(spec, store, None))
-    return answer(spec, store).plan.fits
+        profile = choose_profile(spec, store, machine)
+        return module.fits(on_machine(spec, profile.hardware), profile)
+    return answer(spec, store, machine=machine).plan.fits
 
 
 def choose_profiles(
@@ -136,17 +202,20 @@ def choose_profile(
     machine: str | None,
     echo: Callable[[str], object] = lambda text: None,
 ) -> Profile:
-    """This machine's stored profile of the model, else one from a published machine's constants;
-    `echo` hears why one that is stored is not used."""
+    """The profile of the spec's model on a machine; None is this one, as it was measured or, where
+    it was not, as far as it is known. `echo` hears why a measurement that is stored is not used."""
     from workbench.profile.store import stored_profile
-    from workbench.published.hardware import published_profile
+    from workbench.published import machines
+    from workbench.published.hardware import profile_on
 
-    if machine is not None:
-        return published_profile(spec, machine)
-    return stored_profile(spec, store.root, echo) or published_profile(spec)
+    if machine is None and (found := stored_profile(spec, store.root, echo)) is not None:
+        return found
+    on = machines.find(machine, store.root) if machine else machines.here(spec.device, store.root)
+    found = profile_on(on, spec.model, spec.microbatch, spec.dtype)
+    return found.with_link(spec.link_bytes_per_s)
 
 
-def recommend(answers: list[Answer]) -> Answer:
-    """The fastest that fits; where none does, the last one asked."""
-    fitting = [a for a in answers if a.plan.fits and a.plan.step_seconds is not None]
-    return min(fitting, key=lambda a: a.plan.step_seconds) if fitting else answers[-1]
+def rank(plan: Plan) -> tuple[float, float]:
+    """The faster plan first; of those without times, the one that moves fewer bytes."""
+    seconds = plan.step_seconds
+    return inf if seconds is None else seconds, sum(plan.moved_bytes.values())

@@ -61,6 +61,14 @@ def describe_spec(spec: RunSpec) -> str:
     )
 
 
+def parameters(count: int) -> str:
+    """``5.14 billion parameters``."""
+    for unit, word in ((1e9, "billion"), (1e6, "million")):
+        if count >= unit:
+            return f"{count / unit:.3g} {word} parameters"
+    return f"{count:,} parameters"
+
+
 def describe_model(model: ModelSpec) -> str:
     """Its size; of a user's own, whose numbers mean what its function takes them for, the name."""
     return model.family if model.custom else f"{model.layers} layers x {model.hidden}"

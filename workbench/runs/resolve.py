@@ -22,21 +22,12 @@ def resolve(spec: RunSpec) -> RunSpec:
     Raises ValueError for an unknown method, or a device or module that is not here.
     """
     changes = {"device": host.resolve_device(spec.device)}
-    method = methods.find(spec.method)
-    if spec.ranks > 1 and not method.parallel:
-        raise ValueError(
-            f"ranks is {spec.ranks}; {method.name} runs on one device, so it must be 1"
-        )
-    methods.check_model(method, spec.model)
+    method = check_method(spec)
     if spec.start_from and not method.portable:
         able = ", ".join(m.name for m in methods.known().values() if m.portable)
         raise ValueError(
             f"start_from is {spec.start_from!r}, and {method.name} has checkpoints of its engine's "
             f"own form; it is for {able}"
-        )
-    if changes["device"] == "cuda" and spec.ranks > len(host.gpus()):
-        raise ValueError(
-            f"ranks is {spec.ranks}; this machine has {len(host.gpus())} GPUs, a rank needs one"
         )
     if spec.model.custom and not spec.model.config_digest:
         changes["model"] = replace(spec.model, config_digest=source_digest(spec.model.family))
@@ -48,6 +39,21 @@ def resolve(spec: RunSpec) -> RunSpec:
     if spec.start_from and (run := user_path(spec.start_from)).is_dir():
         changes["start_from"] = str(run.resolve())
     return spec.with_(**changes)
+
+
+def check_method(spec: RunSpec, *, gpus: bool = True) -> methods.Method:
+    """The spec's method. Raises ValueError where it does not train the model, not on so many ranks,
+    or (`gpus`) where this machine has no GPU for each."""
+    method = methods.find(spec.method)
+    if spec.ranks > 1 and not method.parallel:
+        raise ValueError(
+            f"ranks is {spec.ranks}; {method.name} runs on one device, so it must be 1"
+        )
+    methods.check_model(method, spec.model)
+    has = len(host.gpus())
+    if gpus and spec.ranks > max(1, has) and host.resolve_device(spec.device) == "cuda":
+        raise ValueError(f"ranks is {spec.ranks}; this machine has {has} GPUs, a rank needs one")
+    return method
 
 
 def config_file(model: ModelSpec) -> Path | None:

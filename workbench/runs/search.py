@@ -67,12 +67,12 @@ def at_layers(spec: RunSpec, layers: int) -> RunSpec:
     return spec.with_(model=replace(spec.model, layers=layers), **changes)
 
 
-def planned_largest(spec: RunSpec, store: Store, *, limit: int) -> int:
+def planned_largest(spec: RunSpec, store: Store, *, limit: int, machine: str | None = None) -> int:
     """The most layers that the planner says fit, 0 for none. Nothing runs."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if fits(at_layers(spec, middle), store):
+        if fits(at_layers(spec, middle), store, machine):
             low = middle
         else:
             high = middle - 1

@@ -220,6 +220,9 @@ class EvaluationPanel:
         self._doctor_told = answer
         rows = [{**row, "works": "yes" if row["works"] else "no"} for row in answer.value or ()]
         self.found.value = html.told(answer.error, "bad") + html.table(rows, "This machine")
+        for section in self.sections:
+            if section.claim.preview is not None:  # its times can be told now
+                self.evaluation.look(section.claim)
 
     def _kick(self) -> None:
         try:

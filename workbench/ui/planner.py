@@ -41,6 +41,7 @@ LOOK_S = 0.005
 PATIENCE_S = 120.0
 FLAGS = (
     "layers", "hidden", "heads", "seq", "vocab", "batch", "microbatches", "activations", "device",
+    "ranks",
     "dtype", "compile", "replay", "device_memory", "host_memory", "disk_memory", "clip",
 )  # fmt: skip
 """Fields of all methods that a plan depends on and that `workbench plan` has a flag for."""
@@ -54,7 +55,7 @@ class Question:
     """Model, budgets and settings; its method is not used where `method` is `ANY`."""
     method: str = ANY
     machine: str | None = None
-    """A published machine; None is this one."""
+    """Another machine by its name; None is this one."""
 
     @classmethod
     def of(cls, *, method: str = ANY, machine: str | None = None, **changes: Any) -> Question:
@@ -72,10 +73,11 @@ class Question:
         spec = make_spec(self.spec.to_dict(), changes, {"method": _named(method)}, lenient=True)
         return Question(spec=spec, method=method, machine=machine)
 
-    def specs(self) -> list[RunSpec]:
-        """One spec for each method that is compared: the paper's, and the one asked for."""
-        names = dict.fromkeys((*methods.METHODS, self.spec.method))
-        return [self.spec.with_(method=name) for name in names]
+    def names(self) -> list[str]:
+        """Methods that are compared, and the one asked for."""
+        compared = methods.compared(self.spec.ranks, self.spec.model)
+        asked = [] if self.method == ANY else [self.method]
+        return list(dict.fromkeys((*compared, *asked)))
 
     def command(self, results: Path = REPOSITORY_RESULTS) -> str:
         """The command line that asks this question."""
@@ -111,6 +113,8 @@ class Row:
 
     method: str
     label: str
+    activations: str = "auto"
+    """Fate of activations in the plan, where the question leaves it open."""
     stage: str = ""
     """Empty while it has not been asked; ``first`` and ``better`` are plans of a quick search,
     ``full`` is the planner's."""
@@ -135,6 +139,11 @@ class Row:
     largest_open: bool = False
     """Whether even more may fit than were asked about."""
 
+    @property
+    def refused(self) -> bool:
+        """Whether the method cannot be asked so, whatever the memory; `binding` says why."""
+        return self.stage == "full" and not self.fits and self.lacking is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
@@ -151,7 +160,9 @@ class Reply:
     """One a method that is compared."""
     hardware: str = ""
     source: str = ""
-    """``measured`` on this machine, or ``published`` constants."""
+    """Origin of the costs, as `Hardware.source` has it."""
+    here: bool = True
+    """Whether that is this machine."""
     device: str = ""
     """``cuda`` or ``cpu``."""
     note: str = ""
@@ -184,6 +195,8 @@ class Reply:
         """The spec of a run like this answer: of its method, and without a slower link where that
         cannot be had."""
         spec = self.question.spec.with_(method=self.chosen)
+        if spec.activations == "auto":
+            spec = spec.with_(activations=self.row.activations)
         return spec if self.device == "cpu" else spec.with_(link_bytes_per_s=None)
 
     @classmethod

@@ -19,7 +19,7 @@ import ipywidgets as widgets
 
 from workbench.core import methods
 from workbench.core.spec import RunSpec
-from workbench.published import hardware
+from workbench.published import machines
 from workbench.runs.store import Store
 from workbench.ui import html, planner_html, planner_words
 from workbench.ui.folds_panel import Folds
@@ -105,9 +105,9 @@ class PlannerPanel:
             options=names, description="method", tooltip="Which method is asked about", **wide
         )
         self.machine = widgets.Dropdown(
-            options=[HERE, *hardware.names()],
+            options=[HERE, *machines.names(self.planner.store.root)],
             description="machine",
-            tooltip="Whose costs answer",
+            tooltip="Whose memory and costs answer",
             **wide,
         )
         self.dtype = widgets.Dropdown(
@@ -122,6 +122,7 @@ class PlannerPanel:
         dials = {
             "layers": ("layers", "Transformer blocks", whole(1, 200, most=1000)),
             "batch": ("batch", "Samples per optimizer step", whole(1, 256, doubling=True)),
+            "ranks": ("devices", "GPUs of one host that train together", whole(1, 8, most=64)),
             "device_memory": (
                 "device memory", "Budget of the device: GiB, 24GiB, 25GB, or all",
                 memory(64, nothing="all"),

@@ -12,8 +12,9 @@ from math import log
 from pathlib import Path
 
 from workbench.profile.profile import Profile, UnitCost
-from workbench.profile.store import ceilings, stored_profile
-from workbench.published.hardware import published_profile
+from workbench.profile.store import stored_profile
+from workbench.runs.planning import choose_profile
+from workbench.runs.store import Store
 from workbench.ui.planner import Question
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -29,15 +30,11 @@ PROPORTIONAL = (
 def profile_of(question: Question, results: Path) -> tuple[Profile, str]:
     """The profile with the machine's own link, and a sentence on how its times were obtained.
 
-    Raises ValueError where nothing is known, as published machines are not in bf16.
+    Raises ValueError for a rate that is not known, as published machines' are not in bf16.
     """
     spec = question.spec.with_(link_bytes_per_s=None)
-    if question.machine is not None:
-        found = published_profile(spec, question.machine)
-        return found, found.note
-    if (found := stored_profile(spec, results)) is not None:
-        return found, found.note
-    if ceilings(results, spec.device, measure=False) is not None:
+    own = choose_profile(spec, Store(results), question.machine)
+    if own.hardware.source == "estimated":
         for microbatch in sorted(MICROBATCHES, key=lambda m: abs(log(m / spec.microbatch))):
             near = spec.with_(batch=microbatch, microbatches=1)
             if (found := stored_profile(near, results)) is not None:
@@ -45,11 +42,7 @@ def profile_of(question: Question, results: Path) -> tuple[Profile, str]:
                     f"micro-batch {spec.microbatch} was not measured here: times and activations "
                     f"are in proportion to those of micro-batch {microbatch}; a run measures it"
                 )
-    found = published_profile(spec)
-    return found, (
-        f"this machine was not measured with such layers, so {found.hardware.name} answers; "
-        "a run measures this machine"
-    )
+    return own, own.note
 
 
 def scaled(profile: Profile, microbatch: int) -> Profile:

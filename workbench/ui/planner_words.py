@@ -5,27 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.core.bytesize import format_bytes
+from workbench.runs.progress import parameters
 from workbench.ui.planner import ANY, Reply, Row
 
+BASES = {
+    "measured": "Predicted from measurements of this machine ({})",
+    "estimated": "Memory is this machine's ({}), times are estimates",
+    "unmeasured": "Memory is this machine's ({})",
+    "published": "Predicted from published constants of {}",
+    "datasheet": "Predicted from the datasheet of {}",
+    "file": "Predicted from the file of {}",
+}
+"""Origin of a reply's costs -> the sentence on it."""
 TIERS = {"device": "device memory", "host": "host memory", "disk": "disk"}
 
 
 def headline(reply: Reply) -> str:
-    """Whether it fits, with what, and how fast; or what went wrong."""
+    """Whether it fits, with what, and how fast; or what went wrong. A machine that is not this one
+    is named first."""
     row = reply.row
     if reply.problem:
         return _sentence(reply.problem)
     if row is None:
         return "Planning ..."
+    where = "" if reply.here else f"On {reply.hardware}, which is not this machine: "
+    return where + _answer(reply, row)
+
+
+def _answer(reply: Reply, row: Row) -> str:
     layers = reply.question.spec.model.layers
     model = f"{_count(layers, 'layer')}, {parameters(reply.parameters)}"
     if row.fits:
-        who = (
-            f"{row.label} fits"
-            if reply.question.method != ANY
-            else f"Fastest that fits: {row.label}"
-        )
-        return f"{who}. {model} at {speed(row)}."
+        best = "Fastest that" if row.step_seconds else "No times are known. Least moved by what"
+        any_ = reply.question.method == ANY
+        who = f"{best} fits: {row.label}" if any_ else f"{row.label} fits"
+        return f"{who}. {model}{' at ' * bool(speed(row))}{speed(row)}."
     who = f"{row.label} does not fit" if reply.question.method != ANY else "No method fits"
     return f"{who} with {model}: {_sentence(row.binding)}"
 
@@ -83,8 +97,8 @@ def settings(row: Row, layers: int) -> str:
 
 
 def bound(row: Row) -> str:
-    """The constraint that decides."""
-    return _sentence(f"Bound by {row.binding}") if row.fits else ""
+    """The constraint that decides, where times tell one."""
+    return _sentence(f"Bound by {row.binding}") if row.fits and row.step_seconds else ""
 
 
 def helps(reply: Reply) -> str:
@@ -120,15 +134,13 @@ def costs(reply: Reply) -> str:
     """Where the times come from."""
     if not reply.hardware:
         return ""
-    measured = reply.source == "measured"
-    source = "Predicted from measurements of this machine" if measured else "Predicted from"
-    what = f" ({reply.hardware})" if measured else f" published constants of {reply.hardware}"
+    source = BASES[reply.source].format(reply.hardware)
     link = ""
     if reply.link_bytes_per_s < 0.999 * reply.own_link_bytes_per_s:
         own = reply.own_link_bytes_per_s
         link = f", with a link of {rate(reply.link_bytes_per_s)} instead of {rate(own)}"
     notes = [reply.note, *(reply.row.notes if reply.row else ())]
-    return " ".join([f"{source}{what}{link}.", *(_sentence(note) for note in notes if note)])
+    return " ".join([f"{source}{link}.", *(_sentence(note) for note in notes if note)])
 
 
 def table(reply: Reply) -> list[dict[str, Any]]:
@@ -144,8 +156,10 @@ def _line(row: Row, reply: Reply) -> dict[str, str]:
     if not row.stage:
         return line | {"fits": "..."}
     line |= {tier: format_bytes(n) for tier, n in row.peak.items()}
-    why = row.binding.partition(";")[0]
-    line |= {"fits": "yes" if row.fits else "no", "bound by": why[:1].upper() + why[1:]}
+    why = row.binding if row.refused else row.binding.partition(";")[0]
+    why = why if row.step_seconds or not row.fits else ""
+    fits = "yes" if row.fits else "not planned" if row.refused else "no"
+    line |= {"fits": fits, "bound by": why[:1].upper() + why[1:]}
     if row.fits and row.step_seconds is not None:
         line["samples/s"] = f"{row.samples_per_second:.3g}"
         line["step"] = f"{row.step_seconds:.3g} s"
@@ -153,14 +167,6 @@ def _line(row: Row, reply: Reply) -> dict[str, str]:
         more = "at least " if row.largest_open else ""
         line["largest"] = f"{more}{_count(row.largest_layers, 'layer')}"
     return line
-
-
-def parameters(count: int) -> str:
-    """``5.14 billion parameters``."""
-    for unit, word in ((1e9, "billion"), (1e6, "million")):
-        if count >= unit:
-            return f"{count / unit:.3g} {word} parameters"
-    return f"{count:,} parameters"
 
 
 def rate(bytes_per_s: float) -> str:

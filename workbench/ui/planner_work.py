@@ -17,14 +17,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
 
 from workbench.core import methods
 from workbench.core.spec import MOST_PASSES, RunSpec
+from workbench.methods.pipeline.proofs import Ground
 from workbench.profile.profile import Profile, ProfileCosts
-from workbench.runs.planning import plan_from, stored_sizes
+from workbench.runs.best import DEEPEST, ways
+from workbench.runs.planning import on_machine, plan_from, rank, stored_sizes, told
+from workbench.runs.resolve import check_method
 from workbench.runs.search import at_layers, next_probe
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
@@ -35,14 +39,16 @@ from workbench.ui.planner_memory import parts_of
 from workbench.ui.planner_profile import at_depth, profile_of
 from workbench.ui.timeline_data import timeline_data
 
-DEEPEST = 512
-"""Layers; deeper models are not asked about."""
 WARM_UP, SHOWN = 1, 2
 """Simulated steps before those of a timeline, and its own."""
 FINENESS, MOST = 32, 2048
 """Unit in which more memory is counted, as a part of a budget, and the most units tried."""
 STAGES = ("", "first", "better", "full")
 _, FIRST, BETTER, FULL = STAGES
+
+
+ROOMIEST = "stronghold"
+"""On one device, what fits with any method fits with this one."""
 
 
 class TimeUp(Exception):
@@ -73,7 +79,7 @@ class PlannerWork:
         None."""
         self._largest: dict[str, int] = {}
         """Layers, as last found."""
-        self._fastest = "stronghold"
+        self._fastest = ROOMIEST
         self._question: Question | None = None
         self._ready = False
         self._done: dict[tuple, Any] = {}
@@ -105,8 +111,7 @@ class PlannerWork:
         own, note = profile_of(question, self._store.root)
         self._profile = own.with_link(question.spec.link_bytes_per_s)
         self._rows = {
-            spec.method: Row(method=spec.method, label=methods.find(spec.method).label)
-            for spec in question.specs()
+            name: Row(method=name, label=methods.find(name).label) for name in question.names()
         }
         hardware, spec = self._profile.hardware, question.spec
         capacity = {DEVICE: hardware.device_bytes, HOST_TIER: hardware.host_bytes}
@@ -114,6 +119,7 @@ class PlannerWork:
         self._reply = {
             "hardware": hardware.name,
             "source": hardware.source,
+            "here": hardware.here,
             "device": hardware.device,
             "note": note,
             "parameters": sum(unit.parameters for unit in own.units),
@@ -129,9 +135,10 @@ class PlannerWork:
 
     def _stages(self) -> None:
         lead = self._question.spec.method if self._question.method != ANY else self._fastest
+        lead = lead if lead in self._rows else next(iter(self._rows))
         self._plan(lead)
-        if not self._rows[lead].fits and self._question.method == ANY:
-            self._plan("stronghold")  # what fits with any method fits with this one
+        if not self._rows[lead].fits and self._question.method == ANY and ROOMIEST in self._rows:
+            self._plan(ROOMIEST)
         self._choose()
         self._ready = True
         for method in self._rows:
@@ -159,11 +166,12 @@ class PlannerWork:
         known = self._rows[method].stage
         if known in enough:
             return
-        spec = self._question.spec.with_(method=method)
         try:
-            for stage, plan in self._planned(spec):
+            spec = on_machine(self._question.spec.with_(method=method), self._profile.hardware)
+            check_method(spec, gpus=self._question.machine is None)
+            for stage, way, plan in self._planned(spec):
                 if STAGES.index(stage) > STAGES.index(known):  # others are gone through once more
-                    self._take(method, stage, plan)
+                    self._take(way, stage, plan)
                 if stage in enough:
                     return
         except ValueError as refusal:
@@ -172,24 +180,30 @@ class PlannerWork:
                 self._rows[method], stage=FULL, fits=False, binding=str(refusal), lacking=lacking
             )
 
-    def _planned(self, spec: RunSpec) -> Iterator[tuple[str, Plan]]:
+    def _planned(self, spec: RunSpec) -> Iterator[tuple[str, RunSpec, Plan]]:
         planner = self._planner(spec.method)
         if planner is None:
             self.check()
-            yield FULL, self._plan_of(spec, self._profile)
+            found = [(spec, self._plan_of(spec, self._profile))]
+            for way in ways(spec)[1:]:
+                with suppress(ValueError):
+                    found.append((way, self._plan_of(way, self._profile)))
+            fitting = (each for each in found if each[1].fits)
+            yield FULL, *min(fitting, key=lambda each: rank(each[1]), default=found[0])
             return
         plans = planner.plans(spec, self._profile)
         plan = next(plans)
-        yield FIRST, plan
+        yield FIRST, spec, plan
         for better in plans:
-            yield BETTER, plan
+            yield BETTER, spec, plan
             plan = better
-        yield FULL, plan
+        yield FULL, spec, plan
 
     def _plan_of(self, spec: RunSpec, profile: Profile) -> Plan:
         """The plan from a profile, or from those of several micro-batches that are stored."""
         stored = {} if self._question.machine else stored_sizes(spec, self._store)
-        return plan_from(spec, stored or {profile.microbatch: profile})
+        plan = plan_from(spec, stored or {profile.microbatch: profile})
+        return told(plan, profile.hardware, spec.ranks)
 
     def _planner(self, method: str) -> Any:
         if method not in self._planners:
@@ -197,14 +211,19 @@ class PlannerWork:
             self._planners[method] = make and make(check=self.check)
         return self._planners[method]
 
-    def _take(self, method: str, stage: str, plan: Plan) -> None:
-        """Enter a plan as the row of its method."""
+    def _take(self, spec: RunSpec, stage: str, plan: Plan) -> None:
+        """Enter the plan of a spec as the row of its method."""
+        method, label = spec.method, methods.find(spec.method).label
+        kept = spec.activations == "keep" != self._question.spec.activations
+        plan = told(plan, self._profile.hardware, self._question.spec.ranks)
         self._plans[method] = plan
         seconds, settings = plan.step_seconds, plan.settings
         clipped = settings.get(CLIPPED)
         tiers = [tier for tier in TIERS if plan.peak_bytes.get(tier)]
         self._rows[method] = replace(
             self._rows[method],
+            label=f"{label}, activations kept" if kept else label,
+            activations=spec.activations,
             stage=stage,
             fits=plan.fits,
             step_seconds=seconds,
@@ -226,9 +245,9 @@ class PlannerWork:
         """The method that the answer is about, as `workbench plan` recommends one."""
         if self._question.method != ANY:
             return
-        fitting = [row for row in self._rows.values() if row.fits and row.step_seconds is not None]
+        fitting = [method for method, row in self._rows.items() if row.fits]
         if fitting:
-            self._fastest = min(fitting, key=lambda row: row.step_seconds).method
+            self._fastest = min(fitting, key=lambda method: rank(self._plans[method]))
             self._reply["chosen"] = self._fastest
         else:
             self._reply["chosen"] = [*self._rows][-1]
@@ -256,9 +275,12 @@ class PlannerWork:
         return self._done[key]
 
     def _find_largest(self, method: str) -> None:
-        """The most layers that fit, starting from what was found last."""
+        """The most layers that fit, starting from what was found last; not of a method that also
+        searches for micro-batches, which would take minutes."""
         row, layers = self._rows[method], self._question.spec.model.layers
         if row.largest_layers is not None or at_depth(self._profile, 1) is None:
+            return
+        if row.refused or hasattr(methods.load(method), "plan_sizes"):
             return
         parts = self._question.spec.microbatches
         limit = max(min(DEEPEST, MOST_PASSES // parts), layers)
@@ -335,10 +357,16 @@ class PlannerWork:
     def _draw(self, method: str) -> None:
         """The predicted steps of the chosen plan, where it fits."""
         plan, row = self._plans.get(method), self._rows[method]
-        if plan is None or plan.schedule is None or not row.fits:
+        if plan is None or plan.schedule is None or not row.fits or plan.step_seconds is None:
             return
         self.check()
         costs = ProfileCosts(self._profile)
+        if plan.schedule.mesh.processes > 1:
+            spec, profiles = self._question.spec, {self._profile.microbatch: self._profile}
+            try:
+                costs = Ground.of(spec.with_(method=method), profiles).costs(plan.schedule)
+            except ValueError:  # not of our pipelines
+                return
         events = simulate(plan.schedule, costs, steps=WARM_UP + SHOWN).events
         shown = [replace(e, step=e.step - WARM_UP + 1) for e in events if e.step >= WARM_UP]
         layers = self._question.spec.model.layers

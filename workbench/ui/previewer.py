@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from statistics import median
 from typing import Any
 
 from workbench.core.jsonfile import parse_json
 from workbench.core.record import RESULTS
 from workbench.core.spec import RunSpec
+from workbench.runs.expected import expected
 from workbench.runs.index import Index
 from workbench.runs.planning import answer
 from workbench.runs.planning import fits as fits_quickly
@@ -81,33 +81,28 @@ def fits(data: Line, root: str, indices: list[int], limit_seconds: float) -> lis
                 return {"fits": True}
             return {"fits": False, "why": answer(spec, store).plan.binding}
         except ValueError as error:
-            return {"fits": None, "why": str(error)}
+            seconds, how = expected(spec, None, index_of(root).rows())
+            return {"fits": None, "why": str(error), "seconds": seconds, "how": how}
 
     return _in_time(one, data, indices, limit_seconds)
 
 
 def plans(data: Line, root: str, indices: list[int], limit_seconds: float) -> list[Line]:
-    """Peak bytes, expected seconds and the hardware behind them; which of `indices` as in `fits`.
+    """Peak bytes, expected seconds and how these were obtained; which of `indices` as in `fits`.
 
-    Seconds are None while this machine or the method has not been timed.
+    Seconds are None where neither this machine's layers nor runs like these were timed.
     """
-    store = Store(root)
-    beside = _beside(root)
+    store, rows = Store(root), index_of(root).rows()
 
     def one(spec: RunSpec) -> Line:
         try:
             planned = answer(spec, store)
         except ValueError as error:
             return {"fits": None, "why": str(error)}
-        plan = planned.plan
-        if not plan.fits:  # the quick answer looks at the smallest layout alone
-            return {"fits": False, "why": plan.binding}
-        measured = planned.source == "measured"
-        seconds = None
-        if measured and plan.step_seconds and spec.method in beside:
-            seconds = beside[spec.method] + plan.step_seconds * spec.steps
-        hardware = "" if measured else planned.hardware
-        return {"peak": plan.peak_bytes, "seconds": seconds, "published": hardware}
+        if not planned.plan.fits:  # the quick answer looks at the smallest layout alone
+            return {"fits": False, "why": planned.plan.binding}
+        seconds, how = expected(spec, planned, rows)
+        return {"peak": planned.plan.peak_bytes, "seconds": seconds, "how": how}
 
     return _in_time(one, data, indices, limit_seconds)
 
@@ -136,13 +131,3 @@ def _specs(text: str) -> list[tuple[str, RunSpec]]:
 def index_of(root: str) -> Index:
     """The records of a results folder; refresh it."""
     return Index(Store(root))
-
-
-def _beside(root: str) -> dict[str, float]:
-    """Method -> seconds that its runs needed here beside their steps."""
-    found: dict[str, list[float]] = {}
-    for row in index_of(root).rows():
-        if row["status"] == "ok" and row["seconds"] and row["step_seconds"]:
-            steps = row["step_seconds"] * row["steps_done"]
-            found.setdefault(row["method"], []).append(max(0.0, row["seconds"] - steps))
-    return {method: median(seconds) for method, seconds in found.items()}

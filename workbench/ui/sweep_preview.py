@@ -19,6 +19,8 @@ from workbench.ui.helper_process import Answer, HelperProcess
 WORK = "workbench.ui.previewer"
 SLICE_S = 0.4
 """About how long the process works on one question."""
+HOWS = {"records": "by earlier runs like these", "estimated": "estimated from this machine's rates"}
+"""How times were obtained that are not those of measured layers -> words."""
 RECORD_BYTES = 100_000
 """About what the folder of one run takes on the disk, checkpoints apart."""
 
@@ -38,8 +40,8 @@ class PreviewPoint:
     peak: dict[str, int] | None = None
     """Tier -> predicted peak in bytes; None until it was planned."""
     seconds: float | None = None
-    published: str = ""
-    """The published machine whose constants stand for this one's; empty where this is measured."""
+    how: str = ""
+    """How the seconds were obtained (runs/expected.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +65,8 @@ class Summary:
     """Runs that cannot fit, and why."""
     unplanned: list[tuple[str, str]] = field(default_factory=list)
     """Runs that no planner can speak of, and why."""
-    published: str = ""
-    """The published machine whose constants stand for this one's, where they do."""
+    hows: frozenset[str] = frozenset()
+    """How the seconds of the pending ones were obtained."""
     complete: bool
     text: str = ""
     """Failure of the preview, in a sentence."""
@@ -91,10 +93,14 @@ class Summary:
     def _time(self) -> str:
         if self.seconds is not None:
             more = f", and {_runs(self.untimed)} of unknown time" if self.untimed else ""
-            return f"Time: about {format_seconds(self.seconds)}{more}."
+            told = " and ".join(words for how, words in HOWS.items() if how in self.hows)
+            return f"Time: about {format_seconds(self.seconds)}{told and ', ' + told}{more}."
         if not self.complete:
             return "Time: not known yet."
-        return "Time: unknown, for runs like these have not been measured on this machine."
+        return (
+            "Time: unknown, for neither runs like these nor this machine have been measured here: "
+            '"Examine this machine" does, or workbench plan --measure.'
+        )
 
     def _memory(self) -> list[str]:
         peaks = [
@@ -102,8 +108,16 @@ class Summary:
         ]
         if not peaks:
             return []
-        source = f", with constants of {self.published}" if self.published else ""
-        return [f"Memory at the largest{source}: {'; '.join(peaks)}."]
+        return [f"Memory at the largest: {'; '.join(peaks)}."]
+
+    @property
+    def why_not(self) -> str:
+        """Why it means nothing to start this sweep: none of its runs can fit; else empty."""
+        if not self.cannot or len(self.cannot) < self.pending:
+            return ""
+        what, why = self.cannot[0]
+        which = f"none of the {self.pending} runs can" if self.pending > 1 else "the run cannot"
+        return f"{which} fit this machine, by the planner: {what}: {why}"
 
 
 class Preview:
@@ -185,7 +199,7 @@ class Preview:
             disk=len(pending) * RECORD_BYTES + peak.get("disk", (0, ""))[0],
             cannot=[(p.what, p.why) for p in pending if p.fits is False],
             unplanned=[(p.what, p.why) for p in left if p.why],
-            published=next((p.published for p in left if p.published), ""),
+            hows=frozenset(point.how for point in left),
             complete=self.ended,
             text=self._text,
         )

@@ -18,7 +18,7 @@ BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300)
 VGG = ModelSpec(family="vgg", layers=5, hidden=8, heads=4, seq=32, vocab=10)
 RESNET = ModelSpec(family="resnet", layers=4, hidden=16, heads=4, seq=32, vocab=10)
 SIZES = ("-l", "5", "--hidden", "32", "--heads", "4", "--vocab", "300")
-FLAGS = ("--seq", "32", "-b", "4", "--ranks", "2", "--device-memory", "1GiB")
+FLAGS = ("--seq", "32", "-b", "4", "--ranks", "2", "--machine", "v100-32gb")
 
 
 @pytest.mark.parametrize("spec", [BERT, VGG, RESNET], ids=lambda spec: spec.family)
@@ -70,7 +70,7 @@ def test_modules_are_planned_before_anything_is_measured(method, family, tmp_pat
     assert found["fits"]
     assert found["profile"] == "published"
     assert found["step_seconds"] > 0
-    assert f"what the layers of {family} need was counted" in found["notes"][-1]
+    assert f"what the layers of {family} need was counted" in found["basis"]
 
 
 @pytest.mark.parametrize("method", ["harmony-pp", "pp-swap", "stronghold"])

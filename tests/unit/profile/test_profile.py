@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,6 @@ from workbench.schedule.buffers import kept
 
 def action(kind: Kind, lane: str, micro: int | None = None, **values) -> Action:
     return Action(kind=kind, unit=1, lane=lane, microbatch=micro, **values)
-
-
-def test_a_saved_profile_loads_equal(profile: Profile, tmp_path: Path) -> None:
-    profile.save(tmp_path / "profile.json")
-    assert Profile.load(tmp_path / "profile.json") == profile
 
 
 @pytest.mark.parametrize(

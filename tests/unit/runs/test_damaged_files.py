@@ -21,7 +21,7 @@ from workbench.exhibits import open_exhibit
 from workbench.exhibits.harmony.fig8 import busy_shares
 from workbench.profile.files import FORMAT
 from workbench.profile.machine import this_machine
-from workbench.profile.profile import Hardware, Limits, Profile, UnitCost, Wires
+from workbench.profile.profile import Hardware, UnitCost, Wires
 from workbench.profile.store import UnitCosts, folder_of, path_of
 from workbench.profile.table import Ceilings
 from workbench.report.evidence import loss_table, prediction_table
@@ -121,10 +121,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                     reduce_bytes_per_s=1e9, message_latency_s=1e-4, slowdowns={"h2d|d2h": 1.5}),
     )  # fmt: skip
     unit = UnitCost(kind="block", parameters=1, forward_s=1e-3, recompute_s=1e-3, backward_s=2e-3)
-    limits = Limits(smallest=1, forward=4, backward=4)
-    profile = Profile(hardware=hardware, units=(unit,), microbatch=2, seq=8, limits=limits)
-    profile.save(run / "profile.json")
-    assert Profile.load(run / "profile.json") == profile
     kinds = {kind: replace(unit, kind=kind) for kind in ("embedding", "block", "head")}
     order = ("embedding", *["block"] * 4, "head")
     measured = {
@@ -137,7 +133,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"format": FORMAT, **asdict(found)}))
     (run / NAME).write_text(log_of(3.0, None, 2.5))
-    mine = ("record.json", "events.jsonl", "timeline.json", "spec.json", "job.json", "profile.json")
+    mine = ("record.json", "events.jsonl", "timeline.json", "spec.json", "job.json")
     return {path.name: path for path in (
         *measured, store.root / ".index.sqlite", store.root / "reports/smoke/exhibits.json",
         campaign.folder / "state.json", campaign.folder / "order.json", run / NAME,
@@ -176,7 +172,7 @@ def read_others(store: Store, path: Path, run: Path) -> None:
     busy_shares(found, store), draw_gantt([found], store)
     for read in (
         lambda: RunSpec.from_dict(read_json(run / "spec.json", "it")), lambda: JobFile.load(run),
-        lambda: run_timeline(store, run.name), lambda: Profile.load(run / "profile.json"),
+        lambda: run_timeline(store, run.name),
         lambda: parse_log((run / NAME).read_text(errors="replace"), NAME).to_record().to_json(),
     ):  # fmt: skip
         with suppress(ValueError):

@@ -1,6 +1,7 @@
 """Plans for people: which profile they hold for, which is best, and what a refusal looks like."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from workbench import cli
 from workbench.core import methods
 from workbench.profile import several  # noqa: F401 - which takes the real function of the store
 from workbench.profile import store as profiles
+from workbench.published.hardware import machine
 from workbench.runs import planning
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store
@@ -31,7 +33,7 @@ def plan_of(method: str, seconds: float | None, *, fits: bool = True) -> Plan:
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     """Step times by method; None for a method that does not fit."""
-    times: dict[str, float | None] = dict.fromkeys(methods.METHODS, 2.0)
+    times: dict[str, float | None] = dict.fromkeys(methods.METHODS | methods.PEERS, 2.0)
 
     def load(name: str) -> SimpleNamespace:
         def plan(spec, profile) -> Plan:
@@ -53,18 +55,21 @@ def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict,
 
 
 def test_the_fastest_that_fits_is_recommended(seconds, capsys, tmp_path: Path) -> None:
-    seconds.update({"megatron-lm": None, "l2l": 0.5, "stronghold": 0.25})
+    times = seconds
+    times.update({"megatron-lm": None, "l2l": 0.5, "stronghold": 0.25})
 
-    code, answer, _ = run_cli(capsys, "-b", "8", "--results", str(tmp_path))
+    words = ("-b", "8", "--machine", "v100-32gb", "--results", str(tmp_path))
+    code, answer, _ = run_cli(capsys, *words)
 
     assert code == 0
     assert (answer["method"], answer["fits"], answer["step_seconds"]) == ("stronghold", True, 0.25)
     assert answer["samples_per_second"] == 32
     low, high = answer["step_seconds_range"]
     assert 0.7 * 0.25 <= low < 0.25 < high <= 1.3 * 0.25
-    assert answer["profile"] == "published"
+    assert (answer["profile"], answer["this_machine"]) == ("published", False)
     assert {"fits", "method", "window", "step_seconds", "peak_bytes", "binding"} <= answer.keys()
-    assert [other["fits"] for other in answer["methods"]] == [False, True, True, True, True]
+    told = {other["method"]: other["fits"] for other in answer["methods"]}
+    assert told == {name: seconds is not None for name, seconds in times.items()}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,8 +86,10 @@ def test_nothing_fits(seconds, capsys) -> None:
 def test_a_stored_profile_of_this_machine_is_preferred(
     seconds, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hardware = SimpleNamespace(name="this machine", source="measured", spread=0.2)
-    here = SimpleNamespace(hardware=hardware)
+    known = machine("v100-32gb")
+    here = SimpleNamespace(
+        units=(), hardware=replace(known, name="this machine", source="measured")
+    )
     monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: here)
     spec = make_spec({"method": "l2l", "layers": 4})
 
@@ -113,6 +120,6 @@ def test_why_what_is_stored_is_not_used_is_in_the_plan(tmp_path, monkeypatch):
         echo("units-1.json is not used, it cannot be read")
 
     monkeypatch.setattr(profiles, "stored_profile", unreadable)
-    found = planning.answer(make_spec({"method": "stronghold"}), Store(tmp_path))
-    assert found.source == "published"
+    found = planning.answer(make_spec({"method": "stronghold", "layers": 2}), Store(tmp_path))
+    assert (found.source, found.here) == ("unmeasured", True)
     assert found.plan.notes[-1] == "units-1.json is not used, it cannot be read"

@@ -65,7 +65,7 @@ def test_the_answer_is_the_plan_of_a_run(stored, method: str, tmp_path: Path) ->
     assert alone.plan.step_seconds != run.step_seconds
     assert alone.plan.notes[-1].startswith("known are the costs of micro-batches of 16 samples")
     stored()
-    published = planning.answer(spec, Store(tmp_path))
+    published = planning.answer(spec, Store(tmp_path), machine="v100-32gb")
     assert published.source == "published"
     assert "a run measures 1, 4 as well" in published.plan.notes[-1]
 

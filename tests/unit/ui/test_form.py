@@ -252,8 +252,8 @@ def preview(tmp_path: Path):
 def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
     form = Form()
     form.set(
-        method="stronghold", device="cpu", layers="8, 32", device_memory="1GiB, 24GiB",
-        host_memory="100GiB", optimizer_tier="host",
+        method="stronghold", device="cpu", layers="2, 4", device_memory="16MiB, 2GiB",
+        hidden="512", seq="128", host_memory="2GiB", optimizer_tier="host",
     )  # fmt: skip
     preview.start(form.data())
     assert preview.summary().sentences() == ["Looking at the runs ..."]
@@ -261,26 +261,26 @@ def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
     assert (found.points, found.pending, found.done) == (4, 4, 0)
     assert found.complete
     assert {what for what, _ in found.cannot} == {
-        "stronghold, 8 layers, device memory 1GiB",
-        "stronghold, 32 layers, device memory 1GiB",
+        "stronghold, 2 layers, device memory 16MiB",
+        "stronghold, 4 layers, device memory 16MiB",
     }
-    assert all("device memory" in why and "1 GiB" in why for _, why in found.cannot)
+    assert all("device memory" in why and "16 MiB" in why for _, why in found.cannot)
     most, what = found.peak["device"]
-    assert what == "stronghold, 32 layers, device memory 24GiB"
-    assert 8 * GIB < most <= 24 * GIB
+    assert what == "stronghold, 4 layers, device memory 2GiB"
+    assert GIB / 2 < most <= 2 * GIB
     words = " ".join(found.sentences())
     assert "4 runs: 0 done already, 4 to run" in words
-    assert "with constants of" in words, "this machine is not measured, and that is said"
-    assert "Time: unknown" in words
+    assert "Time: unknown, for neither runs like these nor this machine have been measured" in words
+    assert found.why_not == "", "some of its runs fit"
 
 
 def test_what_cannot_be_previewed_is_a_sentence(preview: Preview) -> None:
     preview.start({"base": {"method": "foo"}})
     assert preview.wait().text.startswith("unknown method 'foo'")
-    preview.start({"base": {"method": "l2l", "device": "cpu", "dtype": "bf16"}})
+    preview.start({"base": {"method": "torch-zero-bubble", "device": "cpu", "ranks": 2}})
     found = preview.wait()
     assert found.text == ""
-    assert "only in fp32" in found.unplanned[0][1]
+    assert "needs a multiple of 2 micro-batches" in found.unplanned[0][1]
     preview.start({"base": {"method": "l2l", "device": "cpu", "layers": 2}})
     preview.stop()
     assert preview.advance() is False

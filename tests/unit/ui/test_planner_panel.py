@@ -54,8 +54,8 @@ def test_an_answer_says_which_method_what_binds_and_the_largest_model(panel: Pla
     panel.ask(device_memory="24GiB", layers=12)
     answered(panel, full=True)
     assert re.match(
-        r"Fastest that fits: \S.* 12 layers, 7\d\d million parameters at [\d.]+ samples/s, "
-        r"[\d.]+ s a step\.$",
+        rf"On {V100}, which is not this machine: Fastest that fits: \S.* 12 layers, "
+        r"7\d\d million parameters at [\d.]+ samples/s, [\d.]+ s a step\.$",
         text(panel.answer),
     )
     told = text(panel.details)
@@ -86,7 +86,7 @@ def test_less_memory_than_fits_says_what_would_help(panel: PlannerPanel) -> None
     panel.ask(layers=24)
     panel.dials["device_memory"].position = 1.0
     answered(panel, full=True)
-    assert text(panel.answer).startswith("No method fits with 24 layers")
+    assert "this machine: No method fits with 24 layers" in text(panel.answer)
     assert "GiB too much" in text(panel.bars)
     assert "wb-over" in panel.bars.value
     assert "It would fit with" in text(panel.details)
@@ -170,12 +170,15 @@ def test_what_makes_no_sense_is_one_sentence(
 def test_the_last_of_many_moves_is_the_one_that_is_answered(panel: PlannerPanel) -> None:
     shown = []
     panel.answer.observe(lambda change: shown.append(change["new"]), "value")
+    for devices in (2, 1):
+        panel.dials["ranks"].position = devices
+        assert panel.question.spec.ranks == devices
     for place in range(1, 31):
         panel.dials["layers"].position = place
         panel.tick()
     answered(panel)
     assert "30 layers" in text(panel.answer)
-    assert len(shown) < 30, "those in between were passed over"
+    assert len(shown) < 32, "those in between were passed over"
 
 
 def test_an_old_question_that_takes_long_does_not_keep_a_new_one(

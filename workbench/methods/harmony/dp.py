@@ -4,4 +4,4 @@ from workbench.methods.harmony import planner
 from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import DP
 
-plan, plan_sizes, train = on_ranks(planner, DP)
+plan, plan_sizes, train, measure = on_ranks(planner, DP)

@@ -1,0 +1,230 @@
+"""Plans are for this machine, and another one is named first: fit, times, files of machines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from workbench import cli
+from workbench.core import methods
+from workbench.core.bytesize import parse_bytes
+from workbench.core.model_spec import ModelSpec
+from workbench.exhibits import open_exhibit
+from workbench.profile import several  # noqa: F401 - which takes the real function of the store
+from workbench.profile import store as profiles
+from workbench.profile.machine import Machine
+from workbench.published import machines
+from workbench.runs import device_locks, planning
+from workbench.runs.expected import START_S, expected
+from workbench.runs.overrides import make_spec
+from workbench.runs.store import Store
+from workbench.ui import planner_words, previewer
+from workbench.ui.planner import Question, Reply
+from workbench.ui.planner_work import PlannerWork
+from workbench.ui.sweep_control import SweepControl
+from workbench.ui.sweep_preview import PreviewPoint
+
+BOX = Machine(
+    device="cpu", processor="A box", cores=2, memory_bytes=parse_bytes("23.5GiB"), gpu=None,
+    gpu_bytes=0, torch="2",
+)  # fmt: skip
+GAMER = Machine(
+    device="cuda", processor="A box", cores=8, memory_bytes=parse_bytes("64GiB"),
+    gpu="NVIDIA GeForce RTX 4090", gpu_bytes=parse_bytes("23.99GiB"), torch="2",
+)  # fmt: skip
+TINY = ("-l", "2", "--hidden", "64", "--heads", "2", "--seq", "32", "--vocab", "64")
+
+
+def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    """This machine is another one, of which nothing was measured."""
+    monkeypatch.setattr(machines, "this_machine", lambda device: machine)
+    monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: None)
+    monkeypatch.setattr(machines, "ceilings", lambda *_, **__: None)
+
+
+def test_on_a_box_without_measurements_memory_is_its_own_and_no_time_is_told(
+    monkeypatch, tmp_path: Path, capsys
+) -> None:
+    """A V100's 31.25 GiB are not asked, whatever budget is given."""
+    here(monkeypatch, BOX)
+    store, asked = Store(tmp_path), make_spec({"method": "plain", "layers": 24})
+    found = planning.answer(asked, store)
+    assert (found.here, found.plan.fits, found.plan.step_seconds) == (True, False, None)
+    assert "GiB, the budget is 10.57 GiB" in found.plan.binding
+    more = planning.answer(asked.with_(device_memory=64 << 30, batch=16), store)
+    assert "the budget is 23.5 GiB" in more.plan.binding
+    both = asked.with_(method="stronghold", device_memory=23 << 30, host_memory=23 << 30)
+    assert "this machine has 23.5 GiB" in planning.answer(both, store).plan.binding
+    assert planning.answer(asked, store, machine="v100-32gb").plan.fits
+
+    assert cli.main(["plan", "-m", "plain", *TINY, "--results", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "on this machine (A box, 2 cores; unmeasured)\n  this machine has not been" in told
+    assert "no times are told: `workbench plan --measure` measures it" in told
+    words = ["plan", "-m", "plain", *TINY, "--machine", "v100-32gb", "--results", str(tmp_path)]
+    assert cli.main(words) == 0
+    assert "on v100-32gb, which is not this machine" in capsys.readouterr().out
+
+
+def test_the_page_and_the_preview_judge_by_this_machine(monkeypatch, tmp_path: Path) -> None:
+    here(monkeypatch, BOX)
+    for machine, fits in ((None, False), ("v100-32gb", True)):
+        question = Question.of(method="plain", layers=24, machine=machine)
+        fields = PlannerWork(Store(tmp_path)).work_on(question, 0)
+        reply = Reply.from_dict(json.loads(json.dumps(fields)), question)
+        assert (reply.row.fits, reply.here) == (fits, machine is None)
+        named = planner_words.headline(reply).startswith("On v100-32gb, which is not this machine:")
+        assert named == (machine is not None)
+    data = {"base": {"method": "plain"}, "grid": {"layers": [24, 32]}}
+    lines = previewer.fits(data, str(tmp_path), [0, 1], 60.0)
+    control = SweepControl(Store(tmp_path), helper=SimpleNamespace())
+    control.form.set(method="plain", layers="24, 32")
+    control.preview.points = [
+        PreviewPoint(what="plain", key="", state="pending", fits=line["fits"], why=line["why"])
+        for line in lines
+    ]
+    why = control.why_not()["start"]
+    assert why.startswith("none of the 2 runs can fit this machine, by the planner: plain: device")
+    control.preview.points[0].fits = True
+    assert control.why_not()["start"] == "", "the other one ends out of memory, a result"
+
+
+def test_a_gpu_that_is_known_is_estimated_by_its_datasheet(monkeypatch, tmp_path: Path) -> None:
+    here(monkeypatch, GAMER)
+    asked = make_spec({"method": "stronghold", "layers": 4, "dtype": "bf16"})
+    found = planning.answer(asked, Store(tmp_path))
+    assert (found.here, found.source) == (True, "estimated")
+    assert "with rates of rtx4090-24gb: by the datasheet of NVIDIA GeForce RTX 4090" in found.basis
+    other = planning.answer(asked, Store(tmp_path), machine="rtx4090-24gb")
+    assert found.plan.step_seconds == pytest.approx(other.plan.step_seconds, rel=0.1)
+
+
+def test_a_saved_machine_is_planned_for_by_its_name(examined, tmp_path: Path, capsys) -> None:
+    doctor = ["doctor", "--stored", "--device", "cpu", "--results", str(examined.results)]
+    assert cli.main([*doctor, "--save", "mine", "--out", str(tmp_path / "machines")]) == 0
+    plan = ["plan", "-m", "plain", *TINY, "--json", "--results", str(tmp_path), "--machine"]
+    capsys.readouterr()
+    for name in ("mine", str(tmp_path / "machines" / "mine.json")):
+        assert cli.main([*plan, name]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["hardware"], told["this_machine"]) == ("mine", False)
+        assert told["step_seconds"] > 0
+    assert machines.names(tmp_path)[-1] == "mine"
+    by_hand = tmp_path / "box.json"
+    by_hand.write_text('{"like": "rtx4090-24gb", "host_bytes": "128GiB"}')
+    found = machines.find(str(by_hand), tmp_path).hardware
+    assert (found.name, found.host_bytes) == ("box", 128 << 30)
+    assert cli.main([*doctor, "--save", "../mine"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"like": "rtx"}', "like is 'rtx'; it must be one of v100-32gb"),
+        ('{"like": "h100-80gb", "host_bytes": "1G"}', "'1G' is not an amount"),
+        ('{"like": "h100-80gb", "cores": 0}', "cores is 0; it must be more than 0"),
+        ('{"like": "h100-80gb", "h2d": 3}', "unknown field 'h2d'"),
+        ('{"flops_per_s": {"fp32": 1e12}}', "the field 'cores' is missing"),
+        ('{"like": "h100-80gb", "flops_per_s": {"fp64": 1}}', "flops_per_s is {'fp64': 1.0}"),
+    ],
+)
+def test_a_malformed_machine_is_one_sentence(text: str, why: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    assert cli.main(["plan", *TINY, "--machine", str(tmp_path / "bad.json")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"workbench: the machine file {tmp_path}/bad.json")
+    assert why in line
+
+
+def test_layers_are_measured_without_training(measured, tmp_path: Path, capsys) -> None:
+    shutil.copytree(measured, tmp_path / "profiles")
+    words = ["plan", "-m", "plain", *TINY, "--device", "cpu", "--results", str(tmp_path)]
+    assert cli.main([*words, "--measure", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["profile"], told["basis"]) == ("measured", "")
+    assert not (tmp_path / "runs").exists()
+    held = device_locks.take(device_locks.lockable_devices("cpu"), 1, "a run of a test")
+    try:
+        assert cli.main([*words, "--measure"]) == 2
+    finally:
+        held.release()
+    assert "the processors is taken by a run of a test" in capsys.readouterr().err
+
+
+def test_records_of_earlier_runs_count_and_a_start_is_assumed(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("workbench.runs.expected.device_class", lambda device: "cpu:a box")
+    spec = make_spec({"method": "plain", "layers": 8, "steps": 5, "device": "cpu"})
+    shape = {**spec.model.to_dict(), "layers": 4, "batch": 4, "microbatches": 1, "ranks": 1}
+    row = {
+        **shape, "method": "plain", "status": "ok", "device_class": "cpu:a box", "seconds": 50.0,
+        "step_seconds": 3.0, "steps_done": 10,
+    }  # fmt: skip
+    assert expected(spec, None, [row]) == (20.0 + 5 * 6.0, "records")
+    assert expected(spec, None, [{**row, "hidden": 64}]) == (None, "")
+    assert expected(spec, None, [{**row, "device_class": "cuda:another"}]) == (None, "")
+    planned = SimpleNamespace(source="estimated", plan=SimpleNamespace(step_seconds=1.0))
+    assert expected(spec, planned, []) == (START_S + 5.0, "estimated")
+    assert expected(spec, planned, [row])[1] == "records"
+
+
+def test_times_of_a_claim_are_told_once_the_machine_is_examined(examined, tmp_path: Path) -> None:
+    before = open_exhibit("9", "smoke", tmp_path).preview()
+    assert before["time"].iloc[-1] == "?"
+    assert 'not measured here yet, which "Examine this machine"' in before["note"].iloc[-1]
+    shutil.copytree(examined.results / "profiles", tmp_path / "profiles")
+    assert "?" not in set(open_exhibit("9", "smoke", tmp_path).preview()["time"])
+
+
+def test_each_method_is_asked_at_its_best_plain_torch_too(tmp_path: Path, capsys) -> None:
+    """On a device with room for all, what only recomputes by default is no slower."""
+    words = ["plan", "-l", "4", "--machine", "h100-80gb", "--results", str(tmp_path)]
+    assert cli.main([*words, "--device-memory", "60GiB", "--json"]) == 0
+    told = {each["method"]: each for each in json.loads(capsys.readouterr().out)["methods"]}
+    assert list(told) == methods.compared(1, ModelSpec()) == [*methods.METHODS, *methods.PEERS]
+    for name in ("megatron-lm", "plain"):
+        assert told[name]["activations"] == "keep"
+        assert told[name]["step_seconds"] == pytest.approx(
+            told["stronghold"]["step_seconds"], rel=0.02
+        )
+    assert cli.main([*words, "-m", "plain", "--activations", "recompute", "--json"]) == 0
+    fixed = json.loads(capsys.readouterr().out)
+    assert fixed["step_seconds"] > 1.2 * told["plain"]["step_seconds"]
+
+    question = Question.of(machine="h100-80gb", layers=4, method="plain")
+    fields = PlannerWork(Store(tmp_path)).work_on(question, 0)
+    reply = Reply.from_dict(fields, question)
+    assert reply.row.label == "plain torch, activations kept"
+    assert reply.run_spec().activations == "keep"
+
+
+def test_the_largest_model_is_the_last_that_fits(tmp_path: Path, capsys) -> None:
+    words = ["plan", "--largest", "-m", "plain", "--machine", "v100-32gb", "--json"]
+    assert cli.main([*words, *TINY, "--device-memory", "6MiB", "--results", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    shape = {"method": "plain", "hidden": 64, "heads": 2, "seq": 32, "vocab": 64}
+    more = make_spec({**shape, "layers": told["layers"] + 1, "device_memory": 6 << 20})
+    assert not planning.fits(more, Store(tmp_path), "v100-32gb")
+    spec = make_spec({**shape, "layers": told["layers"]})
+    assert told["layers"] > 1
+    assert told["parameters"] == spec.model.parameters
+    assert told["tokens_per_second"] == pytest.approx(4 * 32 / told["step_seconds"])
+    assert told["peak_bytes"]["device"] <= 6 << 20
+
+
+def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
+    shape = {"layers": 2, "hidden": 64, "heads": 2, "seq": 32, "vocab": 64}
+    question = Question.of(machine="h100-80gb", ranks=2, device_memory=4 << 20, **shape)
+    assert "--ranks 2" in question.command()
+    work = PlannerWork(Store(tmp_path))
+    while not (fields := work.work_on(question, 60.0))["done"]:
+        pass
+    rows = {row.method: row for row in Reply.from_dict(fields, question).rows}
+    assert list(rows) == methods.compared(2, ModelSpec())
+    assert {"data-parallel", "1f1b", "harmony-pp"} <= {name for name in rows if rows[name].fits}
+    assert rows["torch-zero-bubble"].refused, "torch plans it by itself"

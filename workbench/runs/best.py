@@ -1,0 +1,75 @@
+"""Each method at its best: the fastest answer, and the largest model.
+
+A method that keeps or recomputes activations as it is told is asked both ways, where the question
+leaves that open: those that choose by themselves would else be compared with others' default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from workbench.core.spec import MOST_PASSES, RunSpec
+from workbench.runs.planning import Answer, answer, rank
+from workbench.runs.search import at_layers, planned_largest
+from workbench.runs.store import Store
+
+DEEPEST = 512
+"""Layers; deeper models are not asked about."""
+
+
+def ways(spec: RunSpec) -> list[RunSpec]:
+    """The spec, and one that keeps activations, where it leaves them open and its method can."""
+    found = [spec]
+    if spec.activations == "auto":
+        with suppress(ValueError):
+            found.append(spec.with_(activations="keep"))
+    return found
+
+
+def fastest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
+    """The method's best answer. Raises ValueError."""
+    first, *others = ways(spec)
+    found = [answer(first, store, machine=machine)]
+    for way in others:
+        with suppress(ValueError):
+            found.append(answer(way, store, machine=machine))
+    return min((a for a in found if a.plan.fits), key=lambda a: rank(a.plan), default=found[0])
+
+
+def largest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
+    """The answer for the most layers that fit with the method, of those the fastest; for one layer
+    where not even that fits. Raises ValueError for a model that has no number of layers to vary."""
+    if spec.model.decomposed:
+        raise ValueError(f"layers of {spec.model.family} are not alike: --largest is for decoders")
+    limit = min(DEEPEST, MOST_PASSES // max(spec.microbatches, spec.ranks))
+    most = max(planned_largest(way, store, limit=limit, machine=machine) for way in ways(spec))
+    return fastest(at_layers(spec, max(1, most)), store, machine)
+
+
+def answer_all(
+    specs: list[RunSpec],
+    store: Store,
+    machine: str | None,
+    ask: Callable[[RunSpec, Store, str | None], Answer] = fastest,
+) -> tuple[list[Answer], dict[str, str]]:
+    """The answers of several methods, `fastest` or `largest`, and why others cannot be planned so.
+    Raises ValueError where none can."""
+    answers, not_planned = [], {}
+    for spec in specs:
+        try:
+            if ask is largest and len(specs) > 1 and hasattr(spec.options, "forward_size"):
+                raise ValueError("its packs are searched for at each depth: give -m")
+            answers.append(ask(spec, store, machine))
+        except ValueError as error:
+            if spec is specs[-1] and not answers:
+                raise
+            not_planned[spec.method] = str(error)
+    return answers, not_planned
+
+
+def recommend(answers: list[Answer]) -> Answer:
+    """The largest model that fits; of equal ones the first by `rank`. Where none fits, the last
+    one asked."""
+    fitting = (each for each in answers if each.plan.fits)
+    return min(fitting, key=lambda a: (-a.spec.model.layers, *rank(a.plan)), default=answers[-1])
