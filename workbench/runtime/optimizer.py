@@ -25,6 +25,7 @@ from torch import Tensor
 from workbench.core.spec import RunSpec
 from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep, Diverged, clip_coefficient
+from workbench.runtime.bundle import Bundle
 from workbench.runtime.guesses import Settled, apply
 from workbench.runtime.memory import Memory
 from workbench.runtime.pinned_scalars import PinnedScalars
@@ -41,12 +42,14 @@ class StepState:
     """State of one step that its actions share."""
 
     index: int
-    tokens: Tensor | None
+    inputs: Bundle
     targets: Tensor | None
-    """[B, S] on the device; None once the compute lane is done."""
+    """[B, ...] on the device; none once the compute lane is done."""
     samples: tuple[int, ...]
     hyper: AdamStep
     """Snapshot for this step's updates; its clip coefficient is set once the norm is known."""
+    weights: list[float] = field(default_factory=list)
+    """How much the mean loss of each micro-batch weighs, where they differ."""
     losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     """Per unit the norms of its parameters' gradients, in the order units finish."""
