@@ -40,8 +40,13 @@ class Method:
     """Whether it trains ordinary modules, cut into layers, beside decoders."""
     portable: bool = False
     """Whether its checkpoints are this project's own, which all such methods continue."""
+    driven: str = ""
+    """Maker of a training whose steps a user's own loop asks for (methods/driven.py), of a method
+    that has one."""
 
 
+PLANNED = "workbench.methods.driven:planned"
+"""Maker for all that plan for one device of this runtime."""
 METHODS = {
     method.name: method
     for method in (
@@ -58,6 +63,7 @@ METHODS = {
             options="workbench.methods.options:HostUpdates",
             summary="layer outside, micro-batches inside, eager host optimizer",
             portable=True,
+            driven=PLANNED,
         ),
         Method(
             name="zero-offload",
@@ -81,6 +87,7 @@ METHODS = {
             summary="a working window of layers on the device, the rest on the host",
             options="workbench.methods.stronghold.options:Options",
             portable=True,
+            driven=PLANNED,
         ),
     )
 }
@@ -97,6 +104,7 @@ PEERS = {
             summary="everything on the device, in torch alone",
             modules=True,
             portable=True,
+            driven="baselines.plain_training:driven",
         ),
         Method(
             name="fsdp",

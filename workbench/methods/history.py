@@ -81,15 +81,7 @@ class History:
         statistics: dict[str, Tensor] | None = None,
     ) -> None:
         """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
-        manifest = Manifest(
-            next_step=next_step,
-            updates_done=updates_done,
-            losses=self.losses,
-            step_seconds=self.step_seconds,
-            grad_norms=self.grad_norms,
-            skipped=self.skipped,
-            continues=self._continues,
-        )
+        manifest = self.manifest(next_step, updates_done)
         try:
             path = checkpoint.save(self._folder, holder, manifest, statistics, self.notes)
         except OSError as error:
@@ -101,6 +93,18 @@ class History:
             report.event("not_saved", next_step=next_step, reason=str(error))
         else:
             report.event("saved", path=path.name, next_step=next_step)
+
+    def manifest(self, next_step: int, updates_done: int) -> Manifest:
+        """The manifest of a checkpoint now."""
+        return Manifest(
+            next_step=next_step,
+            updates_done=updates_done,
+            losses=self.losses,
+            step_seconds=self.step_seconds,
+            grad_norms=self.grad_norms,
+            skipped=self.skipped,
+            continues=self._continues,
+        )
 
     def resume(self, holder: Holder, report: Reporter) -> int:
         """Continue from the newest sound checkpoint in the run's folder, else in that of the run it
@@ -120,12 +124,18 @@ class History:
         if saved is None:
             return 0
         manifest = saved.manifest
-        self.losses, self.grad_norms = manifest.losses, manifest.grad_norms
+        self.follow(manifest)
         # Another run's steps took another method's time.
-        self.step_seconds = manifest.step_seconds if saved.path.parent == self._folder else []
-        self.skipped, self.updates_done = manifest.skipped, manifest.updates_done
+        if saved.path.parent != self._folder:
+            self.step_seconds = []
         report.event("resumed", path=saved.path.name, next_step=manifest.next_step)
         return manifest.next_step
+
+    def follow(self, manifest: Manifest) -> None:
+        """Go on from the steps of a checkpoint."""
+        self.losses, self.grad_norms = manifest.losses, manifest.grad_norms
+        self.step_seconds, self.skipped = manifest.step_seconds, manifest.skipped
+        self.updates_done = manifest.updates_done
 
 
 def check_start(spec: RunSpec, folder: Path) -> None:

@@ -85,7 +85,7 @@ def make_layered(spec: ModelSpec, seed: int = 0) -> Decomposed:
         raise ValueError(
             f"{spec.family} made a model of one layer, {type(module).__name__}; two are needed"
         )
-    _empty(layers)
+    empty(layers)
     model = Decomposed(
         module,
         layers,
@@ -155,7 +155,7 @@ def _rows(spec: ModelSpec, made: Made, samples: int) -> tuple[Tensor, ...]:
     return tuple(torch.zeros((samples, *part.shape), dtype=part.dtype) for part in parts)
 
 
-def _empty(layers: list[Layer]) -> None:
+def empty(layers: list[Layer]) -> None:
     """Let go of all weights: units are made one by one."""
     there: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for layer in layers:

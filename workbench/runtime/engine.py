@@ -256,6 +256,8 @@ class Engine:
             own = unit in self._replayed  # the next pass writes over these
             fresh = self._flats[unit].gathered(grads) if own else [g.contiguous() for g in grads]
             self._gradients[unit] = fresh
+        elif not grads:
+            return
         elif first:
             torch._foreach_copy_(self._gradients[unit], grads)
         else:

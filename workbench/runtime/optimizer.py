@@ -114,7 +114,10 @@ class Optimizer:
 
     def see(self, unit: int, grads: list[Tensor], state: StepState) -> None:
         """Take the norms of a unit's complete gradients, on the compute lane."""
-        state.norms.append(torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)))
+        # A layer may own no weights.
+        none = [torch.zeros((), device=self._memory.device)]
+        norms = torch._foreach_norm(grads, 2, dtype=torch.float32) if grads else none
+        state.norms.append(torch.stack(norms))
         state.seen.append(unit)
         if unit in self.awaiting:
             self._seen.write_norm(unit, state.norms)
@@ -261,6 +264,8 @@ def _runs(flat: Flat, grads: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
     else the small ones put together, for two thirds of a block's parameters are biases and norms,
     and each launch costs what a million elements do.
     """
+    if not grads:
+        return
     if (slab := flat.slab_of(grads)) is not None:
         yield 0, slab
         return
