@@ -28,6 +28,7 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
+from workbench.methods.driven import InOneProcess, Steps, Task
 from workbench.methods.history import History
 from workbench.methods.train import load_batches, resolve_device, tell_of
 from workbench.model import make_model
@@ -54,11 +55,11 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     return run.outcome()
 
 
-def driven(
-    spec: RunSpec, model: LayeredModel, batches: Batches, results: Path, folder: Path
-) -> Training:
-    """A training of a model and data whose steps a user's loop asks for (methods/driven.py)."""
-    return Training(spec, Untold(), folder, given=(model, batches))
+def driven(task: Task) -> Steps:
+    """Steps that a user's loop asks for."""
+    return InOneProcess(
+        task, lambda spec, *given: Training(spec, Untold(), task.folder, given=given)
+    )
 
 
 class Training(Stepping):

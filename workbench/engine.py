@@ -14,33 +14,24 @@ whose row in the table says how (core/methods.py, `driven`).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from workbench.core import methods
-from workbench.core.bytesize import format_bytes, parse_bytes
+from workbench.core.bytesize import parse_bytes
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
-from workbench.core.reporter import Untold
-from workbench.methods.compare import SAMPLES, compare
-from workbench.methods.compared import COPIES
-from workbench.methods.driven import Driven, OutsideRate
-from workbench.model.base import LayeredModel
-from workbench.model.objective import Batch, Handed, LossFunction, Objective, state_name
+from workbench.methods.driven import OutsideRate, Steps, Task
+from workbench.model.objective import Batch, LossFunction, Objective, state_name
 from workbench.runs.store import REPOSITORY_RESULTS
-from workbench.runtime import checkpoint
-from workbench.runtime.manifest import Saved, steps_in, take_newest
+from workbench.runtime.manifest import steps_in
 
 TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""
@@ -65,28 +56,32 @@ class Engine:
         host_memory: str | int | None = None,
         disk_memory: str | int | None = None,
         seed: int = 0,
+        stages: int | None = None,
         results: str | Path | None = None,
         **options: Any,
     ) -> None:
         """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``. Gradients
         are clipped by their global norm to `clip`. A batch is computed in `microbatches` equal
         parts, whose mean losses count alike. Budgets are bytes, or text such as ``24GiB``. `seed`
-        is that of random numbers in forward passes. `results` is where measurements of this machine
+        is that of random numbers in forward passes. Where torchrun has started several processes,
+        each makes an engine and passes its rows; `stages` of them in turn are a pipeline, by
+        default all, and pass equal rows. `results` is where measurements of this machine
         are kept, by default the folder of the command line. `options` are the method's own.
 
         Raises ValueError, one sentence, for what cannot be trained so."""
-        row = methods.find(method)
-        if not row.driven:
-            able = ", ".join(each.name for each in methods.known().values() if each.driven)
-            raise ValueError(f"{method} takes no steps of a loop of one's own; use one of {able}")
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        self._row = methods.find(method)
+        world = int(os.environ.get("WORLD_SIZE", 1))
+        if not self._row.driven or (world > 1 and not self._row.parallel):
+            able = [m for m in methods.known().values() if m.driven]
+            alone, several = ([m.name for m in able if m.parallel == many] for many in (0, 1))
             raise ValueError(
-                f"{os.environ['WORLD_SIZE']} processes run, and {method} trains in one; on several "
-                "devices use workbench.methods.varuna.Varuna"
+                f"{method} does not take the steps of one's own loop in {world} "
+                f"process{'es' * (world > 1)}; {', '.join(alone)} do in one, "
+                f"{', '.join(several)} in those of torchrun"
             )
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
-        self._row, self._module = row, model
+        self._module, self._stages = model, stages
         self.optimizer = _adamw(optimizer_config)
         """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
         (group,) = self.optimizer.param_groups
@@ -98,24 +93,25 @@ class Engine:
             "lr_schedule": "constant", "steps": MANY_STEPS, "beta1": group["betas"][0],
             "beta2": group["betas"][1], "eps": group["eps"], "weight_decay": group["weight_decay"],
         }  # fmt: skip
-        OutsideRate(**self._fields, batch=microbatches)  # raises for what is wrong in it
+        common = {**self._fields, "method": "plain", "options": None}
+        OutsideRate(**common, batch=microbatches)  # raises for what is wrong in them
         self._results = REPOSITORY_RESULTS if results is None else user_path(results)
         self._folder = TemporaryDirectory(prefix="workbench-engine-")
-        self._driven: Driven | None = None
-        self._saved: Saved | None = None
-        """A checkpoint to go on from, until the first step."""
+        self._steps: Steps | None = None
+        self._load_from: tuple[Path, int] | None = None
+        """Checkpoints to go on from with the first step, and the steps of the newest."""
 
     @property
     def steps(self) -> int:
         """Steps done, those before the checkpoint that was loaded among them."""
-        if self._saved is not None:
-            return self._saved.manifest.next_step
-        return len(self._driven.history.losses) if self._driven else 0
+        if self._steps is None:
+            return self._load_from[1] if self._load_from else 0
+        return self._steps.steps
 
     @property
     def grad_norm(self) -> float | None:
         """Global norm of the last step's gradients before they were clipped, where it is known."""
-        return self._driven.history.grad_norms[-1] if self._driven and self.steps else None
+        return self._steps.grad_norm if self._steps else None
 
     def step(self, batch: Any, loss_fn: LossFunction) -> float:
         """One optimizer step on a batch; returns its mean loss. `batch`: a tensor, or a tuple, list
@@ -125,76 +121,55 @@ class Engine:
 
         Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded."""
         taken = Batch(batch)
-        if self._driven is None:
+        if self._steps is None:
             self._begin(taken, loss_fn)
         taken.check_like(self._first)
         if _identity(loss_fn) != self._loss:
             raise ValueError("loss_fn is another function than in the first step; give one alone")
-        self._batches.take(taken)
-        self._driven.advance(self.steps)
+        loss = self._steps.step(taken)
         self.optimizer.step()  # of nothing, so that schedulers see it stepped
-        return self._driven.history.losses[-1]
+        return loss
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
-        the CPU, by the names there."""
+        the CPU, by the names there. Of several processes each calls it."""
+        if self._load_from is not None:
+            raise ValueError("the checkpoint is taken up with the next step; ask after it")
         found = {n: t.detach().cpu().clone() for n, t in self._module.state_dict().items()}
-        if self._driven is not None:
-            trained = self._driven.parameters() | dict(self._driven.statistics())
-        elif self._saved is not None:
-            files = self._saved.manifest.files
-            trained = {
-                label.removeprefix("weight/"): tensor
-                for label, tensor in checkpoint.tensors_of(self._saved, [*files]).items()
-                if not label.startswith("exp_avg")
-            }
-        else:
-            return found
-        trained = {state_name(name): tensor for name, tensor in trained.items()}
+        trained = self._steps.tensors() if self._steps else {}
+        trained = {state_name(name): tensor.detach().cpu() for name, tensor in trained.items()}
         own = dict(self._module.named_parameters(remove_duplicate=False))
         alias = {id(own[name]): name for name in trained if name in own}
         for name in found:
             first = alias.get(id(own[name]), name) if name in own else name
             if first in trained:
-                found[name] = trained[first].detach().cpu().clone()
+                found[name] = trained[first].clone()
         return found
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``step-N`` in a folder, weights and moments, which an engine of this module goes on
-        from under any method; the two newest stay. Raises OSError if the disk refuses."""
-        driven, folder = self._driven, user_path(folder)
-        if driven is None:
+        """Write ``step-N`` in a folder, weights and moments; an engine of this module in one
+        process goes on from it under any method, and one of several under any number. Of several
+        processes each calls it. Raises OSError if the disk refuses."""
+        if self._steps is None:
             raise ValueError("nothing has been trained yet; save after a step")
-        manifest = driven.history.manifest(self.steps, driven.done)
-        manifest = replace(manifest, continues=self._continues())
-        statistics = {name: t.cpu().clone() for name, t in driven.statistics().items()}
-        return checkpoint.save(folder, driven.holder, manifest, statistics, [])
+        return self._steps.save(user_path(folder))
 
     def load(self, folder: str | Path) -> int | None:
         """Take up the newest sound checkpoint of a folder; returns the steps done by it, None where
-        there is none. Raises ValueError for one of another module or clipping."""
-
-        def take(saved: Saved) -> None:
-            for name, here in self._continues().items():
-                if (there := saved.manifest.continues.get(name)) != here:
-                    raise ValueError(
-                        f"the checkpoint {saved.path} was made with {name} {there}, and this "
-                        f"engine has {here}: it would not be the same training"
-                    )
-            saved.check(saved.manifest.files)
-
-        found, _ = take_newest(steps_in(user_path(folder)), take, Untold())
-        if found is not None:
-            self._saved = found
-            if self._driven is not None:
-                self._take_up()
-        return None if found is None else found.manifest.next_step
+        there is none. Before the first step it is taken up with that step. Raises ValueError for
+        one of another module, seed or clipping."""
+        folder = user_path(folder)
+        if self._steps is not None:
+            return self._steps.load(folder)
+        found = next(iter(steps_in(folder).values()), None)
+        self._load_from = None if found is None else (folder, found)
+        return found
 
     def close(self) -> None:
         """Give all memory back."""
-        if self._driven is not None:
-            self._driven.close()
-            self._driven = None
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
         self._folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -203,51 +178,27 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- the first step -------------------------------------------------------------------------
-
     def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
-        objective = Objective(self._module, loss_fn, first)
-        model, batches = objective.layered(), Handed(first)
+        """Make all that waits for a batch."""
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
+        objective = Objective(self._module, loss_fn, first)
         shape = ModelSpec(
-            family=f"engine:{type(self._module).__name__}", layers=max(1, model.layers),
-            hidden=1, heads=1, seq=-(-sample // TOKEN_BYTES), vocab=1,
+            family=f"engine:{type(self._module).__name__}", hidden=1, heads=1, vocab=1,
+            seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
         group = self.optimizer.param_groups[0]
         spec = OutsideRate.of_group(group, **self._fields, batch=first.rows, model=shape)
-        _compare(model, batches, spec.seed)
-        make: Callable[..., Driven] = methods.imported(self._row.driven)
-        self._driven = make(spec, model, batches, self._results, Path(self._folder.name))
-        objective.release()
-        self._first, self._batches, self._loss = first, batches, _identity(loss_fn)
-        if self._saved is not None:
-            self._take_up()
-
-    def _take_up(self) -> None:
-        driven, saved = self._driven, self._saved
-        driven.holder.restore(saved)
-        driven.history.follow(saved.manifest)
-        driven.history.statistics = checkpoint.statistics(saved)
-        driven.restored()
-        self._saved = None
-
-    def _continues(self) -> dict[str, Any]:
-        """Facts that decide how a checkpoint goes on."""
-        shapes = [[n, list(p.shape), p.requires_grad] for n, p in self._module.named_parameters()]
-        digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
-        return {"module": digest, "clip": self._fields["clip"], "seed": self._fields["seed"]}
-
-
-def _compare(model: LayeredModel, batches: Handed, seed: int) -> None:
-    """Compare the layers with the module as it is written, on the first samples, where the memory
-    is there. Raises ValueError where they would train otherwise."""
-    wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
-    if wanted > free:
-        raise ValueError(
-            f"to compare the layers with the module takes {format_bytes(wanted)} of memory, and "
-            f"{format_bytes(free)} are free"
-        )
-    compare(model, model, batches.rows(range(min(SAMPLES, batches.batch_size))), seed)
+        make: Callable[[Task], Steps] = methods.imported(self._row.driven)
+        self._steps = make(
+            Task(
+                spec=spec, objective=objective, first=first, results=self._results,
+                folder=Path(self._folder.name), stages=self._stages,
+            )
+        )  # fmt: skip
+        self._first, self._loss = first, _identity(loss_fn)
+        if self._load_from is not None:
+            self._steps.load(self._load_from[0])
+            self._load_from = None
 
 
 def _adamw(config: Mapping[str, Any]) -> torch.optim.AdamW:

@@ -41,12 +41,14 @@ class Method:
     portable: bool = False
     """Whether its checkpoints are this project's own, which all such methods continue."""
     driven: str = ""
-    """Maker of a training whose steps a user's own loop asks for (methods/driven.py), of a method
-    that has one."""
+    """Maker of steps that a user's own loop asks for (methods/driven.py), of a method that has one;
+    of one that is `parallel` in the processes of torchrun."""
 
 
 PLANNED = "workbench.methods.driven:planned"
 """Maker for all that plan for one device of this runtime."""
+PIPELINED = "workbench.methods.varuna.driven:pipelined"
+"""Maker for orders of pipelines."""
 METHODS = {
     method.name: method
     for method in (
@@ -263,6 +265,7 @@ def pipelines() -> dict[str, Method]:
             summary=order.summary,
             parallel=True,
             portable=True,
+            driven="" if order.halved else PIPELINED,
         )
         for name, order in import_module(PIPELINES).ORDERS.items()
     }

@@ -61,6 +61,11 @@ class Batch:
             leaves[place] = tensor
         return tree_unflatten(leaves, self.form)
 
+    def named(self, rows: int | None = None) -> dict[str, Tensor]:
+        """The tensors by names in their order; of so many rows, of which there may be fewer."""
+        part = slice(None) if rows is None else torch.arange(rows) % self.rows
+        return {f"tensor{n:03}": tensor[part] for n, tensor in enumerate(self.tensors)}
+
     def check_like(self, first: Batch) -> None:
         """Raise ValueError for a batch of another form, or with other values, than the first."""
         if self.form != first.form or self.others != first.others:
@@ -111,10 +116,7 @@ class Objective(nn.Module):
         weights = dict(self.named_parameters(remove_duplicate=False))
         make_keyed(self.train())
         frozen = thaw(self)
-        example = tuple(
-            t[:EXAMPLE] if len(t) >= EXAMPLE else t[:1].repeat(EXAMPLE, *[1] * (t.dim() - 1))
-            for t in self.first.tensors
-        )
+        example = tuple(self.first.named(EXAMPLE).values())
         with unkeyed():
             try:
                 layers = decompose(self, example, criterion=one_number)
