@@ -146,3 +146,20 @@ def profiled(out: str, per_host: int, sizes: list[int], replicas: int) -> dict:
     before = path.read_text()
     kept = profiler.profile_all(sizes[:1], anew=False).read_text() == before
     return {"kept": kept, "model": [profiler.model.name, profiler.model.digest]}
+
+
+def driven(stages: int, replicas: int) -> dict:
+    """Losses and weights of an engine that takes its steps of a loop."""
+    from tests.methods import test_engine as user
+    from workbench import Engine
+
+    engine = Engine(
+        user.net(), {"lr": user.LR}, method="varuna", stages=stages, clip=user.CLIP, device="cpu"
+    )
+    with engine:
+        scheduler, losses = user.warmed(engine.optimizer), []
+        for batch in user.batches():
+            losses.append(engine.step(batch, user.loss_of))
+            scheduler.step()
+        weights = {name: value.tolist() for name, value in engine.state_dict().items()}
+    return {"losses": losses, "weights": weights}

@@ -23,6 +23,8 @@ from workbench.model.text import load_text
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
+ASKS = "; values must not decide what is called or how much there is: choose with torch.where or a mask"
+"""Advice where code cannot be followed since it asks for values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +172,7 @@ def empty(layers: list[Layer]) -> None:
 def _advice(made: Made, error: Undecomposed) -> str:
     """Advice for the author of the function; of a list, each module runs as it is."""
     if error.asks:
-        return (
-            "; values must not decide what is called or how much there is: choose with torch.where "
-            "or a mask"
-        )
+        return ASKS
     if made.listed:
         return ""
     only = "if the module runs by itself, " if error.failed else ""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from workbench.model.custom_model import EXAMPLE, empty
+from workbench.model.custom_model import ASKS, EXAMPLE, empty
 from workbench.model.decompose import Layer, Undecomposed, decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.frozen import thaw
@@ -121,7 +121,7 @@ class Objective(nn.Module):
             try:
                 layers = decompose(self, example, criterion=one_number)
             except Undecomposed as error:
-                raise ValueError(f"{self.name}: {error.reason}") from error
+                raise ValueError(f"{self.name}: {error.reason}{ASKS * error.asks}") from error
         if len(layers) < 2:
             raise ValueError(f"{self.name} is one layer; two or more with weights are needed")
         initial = self._initial = _Initial(layers, {n: p.detach() for n, p in weights.items()})
