@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -132,8 +133,22 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
         changes["model"] = told.to_dict()
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
+    specs = specs_for(data, changes, asked)
+    if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
+        specs = [
+            spec.with_(window=min(window, max(2, spec.model.layers)))
+            if takes(spec.method, "window")
+            else spec
+            for spec in specs
+        ]
+    return specs
+
+
+def specs_for(data: Mapping[str, Any], changes: Mapping[str, Any], asked: str) -> list[RunSpec]:
+    """The specs of a method, or of ``all`` that can train so, from JSON and changes by name."""
     everything = asked == "all"
-    names = list(methods.METHODS) if everything else [methods.find(asked).name]
+    several = [*methods.METHODS, *methods.installed()]
+    names = several if everything else [methods.find(asked).name]
 
     def make(name: str) -> RunSpec:
         return make_spec(data, {**changes, "method": name}, lenient=everything)
@@ -143,15 +158,8 @@ def specs_from(arguments: argparse.Namespace, *, window: int | str) -> list[RunS
     if everything and (first.ranks > 1 or first.model.decomposed):
         specs = [
             make(method.name)
-            for method in methods.known().values()
+            for method in map(methods.find, methods.known())
             if (method.parallel or first.ranks == 1)
             and (method.modules or not first.model.decomposed)
-        ]
-    if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
-        specs = [
-            spec.with_(window=min(window, max(2, spec.model.layers)))
-            if takes(spec.method, "window")
-            else spec
-            for spec in specs
         ]
     return specs

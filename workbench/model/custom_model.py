@@ -23,7 +23,10 @@ from workbench.model.text import load_text
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
-ASKS = "; values must not decide what is called or how much there is: choose with torch.where or a mask"
+ASKS = (
+    "; values must not decide what is called or how much there is: choose with torch.where "
+    "or a mask"
+)
 """Advice where code cannot be followed since it asks for values."""
 
 
