@@ -29,6 +29,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.methods.driven import OutsideRate, Steps, Task
+from workbench.model.drawn import generators
 from workbench.model.objective import Batch, LossFunction, Objective, state_name
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.manifest import steps_in
@@ -122,7 +123,8 @@ class Engine:
         Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded."""
         taken = Batch(batch)
         if self._steps is None:
-            self._begin(taken, loss_fn)
+            with generators(self._fields["seed"]):  # the user's are left as they were
+                self._begin(taken, loss_fn)
         taken.check_like(self._first)
         if _identity(loss_fn) != self._loss:
             raise ValueError("loss_fn is another function than in the first step; give one alone")
