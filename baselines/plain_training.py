@@ -174,34 +174,26 @@ class Training(Stepping):
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self, next_step: int) -> None:
-        self.history.save(next_step, self.done, self.holder, self.report, self.statistics())
-
-    @property
-    def done(self) -> int:
-        """Updates made."""
-        return len(self.history.losses) - len(self.history.skipped)
+    def save(self, next_step: int) -> None:
+        done = next_step - len(self.history.skipped)
+        self.history.save(next_step, done, self.holder, self.report, self.statistics())
 
     def statistics(self) -> dict[str, Tensor]:
         """BatchNorm's running statistics, by their names in the whole model."""
         return undivided(self.model, self.whole.units)
 
-    def _resume(self) -> int:
+    @torch.no_grad()
+    def resume(self) -> int:
         """Returns the first step to do."""
         first = self.history.resume(self.holder, self.report)
         if first:
-            self.restored()
+            self.holder.set_steps(self.history.updates_done)
+            for weight, master in self.masters.items():
+                if weight is not master:
+                    weight.copy_(master)
+            for name, value in self.statistics().items():
+                value.copy_(self.history.statistics[name])
         return first
-
-    @torch.no_grad()
-    def restored(self) -> None:
-        """Go on where the history stands, whose checkpoint the holder has taken up."""
-        self.holder.set_steps(self.history.updates_done)
-        for weight, master in self.masters.items():
-            if weight is not master:
-                weight.copy_(master)
-        for name, value in self.statistics().items():
-            value.copy_(self.history.statistics[name])
 
     def close(self) -> None:
         """Torch gives memory back by itself."""

@@ -15,11 +15,11 @@ class Stepping:
 
     def run(self) -> None:
         """All steps that are left."""
-        spec, first = self.spec, self._resume()
+        spec, first = self.spec, self.resume()
         for step in range(first, spec.steps):
             self.advance(step, step - first)
             if spec.save_every and (step + 1) % spec.save_every == 0:
-                self._save(step + 1)
+                self.save(step + 1)
 
     def advance(self, step: int, number: int = 0) -> None:
         """One step, the `number`-th of this process."""

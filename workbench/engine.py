@@ -91,8 +91,9 @@ class Engine:
             **{f"{tier}_memory": _bytes(given) for tier, given in memory.items()},
             "method": method, "options": choose(method, options), "microbatches": microbatches,
             "dtype": dtype, "device": device, "seed": seed, "clip": clip, "lr": 1.0,
-            "lr_schedule": "constant", "steps": MANY_STEPS, "beta1": group["betas"][0],
-            "beta2": group["betas"][1], "eps": group["eps"], "weight_decay": group["weight_decay"],
+            "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
+            "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
+            "weight_decay": group["weight_decay"], "group": group,
         }  # fmt: skip
         common = {**self._fields, "method": "plain", "options": None}
         OutsideRate(**common, batch=microbatches)  # raises for what is wrong in them
@@ -185,11 +186,10 @@ class Engine:
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
         objective = Objective(self._module, loss_fn, first)
         shape = ModelSpec(
-            family=f"engine:{type(self._module).__name__}", hidden=1, heads=1, vocab=1,
+            family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
-        group = self.optimizer.param_groups[0]
-        spec = OutsideRate.of_group(group, **self._fields, batch=first.rows, model=shape)
+        spec = OutsideRate(**self._fields, batch=first.rows, model=shape)
         make: Callable[[Task], Steps] = methods.imported(self._row.driven)
         self._steps = make(
             Task(

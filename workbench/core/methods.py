@@ -51,7 +51,7 @@ class Method:
 
 PLANNED = "workbench.methods.driven:planned"
 """Maker for all that plan for one device of this runtime."""
-PIPELINED = "workbench.methods.varuna.driven:pipelined"
+PIPELINED = "workbench.methods.varuna.driven:Pipelined"
 """Maker for orders of pipelines."""
 METHODS = {
     method.name: method

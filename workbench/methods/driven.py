@@ -7,10 +7,8 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,20 +17,16 @@ from torch import Tensor
 
 from workbench.core import methods
 from workbench.core.bytesize import format_bytes
-from workbench.core.reporter import Untold
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.compare import SAMPLES, compare
 from workbench.methods.compared import COPIES
-from workbench.methods.history import History
 from workbench.methods.train import Training, resolve_device
 from workbench.model.modules import Decomposed
 from workbench.model.objective import Batch, Handed, Objective
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
-from workbench.runtime import checkpoint
-from workbench.runtime.checkpoint import Holder
-from workbench.runtime.manifest import Saved, steps_in, take_newest
+from workbench.runtime.manifest import step_name
 from workbench.runtime.storage import DTYPES
 
 
@@ -48,7 +42,7 @@ class Steps(Protocol):
         """One optimizer step on a batch of the form of the first; its mean loss."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """fp32 weights, and BatchNorm's statistics, by their names in the whole model."""
+        """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
 
     def save(self, folder: Path) -> Path:
         """Write ``step-N`` in a folder. Raises OSError if the disk refuses."""
@@ -61,23 +55,12 @@ class Steps(Protocol):
         """Give all memory back."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OutsideRate(RunSpec):
     """A spec whose learning rate the user's loop sets."""
 
-    __slots__ = ("group",)
-
-    @classmethod
-    def of_group(cls, group: Mapping[str, Any], **fields: Any) -> OutsideRate:
-        """`group` of a torch optimizer: its rate is read when a step begins."""
-        spec = cls(**fields)
-        object.__setattr__(spec, "group", group)
-        return spec
-
-    def of_layers(self, layers: int) -> OutsideRate:
-        """With a model of so many layers between the first and the last."""
-        spec = replace(self, model=replace(self.model, layers=max(1, layers)))
-        object.__setattr__(spec, "group", self.group)
-        return spec
+    group: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Of a torch optimizer; its rate is read when a step begins."""
 
     def learning_rate(self, step: int) -> float:
         return float(self.group["lr"])
@@ -85,10 +68,9 @@ class OutsideRate(RunSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A user's training."""
+    """A user's training; its spec has the batch of this process, and a model without layers."""
 
     spec: OutsideRate
-    """Its batch is that of this process, its model only as large as a batch's samples are."""
     objective: Objective
     first: Batch
     results: Path
@@ -99,100 +81,53 @@ class Task:
     """Stages of a pipeline, where the user gives them."""
 
 
-class Whole(Protocol):
-    """A training of ours of which one process has all."""
-
-    history: History
-    holder: Holder
-    done: int
-    """Updates made."""
-
-    def advance(self, first: int) -> None:
-        """One step, whose number is given."""
-
-    def parameters(self) -> dict[str, Tensor]:
-        """fp32 weights by their names."""
-
-    def statistics(self) -> Mapping[str, Tensor]:
-        """BatchNorm's running statistics by their names."""
-
-    def restored(self) -> None:
-        """Go on where the history stands, whose checkpoint the holder has taken up."""
-
-    def close(self) -> None:
-        """Give all memory back."""
-
-
-class InOneProcess:
-    """`Steps` of a `Whole`, whose samples are handed over."""
+class InOneProcess(Steps):
+    """A training of ours of which one process has all, whose samples are handed over."""
 
     def __init__(self, task: Task, make: Any) -> None:
-        """`make(spec, model, batches)` makes the `Whole`. Raises ValueError for a module that
-        layers would train otherwise than it trains by itself."""
+        """`make(spec, model, batches)` makes it. Raises ValueError for a module that layers would
+        train otherwise than it trains by itself."""
+        spec = task.spec
         if task.stages is not None:
             raise ValueError(
-                f"stages is {task.stages}; leave it out, {task.spec.method} trains in one process"
+                f"stages is {task.stages}; leave it out, {spec.method} trains in one process"
             )
-        model, self._batches = task.objective.layered(), Handed(task.first)
-        _compare(model, self._batches, task.spec.seed)
-        self._whole: Whole = make(task.spec.of_layers(model.layers), model, self._batches)
+        model = task.objective.layered()
+        self._batches = Handed(task.first, model)
+        _compare(model, self._batches, spec.seed)
+        shape = replace(spec.model, layers=max(1, model.layers))
+        self._whole = make(replace(spec, model=shape), model, self._batches)
         task.objective.release()
-        named = [(n, [*p.shape]) for n, p in task.objective.named_parameters()]
-        digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
-        self._continues = {"module": digest, "clip": task.spec.clip, "seed": task.spec.seed}
 
     @property
     def steps(self) -> int:
-        """As `Steps.steps`."""
         return len(self._whole.history.losses)
 
     @property
     def grad_norm(self) -> float | None:
-        """As `Steps.grad_norm`."""
         return (self._whole.history.grad_norms or [None])[-1]
 
     def step(self, batch: Batch) -> float:
-        """As `Steps.step`."""
         self._batches.take(batch)
         self._whole.advance(self.steps)
         return self._whole.history.losses[-1]
 
     def tensors(self) -> dict[str, Tensor]:
-        """As `Steps.tensors`."""
         return {**self._whole.parameters(), **self._whole.statistics()}
 
     def save(self, folder: Path) -> Path:
-        """As `Steps.save`; the two newest stay."""
-        whole = self._whole
-        manifest = replace(
-            whole.history.manifest(self.steps, whole.done), continues=self._continues
-        )
-        statistics = {name: t.cpu().clone() for name, t in whole.statistics().items()}
-        return checkpoint.save(folder, whole.holder, manifest, statistics, [])
+        history, path = self._whole.history, folder / step_name(self.steps)
+        history.folder = folder
+        self._whole.save(self.steps)
+        if not path.exists():
+            raise OSError(history.notes[-1])
+        return path
 
     def load(self, folder: Path) -> int | None:
-        """As `Steps.load`, of any method in one process."""
-        whole = self._whole
-
-        def take(saved: Saved) -> None:
-            for name, here in self._continues.items():
-                if (there := saved.manifest.continues.get(name)) != here:
-                    raise ValueError(
-                        f"the checkpoint {saved.path} was made with {name} {there}, and this "
-                        f"engine has {here}: it would not be the same training"
-                    )
-            whole.holder.restore(saved)
-            whole.history.statistics = checkpoint.statistics(saved)
-
-        found, _ = take_newest(steps_in(folder), take, Untold())
-        if found is None:
-            return None
-        whole.history.follow(found.manifest)
-        whole.restored()
-        return self.steps
+        self._whole.history.folder = folder
+        return self._whole.resume() or None
 
     def close(self) -> None:
-        """As `Steps.close`."""
         self._whole.close()
 
 

@@ -29,7 +29,7 @@ class History:
         self, spec: RunSpec, folder: Path, batches: Batches | Draws, form: str = ""
     ) -> None:
         """`folder` is the run's own; `form` that of a library's own files, ours without a name."""
-        self._spec, self._folder = spec, folder / "checkpoints"
+        self._spec, self.folder = spec, folder / "checkpoints"
         wanted = spec.save_every or spec.start_from
         self._continues = {**decided_by(spec), TEXT: batches.digest} if wanted else {}
         self._continues |= {"form": form} if form else {}
@@ -81,9 +81,17 @@ class History:
         statistics: dict[str, Tensor] | None = None,
     ) -> None:
         """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
-        manifest = self.manifest(next_step, updates_done)
+        manifest = Manifest(
+            next_step=next_step,
+            updates_done=updates_done,
+            losses=self.losses,
+            step_seconds=self.step_seconds,
+            grad_norms=self.grad_norms,
+            skipped=self.skipped,
+            continues=self._continues,
+        )
         try:
-            path = checkpoint.save(self._folder, holder, manifest, statistics, self.notes)
+            path = checkpoint.save(self.folder, holder, manifest, statistics, self.notes)
         except OSError as error:
             self._unsaved.append((len(self.notes), str(error)))
             at, first = self._unsaved[0]
@@ -94,18 +102,6 @@ class History:
         else:
             report.event("saved", path=path.name, next_step=next_step)
 
-    def manifest(self, next_step: int, updates_done: int) -> Manifest:
-        """The manifest of a checkpoint now."""
-        return Manifest(
-            next_step=next_step,
-            updates_done=updates_done,
-            losses=self.losses,
-            step_seconds=self.step_seconds,
-            grad_norms=self.grad_norms,
-            skipped=self.skipped,
-            continues=self._continues,
-        )
-
     def resume(self, holder: Holder, report: Reporter) -> int:
         """Continue from the newest sound checkpoint in the run's folder, else in that of the run it
         is to start from; returns the first step to do. Those that are damaged are noted.
@@ -115,27 +111,21 @@ class History:
         """
 
         def take(saved: Saved) -> None:
-            _check_continues(saved, self._continues, self._folder)
+            _check_continues(saved, self._continues, self.folder)
             holder.restore(saved)
             self.statistics = checkpoint.statistics(saved)
 
-        saved, notes = take_newest(_paths(self._spec, self._folder), take, report)
+        saved, notes = take_newest(_paths(self._spec, self.folder), take, report)
         self.notes += notes
         if saved is None:
             return 0
         manifest = saved.manifest
-        self.follow(manifest)
+        self.losses, self.grad_norms = manifest.losses, manifest.grad_norms
         # Another run's steps took another method's time.
-        if saved.path.parent != self._folder:
-            self.step_seconds = []
+        self.step_seconds = manifest.step_seconds if saved.path.parent == self.folder else []
+        self.skipped, self.updates_done = manifest.skipped, manifest.updates_done
         report.event("resumed", path=saved.path.name, next_step=manifest.next_step)
         return manifest.next_step
-
-    def follow(self, manifest: Manifest) -> None:
-        """Go on from the steps of a checkpoint."""
-        self.losses, self.grad_norms = manifest.losses, manifest.grad_norms
-        self.step_seconds, self.skipped = manifest.step_seconds, manifest.skipped
-        self.updates_done = manifest.updates_done
 
 
 def check_start(spec: RunSpec, folder: Path) -> None:

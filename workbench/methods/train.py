@@ -131,22 +131,21 @@ class Training:
             self.memory.close()
             raise
         self.history = History(spec, folder, self.batches)
-        self.holder = MemoryHolder(self.model, self.memory, self.flats)
+        self._holder = MemoryHolder(self.model, self.memory, self.flats)
         self._report: Reporter = Untold()
         self._last = 0.0
 
     def run(self, report: Reporter) -> None:
         """All steps that are left, in segments between checkpoints."""
         self._report = report
-        first = self.history.resume(self.holder, report)
-        self.restored()
+        first = self.resume()
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         while first < total:
             count = min(every - first % every, total - first)
             self.advance(first, count)
             first += count
             if self.spec.save_every:
-                self.history.save(first, self.done, self.holder, report)
+                self.save(first)
 
     def advance(self, first: int, count: int = 1) -> None:
         """So many steps from one on, to their end."""
@@ -154,17 +153,18 @@ class Training:
         with self.meter:
             self.executor.run(first, count)
 
-    @property
-    def done(self) -> int:
-        """Updates made."""
-        return self.engine.optimizer.done
+    def save(self, next_step: int) -> None:
+        """Write a checkpoint."""
+        done = self.engine.optimizer.done
+        self.history.save(next_step, done, self._holder, self._report, self.statistics())
 
-    def restored(self) -> None:
-        """Go on where the history stands, whose checkpoint the holder has taken up."""
-        self.engine.optimizer.resume(self.history.updates_done, self.history.grad_norms)
-        for name, value in self.statistics().items():
-            if name in self.history.statistics:
-                value.copy_(self.history.statistics[name])
+    def resume(self) -> int:
+        """Go on from a checkpoint, where there is one; returns the first step to do."""
+        history, first = self.history, self.history.resume(self._holder, self._report)
+        self.engine.optimizer.resume(history.updates_done, history.grad_norms)
+        for name, value in self.engine.statistics.items() if first else ():
+            value.copy_(history.statistics[name])
+        return first
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """BatchNorm's running statistics by their names in the whole model, where it has any."""

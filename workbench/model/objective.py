@@ -8,6 +8,7 @@ its weights, which are copied once into wherever a method keeps them.
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -161,10 +162,11 @@ class Handed:
     """The samples of a step, which a user's loop hands over. Numbers of samples go on from step to
     step; the targets that methods want beside are in the batch, and zeros here."""
 
-    digest = ""
-
-    def __init__(self, first: Batch) -> None:
+    def __init__(self, first: Batch, model: Decomposed) -> None:
         self.batch_size, self._tensors = first.rows, first.tensors
+        shapes = str([[*model.shapes(unit).items()] for unit in range(model.num_units)])
+        self.digest = hashlib.sha256(shapes.encode()).hexdigest()
+        """Of the module: data is the loop's own matter."""
 
     def take(self, batch: Batch) -> None:
         """The tensors of the next step."""

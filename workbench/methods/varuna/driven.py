@@ -1,7 +1,7 @@
 """Steps that a user's own loop asks for, of a pipeline of the processes that torchrun started.
 
 `Varuna` trains; here it gets the module and the loss function as one, torch's own AdamW for the
-weights of its stage, and a learning rate from outside.
+weights of its stage, and a learning rate from outside. Every process calls all that is here.
 """
 
 from __future__ import annotations
@@ -21,22 +21,17 @@ from workbench.model.objective import Batch
 from workbench.runtime.manifest import step_name
 
 
-def pipelined(task: Task) -> Steps:
-    """Steps of a pipeline. Raises ValueError for what cannot be trained so."""
-    return Pipelined(task)
-
-
-class Pipelined:
-    """`Steps` of one process of a pipeline."""
+class Pipelined(Steps):
+    """Steps of one process of a pipeline."""
 
     def __init__(self, task: Task) -> None:
-        spec = task.spec
+        """Raises ValueError for what cannot be trained so."""
+        spec, local = task.spec, int(os.environ.get("LOCAL_RANK", 0))
         for name in ("device_memory", "host_memory", "disk_memory"):
             if getattr(spec, name) is not None:
                 raise ValueError(
-                    f"{name} is given; in processes of one's own no budget is kept, so leave it out"
+                    f"{name} is given; {spec.method} keeps no budget here, leave it out"
                 )
-        local = int(os.environ.get("LOCAL_RANK", 0))
         device = device_of("cpu" if spec.device == "cpu" else -1, local)
         join(device)
         world, rows = dist.get_world_size(), torch.tensor(spec.batch, device=device)
@@ -46,17 +41,10 @@ class Pipelined:
         dist.all_reduce(rows)
         self._group, self._clip = spec.group, spec.clip
         self._model = Varuna(
-            task.objective,
-            str(StageMap.of(stages, world // stages)),
-            task.first.named,
-            int(rows) // stages,
-            -(-spec.batch // spec.microbatches),
-            local_rank=local,
-            device=device,
-            bf16=spec.dtype == "bf16",
-            order=spec.method,
-            seed=spec.seed,
-        )
+            task.objective, str(StageMap.of(stages, world // stages)), task.first.named,
+            int(rows) // stages, -(-spec.batch // spec.microbatches), local_rank=local,
+            device=device, bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
+        )  # fmt: skip
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()
         self._optimizer = torch.optim.AdamW(
@@ -67,16 +55,13 @@ class Pipelined:
 
     @property
     def steps(self) -> int:
-        """As `Steps.steps`."""
         return self._model.steps
 
     @property
     def grad_norm(self) -> float | None:
-        """As `Steps.grad_norm`."""
         return self._model.grad_norm
 
     def step(self, batch: Batch) -> float:
-        """As `Steps.step`; the loss is that of all processes."""
         loss, overflow = self._model.step(batch.named(), self._clip)
         for group in self._optimizer.param_groups:
             group["lr"] = float(self._group["lr"])
@@ -85,22 +70,17 @@ class Pipelined:
         return loss
 
     def tensors(self) -> dict[str, Tensor]:
-        """As `Steps.tensors`; every process asks, and gets all."""
         named = (*self._model.named_parameters(), *self._model.named_buffers())
-        own = {name: tensor.detach().cpu() for name, tensor in named}
         parts: list[dict[str, Tensor]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(parts, own)
+        dist.all_gather_object(parts, {name: tensor.detach().cpu() for name, tensor in named})
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def save(self, folder: Path) -> Path:
-        """As `Steps.save`; every process calls it, of one folder."""
         self._model.checkpoint(folder).wait()
         return folder / step_name(self.steps)
 
     def load(self, folder: Path) -> int | None:
-        """As `Steps.load`; every process calls it, and their number may be another."""
         return self._model.load_checkpoint(folder)
 
     def close(self) -> None:
-        """As `Steps.close`."""
         self._model.close()
