@@ -15,7 +15,7 @@ whose row in the table says how (core/methods.py, `driven`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -30,7 +30,7 @@ from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.methods.driven import OutsideRate, Steps, Task
 from workbench.model.drawn import generators
-from workbench.model.objective import Batch, LossFunction, Objective, state_name
+from workbench.model.objective import PREFIX, Batch, LossFunction, Objective
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.manifest import steps_in
 
@@ -38,6 +38,8 @@ TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""
 MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
+NOT_OURS = ("amsgrad", "maximize", "capturable", "differentiable")
+"""Flags of torch's AdamW that no method here knows."""
 
 
 class Engine:
@@ -58,46 +60,51 @@ class Engine:
         disk_memory: str | int | None = None,
         seed: int = 0,
         stages: int | None = None,
-        results: str | Path | None = None,
+        results: str | Path = REPOSITORY_RESULTS,
         **options: Any,
     ) -> None:
         """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``. Gradients
         are clipped by their global norm to `clip`. A batch is computed in `microbatches` equal
         parts, whose mean losses count alike. Budgets are bytes, or text such as ``24GiB``. `seed`
-        is that of random numbers in forward passes. Where torchrun has started several processes,
-        each makes an engine and passes its rows; `stages` of them in turn are a pipeline, by
-        default all, and pass equal rows. `results` is where measurements of this machine
-        are kept, by default the folder of the command line. `options` are the method's own.
+        is that of random numbers in forward passes. `results` is where measurements of this machine
+        are kept. `options` are the method's own. Where torchrun has started several processes, each
+        makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
+        all, and pass equal rows.
 
         Raises ValueError, one sentence, for what cannot be trained so."""
-        self._row = methods.find(method)
-        world = int(os.environ.get("WORLD_SIZE", 1))
+        self._row, world = methods.find(method), int(os.environ.get("WORLD_SIZE", 1))
         if not self._row.driven or (world > 1 and not self._row.parallel):
             able = [m for m in methods.known().values() if m.driven]
             alone, several = ([m.name for m in able if m.parallel == many] for many in (0, 1))
             raise ValueError(
-                f"{method} does not take the steps of one's own loop in {world} "
-                f"process{'es' * (world > 1)}; {', '.join(alone)} do in one, "
-                f"{', '.join(several)} in those of torchrun"
+                f"{method} takes no steps of one's own loop in {world} process"
+                f"{'es' * (world > 1)}; {', '.join(alone)} do in one, and {', '.join(several)} in "
+                "those of torchrun"
             )
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
-        self._module, self._stages = model, stages
-        self.optimizer = _adamw(optimizer_config)
-        """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
+        self._module, self._stages, self._results = model, stages, user_path(results)
+        try:
+            self.optimizer = torch.optim.AdamW([nn.Parameter(torch.empty(0))], **optimizer_config)
+            """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
+        except TypeError as error:
+            raise ValueError(f"optimizer_config is {optimizer_config!r}: {error}") from None
         (group,) = self.optimizer.param_groups
+        if wrong := [name for name in NOT_OURS if group[name]]:
+            raise ValueError(f"{wrong[0]} is on in optimizer_config; no method here computes that")
         memory = {"device": device_memory, "host": host_memory, "disk": disk_memory}
         self._fields: dict[str, Any] = {
-            **{f"{tier}_memory": _bytes(given) for tier, given in memory.items()},
+            f"{tier}_memory": parse_bytes(given) if isinstance(given, str) else given
+            for tier, given in memory.items()
+        } | {
             "method": method, "options": choose(method, options), "microbatches": microbatches,
             "dtype": dtype, "device": device, "seed": seed, "clip": clip, "lr": 1.0,
             "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
             "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
             "weight_decay": group["weight_decay"], "group": group,
         }  # fmt: skip
-        common = {**self._fields, "method": "plain", "options": None}
-        OutsideRate(**common, batch=microbatches)  # raises for what is wrong in them
-        self._results = REPOSITORY_RESULTS if results is None else user_path(results)
+        common = self._fields | {"method": "plain", "options": None, "batch": microbatches}
+        OutsideRate(**common)  # raises for what is wrong in them
         self._folder = TemporaryDirectory(prefix="workbench-engine-")
         self._steps: Steps | None = None
         self._load_from: tuple[Path, int] | None = None
@@ -106,9 +113,8 @@ class Engine:
     @property
     def steps(self) -> int:
         """Steps done, those before the checkpoint that was loaded among them."""
-        if self._steps is None:
-            return self._load_from[1] if self._load_from else 0
-        return self._steps.steps
+        before = self._load_from[1] if self._load_from else 0
+        return self._steps.steps if self._steps else before
 
     @property
     def grad_norm(self) -> float | None:
@@ -133,21 +139,38 @@ class Engine:
         self.optimizer.step()  # of nothing, so that schedulers see it stepped
         return loss
 
+    def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
+        """Make all that waits for a batch."""
+        sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
+        objective = Objective(self._module, loss_fn, first)
+        shape = ModelSpec(
+            family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
+            seq=-(-sample // TOKEN_BYTES),
+        )  # fmt: skip
+        task = Task(
+            spec=OutsideRate(**self._fields, batch=first.rows, model=shape), objective=objective,
+            first=first, results=self._results, folder=Path(self._folder.name), stages=self._stages,
+        )  # fmt: skip
+        self._steps = methods.imported(self._row.driven)(task)
+        self._first, self._loss = first, _identity(loss_fn)
+        if self._load_from is not None:
+            self._steps.load(self._load_from[0])
+            self._load_from = None
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
         the CPU, by the names there. Of several processes each calls it."""
         if self._load_from is not None:
             raise ValueError("the checkpoint is taken up with the next step; ask after it")
-        found = {n: t.detach().cpu().clone() for n, t in self._module.state_dict().items()}
         trained = self._steps.tensors() if self._steps else {}
-        trained = {state_name(name): tensor.detach().cpu() for name, tensor in trained.items()}
+        trained = {name.removeprefix(PREFIX): tensor for name, tensor in trained.items()}
         own = dict(self._module.named_parameters(remove_duplicate=False))
-        alias = {id(own[name]): name for name in trained if name in own}
-        for name in found:
-            first = alias.get(id(own[name]), name) if name in own else name
-            if first in trained:
-                found[name] = trained[first].clone()
-        return found
+        first = {id(own[name]): name for name in trained if name in own}
+        alias = {name: first.get(id(parameter), name) for name, parameter in own.items()}
+        return {
+            name: trained.get(alias.get(name, name), tensor).detach().cpu().clone()
+            for name, tensor in self._module.state_dict().items()
+        }
 
     def save(self, folder: str | Path) -> Path:
         """Write ``step-N`` in a folder, weights and moments; an engine of this module in one
@@ -160,12 +183,11 @@ class Engine:
     def load(self, folder: str | Path) -> int | None:
         """Take up the newest sound checkpoint of a folder; returns the steps done by it, None where
         there is none. Before the first step it is taken up with that step. Raises ValueError for
-        one of another module, seed or clipping."""
-        folder = user_path(folder)
+        one of another module, seed, optimizer or clipping."""
         if self._steps is not None:
-            return self._steps.load(folder)
-        found = next(iter(steps_in(folder).values()), None)
-        self._load_from = None if found is None else (folder, found)
+            return self._steps.load(user_path(folder))
+        found = next(iter(steps_in(user_path(folder)).values()), None)
+        self._load_from = None if found is None else (user_path(folder), found)
         return found
 
     def close(self) -> None:
@@ -181,48 +203,9 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
-        """Make all that waits for a batch."""
-        sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
-        objective = Objective(self._module, loss_fn, first)
-        shape = ModelSpec(
-            family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
-            seq=-(-sample // TOKEN_BYTES),
-        )  # fmt: skip
-        spec = OutsideRate(**self._fields, batch=first.rows, model=shape)
-        make: Callable[[Task], Steps] = methods.imported(self._row.driven)
-        self._steps = make(
-            Task(
-                spec=spec, objective=objective, first=first, results=self._results,
-                folder=Path(self._folder.name), stages=self._stages,
-            )
-        )  # fmt: skip
-        self._first, self._loss = first, _identity(loss_fn)
-        if self._load_from is not None:
-            self._steps.load(self._load_from[0])
-            self._load_from = None
-
-
-def _adamw(config: Mapping[str, Any]) -> torch.optim.AdamW:
-    """Raises ValueError for what torch's AdamW does not take, or nobody here computes."""
-    try:
-        made = torch.optim.AdamW([nn.Parameter(torch.empty(0))], **config)
-    except TypeError as error:
-        raise ValueError(f"optimizer_config is {config!r}; AdamW says: {error}") from None
-    for name in ("amsgrad", "maximize", "capturable", "differentiable"):
-        if made.param_groups[0][name]:
-            raise ValueError(f"{name} is on in optimizer_config, which no method here computes")
-    return made
-
-
-def _bytes(given: str | int | None) -> int | None:
-    return parse_bytes(given) if isinstance(given, str) else given
-
 
 def _identity(function: LossFunction) -> Any:
     """Equal for a function that is made again in each step, as a lambda in a loop is."""
     code = getattr(function, "__code__", None)
-    if code is None:
-        return function
     cells = getattr(function, "__closure__", None) or ()
-    return code, tuple(id(cell.cell_contents) for cell in cells), function.__defaults__
+    return (code or function, *(id(cell.cell_contents) for cell in cells))

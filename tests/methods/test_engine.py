@@ -199,7 +199,7 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
         with pytest.raises(ValueError, match="another function"):
             made.step(batch, lambda out, batch: loss_of(out, batch) * 2)
     for method, config, words in (
-        ("zero-infinity", {}, "of one's own loop in 1 process; l2l, stronghold, plain do in one"),
+        ("zero-infinity", {}, "of one's own loop in 1 process; l2l, stronghold, plain do"),
         ("plain", {"amsgrad": True}, "amsgrad is on"),
         ("plain", {"momentum": 1}, "momentum"),
     ):

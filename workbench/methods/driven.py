@@ -18,9 +18,10 @@ from torch import Tensor
 from workbench.core import methods
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.methods.compare import SAMPLES, compare
+from workbench.methods.compare import SAMPLES, Rows, compare
 from workbench.methods.compared import COPIES
 from workbench.methods.train import Training, resolve_device
+from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
 from workbench.model.objective import Batch, Handed, Objective
 from workbench.profile.kinds import kind_costs
@@ -92,12 +93,12 @@ class InOneProcess(Steps):
             raise ValueError(
                 f"stages is {task.stages}; leave it out, {spec.method} trains in one process"
             )
-        model = task.objective.layered()
-        self._batches = Handed(task.first, model)
-        _compare(model, self._batches, spec.seed)
+        model, weights = task.objective.layered()
+        self._handed = Handed(task.first, model)
+        _compare(model, self._handed.rows(range(min(SAMPLES, spec.batch))), spec.seed)
         shape = replace(spec.model, layers=max(1, model.layers))
-        self._whole = make(replace(spec, model=shape), model, self._batches)
-        task.objective.release()
+        self._whole = make(replace(spec, model=shape), model, Draws(self._handed, spec.batch))
+        weights.clear()  # they have been copied
 
     @property
     def steps(self) -> int:
@@ -108,7 +109,7 @@ class InOneProcess(Steps):
         return (self._whole.history.grad_norms or [None])[-1]
 
     def step(self, batch: Batch) -> float:
-        self._batches.take(batch)
+        self._handed.take(batch)
         self._whole.advance(self.steps)
         return self._whole.history.losses[-1]
 
@@ -135,7 +136,7 @@ def planned(task: Task) -> Steps:
     """Steps under the plan of the spec's method. Raises DoesNotFit, and ValueError for what cannot
     be trained so."""
 
-    def make(spec: RunSpec, model: Decomposed, batches: Handed) -> Training:
+    def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
         profile = _profile(spec, model, batches, task.results)
         plan = methods.load(spec.method).plan(spec, profile)
         return Training(spec, plan, task.folder, given=(model, batches))
@@ -143,7 +144,7 @@ def planned(task: Task) -> Steps:
     return InOneProcess(task, make)
 
 
-def _profile(spec: RunSpec, model: Decomposed, batches: Handed, results: Path) -> Profile:
+def _profile(spec: RunSpec, model: Decomposed, batches: Draws, results: Path) -> Profile:
     """The profile of the layers on this machine, measured now."""
     *inputs, targets = batches.rows(range(spec.microbatch))
     device, nbytes = resolve_device(spec.device).type, VALUE_BYTES[spec.dtype]
@@ -159,8 +160,8 @@ def _profile(spec: RunSpec, model: Decomposed, batches: Handed, results: Path) -
     )  # fmt: skip
 
 
-def _compare(model: Decomposed, batches: Handed, seed: int) -> None:
-    """Compare the layers with the module as it is written, on the first samples. Raises ValueError
+def _compare(model: Decomposed, rows: Rows, seed: int) -> None:
+    """Compare the layers with the module as it is written, on some samples. Raises ValueError
     where they would train otherwise, or memory does not suffice to tell."""
     wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
     if wanted > free:
@@ -168,4 +169,4 @@ def _compare(model: Decomposed, batches: Handed, seed: int) -> None:
             f"to compare the layers with the module takes {format_bytes(wanted)} of memory, and "
             f"{format_bytes(free)} are free"
         )
-    compare(model, model, batches.rows(range(min(SAMPLES, batches.batch_size))), seed)
+    compare(model, model, rows, seed)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from workbench.model.custom_model import ASKS, EXAMPLE, empty
-from workbench.model.decompose import Layer, Undecomposed, decompose
+from workbench.model.decompose import Undecomposed, decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
@@ -39,7 +39,7 @@ class Batch:
         """Raises ValueError for a batch without tensors, or with tensors of unlike rows."""
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         leaves, self.form = tree_flatten(batch)
-        self.tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
+        self.tensors = [leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor)]
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if not self.tensors or not self.tensors[0].dim():
@@ -89,16 +89,12 @@ class Objective(nn.Module):
         """Shares the module's parameters, in a copy of its structure. Raises ValueError for a
         module that cannot be copied, or whose arguments a batch like `first` does not have."""
         super().__init__()
-        if not isinstance(module, nn.Module):
-            raise ValueError(f"model is a {type(module).__name__}; give a torch module")
         self.name = type(module).__name__
         refuse(module, self.name)
-        own = {
-            id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad)
-            for p in module.parameters()
-        }
+        every = module.parameters()
+        own = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in every}
         try:
-            self.module = copy.deepcopy(module, dict(own))
+            self.module = copy.deepcopy(module, own)
         except Exception as error:  # whatever its code raises
             raise ValueError(f"{self.name} cannot be copied: {error}".split("\n")[0]) from error
         self.loss_fn, self.first = loss_fn, first
@@ -112,9 +108,11 @@ class Objective(nn.Module):
         args, kwargs = self._call(batch)
         return self.loss_fn(self.module(*args, **kwargs), batch)
 
-    def layered(self) -> Decomposed:
-        """Its layers, which hold no weights. Raises ValueError for what cannot be cut into any."""
-        weights = dict(self.named_parameters(remove_duplicate=False))
+    def layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
+        """Its layers, which hold no weights, and the user's weights by their names, from which they
+        are made as long as these are there. Raises ValueError for what cannot be cut."""
+        every = self.named_parameters(remove_duplicate=False)
+        weights = {name: parameter.detach() for name, parameter in every}
         make_keyed(self.train())
         frozen = thaw(self)
         example = tuple(self.first.named(EXAMPLE).values())
@@ -125,16 +123,19 @@ class Objective(nn.Module):
                 raise ValueError(f"{self.name}: {error.reason}{ASKS * error.asks}") from error
         if len(layers) < 2:
             raise ValueError(f"{self.name} is one layer; two or more with weights are needed")
-        initial = self._initial = _Initial(layers, {n: p.detach() for n, p in weights.items()})
+
+        @torch.no_grad()
+        def initial(module: nn.Module, unit: int, seed: int) -> None:
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                if name not in layers[unit].shared:
+                    parameter.copy_(weights[layers[unit].state[name]])
+
         empty(layers)
-        return AllDecay(
+        model = AllDecay(
             self, layers, initial, hidden=1, vocab=1, max_seq=1,
             targets=torch.zeros(EXAMPLE), frozen=frozen, foreign=True,
         )  # fmt: skip
-
-    def release(self) -> None:
-        """Let go of the user's weights, which a method has copied."""
-        self._initial.found = {}
+        return model, weights
 
 
 class AllDecay(Decomposed):
@@ -144,47 +145,25 @@ class AllDecay(Decomposed):
         return self.learns(unit, local_name)
 
 
-class _Initial:
-    """Initial weights: those of the user's module."""
-
-    def __init__(self, layers: list[Layer], found: Mapping[str, Tensor]) -> None:
-        self._layers, self.found = layers, found
-
-    @torch.no_grad()
-    def __call__(self, module: nn.Module, unit: int, seed: int) -> None:
-        layer = self._layers[unit]
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if name not in layer.shared:
-                parameter.copy_(self.found[layer.state[name]])
-
-
 class Handed:
-    """The samples of a step, which a user's loop hands over. Numbers of samples go on from step to
-    step; the targets that methods want beside are in the batch, and zeros here."""
+    """Samples that a user's loop hands over step by step, each followed by a zero: the targets that
+    methods want beside are in the batch. A `Data`."""
 
     def __init__(self, first: Batch, model: Decomposed) -> None:
-        self.batch_size, self._tensors = first.rows, first.tensors
+        self._now = first
         shapes = str([[*model.shapes(unit).items()] for unit in range(model.num_units)])
         self.digest = hashlib.sha256(shapes.encode()).hexdigest()
         """Of the module: data is the loop's own matter."""
 
     def take(self, batch: Batch) -> None:
-        """The tensors of the next step."""
-        self._tensors = [tensor.cpu() for tensor in batch.tensors]
-
-    def samples(self, step: int) -> tuple[int, ...]:
-        """Global numbers of the samples of a step."""
-        return tuple(range(step * self.batch_size, (step + 1) * self.batch_size))
+        """The samples of the next step."""
+        self._now = batch
 
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
-        """Consecutive samples of the step that was taken last, and zeros."""
-        first = samples[0] % self.batch_size
+        """Consecutive samples of the step that was taken last."""
+        first = samples[0] % self._now.rows
         part = slice(first, first + len(samples))
-        return *(tensor[part] for tensor in self._tensors), torch.zeros(len(samples))
-
-    def batch(self, step: int) -> tuple[Tensor, ...]:
-        """All samples of a step."""
-        return self.rows(self.samples(step))
+        return *(tensor[part] for tensor in self._now.tensors), torch.zeros(len(samples))
 
 
 def one_number(out: Any, _: Any) -> Tensor:
@@ -214,8 +193,3 @@ def _call_of(module: nn.Module, batch: Any) -> Callable[[Any], tuple[Sequence, M
         count = max(1, len(batch) - 1 if every else len(needed))
         return lambda batch: (tuple(batch[:count]), {})
     return lambda batch: ((batch,), {})
-
-
-def state_name(name: str) -> str:
-    """Name of a tensor in the user's module, of its name in the `Objective`."""
-    return name.removeprefix(PREFIX)
