@@ -15,7 +15,7 @@ from zipfile import ZipFile
 import pytest
 
 import workbench
-from workbench import cli
+from workbench import Engine, cli
 from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.doctor import _methods
@@ -159,13 +159,12 @@ def test_a_wheel_works_from_any_folder(tmp_path) -> None:
 
 
 def test_the_example_trains_alike_under_every_method(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("workbench.engine.REPOSITORY_RESULTS", tmp_path)
-    told = []
+    example = runpy.run_path(str(ROOT / "examples" / "engine.py"))
+    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "results", tmp_path)
+    losses = []
     for method in ("plain", "stronghold"):
-        words = ["engine.py", method, "--layers", "3", "--steps", "3"]
-        monkeypatch.setattr(sys, "argv", words)
-        runpy.run_path(str(ROOT / "examples" / "engine.py"), run_name="__main__")
+        example["main"](method, "1GiB")
         lines = capsys.readouterr().out.splitlines()
-        told.append([float(line.rpartition(" ")[2]) for line in lines])
-    assert told[0] == pytest.approx(told[1], rel=1e-5)
-    assert len(told[0]) == 3
+        losses.append([float(line.rpartition(" ")[2]) for line in lines])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(losses[0]) == 20

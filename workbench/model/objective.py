@@ -120,7 +120,8 @@ class Objective(nn.Module):
             try:
                 layers = decompose(self, example, criterion=one_number)
             except Undecomposed as error:
-                raise ValueError(f"{self.name}: {error.reason}{ASKS * error.asks}") from error
+                reason = self.name + error.reason.removeprefix(type(self).__name__)
+                raise ValueError(reason + ASKS * error.asks) from error
         if len(layers) < 2:
             raise ValueError(f"{self.name} is one layer; two or more with weights are needed")
 
