@@ -17,7 +17,7 @@ from torch import Tensor
 from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
-from workbench.model.weighing import weight_of_step
+from workbench.model.weighing import weights_of
 from workbench.runtime.bundle import Boundary, Bundle, bundled, single
 from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
@@ -158,7 +158,8 @@ class Engine:
         memory = self.memory
         with memory.meter.on_host():
             *inputs, targets = self.batches.batch(step)
-            weights = self._weights(targets, step)
+            parts = targets.split(self.spec.microbatch)
+            weights = weights_of(self.model, self.batches, step, parts)
             inputs = [t.to(memory.dtype) if t.is_floating_point() else t for t in inputs]
             *inputs, targets = (_in_passing(t, memory.device) for t in (*inputs, targets))
         for tensor in (*inputs, targets):
@@ -224,8 +225,7 @@ class Engine:
             self._take_gradients(unit, grads, first=micro == 0)
         elif self._modules.ends(unit):
             if unit == self.model.head:
-                loss = y[0] / self.schedule.num_microbatches
-                (loss * state.weights[micro] if state.weights else loss).backward()
+                (y[0] / self.schedule.num_microbatches * state.weights[micro]).backward()
             elif ends := self._ends(unit, y, above):
                 torch.autograd.backward(*zip(*ends, strict=True))
             back = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in through)
@@ -268,8 +268,7 @@ class Engine:
         state = self._steps[step]
         self.optimizer.check(state)
         state.inputs, state.targets = (), None
-        weights = state.weights or [1.0] * len(state.losses)
-        losses = [float(loss) * w for loss, w in zip(state.losses, weights, strict=True)]
+        losses = [float(loss) * w for loss, w in zip(state.losses, state.weights, strict=True)]
         return sum(losses) / len(losses), state
 
     # -- transfers ------------------------------------------------------------------------------
@@ -362,16 +361,6 @@ class Engine:
         if not grad:
             return x
         return tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
-
-    def _weights(self, targets: Tensor, step: int) -> list[float]:
-        """By micro-batch, how much its mean loss weighs in that of the step, 1 on the mean; empty
-        where all weigh alike."""
-        if not self.model.counts_differ:
-            return []
-        counts, size = self.model.counted(targets), self.spec.microbatch
-        whole = weight_of_step(self.model, self.batches, step, counts)
-        sums = [sum(counts[first : first + size]) for first in range(0, len(counts), size)]
-        return [count * len(sums) / whole for count in sums]
 
     def _rows(self, state: StepState, micro: int) -> slice:
         size = len(state.samples) // self.schedule.num_microbatches

@@ -46,10 +46,10 @@ class StepState:
     targets: Tensor | None
     """[B, ...] on the device; none once the compute lane is done."""
     samples: tuple[int, ...]
+    weights: list[float]
+    """How much the mean loss of each micro-batch weighs in that of the step, 1 on the mean."""
     hyper: AdamStep
     """Snapshot for this step's updates; its clip coefficient is set once the norm is known."""
-    weights: list[float] = field(default_factory=list)
-    """How much the mean loss of each micro-batch weighs, where they differ."""
     losses: list[Tensor] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     """Per unit the norms of its parameters' gradients, in the order units finish."""
