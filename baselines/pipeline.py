@@ -288,7 +288,7 @@ class Training(plain.Training):
 
     def save(self, next_step: int) -> None:
         """A file of each unit, by the rank that has it."""
-        self.holder.save(partial(super()._save, next_step))
+        self.holder.save(partial(super().save, next_step))
 
     def resume(self) -> int:
         first = super().resume()

@@ -180,7 +180,7 @@ class Training(plain.Training):
         return groups
 
     def save(self, next_step: int) -> None:
-        self.holder.save(partial(super()._save, next_step))
+        self.holder.save(partial(super().save, next_step))
 
     def resume(self) -> int:
         with torch.no_grad():  # as in the beginning
