@@ -207,10 +207,11 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
             Engine(net(), config, method=method)
 
 
-def test_two_processes_train_it_as_one_does() -> None:
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (1, 2)])
+def test_two_processes_train_it_as_one_does(stages, replicas) -> None:
     wanted, weights = torchs()
     with Workers() as workers:
-        told = workers.run("driven", stages=2, replicas=1)
+        told = workers.run("driven", stages=stages, replicas=replicas)
     for one in told:
         assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
         near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)

@@ -149,7 +149,7 @@ def profiled(out: str, per_host: int, sizes: list[int], replicas: int) -> dict:
 
 
 def driven(stages: int, replicas: int) -> dict:
-    """Losses and weights of an engine that takes its steps of a loop."""
+    """Losses and weights of an engine that takes its steps of a loop; a replica has its rows."""
     from tests.methods import test_engine as user
     from workbench import Engine
 
@@ -158,8 +158,10 @@ def driven(stages: int, replicas: int) -> dict:
     )
     with engine:
         scheduler, losses = user.warmed(engine.optimizer), []
+        rows, replica = user.ROWS // replicas, dist.get_rank() // stages
         for batch in user.batches():
-            losses.append(engine.step(batch, user.loss_of))
+            part = {name: t[replica * rows : (replica + 1) * rows] for name, t in batch.items()}
+            losses.append(engine.step(part, user.loss_of))
             scheduler.step()
         weights = {name: value.tolist() for name, value in engine.state_dict().items()}
     return {"losses": losses, "weights": weights}
