@@ -55,6 +55,7 @@ class Engine:
         microbatches: int = 1,
         dtype: str = "fp32",
         device: str = "auto",
+        activations: str = "auto",
         device_memory: str | int | None = None,
         host_memory: str | int | None = None,
         disk_memory: str | int | None = None,
@@ -99,6 +100,7 @@ class Engine:
         } | {
             "method": method, "options": choose(method, options), "microbatches": microbatches,
             "dtype": dtype, "device": device, "seed": seed, "clip": clip, "lr": 1.0,
+            "activations": activations,
             "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
             "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
             "weight_decay": group["weight_decay"], "group": group,

@@ -17,7 +17,7 @@ from workbench.core import methods
 ROWS, STEPS, CLIP, LR = 4, 20, 0.5, 1e-2
 WAYS = {
     "plain": {},
-    "l2l": {"microbatches": 2},
+    "l2l": {"microbatches": 2, "activations": "host"},
     "stronghold": {"window": 2, "resident": 1},
     "varuna": {"microbatches": 2},
 }

@@ -130,7 +130,7 @@ class Memory:
             for micro in range(self._schedule.num_microbatches)
             if name.host_activation(unit, micro) in buffers
         }
-        odd = any(nbytes % ALIGNED for nbytes in stash.values())  # the next one's numbers would be
+        odd = any(nbytes % ALIGNED for nbytes in stash.values())  # one behind another lies askew
         self._activations = self._host("stashed activations", stash, torch.uint8, apart=odd)
         self._disk_units = frozenset(u for u in streamed if name.disk_states(u) in buffers)
         if self._disk_units:
