@@ -18,7 +18,7 @@ from baselines.stages import share_of
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
-from workbench.model.weighing import weight_of_step
+from workbench.model.weighing import weights_of
 from workbench.model.whole import Whole
 from workbench.runtime.storage import DTYPES
 
@@ -50,9 +50,7 @@ def micro_batches(
     read = map(batches.rows, parts)
     if model is not None and model.counts_differ:
         read = [*read]
-        counts = [sum(model.counted(rows[-1])) for rows in read]
-        whole = weight_of_step(model, batches, step, counts)
-        weights = [count * spec.microbatches / whole for count in counts]
+        weights = weights_of(model, batches, step, [rows[-1] for rows in read])
     for rows, tensors, weight in zip(parts, read, weights, strict=True):
         *inputs, targets = (part.to(device) for part in tensors)
         inputs = tuple(

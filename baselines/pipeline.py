@@ -286,12 +286,12 @@ class Training(plain.Training):
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self, next_step: int) -> None:
+    def save(self, next_step: int) -> None:
         """A file of each unit, by the rank that has it."""
-        self.holder.save(partial(super()._save, next_step))
+        self.holder.save(partial(super().save, next_step))
 
-    def _resume(self) -> int:
-        first = super()._resume()
+    def resume(self) -> int:
+        first = super().resume()
         for tie in self.ties:
             tie.send_weight()
         return first

@@ -26,11 +26,14 @@ from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter
+from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
+from workbench.methods.driven import InOneProcess, Steps, Task
 from workbench.methods.history import History
 from workbench.methods.train import load_batches, resolve_device, tell_of
 from workbench.model import make_model
+from workbench.model.base import LayeredModel
+from workbench.model.text import Batches
 from workbench.model.whole import make_whole
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.statistics import undivided
@@ -52,13 +55,27 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     return run.outcome()
 
 
+def driven(task: Task) -> Steps:
+    """Steps that a user's loop asks for."""
+    return InOneProcess(
+        task, lambda spec, *given: Training(spec, Untold(), task.folder, given=given)
+    )
+
+
 class Training(Stepping):
     """One plain training."""
 
     def __init__(
-        self, spec: RunSpec, report: Reporter, folder: Path, *, passes: RunSpec | None = None
+        self,
+        spec: RunSpec,
+        report: Reporter,
+        folder: Path,
+        *,
+        passes: RunSpec | None = None,
+        given: tuple[LayeredModel, Batches] | None = None,
     ) -> None:
-        """`passes`: the spec of what passes the model here, where others have the rest of it."""
+        """`passes`: the spec of what passes the model here, where others have the rest of it.
+        `given`: a model and data that the spec does not name."""
         if spec.activations == "host":
             raise ValueError(
                 "plain training keeps everything on the device; activations cannot be 'host', use "
@@ -67,8 +84,8 @@ class Training(Stepping):
         self.spec, self.report, self.folder = spec, report, folder
         self.device = resolve_device(spec.device)
         use_rank_threads(self.device.type, spec.ranks)
-        self.model = make_model(spec.model, spec.seed)
-        self.batches = load_batches(spec, self.model, folder / "cache")
+        self.model = given[0] if given else make_model(spec.model, spec.seed)
+        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)
         report.phase("building the model")
         with self.meter:
@@ -157,13 +174,16 @@ class Training(Stepping):
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self, next_step: int) -> None:
-        history, statistics = self.history, undivided(self.model, self.whole.units)
-        done = next_step - len(history.skipped)
-        history.save(next_step, done, self.holder, self.report, statistics)
+    def save(self, next_step: int) -> None:
+        done = next_step - len(self.history.skipped)
+        self.history.save(next_step, done, self.holder, self.report, self.statistics())
+
+    def statistics(self) -> dict[str, Tensor]:
+        """BatchNorm's running statistics, by their names in the whole model."""
+        return undivided(self.model, self.whole.units)
 
     @torch.no_grad()
-    def _resume(self) -> int:
+    def resume(self) -> int:
         """Returns the first step to do."""
         first = self.history.resume(self.holder, self.report)
         if first:
@@ -171,9 +191,12 @@ class Training(Stepping):
             for weight, master in self.masters.items():
                 if weight is not master:
                     weight.copy_(master)
-            for name, value in undivided(self.model, self.whole.units).items():
+            for name, value in self.statistics().items():
                 value.copy_(self.history.statistics[name])
         return first
+
+    def close(self) -> None:
+        """Torch gives memory back by itself."""
 
 
 def parts_of(tensors: Iterable[Tensor], elements: int) -> list[list[Tensor]]:

@@ -15,16 +15,20 @@ class Stepping:
 
     def run(self) -> None:
         """All steps that are left."""
-        spec, first = self.spec, self._resume()
+        spec, first = self.spec, self.resume()
         for step in range(first, spec.steps):
-            begun_s = now_s(self.device)
-            with self._watched(step - first):
-                loss, norm = self._step(step)
-            seconds = now_s(self.device) - begun_s
-            skipped = norm is not None and not math.isfinite(norm)
-            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
+            self.advance(step, step - first)
             if spec.save_every and (step + 1) % spec.save_every == 0:
-                self._save(step + 1)
+                self.save(step + 1)
+
+    def advance(self, step: int, number: int = 0) -> None:
+        """One step, the `number`-th of this process."""
+        begun_s = now_s(self.device)
+        with self._watched(number):
+            loss, norm = self._step(step)
+        seconds = now_s(self.device) - begun_s
+        skipped = norm is not None and not math.isfinite(norm)
+        self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by their names in the whole model."""

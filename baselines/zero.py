@@ -194,7 +194,7 @@ class Training:
             self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
             self.account.close_step(step)
             if spec.save_every and (step + 1) % spec.save_every == 0:
-                self._save(step + 1)
+                self.save(step + 1)
 
     def _step(self, step: int) -> float:
         """One optimizer step; returns its mean loss."""
@@ -244,7 +244,7 @@ class Training:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self, next_step: int) -> None:
+    def save(self, next_step: int) -> None:
         done = next_step - len(self.history.skipped)
         save = self.history.save
         self.holder.save(lambda: save(next_step, done, self.holder, self.report))

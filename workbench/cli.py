@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,10 +31,8 @@ from workbench.core.jsonfile import parse_json
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 if TYPE_CHECKING:
-    from workbench.core.record import RunRecord
     from workbench.core.spec import RunSpec
     from workbench.runs.progress import Progress
-    from workbench.runs.sweep import Sweep, SweepFile
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
@@ -55,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return import_module(f"workbench.{words[0]}").main(words[1:])
         if words[:1] == ["varuna"]:
             return import_module("workbench.cli_varuna").main(words[1:])
+        for flag, name in pairwise(words):
+            if flag in ("-m", "--method"):  # options of another package's are flags, too
+                methods.lookup(name)
         arguments = make_parser().parse_args(words)
         return arguments.handler(arguments)
     except (ValueError, OSError) as error:
@@ -273,11 +275,9 @@ def _trust(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from workbench.runs.campaign import Campaign
-    from workbench.runs.executors import executor_of
-    from workbench.runs.inputs import check_inputs
     from workbench.runs.progress import Progress, describe_spec
-    from workbench.runs.sweep import Sweep, SweepFile
+    from workbench.runs.sweep import SweepFile
+    from workbench.sweep_process import run_visibly, sweep_of
 
     file = SweepFile.load(arguments.file)
     if file.exhibit:
@@ -288,17 +288,14 @@ def _sweep(arguments: argparse.Namespace) -> int:
             f"the sweep {arguments.file} is the exhibit {name}, which is run by "
             f"workbench figure {name} --size {file.size}"
         )
-    store = Store(arguments.results or file.results)
-    Campaign(store, file.name)  # raises for a name that no sweep can have
-    check_inputs(file.specs, store)
-    sweep = Sweep(
-        file.specs,
-        store,
-        timeout=file.timeout_s if arguments.timeout is None else arguments.timeout,
+    sweep = sweep_of(
+        file,
+        arguments.results,
+        timeout=arguments.timeout,
         retry_failed=arguments.retry_failed,
         force=arguments.force,
-        executor=executor_of(file.executor, store, f"the sweep {file.name}"),
     )
+    store = sweep.store
     for path, why in store.problems.items():
         _complain(f"{path} is not counted: {why}")
     if file.note:
@@ -314,7 +311,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
             print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}")
         return OK
     try:
-        records = _run_visibly(file, sweep, progress)
+        records = run_visibly(file, sweep, progress.on_event, progress.line)
     finally:
         progress.end()
     if arguments.json:
@@ -323,27 +320,6 @@ def _sweep(arguments: argparse.Namespace) -> int:
         progress.line(", ".join(f"{n} {state}" for state, n in sweep.counts().items()))
     counts = sweep.counts()
     return NOT_OK if counts["failed"] or counts["pending"] else OK
-
-
-def _run_visibly(file: SweepFile, sweep: Sweep, progress: Progress) -> list[RunRecord]:
-    """Run a sweep so that a notebook or a page that looks finds it; one that another process
-    runs already is run beside that, and waits for it."""
-    from workbench.runs.campaign import Campaign
-    from workbench.sweep_process import SweepProcess
-
-    campaign = Campaign(sweep.store, file.name)
-    lock = campaign.lock()
-    if lock is None:
-        pid = campaign.status().pid
-        progress.line(f"process {pid} runs the sweep {campaign.name} already; waiting for it")
-        return sweep.run(progress.on_event)
-    try:
-        campaign = Campaign.create(sweep.store, file.data | {"name": file.name}, replace=True)
-        campaign.go_on()
-        SweepProcess(campaign, [sweep]).run(progress.on_event)
-    finally:
-        lock.release()
-    return [point.record for point in sweep.points if point.record is not None]
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -137,8 +138,24 @@ def specs_from(
         changes["model"] = told.to_dict()
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
+    specs = specs_for(data, changes, asked, peers=peers)
+    if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
+        specs = [
+            spec.with_(window=min(window, max(2, spec.model.layers)))
+            if takes(spec.method, "window")
+            else spec
+            for spec in specs
+        ]
+    return specs
+
+
+def specs_for(
+    data: Mapping[str, Any], changes: Mapping[str, Any], asked: str, *, peers: bool = False
+) -> list[RunSpec]:
+    """The specs of a method, or of ``all`` that can train so, from JSON and changes by name."""
     everything = asked == "all"
-    names = list(methods.METHODS) if everything else [methods.find(asked).name]
+    several = [*methods.METHODS, *methods.installed()]
+    names = several if everything else [methods.find(asked).name]
 
     def make(name: str) -> RunSpec:
         return make_spec(data, {**changes, "method": name}, lenient=everything)
@@ -147,11 +164,4 @@ def specs_from(
     first = specs[0]
     if everything and (peers or first.ranks > 1 or first.model.decomposed):
         specs = [make(name) for name in methods.compared(first.ranks, first.model)]
-    if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
-        specs = [
-            spec.with_(window=min(window, max(2, spec.model.layers)))
-            if takes(spec.method, "window")
-            else spec
-            for spec in specs
-        ]
     return specs

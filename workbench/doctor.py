@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -136,20 +137,21 @@ def _software(results: Path, here: Machine) -> list[Finding]:
 
 
 def _methods(here: Machine) -> list[Finding]:
-    """Every method, and what runs under its name on this machine."""
-    how = {
-        "megatron-lm": _megatron(here),
-        "l2l": (True, "on our runtime"),
-        "zero-offload": _deepspeed(here, disk=False),
-        "zero-infinity": _zero_infinity(here),
-        "stronghold": (True, "on our runtime"),
-    }
-    unknown = (False, "the doctor knows nothing of it")
+    """Every method of the table, and what runs under its name on this machine."""
+    how = {"megatron-lm": _megatron, "zero-infinity": _zero_infinity}
     return [
-        Finding(name=name, works=works, detail=detail)
-        for name in methods.METHODS
-        for works, detail in [how.get(name, unknown)]
+        Finding(name=row.name, works=works, detail=detail)
+        for row in methods.known().values()
+        for works, detail in [how.get(row.name, partial(_works, row))(here)]
     ]
+
+
+def _works(row: methods.Method, here: Machine) -> tuple[bool, str]:
+    if row.needs == "deepspeed":
+        return _deepspeed(here, disk=False)
+    if row.needs and not _installed(row.needs):
+        return False, f"{row.needs} is not installed"
+    return True, row.summary
 
 
 def _megatron(here: Machine) -> tuple[bool, str]:

@@ -19,13 +19,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from workbench.core.files import FileLock
+from workbench.core.record import RunRecord
 from workbench.runs.campaign import Campaign, Status
 from workbench.runs.events import Event, EventLog
 from workbench.runs.executors import executor_of
+from workbench.runs.inputs import check_inputs
 from workbench.runs.runner import POLL_S
 from workbench.runs.search import Search
 from workbench.runs.store import Store
-from workbench.runs.sweep import Sweep
+from workbench.runs.sweep import Sweep, SweepFile
 
 LOCK_PATIENCE_S = 2.0
 """Seconds to wait for the lock: another process may just be testing whether it is free."""
@@ -36,6 +38,46 @@ OF_RUNS = frozenset({"step", "phase", "profile", "started", "ended", "exit"})
 DONE, FAILED, TAKEN = 0, 3, 4
 
 Stage = Sweep | Search
+
+
+def sweep_of(
+    file: SweepFile, results: str | Path | None, *, timeout: float | None = None, **how: bool
+) -> Sweep:
+    """The sweep of a file in a results folder, by default the file's; `how` are `Sweep`'s. Raises
+    ValueError for one that cannot be run."""
+    store = Store(results or file.results)
+    Campaign(store, file.name)  # raises for a name that no sweep can have
+    check_inputs(file.specs, store)
+    return Sweep(
+        file.specs,
+        store,
+        timeout=file.timeout_s if timeout is None else timeout,
+        executor=executor_of(file.executor, store, f"the sweep {file.name}"),
+        **how,
+    )
+
+
+def run_visibly(
+    file: SweepFile,
+    sweep: Sweep,
+    on_event: Callable[[Event], None] | None = None,
+    told: Callable[[str], object] = lambda text: None,
+) -> list[RunRecord]:
+    """Run a sweep so that a notebook or a page that looks finds it; one that another process
+    runs already is run beside that, and waits for it, of which people are `told`."""
+    campaign = Campaign(sweep.store, file.name)
+    lock = campaign.lock()
+    if lock is None:
+        pid = campaign.status().pid
+        told(f"process {pid} runs the sweep {campaign.name} already; waiting for it")
+        return sweep.run(on_event)
+    try:
+        campaign = Campaign.create(sweep.store, file.data | {"name": file.name}, replace=True)
+        campaign.go_on()
+        SweepProcess(campaign, [sweep]).run(on_event)
+    finally:
+        lock.release()
+    return [point.record for point in sweep.points if point.record is not None]
 
 
 class SweepProcess:

@@ -105,6 +105,6 @@ class Training(plain.Training):
         torch._foreach_zero_(list(places.values()))
         return norm
 
-    def _save(self, next_step: int) -> None:
+    def save(self, next_step: int) -> None:
         if self.rank == 0:  # all have the same
-            super()._save(next_step)
+            super().save(next_step)

@@ -179,10 +179,10 @@ class Training(plain.Training):
             groups.append({"params": [module.get_parameter(name)], "weight_decay": decay})
         return groups
 
-    def _save(self, next_step: int) -> None:
-        self.holder.save(partial(super()._save, next_step))
+    def save(self, next_step: int) -> None:
+        self.holder.save(partial(super().save, next_step))
 
-    def _resume(self) -> int:
+    def resume(self) -> int:
         with torch.no_grad():  # as in the beginning
             return self.history.resume(self.holder, self.report)
 

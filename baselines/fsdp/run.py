@@ -182,11 +182,11 @@ class Training(Stepping):
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self, next_step: int) -> None:
+    def save(self, next_step: int) -> None:
         done = next_step - len(self.history.skipped)
         self.history.save(next_step, done, self.holder, self.report)
 
-    def _resume(self) -> int:
+    def resume(self) -> int:
         """Returns the first step to do. The masters are the weights."""
         first = self.history.resume(self.holder, self.report)
         if first:

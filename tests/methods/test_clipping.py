@@ -203,7 +203,7 @@ def test_a_skipped_step_takes_its_guesses_back(spec_for, tmp_path, unit, pulled)
 
     def poison(action, step):
         if action.name == f"B{unit}.0" and step == 1 and (unit, 0) in grads:
-            grads[unit, 0].fill_(float("nan"))
+            grads[unit, 0][0].fill_(float("nan"))
 
     training.executor._perturb = poison
     try:

@@ -116,7 +116,7 @@ def test_a_recorded_step_that_is_not_finite_is_skipped(tmp_path):
 
     def poison(action, step):
         if action.name == "B4.0" and step == 1 and (4, 0) in training.engine._output_grads:
-            training.engine._output_grads[4, 0].fill_(float("nan"))
+            training.engine._output_grads[4, 0][0].fill_(float("nan"))
 
     training.executor._perturb = poison
     training.run(Silent())

@@ -160,7 +160,7 @@ def poison(training: Training, at: int) -> None:
 
     def perturb(action, step):
         if action.name == "B4.0" and step == at and (4, 0) in training.engine._output_grads:
-            training.engine._output_grads[4, 0].fill_(float("nan"))
+            training.engine._output_grads[4, 0][0].fill_(float("nan"))
 
     training.executor._perturb = perturb
 

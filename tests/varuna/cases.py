@@ -166,3 +166,22 @@ def take_turns(stages: int, folder: str, nbytes: int) -> list[str]:
 
     in_turn(make, rank, dist.new_group(backend="gloo"), says=lambda own: (own, nbytes or 1))
     return log.read_text().splitlines()
+
+
+def driven(stages: int, replicas: int) -> dict:
+    """Losses and weights of an engine that takes its steps of a loop; a replica has its rows."""
+    from tests.methods import test_engine as user
+    from workbench import Engine
+
+    engine = Engine(
+        user.net(), {"lr": user.LR}, method="varuna", stages=stages, clip=user.CLIP, device="cpu"
+    )
+    with engine:
+        scheduler, losses = user.warmed(engine.optimizer), []
+        rows, replica = user.ROWS // replicas, dist.get_rank() // stages
+        for batch in user.batches():
+            part = {name: t[replica * rows : (replica + 1) * rows] for name, t in batch.items()}
+            losses.append(engine.step(part, user.loss_of))
+            scheduler.step()
+        weights = {name: value.tolist() for name, value in engine.state_dict().items()}
+    return {"losses": losses, "weights": weights}

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,19 @@ class Method:
     """Whether it runs on several ranks."""
     modules: bool = False
     """Whether it trains ordinary modules, cut into layers, beside decoders."""
+    needs: str = ""
+    """Package that it cannot do without, beside torch."""
     portable: bool = False
     """Whether its checkpoints are this project's own, which all such methods continue."""
+    driven: str = ""
+    """Maker of steps that a user's own loop asks for (methods/driven.py), of a method that has one;
+    of one that is `parallel` in the processes of torchrun."""
 
 
+PLANNED = "workbench.methods.driven:planned"
+"""Maker for all that plan for one device of this runtime."""
+PIPELINED = "workbench.methods.varuna.driven:Pipelined"
+"""Maker for orders of pipelines."""
 METHODS = {
     method.name: method
     for method in (
@@ -58,11 +69,13 @@ METHODS = {
             options="workbench.methods.options:HostUpdates",
             summary="layer outside, micro-batches inside, eager host optimizer",
             portable=True,
+            driven=PLANNED,
         ),
         Method(
             name="zero-offload",
             label="ZeRO-Offload",
             module="baselines.zero_offload",
+            needs="deepspeed",
             summary="weights on the device, optimizer on the host (DeepSpeed)",
             parallel=True,
         ),
@@ -70,6 +83,7 @@ METHODS = {
             name="zero-infinity",
             label="ZeRO-Infinity",
             module="baselines.zero_infinity",
+            needs="deepspeed",
             options="workbench.methods.options:StateTier",
             summary="weights and optimizer on the host or disk (DeepSpeed)",
             parallel=True,
@@ -81,6 +95,7 @@ METHODS = {
             summary="a working window of layers on the device, the rest on the host",
             options="workbench.methods.stronghold.options:Options",
             portable=True,
+            driven=PLANNED,
         ),
     )
 }
@@ -97,6 +112,7 @@ PEERS = {
             summary="everything on the device, in torch alone",
             modules=True,
             portable=True,
+            driven="baselines.plain_training:driven",
         ),
         Method(
             name="fsdp",
@@ -109,6 +125,7 @@ PEERS = {
             name="zero-twin-flow",
             label="Twin-Flow",
             module="baselines.zero_twin_flow",
+            needs="deepspeed",
             summary="weights and a share of the optimizer on the device (DeepSpeed)",
         ),
     )
@@ -204,6 +221,7 @@ PARALLEL = {
             name="deepspeed-pipe",
             label="DeepSpeed 1F1B",
             module="baselines.deepspeed_pipe",
+            needs="deepspeed",
             options="baselines.deepspeed_pipe.options:Options",
             summary="a stage on every device, 1F1B, replicas of each (DeepSpeed)",
             parallel=True,
@@ -235,13 +253,53 @@ UNLISTED = {
 """Runs of exhibits, which nobody chooses among methods: found by name, and in no list."""
 RENAMED = {"gpipe": "torch-gpipe", "1f1b": "torch-1f1b"}
 """Names that records, sweep files and rows had for torch's pipelines before there were our own."""
+GROUP = "workbench.methods"
+"""Group of entry points by which other packages bring methods."""
+LOADED: dict[EntryPoint, Method] = {}
+"""Rows of those that were asked for."""
 PIPELINES = "workbench.methods.pipeline.orders"
 """Module of the table of orders: each is a method."""
 
 
 def known() -> dict[str, Method]:
-    """Every method that can be named."""
-    return METHODS | PEERS | PARALLEL | pipelines()
+    """Every method that can be named, those of other packages last."""
+    ours = METHODS | PEERS | PARALLEL | pipelines()
+    return ours | {name: row for name, row in installed().items() if name not in ours}
+
+
+def installed() -> dict[str, Method]:
+    """Methods of other packages, which have an entry point of their name in the group
+    ``workbench.methods`` whose object is a `Method`. Names come from metadata, and nothing of
+    theirs is imported: until `lookup` was asked for one, its row says no more than that."""
+    return {
+        name: LOADED.get(point)
+        or Method(name=name, label=name, module=point.value, summary=f"of {point.dist.name}")
+        for name, point in _points(tuple(sys.path)).items()
+    }
+
+
+@cache
+def _points(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Entry points of the packages on a path, by their names."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def lookup(name: Any) -> Method | None:
+    """The method of that name, loaded where it is another package's. Raises ValueError for one that
+    cannot be."""
+    row = (known() | UNLISTED).get(name) if isinstance(name, str) else None
+    point = _points(tuple(sys.path)).get(name) if row is not None else None
+    if point is None or point in LOADED or row.module != point.value:
+        return row
+    try:
+        found = point.load()
+    except Exception as error:  # whatever its code raises
+        words = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise ValueError(f"the method {name!r} of {point.dist.name} fails: {words}") from error
+    if not isinstance(found, Method) or found.name != name:
+        raise ValueError(f"{point.value} of {point.dist.name} is no Method of the name {name!r}")
+    LOADED[point] = found
+    return found
 
 
 def pipelines() -> dict[str, Method]:
@@ -255,6 +313,7 @@ def pipelines() -> dict[str, Method]:
             summary=order.summary,
             parallel=True,
             portable=True,
+            driven="" if order.halved else PIPELINED,
         )
         for name, order in import_module(PIPELINES).ORDERS.items()
     }
@@ -264,17 +323,17 @@ def compared(ranks: int, model: ModelSpec) -> list[str]:
     """Methods that a question about any of them asks: on one device all that are made for one; of
     several, or of a module, all that can train so."""
     if ranks == 1 and not model.decomposed:
-        return [*METHODS, *PEERS]
+        return [*METHODS, *PEERS, *installed()]
     return [
         name
-        for name, each in known().items()
+        for name, each in zip(known(), map(find, known()), strict=True)
         if (each.parallel or ranks == 1) and (each.modules or not model.decomposed)
     ]
 
 
 def find(name: str) -> Method:
     """The method of that name; raises ValueError naming the known ones."""
-    found = (known() | UNLISTED).get(name) if isinstance(name, str) else None
+    found = lookup(name)
     if found is None:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(known())}")
     return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar, get_type_hints
 
-from workbench.core.methods import UNLISTED, imported, known
+from workbench.core.methods import imported, known, lookup
 from workbench.core.schema import check_words, docstrings, read_as
 
 
@@ -60,7 +60,7 @@ WRITTEN = {"optimizer_tier": "host"}
 
 def options_of(method: str) -> type[Options]:
     """The class of a method's options; of a method that is in no table, one without any."""
-    row = (known() | UNLISTED).get(method)
+    row = lookup(method)
     return Options if row is None else imported(row.options)
 
 

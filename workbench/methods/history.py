@@ -29,7 +29,7 @@ class History:
         self, spec: RunSpec, folder: Path, batches: Batches | Draws, form: str = ""
     ) -> None:
         """`folder` is the run's own; `form` that of a library's own files, ours without a name."""
-        self._spec, self._folder = spec, folder / "checkpoints"
+        self._spec, self.folder = spec, folder / "checkpoints"
         wanted = spec.save_every or spec.start_from
         self._continues = {**decided_by(spec), TEXT: batches.digest} if wanted else {}
         self._continues |= {"form": form} if form else {}
@@ -91,7 +91,7 @@ class History:
             continues=self._continues,
         )
         try:
-            path = checkpoint.save(self._folder, holder, manifest, statistics, self.notes)
+            path = checkpoint.save(self.folder, holder, manifest, statistics, self.notes)
         except OSError as error:
             self._unsaved.append((len(self.notes), str(error)))
             at, first = self._unsaved[0]
@@ -111,18 +111,18 @@ class History:
         """
 
         def take(saved: Saved) -> None:
-            _check_continues(saved, self._continues, self._folder)
+            _check_continues(saved, self._continues, self.folder)
             holder.restore(saved)
             self.statistics = checkpoint.statistics(saved)
 
-        saved, notes = take_newest(_paths(self._spec, self._folder), take, report)
+        saved, notes = take_newest(_paths(self._spec, self.folder), take, report)
         self.notes += notes
         if saved is None:
             return 0
         manifest = saved.manifest
         self.losses, self.grad_norms = manifest.losses, manifest.grad_norms
         # Another run's steps took another method's time.
-        self.step_seconds = manifest.step_seconds if saved.path.parent == self._folder else []
+        self.step_seconds = manifest.step_seconds if saved.path.parent == self.folder else []
         self.skipped, self.updates_done = manifest.skipped, manifest.updates_done
         report.event("resumed", path=saved.path.name, next_step=manifest.next_step)
         return manifest.next_step

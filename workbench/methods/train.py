@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter
+from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.model import make_model
@@ -83,9 +83,17 @@ class Training:
     """A run in progress: model, memory, engine and executor under one plan."""
 
     def __init__(
-        self, spec: RunSpec, plan: Plan, folder: Path, *, perturb: Perturb | None = None
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        folder: Path,
+        *,
+        perturb: Perturb | None = None,
+        given: tuple[LayeredModel, Batches] | None = None,
     ) -> None:
-        """Raises DoesNotFit when the plan says so, OutOfMemory when memory runs out anyway, and
+        """`given`: a model and data that the spec does not name.
+
+        Raises DoesNotFit when the plan says so, OutOfMemory when memory runs out anyway, and
         ValueError for a plan of another model or batch.
         """
         if not plan.fits or plan.schedule is None:
@@ -93,10 +101,10 @@ class Training:
         self.spec, self.plan, self.folder = spec, plan, folder
         self.device = resolve_device(spec.device)
         use_device_threads(self.device.type)
-        self.model = make_model(spec.model, spec.seed)
+        self.model = given[0] if given else make_model(spec.model, spec.seed)
         self.flats = [Flat.of(self.model, unit) for unit in range(self.model.num_units)]
         check_match(plan.schedule, self.flats, DTYPES[spec.dtype], spec)
-        self.batches = load_batches(spec, self.model, folder / "cache")
+        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)
         self.memory = Memory(
             plan.schedule,
@@ -124,24 +132,43 @@ class Training:
             raise
         self.history = History(spec, folder, self.batches)
         self._holder = MemoryHolder(self.model, self.memory, self.flats)
-        self._report: Reporter | None = None
+        self._report: Reporter = Untold()
         self._last = 0.0
 
     def run(self, report: Reporter) -> None:
         """All steps that are left, in segments between checkpoints."""
         self._report = report
-        first = self.history.resume(self._holder, report)
-        self.engine.optimizer.resume(self.history.updates_done, self.history.grad_norms)
+        first = self.resume()
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         while first < total:
             count = min(every - first % every, total - first)
-            self._last = time.perf_counter()
-            with self.meter:
-                self.executor.run(first, count)
+            self.advance(first, count)
             first += count
             if self.spec.save_every:
-                done = self.engine.optimizer.done
-                self.history.save(first, done, self._holder, report)
+                self.save(first)
+
+    def advance(self, first: int, count: int = 1) -> None:
+        """So many steps from one on, to their end."""
+        self._last = time.perf_counter()
+        with self.meter:
+            self.executor.run(first, count)
+
+    def save(self, next_step: int) -> None:
+        """Write a checkpoint."""
+        done = self.engine.optimizer.done
+        self.history.save(next_step, done, self._holder, self._report, self.statistics())
+
+    def resume(self) -> int:
+        """Go on from a checkpoint, where there is one; returns the first step to do."""
+        history, first = self.history, self.history.resume(self._holder, self._report)
+        self.engine.optimizer.resume(history.updates_done, history.grad_norms)
+        for name, value in self.engine.statistics.items() if first else ():
+            value.copy_(history.statistics[name])
+        return first
+
+    def statistics(self) -> dict[str, torch.Tensor]:
+        """BatchNorm's running statistics by their names in the whole model, where it has any."""
+        return self.engine.statistics
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """fp32 weights by their names in the whole model."""

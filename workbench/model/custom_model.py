@@ -23,6 +23,11 @@ from workbench.model.text import load_text
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
+ASKS = (
+    "; values must not decide what is called or how much there is: choose with torch.where "
+    "or a mask"
+)
+"""Advice where code cannot be followed since it asks for values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +90,7 @@ def make_layered(spec: ModelSpec, seed: int = 0) -> Decomposed:
         raise ValueError(
             f"{spec.family} made a model of one layer, {type(module).__name__}; two are needed"
         )
-    _empty(layers)
+    empty(layers)
     model = Decomposed(
         module,
         layers,
@@ -155,7 +160,7 @@ def _rows(spec: ModelSpec, made: Made, samples: int) -> tuple[Tensor, ...]:
     return tuple(torch.zeros((samples, *part.shape), dtype=part.dtype) for part in parts)
 
 
-def _empty(layers: list[Layer]) -> None:
+def empty(layers: list[Layer]) -> None:
     """Let go of all weights: units are made one by one."""
     there: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for layer in layers:
@@ -170,10 +175,7 @@ def _empty(layers: list[Layer]) -> None:
 def _advice(made: Made, error: Undecomposed) -> str:
     """Advice for the author of the function; of a list, each module runs as it is."""
     if error.asks:
-        return (
-            "; values must not decide what is called or how much there is: choose with torch.where "
-            "or a mask"
-        )
+        return ASKS
     if made.listed:
         return ""
     only = "if the module runs by itself, " if error.failed else ""

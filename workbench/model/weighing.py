@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 
@@ -37,3 +39,15 @@ def weight_of_step(
             "samples a batch, or leave out samples without a label"
         )
     return weight
+
+
+def weights_of(
+    model: LayeredModel, batches: Batches, step: int, targets: Sequence[Tensor]
+) -> list[float]:
+    """How much the mean loss of each micro-batch weighs in that of the step, 1 on the mean, by the
+    targets of all. Raises ValueError where no label counts."""
+    if not model.counts_differ:
+        return [1.0] * len(targets)
+    counts = [sum(model.counted(part)) for part in targets]
+    whole = weight_of_step(model, batches, step, counts)
+    return [count * len(counts) / whole for count in counts]

@@ -26,8 +26,10 @@ from workbench.core.record import RunRecord, steady_step_seconds
 if TYPE_CHECKING:
     import pandas
 
-REPOSITORY_RESULTS = Path(__file__).resolve().parents[2] / "results"
-"""Where results go unless told otherwise, and where those that are part of the project lie."""
+_HOME = Path(__file__).resolve().parents[2]
+REPOSITORY_RESULTS = (_HOME if (_HOME / "pyproject.toml").is_file() else Path.cwd()) / "results"
+"""Where results go unless told otherwise: of the repository, where those that are part of the
+project lie; of an installed package, of the current folder."""
 
 RECORD = "record.json"
 

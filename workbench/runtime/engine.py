@@ -17,10 +17,13 @@ from torch import Tensor
 from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
+from workbench.model.weighing import weights_of
+from workbench.runtime.bundle import Boundary, Bundle, bundled, single
 from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
 from workbench.runtime.optimizer import Optimizer, StepState
 from workbench.runtime.replay import Chain, Replays
+from workbench.runtime.statistics import undivided
 from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
@@ -50,9 +53,13 @@ class Engine:
         self._lock = threading.Lock()
         self._steps: dict[int, StepState] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
-        self._inputs: dict[tuple[int, int], Tensor] = {}
-        self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._output_grads: dict[tuple[int, int], Tensor] = {}
+        self._boundaries = [
+            Boundary(model.boundary(unit, spec.model.seq) if unit else (), memory.dtype)
+            for unit in range(model.num_units)
+        ]
+        self._inputs: dict[tuple[int, int], Bundle] = {}
+        self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
+        self._output_grads: dict[tuple[int, int], Bundle] = {}
         self._gradients: dict[int, list[Tensor]] = {}
         """Unit -> its gradients on the device, in the order of its pieces: views of a slab, or for
         resident blocks what autograd returned, from their backward pass to their update."""
@@ -100,6 +107,11 @@ class Engine:
             self._record()
 
     @property
+    def statistics(self) -> dict[str, Tensor]:
+        """BatchNorm's running ones, by their names in the whole model's `state_dict`."""
+        return undivided(self.model, (self._modules[unit] for unit in range(self.model.num_units)))
+
+    @property
     def stream(self) -> torch.cuda.Stream | None:
         """On which passes were recorded, if some were: the compute lane is to run there."""
         return self._replays.stream if self._replays is not None else None
@@ -145,14 +157,19 @@ class Engine:
         """The shared state of a step; the first forward action makes it."""
         memory = self.memory
         with memory.meter.on_host():
-            tokens, targets = (_in_passing(t, memory.device) for t in self.batches.batch(step))
-        memory.meter.register(tokens)
-        memory.meter.register(targets)
+            *inputs, targets = self.batches.batch(step)
+            parts = targets.split(self.spec.microbatch)
+            weights = weights_of(self.model, self.batches, step, parts)
+            inputs = [t.to(memory.dtype) if t.is_floating_point() else t for t in inputs]
+            *inputs, targets = (_in_passing(t, memory.device) for t in (*inputs, targets))
+        for tensor in (*inputs, targets):
+            memory.meter.register(tensor)
         hyper = self.optimizer.begin(step)
         state = StepState(
             index=step,
-            tokens=tokens,
+            inputs=tuple(inputs),
             targets=targets,
+            weights=weights,
             samples=self.batches.samples(step),
             hyper=hyper,
             guess=hyper,
@@ -175,23 +192,23 @@ class Engine:
         kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
         if unit in self._replayed:
-            self._inputs[unit + 1, micro] = self._replays.forward(unit, x).clone()
+            self._inputs[unit + 1, micro] = (self._replays.forward(unit, single(x)).clone(),)
             return
         with torch.set_grad_enabled(kept):
             y = self._run(state, unit, micro, x)
         if kept:
             self._graphs[unit, micro] = (x, y)
         if unit == self.model.head:
-            state.losses.append(y.detach())
+            state.losses.append(y[0].detach())
         else:
-            self._inputs[unit + 1, micro] = y.detach()
+            self._inputs[unit + 1, micro] = tuple(t.detach() for t in y)
 
     def _recompute(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
         state = self._steps[step]
         x = self._input(state, unit, micro, grad=True)
         if unit in self._replayed:
-            self._replays.recompute(unit, x.detach())
+            self._replays.recompute(unit, single(x).detach())
             return
         with torch.enable_grad():
             self._graphs[unit, micro] = (x, self._run(state, unit, micro, x))
@@ -199,28 +216,39 @@ class Engine:
     def _backward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
         state, last = self._steps[step], self.schedule.num_microbatches - 1
-        x, y = (None, None) if unit in self._replayed else self._graphs.pop((unit, micro))
+        x, y = ((), ()) if unit in self._replayed else self._graphs.pop((unit, micro))
+        through = [t for t in x if t.requires_grad]
+        above = () if unit == self.model.head else self._output_grads.pop((unit, micro))
         if unit in self._replayed:
-            output_grad = self._output_grads.pop((unit, micro))
-            input_grad, grads = self._replays.backward(unit, output_grad)
-            self._output_grads[unit - 1, micro] = input_grad.clone()
+            input_grad, grads = self._replays.backward(unit, single(above))
+            back = (input_grad.clone(),)
             self._take_gradients(unit, grads, first=micro == 0)
-        elif unit == self.model.head:
-            (y / self.schedule.num_microbatches).backward()
-            self._output_grads[unit - 1, micro] = x.grad
-        elif unit == 0:
-            y.backward(self._output_grads.pop((unit, micro)))
+        elif self._modules.ends(unit):
+            if unit == self.model.head:
+                (y[0] / self.schedule.num_microbatches * state.weights[micro]).backward()
+            elif ends := self._ends(unit, y, above):
+                torch.autograd.backward(*zip(*ends, strict=True))
+            back = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in through)
         else:
-            parameters = self._modules.parameters(unit)
-            output_grad = self._output_grads.pop((unit, micro))
-            input_grad, *grads = torch.autograd.grad(
-                y, (x, *parameters), output_grad, materialize_grads=True
-            )
-            self._output_grads[unit - 1, micro] = input_grad
-            self._take_gradients(unit, grads, first=micro == 0)
+            wanted = [*through, *self._modules.parameters(unit)]
+            if ends := self._ends(unit, y, above):
+                tensors, gradients = zip(*ends, strict=True)
+                grads = torch.autograd.grad(tensors, wanted, gradients, materialize_grads=True)
+            else:  # nothing is learned below
+                grads = tuple(map(torch.zeros_like, wanted))
+            back = grads[: len(through)]
+            self._take_gradients(unit, list(grads[len(through) :]), first=micro == 0)
+        if unit:
+            self._output_grads[unit - 1, micro] = back
         self._inputs.pop((unit, micro), None)
         if micro == last:
             self.optimizer.see(unit, self._gradients[unit], state)
+
+    def _ends(self, unit: int, y: Bundle, above: Bundle) -> list[tuple[Tensor, Tensor]]:
+        """Where a backward pass begins: outputs of the unit, each with its gradient."""
+        wanted = self._boundaries[unit + 1].differentiable
+        back = [t for t, differentiable in zip(y, wanted, strict=True) if differentiable]
+        return [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
 
     def _take_gradients(self, unit: int, grads: list[Tensor], *, first: bool) -> None:
         """Keep a micro-batch's gradients of a block, or add them to those of the ones before."""
@@ -228,6 +256,8 @@ class Engine:
             own = unit in self._replayed  # the next pass writes over these
             fresh = self._flats[unit].gathered(grads) if own else [g.contiguous() for g in grads]
             self._gradients[unit] = fresh
+        elif not grads:
+            return
         elif first:
             torch._foreach_copy_(self._gradients[unit], grads)
         else:
@@ -237,8 +267,9 @@ class Engine:
         """Mean loss and shared state of a step whose compute lane is done; raises Diverged."""
         state = self._steps[step]
         self.optimizer.check(state)
-        state.tokens = state.targets = None
-        return sum(float(loss) for loss in state.losses) / len(state.losses), state
+        state.inputs, state.targets = (), None
+        losses = [float(loss) * w for loss, w in zip(state.losses, state.weights, strict=True)]
+        return sum(losses) / len(losses), state
 
     # -- transfers ------------------------------------------------------------------------------
 
@@ -255,16 +286,23 @@ class Engine:
     def _stash(self, action: Action, step: int) -> None:
         key = (action.unit, action.microbatch)
         source = self._inputs.pop(key)
-        self.traffic.copy("store", self.memory.host_activation(*key, like=source), source)
-        read_here(source)
+        for target, own in zip(self._stashed(*key), source, strict=True):
+            self.traffic.copy("store", target, own)
+            read_here(own)
 
     def _fetch(self, action: Action, step: int) -> None:
         key = (action.unit, action.microbatch)
         slot = self.schedule.buffers[name.activation(*key, 1)].slot
-        source = self.memory.host_activation(*key)
-        target = self.memory.fetched(slot, like=source)
-        self.traffic.copy("load", target, source)
+        fetched = self.memory.fetched(slot)
+        target = self._boundaries[action.unit].carve(fetched, self.spec.microbatch)
+        for own, source in zip(target, self._stashed(*key), strict=True):
+            self.traffic.copy("load", own, source)
         self._inputs[key] = target
+
+    def _stashed(self, unit: int, micro: int) -> Bundle:
+        """Where a unit's input lies on the host."""
+        raw = self.memory.host_activation(unit, micro)
+        return self._boundaries[unit].carve(raw, self.spec.microbatch)
 
     def _pull(self, action: Action, step: int) -> None:
         # The only visit of a step may begin before the step does.
@@ -309,17 +347,20 @@ class Engine:
 
     # -- small answers --------------------------------------------------------------------------
 
-    def _run(self, state: StepState, unit: int, micro: int, x: Tensor) -> Tensor:
+    def _run(self, state: StepState, unit: int, micro: int, x: Bundle) -> Bundle:
         rows = self._rows(state, micro)
         ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self.model.head else None
-        return self._template.forward(unit, self._modules[unit], x, ctx, targets)
+        module = self._modules[unit]
+        return bundled(self._template.forward(unit, module, single(x), ctx, targets))
 
-    def _input(self, state: StepState, unit: int, micro: int, *, grad: bool) -> Tensor:
+    def _input(self, state: StepState, unit: int, micro: int, *, grad: bool) -> Bundle:
         if unit == 0:
-            return state.tokens[self._rows(state, micro)]
-        x = self._inputs[unit, micro]
-        return x.detach().requires_grad_() if grad else x
+            return tuple(t[self._rows(state, micro)] for t in state.inputs)
+        x, wanted = self._inputs[unit, micro], self._boundaries[unit].differentiable
+        if not grad:
+            return x
+        return tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
 
     def _rows(self, state: StepState, micro: int) -> slice:
         size = len(state.samples) // self.schedule.num_microbatches

@@ -21,6 +21,9 @@ from workbench.runtime.tiers import Tier, slab
 from workbench.schedule import buffers as name
 from workbench.schedule.schedule import DEVICE, DISK, Schedule
 
+ALIGNED = 8
+"""Bytes of the widest numbers, at whose multiples they lie."""
+
 
 class Memory:
     """Slabs of one run: find them by unit, or by the schedule's slot names."""
@@ -63,7 +66,6 @@ class Memory:
         self._states: dict[int, States] = {}
         self._host_gradients: dict[int, Tensor] = {}
         self._activations: dict[tuple[int, int], Tensor] = {}
-        self._shapes: dict[int, tuple[torch.Size, torch.dtype]] = {}
         self._whole: dict[int, Tensor] = {}
         """All states of a unit in one piece of host memory: where those that visit the device live,
         and what those on the disk pass through."""
@@ -128,7 +130,8 @@ class Memory:
             for micro in range(self._schedule.num_microbatches)
             if name.host_activation(unit, micro) in buffers
         }
-        self._activations = self._host("stashed activations", stash, torch.uint8)
+        odd = any(nbytes % ALIGNED for nbytes in stash.values())  # one behind another lies askew
+        self._activations = self._host("stashed activations", stash, torch.uint8, apart=odd)
         self._disk_units = frozenset(u for u in streamed if name.disk_states(u) in buffers)
         if self._disk_units:
             self._lay_out_disk(disk_budget, disk_folder)
@@ -226,17 +229,13 @@ class Memory:
     def host_gradients(self, unit: int) -> Tensor:
         return self._host_gradients[unit]
 
-    def host_activation(self, unit: int, micro: int, *, like: Tensor | None = None) -> Tensor:
-        """The stash of a unit's input; `like` tells its shape once, on the way out."""
-        raw = self._activations[unit, micro]
-        if like is not None:
-            self._shapes[unit] = (like.shape, like.dtype)
-        shape, dtype = self._shapes[unit]
-        return raw.view(dtype).view(shape)
+    def host_activation(self, unit: int, micro: int) -> Tensor:
+        """The bytes of the stash of a unit's input."""
+        return self._activations[unit, micro]
 
-    def fetched(self, slot: str, *, like: Tensor) -> Tensor:
-        """The device buffer a stashed input comes back to."""
-        return self._fetch_slots[slot][: like.nbytes].view(like.dtype).view(like.shape)
+    def fetched(self, slot: str) -> Tensor:
+        """The bytes of the device buffer a stashed input comes back to."""
+        return self._fetch_slots[slot]
 
     def on_disk(self, unit: int) -> bool:
         return unit in self._disk_units

@@ -25,6 +25,7 @@ from torch import Tensor
 from workbench.core.spec import RunSpec
 from workbench.runtime import device_adam, host_adam
 from workbench.runtime.adam_step import AdamStep, Diverged, clip_coefficient
+from workbench.runtime.bundle import Bundle
 from workbench.runtime.guesses import Settled, apply
 from workbench.runtime.memory import Memory
 from workbench.runtime.pinned_scalars import PinnedScalars
@@ -41,10 +42,12 @@ class StepState:
     """State of one step that its actions share."""
 
     index: int
-    tokens: Tensor | None
+    inputs: Bundle
     targets: Tensor | None
-    """[B, S] on the device; None once the compute lane is done."""
+    """[B, ...] on the device; none once the compute lane is done."""
     samples: tuple[int, ...]
+    weights: list[float]
+    """How much the mean loss of each micro-batch weighs in that of the step, 1 on the mean."""
     hyper: AdamStep
     """Snapshot for this step's updates; its clip coefficient is set once the norm is known."""
     losses: list[Tensor] = field(default_factory=list)
@@ -111,7 +114,10 @@ class Optimizer:
 
     def see(self, unit: int, grads: list[Tensor], state: StepState) -> None:
         """Take the norms of a unit's complete gradients, on the compute lane."""
-        state.norms.append(torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)))
+        # A layer may own no weights.
+        none = [torch.zeros((), device=self._memory.device)]
+        norms = torch._foreach_norm(grads, 2, dtype=torch.float32) if grads else none
+        state.norms.append(torch.stack(norms))
         state.seen.append(unit)
         if unit in self.awaiting:
             self._seen.write_norm(unit, state.norms)
@@ -258,6 +264,8 @@ def _runs(flat: Flat, grads: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
     else the small ones put together, for two thirds of a block's parameters are biases and norms,
     and each launch costs what a million elements do.
     """
+    if not grads:
+        return
     if (slab := flat.slab_of(grads)) is not None:
         yield 0, slab
         return

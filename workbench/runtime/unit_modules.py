@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.model.base import LayeredModel
+from workbench.model.modules import Decomposed
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import Flat
 
@@ -52,12 +53,20 @@ class UnitModules:
             if self.ends(unit):
                 flats[unit].point_gradients(self._modules[unit], gradients[unit])
         for (unit, local), (owner, owners) in model.tied().items():
+            if owner == unit:  # under two names of one module
+                continue
+            if not (self.ends(unit) and self.ends(owner)):
+                raise ValueError(
+                    f"parameter {model.state_name(unit, local)!r} is used in layers {owner} and "
+                    f"{unit}; under this method only the first and the last layer may share some"
+                )
             shared = self._modules[owner].get_parameter(owners)
             path, _, leaf = local.rpartition(".")
             setattr(self._modules[unit].get_submodule(path), leaf, shared)
-        shared_by: dict[tuple[str, str], nn.Module] = {}
+        shared_by: dict[tuple[str, str | int], nn.Module] = {}
         for unit in memory.streamed:
-            key = (slots[unit], model.kind(unit))
+            # Layers of a module may differ in their buffers.
+            key = (slots[unit], unit if isinstance(model, Decomposed) else model.kind(unit))
             if key not in shared_by:
                 slot = memory.weight_slots[slots[unit]]
                 shared_by[key] = self._module_on(unit, slot[: flats[unit].numel])

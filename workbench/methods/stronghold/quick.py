@@ -269,7 +269,8 @@ class QuickSearch(Search):
         """The choice with as many layers of a kind as fit, found from a number that is about right;
         None where not even the least number fits."""
         fits, beyond = least - 1, most + 1
-        count, slope = getattr(choice, kind), self._slopes[choice.stash][kind]
+        # A layer of a user's module may keep nothing beside its input.
+        count, slope = getattr(choice, kind), max(1, self._slopes[choice.stash][kind])
         while beyond - fits > 1:
             count = min(max(count, fits + 1), beyond - 1)
             over = self._device_bytes(replace(choice, **{kind: count})) - self.budgets.device

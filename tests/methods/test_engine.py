@@ -1,0 +1,217 @@
+"""A user's module in the user's own loop trains as torch's loop trains it, under any method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.varuna.workers import Workers
+from workbench import Engine
+from workbench.core import methods
+
+ROWS, STEPS, CLIP, LR = 4, 20, 0.5, 1e-2
+WAYS = {
+    "plain": {},
+    "l2l": {"microbatches": 2, "activations": "host"},
+    "stronghold": {"window": 2, "resident": 1},
+    "varuna": {"microbatches": 2},
+}
+"""Options of methods whose rows in the table say how a loop drives them."""
+
+
+class Block(nn.Module):
+    """Takes a number of the sample's from the first layer, which passes all blocks."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(hidden), nn.Linear(hidden, hidden)
+        self.register_buffer("by", torch.rand(1))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x + F.gelu(self.inner(self.norm(x))) * scale * self.by
+
+
+class Net(nn.Module):
+    """Blocks unlike each other in a buffer; the head has the embedding's weight, and the second
+    block's matrix is not trained."""
+
+    def __init__(self, hidden: int = 12, blocks: int = 5, vocab: int = 20) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, hidden)
+        self.blocks = nn.ModuleList(Block(hidden) for _ in range(blocks))
+        self.head = nn.Linear(hidden, vocab, bias=False)
+        self.head.weight = self.embed.weight
+        self.blocks[1].inner.weight.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, scale = self.embed(tokens), (tokens > 3).float().mean(1)[:, None, None]
+        for block in self.blocks:
+            x = block(x, scale)
+        return self.head(x)
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def batches(steps: int = STEPS, rows: int = ROWS) -> Iterator[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        tokens = torch.randint(20, (rows, 7), generator=generator)
+        yield {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+
+def loss_of(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+
+def warmed(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 5))
+
+
+def torchs() -> tuple[list[float], dict[str, Tensor]]:
+    """The loop that anybody would write."""
+    module, losses = net(), []
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LR)
+    scheduler = warmed(optimizer)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = loss_of(module(batch["tokens"]), batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses, module.state_dict()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """Makes an engine; this machine is measured once for all."""
+    return partial(_engine, tmp_path_factory.mktemp("results"))
+
+
+def _engine(results, method: str, module: nn.Module | None = None, **options) -> Engine:
+    module = module or net()
+    options = {"clip": CLIP, "device": "cpu", "results": results, **options}
+    return Engine(module, {"lr": LR}, method=method, **options)
+
+
+def near(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", WAYS)
+def test_twenty_steps_are_torchs(engine, method) -> None:
+    module, (wanted, weights) = net(), torchs()
+    untouched = {name: value.clone() for name, value in module.state_dict().items()}
+    with engine(method, module, **WAYS[method]) as made:
+        scheduler, losses = warmed(made.optimizer), []
+        for batch in batches():
+            losses.append(made.step(batch, lambda out, batch: loss_of(out, batch)))
+            scheduler.step()
+        found = made.state_dict()
+    assert losses == pytest.approx(wanted, rel=1e-6)
+    near(found, weights)
+    assert all(torch.equal(value, untouched[name]) for name, value in module.state_dict().items())
+
+
+def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:
+    driven = {row.name: row.driven for row in methods.known().values() if row.driven}
+    assert {*driven.values()} == {driven[name] for name in WAYS}
+    assert {name for name, path in driven.items() if path == methods.PLANNED} <= {*WAYS}
+
+
+def test_a_checkpoint_goes_on_under_another_method(engine, tmp_path) -> None:
+    whole, later = [], []
+    with engine("stronghold", **WAYS["stronghold"]) as first:
+        for number, batch in enumerate(batches(6)):
+            whole.append(first.step(batch, loss_of))
+            if number == 2:
+                first.save(tmp_path / "kept")
+        wanted = first.state_dict()
+    with engine("plain") as second:
+        assert second.load(tmp_path / "kept") == second.steps == 3
+        for batch in [*batches(6)][second.steps :]:
+            later.append(second.step(batch, loss_of))
+        near(second.state_dict(), wanted)
+    assert later == pytest.approx(whole[3:], rel=1e-6)
+    with engine("l2l", clip=None) as other:
+        other.load(tmp_path / "kept")
+        with pytest.raises(ValueError, match="with clip 0.5, this run has None"):
+            other.step(next(batches()), loss_of)
+
+
+def test_a_budget_is_kept_statistics_are_torchs_and_masks_are_everybodys(engine) -> None:
+    """Pairs as batches, BatchNorm and dropout; under a budget that holds no whole model."""
+    torch.manual_seed(0)
+    parts = [nn.Linear(8, 64, False)]
+    for _ in range(4):
+        inner = nn.Linear(64, 64, False), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Tanh()
+        parts.append(nn.Sequential(*inner))
+    module, found = nn.Sequential(*parts, nn.Linear(64, 1)), {}
+    data = [(torch.randn(8, 8), torch.randn(8, 1)) for _ in range(5)]
+    for method, how in {"plain": {}, "stronghold": {"device_memory": "150KiB"}}.items():
+        with engine(method, module, **how) as made:
+            losses = [made.step(pair, lambda out, pair: F.mse_loss(out, pair[1])) for pair in data]
+            found[method] = losses, made.state_dict()
+    assert found["stronghold"][0] == pytest.approx(found["plain"][0], rel=1e-6)
+    near(found["stronghold"][1], found["plain"][1])
+    assert found["plain"][1]["1.1.num_batches_tracked"] == len(data)
+
+
+class Choosing(Net):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens[tokens[:, 0] > 3])
+
+
+class Remembering(Net):
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.seen = getattr(self, "seen", 0) + 1
+        return super().forward(tokens) * self.seen
+
+
+def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
+    batch = next(batches())
+    wrong = {
+        "takes tokens": (Net(), {"words": batch["tokens"]}, loss_of),
+        "counts its samples": (Net(), {"tokens": batch["tokens"], "labels": torch.ones(3)}, None),
+        "it must return the mean loss": (Net(), batch, lambda out, batch: out),
+        "choose with torch.where": (Choosing(), batch, loss_of),
+        "in every forward pass": (Remembering(), batch, loss_of),
+        "one layer": (nn.Linear(4, 4), torch.ones(2, 4), lambda out, batch: out.mean()),
+    }
+    for words, (module, given, loss) in wrong.items():
+        with engine("stronghold", module) as made, pytest.raises(ValueError, match=words):
+            made.step(given, loss)
+    with engine("plain") as made:
+        made.step(batch, loss_of)
+        with pytest.raises(ValueError, match="leave out a last batch"):
+            made.step(next(batches(rows=3)), loss_of)
+        with pytest.raises(ValueError, match="another function"):
+            made.step(batch, lambda out, batch: loss_of(out, batch) * 2)
+    for method, config, words in (
+        ("zero-infinity", {}, "of one's own loop in 1 process; l2l, stronghold, plain do"),
+        ("plain", {"amsgrad": True}, "amsgrad is on"),
+        ("plain", {"momentum": 1}, "momentum"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Engine(net(), config, method=method)
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (1, 2)])
+def test_two_processes_train_it_as_one_does(stages, replicas) -> None:
+    wanted, weights = torchs()
+    with Workers() as workers:
+        told = workers.run("driven", stages=stages, replicas=replicas)
+    for one in told:
+        assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
+        near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)

@@ -1,0 +1,108 @@
+"""Runs, plans, sweeps and records from Python: what the command line does, with its results.
+
+A spec is a `RunSpec`, or its fields, those of its model and options of its method by their names:
+`run(method="stronghold", layers=8, hidden=256, device_memory="4GiB")`. Training happens in a
+process of its own, as from the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.cli_spec import specs_for
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.runs.best import answer_all, recommend
+from workbench.runs.events import Event
+from workbench.runs.inputs import check_inputs
+from workbench.runs.overrides import make_spec
+from workbench.runs.planning import Answer
+from workbench.runs.resolve import resolve
+from workbench.runs.runner import run as run_spec
+from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.runs.sweep import VERSION, SweepFile
+from workbench.sweep_process import run_visibly, sweep_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Watch = Callable[[Event], None]
+
+
+def run(
+    spec: RunSpec | None = None,
+    *,
+    results: str | Path | None = None,
+    force: bool = False,
+    timeout: float | None = None,
+    on_event: Watch | None = None,
+    **fields: Any,
+) -> RunRecord:
+    """Train, or return the record that there is unless `force`; `fields` change the spec.
+
+    `results` is the folder of records, `timeout` in seconds; `on_event` hears of each step. Raises
+    ValueError, one sentence, for what cannot run here; a run that fails has a record that says so.
+    """
+    with _one_sentence():
+        store = _store(results)
+        resolved = resolve(make_spec(spec.to_dict() if spec else {}, fields))
+        check_inputs([resolved], store)
+        return run_spec(resolved, store, force=force, timeout=timeout, on_event=on_event)
+
+
+def plan(
+    spec: RunSpec | None = None,
+    *,
+    results: str | Path | None = None,
+    machine: str | None = None,
+    **fields: Any,
+) -> Answer:
+    """The plan of the spec's method, on this machine or a known one; without a method, or for
+    ``all``, that of the fastest which fits. Raises ValueError where none can be planned."""
+    with _one_sentence():
+        asked = fields.pop("method", spec.method if spec else "all")
+        specs = specs_for(spec.to_dict() if spec else {}, fields, asked, peers=True)
+        return recommend(answer_all(specs, _store(results), machine)[0])
+
+
+def sweep(
+    file: str | Path | dict[str, Any] | None = None,
+    *,
+    results: str | Path | None = None,
+    force: bool = False,
+    retry_failed: bool = False,
+    on_event: Watch | None = None,
+    **fields: Any,
+) -> list[RunRecord]:
+    """Run a sweep file, its JSON, or one of these fields (`base`, `grid`, `runs`, `name`,
+    `timeout`), and return the records of its points, in their order; what has one is not run again.
+    The page shows it meanwhile. Raises ValueError for a sweep that cannot be."""
+    with _one_sentence():
+        if isinstance(file, str | Path):
+            read = SweepFile.load(Path(file))
+        else:
+            data = {"version": VERSION, **(file or {}), **fields}
+            read = SweepFile.parse(data, data.get("name", "sweep"))
+        made = sweep_of(read, results, force=force, retry_failed=retry_failed)
+        return run_visibly(read, made, on_event)
+
+
+def records(results: str | Path | None = None) -> DataFrame:
+    """All records of a results folder, one a row: settings, status, losses, times and bytes."""
+    with _one_sentence():
+        return _store(results).table()
+
+
+def _store(results: str | Path | None) -> Store:
+    return Store(REPOSITORY_RESULTS if results is None else results)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(" ".join(str(error).split())) from error

@@ -1,0 +1,213 @@
+"""A user's own module, trained by a method in the user's own loop.
+
+    engine = workbench.Engine(model, {"lr": 1e-3}, method="stronghold", device_memory="24GiB")
+    scheduler = torch.optim.lr_scheduler.LinearLR(engine.optimizer)
+    for batch in loader:
+        loss = engine.step(batch, lambda outputs, batch: F.cross_entropy(outputs, batch[1]))
+        scheduler.step()
+    model.load_state_dict(engine.state_dict())
+
+With the first batch the module and the loss function are cut into layers, which are compared with
+the two as they are written; then the method plans, and lays out its memory. Any method can do that
+whose row in the table says how (core/methods.py, `driven`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core import methods
+from workbench.core.bytesize import parse_bytes
+from workbench.core.model_spec import ModelSpec
+from workbench.core.options import choose
+from workbench.core.paths import user_path
+from workbench.methods.driven import OutsideRate, Steps, Task
+from workbench.model.drawn import generators
+from workbench.model.objective import PREFIX, Batch, LossFunction, Objective
+from workbench.runs.store import REPOSITORY_RESULTS
+from workbench.runtime.manifest import steps_in
+
+TOKEN_BYTES = 16
+"""Bytes of a token and its target, in which plans count what a batch takes."""
+MANY_STEPS = 1 << 40
+"""More than any loop makes: an engine does not know when the last one comes."""
+NOT_OURS = ("amsgrad", "maximize", "capturable", "differentiable")
+"""Flags of torch's AdamW that no method here knows."""
+
+
+class Engine:
+    """Trains a module of torch's, whose own weights stay as they are."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer_config: Mapping[str, Any],
+        method: str = "stronghold",
+        *,
+        clip: float | None = None,
+        microbatches: int = 1,
+        dtype: str = "fp32",
+        device: str = "auto",
+        activations: str = "auto",
+        device_memory: str | int | None = None,
+        host_memory: str | int | None = None,
+        disk_memory: str | int | None = None,
+        seed: int = 0,
+        stages: int | None = None,
+        results: str | Path = REPOSITORY_RESULTS,
+        **options: Any,
+    ) -> None:
+        """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``. Gradients
+        are clipped by their global norm to `clip`. A batch is computed in `microbatches` equal
+        parts, whose mean losses count alike. Budgets are bytes, or text such as ``24GiB``. `seed`
+        is that of random numbers in forward passes. `results` is where measurements of this machine
+        are kept. `options` are the method's own. Where torchrun has started several processes, each
+        makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
+        all, and pass equal rows.
+
+        Raises ValueError, one sentence, for what cannot be trained so."""
+        self._row, world = methods.find(method), int(os.environ.get("WORLD_SIZE", 1))
+        if not self._row.driven or (world > 1 and not self._row.parallel):
+            able = [m for m in methods.known().values() if m.driven]
+            alone, several = ([m.name for m in able if m.parallel == many] for many in (0, 1))
+            raise ValueError(
+                f"{method} takes no steps of one's own loop in {world} process"
+                f"{'es' * (world > 1)}; {', '.join(alone)} do in one, and {', '.join(several)} in "
+                "those of torchrun"
+            )
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model is a {type(model).__name__}; give a torch module")
+        self._module, self._stages, self._results = model, stages, user_path(results)
+        try:
+            self.optimizer = torch.optim.AdamW([nn.Parameter(torch.empty(0))], **optimizer_config)
+            """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
+        except TypeError as error:
+            raise ValueError(f"optimizer_config is {optimizer_config!r}: {error}") from None
+        (group,) = self.optimizer.param_groups
+        if wrong := [name for name in NOT_OURS if group[name]]:
+            raise ValueError(f"{wrong[0]} is on in optimizer_config; no method here computes that")
+        memory = {"device": device_memory, "host": host_memory, "disk": disk_memory}
+        self._fields: dict[str, Any] = {
+            f"{tier}_memory": parse_bytes(given) if isinstance(given, str) else given
+            for tier, given in memory.items()
+        } | {
+            "method": method, "options": choose(method, options), "microbatches": microbatches,
+            "dtype": dtype, "device": device, "seed": seed, "clip": clip, "lr": 1.0,
+            "activations": activations,
+            "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
+            "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
+            "weight_decay": group["weight_decay"], "group": group,
+        }  # fmt: skip
+        common = self._fields | {"method": "plain", "options": None, "batch": microbatches}
+        OutsideRate(**common)  # raises for what is wrong in them
+        self._folder = TemporaryDirectory(prefix="workbench-engine-")
+        self._steps: Steps | None = None
+        self._load_from: tuple[Path, int] | None = None
+        """Checkpoints to go on from with the first step, and the steps of the newest."""
+
+    @property
+    def steps(self) -> int:
+        """Steps done, those before the checkpoint that was loaded among them."""
+        before = self._load_from[1] if self._load_from else 0
+        return self._steps.steps if self._steps else before
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Global norm of the last step's gradients before they were clipped, where it is known."""
+        return self._steps.grad_norm if self._steps else None
+
+    def step(self, batch: Any, loss_fn: LossFunction) -> float:
+        """One optimizer step on a batch; returns its mean loss. `batch`: a tensor, or a tuple, list
+        or dictionary of tensors, of as many rows each; `loss_fn(outputs, batch)` is their mean
+        loss, by one function in all steps. The module takes of a dictionary what its forward pass
+        names, of a tuple as many of the first tensors as it needs.
+
+        Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded."""
+        taken = Batch(batch)
+        if self._steps is None:
+            with generators(self._fields["seed"]):  # the user's are left as they were
+                self._begin(taken, loss_fn)
+        taken.check_like(self._first)
+        if _identity(loss_fn) != self._loss:
+            raise ValueError("loss_fn is another function than in the first step; give one alone")
+        loss = self._steps.step(taken)
+        self.optimizer.step()  # of nothing, so that schedulers see it stepped
+        return loss
+
+    def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
+        """Make all that waits for a batch."""
+        sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
+        objective = Objective(self._module, loss_fn, first)
+        shape = ModelSpec(
+            family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
+            seq=-(-sample // TOKEN_BYTES),
+        )  # fmt: skip
+        task = Task(
+            spec=OutsideRate(**self._fields, batch=first.rows, model=shape), objective=objective,
+            first=first, results=self._results, folder=Path(self._folder.name), stages=self._stages,
+        )  # fmt: skip
+        self._steps = methods.imported(self._row.driven)(task)
+        self._first, self._loss = first, _identity(loss_fn)
+        if self._load_from is not None:
+            self._steps.load(self._load_from[0])
+            self._load_from = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
+        the CPU, by the names there. Of several processes each calls it."""
+        if self._load_from is not None:
+            raise ValueError("the checkpoint is taken up with the next step; ask after it")
+        trained = self._steps.tensors() if self._steps else {}
+        trained = {name.removeprefix(PREFIX): tensor for name, tensor in trained.items()}
+        own = dict(self._module.named_parameters(remove_duplicate=False))
+        first = {id(own[name]): name for name in trained if name in own}
+        alias = {name: first.get(id(parameter), name) for name, parameter in own.items()}
+        return {
+            name: trained.get(alias.get(name, name), tensor).detach().cpu().clone()
+            for name, tensor in self._module.state_dict().items()
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``step-N`` in a folder, weights and moments; an engine of this module in one
+        process goes on from it under any method, and one of several under any number. Of several
+        processes each calls it. Raises OSError if the disk refuses."""
+        if self._steps is None:
+            raise ValueError("nothing has been trained yet; save after a step")
+        return self._steps.save(user_path(folder))
+
+    def load(self, folder: str | Path) -> int | None:
+        """Take up the newest sound checkpoint of a folder; returns the steps done by it, None where
+        there is none. Before the first step it is taken up with that step. Raises ValueError for
+        one of another module, seed, optimizer or clipping."""
+        if self._steps is not None:
+            return self._steps.load(user_path(folder))
+        found = next(iter(steps_in(user_path(folder)).values()), None)
+        self._load_from = None if found is None else (user_path(folder), found)
+        return found
+
+    def close(self) -> None:
+        """Give all memory back."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _identity(function: LossFunction) -> Any:
+    """Equal for a function that is made again in each step, as a lambda in a loop is."""
+    code = getattr(function, "__code__", None)
+    cells = getattr(function, "__closure__", None) or ()
+    return (code or function, *(id(cell.cell_contents) for cell in cells))

@@ -1,0 +1,172 @@
+"""Steps that a user's own loop asks for, instead of a run.
+
+A row of the table of methods that can do so names a maker of `Steps` (`Method.driven`). For methods
+that are planners on one device of this runtime that is `planned`: it measures the layers of the
+user's module on the first batch, plans, and trains under the plan, a step at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+from torch import Tensor
+
+from workbench.core import methods
+from workbench.core.bytesize import format_bytes
+from workbench.core.spec import VALUE_BYTES, RunSpec
+from workbench.methods.compare import SAMPLES, Rows, compare
+from workbench.methods.compared import COPIES
+from workbench.methods.train import Training, resolve_device
+from workbench.model.draws import Draws
+from workbench.model.modules import Decomposed
+from workbench.model.objective import Batch, Handed, Objective
+from workbench.profile.kinds import kind_costs
+from workbench.profile.profile import Profile
+from workbench.profile.store import hardware
+from workbench.runtime.manifest import step_name
+from workbench.runtime.storage import DTYPES
+
+
+class Steps(Protocol):
+    """A training that does a step when it is asked to."""
+
+    steps: int
+    """Steps done, those before the checkpoint that was loaded among them."""
+    grad_norm: float | None
+    """Global norm of the last step's gradients before they were clipped, where it is known."""
+
+    def step(self, batch: Batch) -> float:
+        """One optimizer step on a batch of the form of the first; its mean loss."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
+
+    def save(self, folder: Path) -> Path:
+        """Write ``step-N`` in a folder. Raises OSError if the disk refuses."""
+
+    def load(self, folder: Path) -> int | None:
+        """Take up the newest sound checkpoint of a folder; the steps done by it, None where there
+        is none. Raises ValueError for one of another training."""
+
+    def close(self) -> None:
+        """Give all memory back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutsideRate(RunSpec):
+    """A spec whose learning rate the user's loop sets."""
+
+    group: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Of a torch optimizer; its rate is read when a step begins."""
+
+    def learning_rate(self, step: int) -> float:
+        return float(self.group["lr"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A user's training; its spec has the batch of this process, and a model without layers."""
+
+    spec: OutsideRate
+    objective: Objective
+    first: Batch
+    results: Path
+    """Where measurements of this machine are kept."""
+    folder: Path
+    """For what is gone when the training is closed."""
+    stages: int | None
+    """Stages of a pipeline, where the user gives them."""
+
+
+class InOneProcess(Steps):
+    """A training of ours of which one process has all, whose samples are handed over."""
+
+    def __init__(self, task: Task, make: Any) -> None:
+        """`make(spec, model, batches)` makes it. Raises ValueError for a module that layers would
+        train otherwise than it trains by itself."""
+        spec = task.spec
+        if task.stages is not None:
+            raise ValueError(
+                f"stages is {task.stages}; leave it out, {spec.method} trains in one process"
+            )
+        model, weights = task.objective.layered()
+        self._handed = Handed(task.first, model)
+        _compare(model, self._handed.rows(range(min(SAMPLES, spec.batch))), spec.seed)
+        shape = replace(spec.model, layers=max(1, model.layers))
+        self._whole = make(replace(spec, model=shape), model, Draws(self._handed, spec.batch))
+        weights.clear()  # they have been copied
+
+    @property
+    def steps(self) -> int:
+        return len(self._whole.history.losses)
+
+    @property
+    def grad_norm(self) -> float | None:
+        return (self._whole.history.grad_norms or [None])[-1]
+
+    def step(self, batch: Batch) -> float:
+        self._handed.take(batch)
+        self._whole.advance(self.steps)
+        return self._whole.history.losses[-1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self._whole.parameters(), **self._whole.statistics()}
+
+    def save(self, folder: Path) -> Path:
+        history, path = self._whole.history, folder / step_name(self.steps)
+        history.folder = folder
+        self._whole.save(self.steps)
+        if not path.exists():
+            raise OSError(history.notes[-1])
+        return path
+
+    def load(self, folder: Path) -> int | None:
+        self._whole.history.folder = folder
+        return self._whole.resume() or None
+
+    def close(self) -> None:
+        self._whole.close()
+
+
+def planned(task: Task) -> Steps:
+    """Steps under the plan of the spec's method. Raises DoesNotFit, and ValueError for what cannot
+    be trained so."""
+
+    def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
+        profile = _profile(spec, model, batches, task.results)
+        plan = methods.load(spec.method).plan(spec, profile)
+        return Training(spec, plan, task.folder, given=(model, batches))
+
+    return InOneProcess(task, make)
+
+
+def _profile(spec: RunSpec, model: Decomposed, batches: Draws, results: Path) -> Profile:
+    """The profile of the layers on this machine, measured now."""
+    *inputs, targets = batches.rows(range(spec.microbatch))
+    device, nbytes = resolve_device(spec.device).type, VALUE_BYTES[spec.dtype]
+    how = {"seq": spec.model.seq, "dtype": DTYPES[spec.dtype], "device": device}
+    costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how)
+    units = [costs[model.kind(unit)] for unit in range(model.num_units)]
+    for end in (0, model.head):  # whose gradients are made beside those of the micro-batches before
+        more = units[end].backward_scratch_bytes + units[end].parameters * nbytes
+        units[end] = replace(units[end], backward_scratch_bytes=more)
+    return Profile(
+        hardware=hardware(results, device), units=tuple(units), microbatch=spec.microbatch,
+        seq=spec.model.seq, weight_bytes=nbytes, library_bytes=library_bytes,
+    )  # fmt: skip
+
+
+def _compare(model: Decomposed, rows: Rows, seed: int) -> None:
+    """Compare the layers with the module as it is written, on some samples. Raises ValueError
+    where they would train otherwise, or memory does not suffice to tell."""
+    wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
+    if wanted > free:
+        raise ValueError(
+            f"to compare the layers with the module takes {format_bytes(wanted)} of memory, and "
+            f"{format_bytes(free)} are free"
+        )
+    compare(model, model, rows, seed)

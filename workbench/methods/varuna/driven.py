@@ -1,0 +1,86 @@
+"""Steps that a user's own loop asks for, of a pipeline of the processes that torchrun started.
+
+`Varuna` trains; here it gets the module and the loss function as one, torch's own AdamW for the
+weights of its stage, and a learning rate from outside. Every process calls all that is here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.core.stage_map import StageMap
+from workbench.methods.driven import Steps, Task
+from workbench.methods.varuna.groups import device_of, join
+from workbench.methods.varuna.pipeline import Varuna
+from workbench.model.objective import Batch
+from workbench.runtime.manifest import step_name
+
+
+class Pipelined(Steps):
+    """Steps of one process of a pipeline."""
+
+    def __init__(self, task: Task) -> None:
+        """Raises ValueError for what cannot be trained so."""
+        spec, local = task.spec, int(os.environ.get("LOCAL_RANK", 0))
+        for name in ("device_memory", "host_memory", "disk_memory"):
+            if getattr(spec, name) is not None:
+                raise ValueError(
+                    f"{name} is given; {spec.method} keeps no budget here, leave it out"
+                )
+        device = device_of("cpu" if spec.device == "cpu" else -1, local)
+        join(device)
+        world, rows = dist.get_world_size(), torch.tensor(spec.batch, device=device)
+        stages = world if task.stages is None else task.stages
+        if stages < 1 or world % stages:
+            raise ValueError(f"stages is {stages}; it must divide the {world} processes")
+        dist.all_reduce(rows)
+        self._group, self._clip = spec.group, spec.clip
+        self._model = Varuna(
+            task.objective, str(StageMap.of(stages, world // stages)), task.first.named,
+            int(rows) // stages, -(-spec.batch // spec.microbatches), local_rank=local,
+            device=device, bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
+        )  # fmt: skip
+        for parameter in self._model.parameters():  # the user's own stay as they are
+            parameter.data = parameter.data.clone()
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(), lr=spec.group["lr"], betas=(spec.beta1, spec.beta2),
+            eps=spec.eps, weight_decay=spec.weight_decay,
+        )  # fmt: skip
+        self._model.set_optimizer(self._optimizer)
+
+    @property
+    def steps(self) -> int:
+        return self._model.steps
+
+    @property
+    def grad_norm(self) -> float | None:
+        return self._model.grad_norm
+
+    def step(self, batch: Batch) -> float:
+        loss, overflow = self._model.step(batch.named(), self._clip)
+        for group in self._optimizer.param_groups:
+            group["lr"] = float(self._group["lr"])
+        if not overflow:
+            self._optimizer.step()
+        return loss
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = (*self._model.named_parameters(), *self._model.named_buffers())
+        parts: list[dict[str, Tensor]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(parts, {name: tensor.detach().cpu() for name, tensor in named})
+        return {name: tensor for part in parts for name, tensor in part.items()}
+
+    def save(self, folder: Path) -> Path:
+        self._model.checkpoint(folder).wait()
+        return folder / step_name(self.steps)
+
+    def load(self, folder: Path) -> int | None:
+        return self._model.load_checkpoint(folder)
+
+    def close(self) -> None:
+        self._model.close()

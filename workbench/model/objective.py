@@ -1,0 +1,196 @@
+"""A user's module and loss function as one layered model, fed by a user's own loop.
+
+The loss function is decomposed with the module: the tensors that it needs of a batch flow through
+the layers to the last one. The user's module stays as it is. Layers hold its structure and none of
+its weights, which are copied once into wherever a method keeps them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from workbench.model.custom_model import ASKS, EXAMPLE, empty
+from workbench.model.decompose import Undecomposed, decompose
+from workbench.model.drawn import unkeyed
+from workbench.model.frozen import thaw
+from workbench.model.keyed import make_keyed
+from workbench.model.modules import Decomposed
+from workbench.model.refused import refuse
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""(outputs of the module, batch) -> the mean loss of the batch, one number."""
+PREFIX = "module."
+"""Begins the names of the module's tensors in its `Objective`."""
+
+
+class Batch:
+    """A user's batch: tensors of B rows each in any tuples, lists and dictionaries, with other
+    values between them that stay as they are from batch to batch."""
+
+    def __init__(self, batch: Any) -> None:
+        """Raises ValueError for a batch without tensors, or with tensors of unlike rows."""
+        batch = dict(batch) if isinstance(batch, Mapping) else batch
+        leaves, self.form = tree_flatten(batch)
+        self.tensors = [leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor)]
+        self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        if not self.tensors or not self.tensors[0].dim():
+            raise ValueError("the batch must hold tensors whose first dimension counts its samples")
+        self.rows = len(self.tensors[0])
+        for tensor in self.tensors:
+            if not tensor.dim() or len(tensor) != self.rows:
+                raise ValueError(
+                    f"the batch has tensors of {tuple(self.tensors[0].shape)} and of "
+                    f"{tuple(tensor.shape)}; the first dimension of each counts its samples"
+                )
+
+    def __deepcopy__(self, memo: dict) -> Batch:
+        return self
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """A batch of this form with other tensors."""
+        leaves = list(self.others)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        return tree_unflatten(leaves, self.form)
+
+    def named(self, rows: int | None = None) -> dict[str, Tensor]:
+        """The tensors by names in their order; of so many rows, of which there may be fewer."""
+        part = slice(None) if rows is None else torch.arange(rows) % self.rows
+        return {f"tensor{n:03}": tensor[part] for n, tensor in enumerate(self.tensors)}
+
+    def check_like(self, first: Batch) -> None:
+        """Raise ValueError for a batch of another form, or with other values, than the first."""
+        if self.form != first.form or self.others != first.others:
+            raise ValueError(
+                "the batch has other parts, or other values beside its tensors, than the first one "
+                "had; only the numbers in its tensors may change"
+            )
+        for one, other in zip(self.tensors, first.tensors, strict=True):
+            if (one.shape, one.dtype) != (other.shape, other.dtype):
+                raise ValueError(
+                    f"the batch has {one.dtype} of {tuple(one.shape)} where the first one had "
+                    f"{other.dtype} of {tuple(other.shape)}; leave out a last batch that is smaller"
+                )
+
+
+class Objective(nn.Module):
+    """The mean loss of a module's outputs, called with the tensors of a batch."""
+
+    def __init__(self, module: nn.Module, loss_fn: LossFunction, first: Batch) -> None:
+        """Shares the module's parameters, in a copy of its structure. Raises ValueError for a
+        module that cannot be copied, or whose arguments a batch like `first` does not have."""
+        super().__init__()
+        self.name = type(module).__name__
+        refuse(module, self.name)
+        every = module.parameters()
+        own = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in every}
+        try:
+            self.module = copy.deepcopy(module, own)
+        except Exception as error:  # whatever its code raises
+            raise ValueError(f"{self.name} cannot be copied: {error}".split("\n")[0]) from error
+        self.loss_fn, self.first = loss_fn, first
+        if strange := [n for n, _ in self.named_parameters() if not n.startswith(PREFIX)]:
+            raise ValueError(f"loss_fn has parameters, such as {strange[0]!r}; the module must")
+        self._call = _call_of(module, first.filled(first.tensors))
+
+    def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor:
+        """`named` are the tensors by names whose order is theirs."""
+        batch = self.first.filled(tensors or [named[name] for name in sorted(named)])
+        args, kwargs = self._call(batch)
+        return self.loss_fn(self.module(*args, **kwargs), batch)
+
+    def layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
+        """Its layers, which hold no weights, and the user's weights by their names, from which they
+        are made as long as these are there. Raises ValueError for what cannot be cut."""
+        every = self.named_parameters(remove_duplicate=False)
+        weights = {name: parameter.detach() for name, parameter in every}
+        make_keyed(self.train())
+        frozen = thaw(self)
+        example = tuple(self.first.named(EXAMPLE).values())
+        with unkeyed():
+            try:
+                layers = decompose(self, example, criterion=one_number)
+            except Undecomposed as error:
+                reason = self.name + error.reason.removeprefix(type(self).__name__)
+                raise ValueError(reason + ASKS * error.asks) from error
+        if len(layers) < 2:
+            raise ValueError(f"{self.name} is one layer; two or more with weights are needed")
+
+        @torch.no_grad()
+        def initial(module: nn.Module, unit: int, seed: int) -> None:
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                if name not in layers[unit].shared:
+                    parameter.copy_(weights[layers[unit].state[name]])
+
+        empty(layers)
+        model = AllDecay(
+            self, layers, initial, hidden=1, vocab=1, max_seq=1,
+            targets=torch.zeros(EXAMPLE), frozen=frozen, foreign=True,
+        )  # fmt: skip
+        return model, weights
+
+
+class AllDecay(Decomposed):
+    """Layers all of whose trained parameters AdamW decays, as torch's own does."""
+
+    def decays(self, unit: int, local_name: str) -> bool:
+        return self.learns(unit, local_name)
+
+
+class Handed:
+    """Samples that a user's loop hands over step by step, each followed by a zero: the targets that
+    methods want beside are in the batch. A `Data`."""
+
+    def __init__(self, first: Batch, model: Decomposed) -> None:
+        self._now = first
+        shapes = str([[*model.shapes(unit).items()] for unit in range(model.num_units)])
+        self.digest = hashlib.sha256(shapes.encode()).hexdigest()
+        """Of the module: data is the loop's own matter."""
+
+    def take(self, batch: Batch) -> None:
+        """The samples of the next step."""
+        self._now = batch
+
+    def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
+        """Consecutive samples of the step that was taken last."""
+        first = samples[0] % self._now.rows
+        part = slice(first, first + len(samples))
+        return *(tensor[part] for tensor in self._now.tensors), torch.zeros(len(samples))
+
+
+def one_number(out: Any, _: Any) -> Tensor:
+    """What a loss function returned. Raises ValueError unless it is one number."""
+    if not isinstance(out, Tensor) or out.dim():
+        what = f"a tensor of {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"loss_fn returns {what}; it must return the mean loss, one number")
+    return out
+
+
+def _call_of(module: nn.Module, batch: Any) -> Callable[[Any], tuple[Sequence, Mapping]]:
+    """How a module is called with a batch: of a dictionary it takes the entries that its forward
+    pass names, of a tuple or list as many of the first ones as it needs, else the batch itself."""
+    asked = inspect.signature(module.forward).parameters.values()
+    if isinstance(batch, Mapping):
+        every = any(p.kind is p.VAR_KEYWORD for p in asked)
+        names = [name for name in batch if every or name in {p.name for p in asked}]
+        if not names:
+            raise ValueError(
+                f"the batch has {', '.join(map(str, batch))}, and the forward pass of "
+                f"{type(module).__name__} takes {', '.join(p.name for p in asked)}; name one alike"
+            )
+        return lambda batch: ((), {name: batch[name] for name in names})
+    if isinstance(batch, tuple | list):
+        needed = [p for p in asked if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+        every = any(p.kind is p.VAR_POSITIONAL for p in asked)
+        count = max(1, len(batch) - 1 if every else len(needed))
+        return lambda batch: (tuple(batch[:count]), {})
+    return lambda batch: ((batch,), {})
