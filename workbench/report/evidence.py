@@ -13,13 +13,17 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from workbench.core.methods import METHODS
+from workbench.core.methods import METHODS, known
 from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.figures.curves import differences, draw_curves
+from workbench.figures.rows import MEASURED
 from workbench.figures.style import PAGE_IN, styled
+from workbench.figures.verdict import Verdict, at_least
 
 PLAIN = "megatron-lm"
 """Everything on the device: plain training, which the others must equal."""
+LIMITS = {"step": 30.0, "device": 5.0, "host": 5.0}
+"""Percent by which a plan may be off: the range that plans print of a step, and of peaks."""
 
 
 def losses_of(records: Iterable[RunRecord]) -> dict[str, list[float]]:
@@ -61,17 +65,18 @@ def draw_losses(losses: dict[str, list[float]]) -> Figure:
 
 
 def prediction_table(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Predicted beside measured: step time, peak of the tiers, bytes moved; one row a run."""
+    """Predicted beside measured: step time, peak of the tiers, bytes moved; one row for each run
+    that trained and had a prediction, whatever its method and however it ended."""
     rows = []
     for record in records:
-        plan = record.predicted
-        if record.status != "ok" or not plan.get("step_seconds"):
+        plan, seconds = record.predicted, steady_step_seconds(record.step_seconds)
+        if not plan.get("step_seconds") or not seconds:
             continue
-        model, seconds = record.spec["model"], steady_step_seconds(record.step_seconds)
         peaks, expected = record.peak_bytes, plan.get("peak_bytes", {})
         row: dict[str, Any] = {
             "run": _name(record),
-            "layers": model["layers"],
+            "ranks": record.spec["ranks"],
+            "layers": record.spec["model"]["layers"],
             "step: plan (ms)": plan["step_seconds"] * 1e3,
             "run (ms)": seconds * 1e3,
             "step off (%)": _off(plan["step_seconds"], seconds),
@@ -84,6 +89,7 @@ def prediction_table(records: Iterable[RunRecord]) -> pd.DataFrame:
             row[words] = _mebibytes(moved.get(way))
         equal = all(moved.get(way) == said.get(way) for way in ("load", "store", "read", "write"))
         row["bytes"] = "equal" if equal else "differ"
+        row["machine"] = record.busy and f"busy: {record.busy}"
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -91,20 +97,51 @@ def prediction_table(records: Iterable[RunRecord]) -> pd.DataFrame:
 def prediction_summary(table: pd.DataFrame) -> str:
     """The whole table in a sentence."""
     if table.empty:
-        return "No run of this size had a prediction to be held against."
-    times, device, host = (
-        table[f"{name} off (%)"].astype(float).abs() for name in ("step", "device", "host")
-    )
+        return "No run had a prediction to be held against."
+    times, device, host = (_errors(table, name) for name in LIMITS)
     equal = int((table["bytes"] == "equal").sum())
     return (
         f"{len(table)} runs: step time off by {times.median():.0f} % at the median and "
         f"{times.max():.0f} % at most, device peak by {device.max():.1f} %, host peak by "
-        f"{host.fillna(0).max():.1f} % at most, bytes moved equal in {equal} of {len(table)}."
+        f"{host.max():.1f} % at most, bytes moved equal in {equal} of {len(table)}."
     )
 
 
+def prediction_verdicts(table: pd.DataFrame) -> list[Verdict]:
+    """Whether plans come true: the share of runs whose plan was as close as it says, which has to
+    be all. Step times on a busy machine tell nothing; bytes do."""
+    if table.empty:
+        return []
+    quiet = table[table["machine"] == ""]
+    busy, found = len(table) - len(quiet), []
+    for name, most in LIMITS.items():
+        part = quiet if name == "step" else table
+        off = _errors(part, name).dropna()
+        cannot = f"the machine was busy in all {busy} runs" if part.empty else ""
+        why = f"{busy} more ran on a busy machine" if busy and name == "step" else ""
+        far = f"{(off > most).sum()} of {len(off)} runs are off by more"
+        if len(off):
+            worst = part.loc[off.idxmax(), "run"]
+            far += f", {worst} by {off.max():.0f} %"
+        what = "a step takes the planned time" if name == "step" else f"the {name} peak is planned"
+        share = 1.0 if part.empty else (off <= most).mean() if len(off) else None
+        words = f"in every run {what}, within {most:g} %"
+        told = {"why": why, "cannot": cannot, "why_not": "; ".join(filter(None, (far, why)))}
+        found.append(at_least(words, None, share, 1.0, (MEASURED, ""), **told))
+    equal = (table["bytes"] == "equal").mean()
+    words = f"{(table['bytes'] != 'equal').sum()} of {len(table)} runs moved other bytes"
+    claim = "every run moves the planned bytes"
+    return [*found, at_least(claim, None, equal, 1.0, (MEASURED, ""), why_not=words)]
+
+
+def _errors(table: pd.DataFrame, name: str) -> pd.Series:
+    """By how many percent plans were off, either way; a gap where nobody can tell."""
+    return table[f"{name} off (%)"].astype(float).abs()
+
+
 def _name(record: RunRecord) -> str:
-    label = METHODS[record.method].label
+    known_method = known().get(record.method)
+    label = known_method.label if known_method else record.method
     window = record.spec["options"].get("window", "auto")
     return f"{label}, window {window}" if window != "auto" else label
 

@@ -38,6 +38,7 @@ from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
 from workbench.runs.processes import MARK, kill_marked
 from workbench.runs.resolve import key_of, resolve
+from workbench.runs.starts import FIRST, start_of, start_words
 from workbench.runs.store import Store, StoreError
 from workbench.runs.worker import CANCELLED_EXIT, STORE_EXIT, make_record, unfinished
 
@@ -280,6 +281,9 @@ class Job:
             raise StoreError(
                 0, f"the results folder could not be written; see {self.folder / 'log.txt'}"
             )
+        start = start_of(self.folder, self._job)
+        if status == "timeout" and FIRST not in start:
+            message = f"{message}; {start_words(start)}"
         record = make_record(
             self.spec,
             self._job,
@@ -287,6 +291,7 @@ class Job:
             status=status,
             message=message,
             seconds=time.monotonic() - self._began,
+            start=start,
         )
         if found is None or found.status not in RESULTS:  # of a forced run, the result stays
             self._store.write(record)

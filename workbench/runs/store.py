@@ -218,6 +218,8 @@ def row(record: RunRecord) -> dict[str, Any]:
         "notes": "; ".join(record.notes),
         "started": record.started,
         "seconds": record.seconds,
+        "start_seconds": sum(record.start.values()) if record.start else None,
+        "busy": record.busy,
         "commit": record.provenance.get("commit"),
         "dirty": record.provenance.get("dirty"),
         "device_class": record.provenance.get("device_class"),

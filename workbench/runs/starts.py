@@ -1,0 +1,70 @@
+"""Where the start of a run went: the seconds of each part, up to the end of the first step.
+
+Parts come from the run's events, so a run that was ended before its first step tells as well.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from workbench.runs.events import Event, EventReader, of_attempt
+from workbench.runs.jobfile import JobFile
+
+WORKER, IMPORTS, COMPILE, FIRST = "starting its process", "imports", "compiling", "first step"
+TOLD_S = 0.05
+"""Shorter parts are not told."""
+
+
+def start_of(folder: Path, job: JobFile) -> dict[str, float]:
+    """The parts of a run's start, in their order; the last one where it has not done a step."""
+    every = EventReader(folder / "events.jsonl").read()
+    return parts_of(of_attempt(every, job.started), datetime.fromisoformat(job.started).timestamp())
+
+
+def parts_of(events: list[Event], began: float) -> dict[str, float]:
+    """Part -> seconds, by the events of an attempt that began at a moment (seconds since 1970).
+    What the compiler took is a part of its own, and left out of the others.
+
+    >>> told = ("started", 1), ("phase", 3), ("phase", 4), ("step", 9), ("compiled", 11)
+    >>> events = [{"event": e, "time": at, "text": "reading", "took": 2.0} for e, at in told]
+    >>> list(parts_of(events, 0).values())  # the process, imports, reading, first step, compiling
+    [1.0, 2.0, 1.0, 3.0, 2.0]
+    """
+    parts: dict[str, float] = {}
+    name, at, lost, compiled = WORKER, began, 0.0, 0.0
+    for event in events:
+        kind, took = event["event"], event.get("took", 0.0)
+        if kind == "compiled":
+            compiled += took
+            lost += took if name else 0.0
+            if not name:  # ranks tell in the end what their first step was
+                parts[FIRST] -= took
+        elif name and kind in ("started", "phase", "step"):
+            part = FIRST if kind == "step" else name
+            parts[part] = parts.get(part, 0.0) + event["time"] - at - lost
+            name = {"started": IMPORTS, "step": ""}.get(kind, event.get("text", ""))
+            at, lost = event["time"], 0.0
+    if name:  # it ended before it had done a step
+        end = max((event["time"] for event in events), default=began)
+        parts[name] = parts.get(name, 0.0) + end - at - lost
+    found = parts | {COMPILE: compiled}
+    return {name: round(seconds, 2) for name, seconds in found.items() if seconds >= TOLD_S}
+
+
+def start_words(start: dict[str, float]) -> str:
+    """The start in a sentence, its longest parts first; empty where nobody told.
+
+    >>> start_words({"imports": 12.0, "profiling": 31.4, "first step": 2.5})
+    '46 s to the end of the first step: profiling 31 s, imports 12 s, first step 2.5 s'
+    """
+    if not start:
+        return ""
+    parts = sorted(start.items(), key=lambda part: -part[1])
+    told = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in parts)
+    until = "to the end of the first step" if FIRST in start else "and no step was done"
+    return f"{_seconds(sum(start.values()))} {until}: {told}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
