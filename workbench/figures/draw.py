@@ -18,7 +18,7 @@ from workbench.core.methods import METHODS, Method
 from workbench.figures.rows import HERE, label_of, part_of, series_of
 from workbench.figures.style import GREY, LOOKS, ORDER, PAGE_IN, bar_look, line_look, name_of
 
-UNSOUND, CALIBRATED = "\u2020", "\u2021"
+UNSOUND, CALIBRATED, BUSY = "\u2020", "\u2021", "\u00a7"
 NOTE_PT = 6
 PLOT_IN = 2.0
 """Height of a row of panels on a page; legend and small print come on top."""
@@ -139,7 +139,7 @@ def marks(row: Any) -> str:
     """The daggers of a row."""
     unsound = row.source == "published" and row.sound is False
     calibrated = getattr(row, "calibrated", None) is True
-    return (UNSOUND if unsound else "") + (CALIBRATED if calibrated else "")
+    return UNSOUND * unsound + CALIBRATED * calibrated + BUSY * bool(getattr(row, "busy", ""))
 
 
 def lines(
@@ -194,9 +194,9 @@ def _line(axes: Any, part: pd.DataFrame, look: dict[str, Any]) -> None:
         thin = {"fmt": "none", "color": look["color"], "capsize": 1.5, "lw": 0.7}
         axes.errorbar(spread["x"], spread["value"], yerr=error, **thin)
     for row in part.itertuples():
-        if CALIBRATED in marks(row):
+        if told := marks(row).replace(UNSOUND, ""):
             place = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7}
-            axes.annotate(CALIBRATED, (row.x, row.value), **place)
+            axes.annotate(told, (row.x, row.value), **place)
 
 
 def legend(
@@ -258,11 +258,12 @@ def _series_name(part: pd.DataFrame) -> str:
 
 
 def small_print(figure: Any, *sentences: str) -> None:
-    """Under the axes, the figure growing by it."""
+    """Under the axes and what stands there, the figure growing by it."""
     width = int(figure.get_figwidth() * 22)  # characters of 6 point
     found = [line for text in sentences if text for line in textwrap.wrap(text, width)]
     if found:
         figure.set_figheight(figure.get_figheight() + 0.1 * len(found))
+        found = [*filter(None, [figure.get_supxlabel()]), *found]
         figure.supxlabel("\n".join(found), fontsize=NOTE_PT, color=GREY, ha="left", x=0.01)
 
 

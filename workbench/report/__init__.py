@@ -20,7 +20,7 @@ from workbench.core.record import RunRecord
 from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
 from workbench.exhibits.base import origin
 from workbench.exhibits.session import Session
-from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
+from workbench.figures.verdict import BUSY, FAILS, HOLDS, MISSING, UNTESTED
 from workbench.report.outcomes import Outcome, folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
 from workbench.report.proofs import plans_judged, proof_sections
@@ -28,8 +28,8 @@ from workbench.report.sections import Shown, measured_on, sections, shown_exhibi
 from workbench.runs.starts import start_words
 from workbench.runs.store import Store
 
-CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold", MISSING: "untold"}
-SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? ", MISSING: "- "}
+CLASSES = {HOLDS: "holds", FAILS: "fails", **dict.fromkeys((BUSY, UNTESTED, MISSING), "untold")}
+SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", BUSY: "? ", UNTESTED: "? ", MISSING: "- "}
 
 
 def write_report(

@@ -117,7 +117,7 @@ def prediction_verdicts(table: pd.DataFrame) -> list[Verdict]:
     for name, most in LIMITS.items():
         part = quiet if name == "step" else table
         off = _errors(part, name).dropna()
-        cannot = f"the machine was busy in all {busy} runs" if part.empty else ""
+        all_busy = f"in all {busy} runs" if part.empty else ""
         why = f"{busy} more ran on a busy machine" if busy and name == "step" else ""
         far = f"{(off > most).sum()} of {len(off)} runs are off by more"
         if len(off):
@@ -126,7 +126,7 @@ def prediction_verdicts(table: pd.DataFrame) -> list[Verdict]:
         what = "a step takes the planned time" if name == "step" else f"the {name} peak is planned"
         share = 1.0 if part.empty else (off <= most).mean() if len(off) else None
         words = f"in every run {what}, within {most:g} %"
-        told = {"why": why, "cannot": cannot, "why_not": "; ".join(filter(None, (far, why)))}
+        told = {"why": why, "busy": all_busy, "why_not": "; ".join(filter(None, (far, why)))}
         found.append(at_least(words, None, share, 1.0, (MEASURED, ""), **told))
     equal = (table["bytes"] == "equal").mean()
     words = f"{(table['bytes'] != 'equal').sum()} of {len(table)} runs moved other bytes"
