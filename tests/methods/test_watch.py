@@ -177,6 +177,32 @@ def test_the_first_step_may_take_as_long_as_starting(ranks):
     assert watch_of(ranks, hang_s=0.0, start_s=0.0).late(3) is not None
 
 
+def test_ranks_that_work_at_their_start_are_left_to_it(ranks, passing, monkeypatch):
+    """They make a model and compile it, as long as processors are at it; but not for ever."""
+    used = [0.0]
+    monkeypatch.setattr(watching, "processor_s", lambda pids: used[0])
+    limits = Limits(start_s=3.0, most_s=45.0, hang_s=1.0)
+    watch = Watchdog(ranks.schedule, ranks.run, limits, 2)
+    late = []
+    for n in range(30):
+        if n == 15:
+            ready(ranks, steps=2)
+        passing(0.6)
+        used[0] += 0.5
+        passing(0.6)
+        late.append(watch.late(4))
+    assert late == [None] * 30, "nothing that they did was an action"
+    late = [(passing(0.9), watch.late(4))[1] for _ in range(5)]
+    assert late[0] is None
+    assert late[-1].endswith("nobody has begun anything for 3 s"), "nothing used a processor"
+    for _ in range(9):
+        used[0] += 5.0
+        passing(0.9)
+        late.append(watch.late(4))
+    assert None in late[5:], "it works again"
+    assert late[-1] is not None, "it may spin"
+
+
 def test_who_does_not_end_is_named_when_its_time_is_over(ranks, passing):
     watch = watch_of(ranks, end_s=0.1)
     assert watch.still_there([0, 1]) is None

@@ -14,9 +14,12 @@ tell the board no more than their steps (other people's libraries), they are ask
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from subprocess import Popen
+
+import psutil
 
 from workbench.core.parents import is_stopped
 from workbench.runtime.board import Board, Stage
@@ -29,6 +32,8 @@ STILL = {
     Stage.HERE: "still meeting the others, or laying out memory",
 }
 STOPPED = "rank {} hangs: it is stopped"
+WORKING = 0.1
+"""Processors that ranks use at least while they prepare anything."""
 LOOK_S = 1.0
 """Between two looks; longer means that the watching process stood still."""
 
@@ -38,10 +43,12 @@ class Limits:
     """How long ranks may take, in seconds."""
 
     start_s: float = 600.0
-    """Until all may begin their first action (importing, meeting, recording, pinning memory), and
-    without any beginning one in the first step, in which layers are compiled."""
+    """Without any beginning an action until the end of the first step, while the processors do
+    nothing for them: they import, make the model, compile and record as long as that takes."""
+    most_s: float = 3600.0
+    """Until the end of the first step, whatever the processors do: one that hangs may spin."""
     hang_s: float = 120.0
-    """As `start_s`, in later steps: longer than any action should take."""
+    """Without any beginning an action, in later steps: longer than any should take."""
     end_s: float = 60.0
     """From the end of the last action until all processes have ended, and a second more for each
     `END_BYTES` of the host's memory, whose pages the system unlocks one by one."""
@@ -75,7 +82,9 @@ class Watchdog:
         self._working = [rank for at in sorted(working) for rank in schedule.mesh.peers(at)]
         """There may be more ranks than packs."""
         self._end_s = limits.end_s + host_layout(schedule)[1] / END_BYTES
-        self._started_s = time.monotonic()
+        self._since_s = self._started_s = time.monotonic()
+        self._used = self._started_s, 0.0
+        """Last look at the processor time of the ranks: when, and how much."""
         self._done_s: float | None = None
         self._looked_s: float | None = None
 
@@ -91,13 +100,24 @@ class Watchdog:
             return self._not_started(stages)
         at_work = [rank for rank in self._working if self._board.drained_by(rank) < until]
         idle_s = min(map(self._board.idle_s, at_work), default=0.0)
-        begun = self._board.steps > self._first
-        limit_s = max(at_least_s, self._limits.hang_s if begun else self._limits.start_s)
+        limit_s = max(at_least_s, self._limits.hang_s if self._begun else self._limits.start_s)
+        if not self._begun and time.monotonic() - self._since_s < self._limits.most_s:
+            idle_s = min(idle_s, time.monotonic() - self._started_s)
         return self._blamed(at_work, limit_s) if idle_s > limit_s else None
 
     def _look(self) -> None:
-        """Move all limits by the time that this process stood still."""
+        """Move all limits by the time that this process stood still, and that of the start by the
+        time in which ranks worked at it."""
         now = time.monotonic()
+        if (
+            not self._begun
+            and now - self._used[0] > LOOK_S
+            and now < self._since_s + self._limits.most_s
+        ):
+            (at, before), used = self._used, processor_s(process.pid for process in self._processes)
+            self._used = now, used
+            if used - before > WORKING * (now - at):
+                self._started_s = now
         still_s = 0.0 if self._looked_s is None else now - self._looked_s - LOOK_S
         self._looked_s = now
         if still_s > 0:
@@ -111,6 +131,11 @@ class Watchdog:
             for rank, process in enumerate(self._processes)
             if self._board.idle_s(rank) > LOOK_S and is_stopped(process.pid)
         }
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the first step is over."""
+        return self._board.steps > self._first
 
     def _not_started(self, stages: list[Stage]) -> str | None:
         if time.monotonic() - self._started_s < self._limits.start_s:
@@ -157,6 +182,16 @@ class Watchdog:
         if not running or now - self._done_s < self._end_s:
             return None
         return f"{_ranks(running, 'does', 'do')} not end, {self._end_s:.0f} s after the last action"
+
+
+def processor_s(pids: Iterable[int]) -> float:
+    """Seconds that processes, and all that they started, have used of the processors."""
+    total = 0.0
+    for pid in pids:
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            total += sum(sum(p.cpu_times()[:4]) for p in [process, *process.children(True)])
+    return total
 
 
 def _ranks(ranks: Collection[int], one: str, several: str) -> str:

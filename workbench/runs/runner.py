@@ -85,6 +85,17 @@ ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """Under a cap, memory lost between segments is memory a plan counts on: for every method alike."""
 
 
+def kernels() -> dict[str, str]:
+    """Variable by which torch keeps what it compiles among the user's files: by default it does so
+    among temporary ones, which a machine that is started anew has lost."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home folder that nobody may write: torch's own place
+        return {}
+    return {"TORCHINDUCTOR_CACHE_DIR": str(base / "inductor")}  # Triton's kernels are in it, too
+
+
 class Job:
     """One run in progress. Poll it until it returns the record; leave its context to cancel it."""
 
@@ -249,7 +260,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=held,
-                env={**ALLOCATOR, **os.environ, **there, MARK: mark, **import_path()},
+                env={**ALLOCATOR, **kernels(), **os.environ, **there, MARK: mark, **import_path()},
             )
 
     def _follow(self) -> None:
