@@ -16,7 +16,7 @@ import pandas as pd
 
 from workbench.core.methods import METHODS, Method
 from workbench.figures.rows import HERE, label_of, part_of, series_of
-from workbench.figures.style import GREY, LOOKS, ORDER, PAGE_IN, bar_look, line_look, name_of
+from workbench.figures.style import GREY, ORDER, PAGE_IN, bar_look, line_look, look_of, name_of
 
 UNSOUND, CALIBRATED, BUSY = "\u2020", "\u2021", "\u00a7"
 NOTE_PT = 6
@@ -121,10 +121,11 @@ def _bar(
     axes: Any, row: Any, x: float, width: float, top: float, words: str, *, upright: bool
 ) -> None:
     place: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": NOTE_PT}
+    color = look_of(row.method).color
     if pd.isna(row.value):
-        axes.text(x, top * 0.02, missing_words(row.status), rotation=90, color=GREY, **place)
+        axes.text(x, top * 0.02, missing_words(row.status), rotation=90, color=color, **place)
         return
-    axes.bar(x, row.value, width, **bar_look(LOOKS[row.method].color, row.source, row.variant))
+    axes.bar(x, row.value, width, **bar_look(color, row.source, row.variant))
     end, above = row.value, 2.5
     if not pd.isna(row.high):
         low = row.value if pd.isna(row.low) else row.low
@@ -163,9 +164,11 @@ def lines(
                 look["markersize"] = UNDERNEATH
             _line(axes, part.dropna(subset=["value"]), look)
     absent = rows[rows["value"].isna() & rows["x"].notna()]
-    for x, status in dict.fromkeys(zip(absent["x"], absent["status"], strict=True)):
+    for (x, status), part in absent.groupby(["x", "status"], sort=False):
         place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "fontsize": NOTE_PT}
-        axes.annotate(missing_words(status), (x, 0.02), ha="center", va="bottom", color=GREY,
+        whose = {look_of(method).color for method in part["method"]}
+        color = whose.pop() if len(whose) == 1 else GREY
+        axes.annotate(missing_words(status), (x, 0.02), ha="center", va="bottom", color=color,
                       **place)  # fmt: skip
     if "x" in log:
         axes.set_xscale("log", base=2)
@@ -215,7 +218,7 @@ def legend(
     entries: list[tuple[Any, str]] = []
     there = [method for method in ORDER if method in set(rows["method"])]
     for method in there if methods else ():
-        look = LOOKS[method]
+        look = look_of(method)
         line = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 0.9}
         entries.append(
             (Line2D([], [], **line) if as_lines else Patch(color=look.color), label_of(method))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.methods import known
 from workbench.figures.rows import (
     BEFORE,
     EXACT,
@@ -45,6 +46,11 @@ class Look:
     marker: str
     pale: bool = False
     """Filled in a lighter tone of its colour, which remains at the edge."""
+
+    @property
+    def face(self) -> Any:
+        """Colour of what is filled."""
+        return lighter(self.color) if self.pale else self.color
 
 
 LOOKS = {
@@ -79,6 +85,16 @@ colour (of systems that no figure shows together) differ in their markers; one t
 disk, or is a library's pipeline, is paler."""
 LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
 ORDER = tuple(LOOKS)
+FOREIGN = "PXdh8p"
+"""Markers of methods that are not in the table; they are grey."""
+
+
+def look_of(method: str) -> Look:
+    """A method's look in every figure and panel, by its name or its label, however its run ended.
+    One that is not in the table has a marker of its own name's."""
+    labels = {each.label: name for name, each in known().items()}
+    name = method if method in LOOKS else labels.get(method, method)
+    return LOOKS.get(name) or Look(GREY, FOREIGN[sum(method.encode()) % len(FOREIGN)], pale=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +182,7 @@ def bar_look(color: str, source: str, variant: str = "") -> dict[str, Any]:
 
 def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
     """Keyword arguments of `Axes.plot` for a method's series of a source."""
-    look = LOOKS[method]
+    look = look_of(method)
     base = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 0.9}
     if source in (PUBLISHED, REFERENCE):
         wide = {"markersize": 5.5} if source == PUBLISHED else {}
@@ -176,7 +192,7 @@ def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
         half = {"fillstyle": own.half, "markerfacecoloralt": "white", "markeredgewidth": 0.7}
         return {**base, **half, "marker": own.marker or look.marker, "ls": own.dash}
     if not variant:
-        return {**base, "ls": "-"}
+        return {**base, "ls": "-"} | ({"markerfacecolor": look.face} if look.pale else {})
     tone = {"markerfacecolor": _tone(look.color, variant), "markeredgecolor": "black"}
     return {**base, **tone, "markeredgewidth": 0.7, "ls": "-"}
 
