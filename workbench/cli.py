@@ -190,7 +190,7 @@ def _run(arguments: argparse.Namespace) -> int:
             _complain(record.message if record.refused else describe_record(record))
         elif not arguments.json:
             print(describe_record(record), flush=True)
-        if words := start_words(record.start):
+        if (words := start_words(record.start)) and not record.refused:
             progress.line(f"{words}{f'; the machine was busy: {record.busy}' * bool(record.busy)}")
         if not arguments.json:
             print(f"record: {store.folder(record.key) / 'record.json'}", flush=True)

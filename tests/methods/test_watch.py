@@ -180,7 +180,7 @@ def test_the_first_step_may_take_as_long_as_starting(ranks):
 def test_ranks_that_work_at_their_start_are_left_to_it(ranks, passing, monkeypatch):
     """They make a model and compile it, as long as processors are at it; but not for ever."""
     used = [0.0]
-    monkeypatch.setattr(watching, "processor_s", lambda pids: used[0])
+    monkeypatch.setattr(watching, "read", lambda: SimpleNamespace(own=used[0]))
     limits = Limits(start_s=3.0, most_s=45.0, hang_s=1.0)
     watch = Watchdog(ranks.schedule, ranks.run, limits, 2)
     late = []

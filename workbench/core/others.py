@@ -12,7 +12,7 @@ import ctypes
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
@@ -23,95 +23,69 @@ LEAST_S = 0.25
 MOST_SAMPLES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Accounts of a moment, in seconds."""
+class Reading(NamedTuple):
+    """Accounts of a moment, in seconds: the clock, idle time of all cores, and processor time of
+    our processes, those that have ended among them."""
 
     wall: float
     idle: float
-    """Of all cores."""
     own: float
-    """Processor time of our processes, those that have ended among them."""
 
 
 def read(tree: bool = True) -> Reading:
     """The accounts now, of this process and, with `tree`, of all that it started."""
-    system, own = psutil.cpu_times(), os.times()
-    used = own.user + own.system + (own.children_user + own.children_system if tree else 0.0)
+    system, own = psutil.cpu_times(), sum(os.times()[: 4 if tree else 2])
     for process in psutil.Process().children(recursive=True) if tree else ():
         with suppress(psutil.Error):  # it has ended meanwhile: its parent counts it
-            used += sum(process.cpu_times()[:4])
-    return Reading(time.perf_counter(), system.idle + getattr(system, "iowait", 0.0), used)
+            own += sum(process.cpu_times()[:4])
+    return Reading(time.perf_counter(), system.idle + getattr(system, "iowait", 0.0), own)
 
 
 def cores_of_others(begin: Reading, end: Reading) -> float:
     """Cores that others used between two readings, on average."""
-    elapsed = end.wall - begin.wall
-    if elapsed <= 0:
-        return 0.0
-    return max(0.0, available_cores() - (end.idle - begin.idle + end.own - begin.own) / elapsed)
+    elapsed, idle, own = (b - a for a, b in zip(begin, end, strict=True))
+    return max(0.0, available_cores() - (idle + own) / elapsed) if elapsed > 0 else 0.0
 
 
-class OthersWatch:
-    """What others use while a run's steps are timed: `begin` when its first step has ended, and
-    `shares` when its last one has."""
-
-    def __init__(self, gpus: int = 0) -> None:
-        """`gpus`: how many the run computes on."""
-        self._gpus = gpus
-        self._since_start = read()
-        self._began: tuple[Reading, float] | None = None
-
-    def begin(self) -> None:
-        """The steps that count begin now."""
-        self._began = read(), time.time()
-
-    def shares(self) -> dict[str, float]:
-        """``cores`` and, where it can be told, ``gpu``: the share that others used, 0 to 1. Steps
-        too short to tell of are judged by all of the run; empty where that is too short, too."""
-        if self._began is None:
-            return {}
-        (begin, at), end = self._began, read()
-        begin = begin if end.wall - begin.wall >= LEAST_S else self._since_start
-        if end.wall - begin.wall < LEAST_S:
-            return {}
-        found = {"cores": min(1.0, cores_of_others(begin, end) / available_cores())}
-        with suppress(OSError, AttributeError):  # no driver, or one that does not count
-            gpu = _gpu_of_others(self._gpus, at) if self._gpus else None
-            found |= {} if gpu is None else {"gpu": gpu}
-        return {name: round(share, 3) for name, share in found.items()}
+def shares(readings: list[Reading], gpus: int) -> dict[str, float]:
+    """``cores`` and, where it can be told of so many GPUs, ``gpu``: the share that others used
+    (0 to 1) up to the last reading, from the last one before it that is long enough ago."""
+    *before, end = readings
+    begin = next((one for one in reversed(before) if end.wall - one.wall >= LEAST_S), None)
+    if begin is None:
+        return {}
+    found = {"cores": min(1.0, cores_of_others(begin, end) / available_cores())}
+    with suppress(OSError, AttributeError):  # no driver, or one that does not count
+        gpu = _gpu_of_others(gpus, end.wall - begin.wall) if gpus else None
+        found |= {} if gpu is None else {"gpu": gpu}
+    return {name: round(share, 3) for name, share in found.items()}
 
 
 class _Sample(ctypes.Structure):
     """nvmlProcessUtilizationSample_t."""
 
-    _fields_ = (
-        ("pid", ctypes.c_uint), ("time", ctypes.c_ulonglong), ("sm", ctypes.c_uint),
-        ("memory", ctypes.c_uint), ("encoder", ctypes.c_uint), ("decoder", ctypes.c_uint),
-    )  # fmt: skip
+    _fields_ = (("pid", ctypes.c_uint), ("time", ctypes.c_ulonglong), ("sm", ctypes.c_uint),
+                ("rest", ctypes.c_uint * 3))  # fmt: skip
 
 
-def _gpu_of_others(count: int, since: float) -> float | None:
-    """The largest share of one of the run's GPUs that other processes used since a moment (seconds
-    since 1970); None where the driver does not know our own processes, as in some containers."""
-    nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    if nvml.nvmlInit_v2():
-        return None
-    process, shares = psutil.Process(), []
+def _gpu_of_others(count: int, seconds: float) -> float | None:
+    """The largest share of one of `count` GPUs that other processes used in the last seconds; None
+    where the driver does not know our own processes, as in some containers."""
+    nvml, process, most = ctypes.CDLL("libnvidia-ml.so.1"), psutil.Process(), 0.0
     ours = {process.pid, *(child.pid for child in process.children(recursive=True))}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    indices = visible.split(",") if visible.replace(",", "").isdigit() else map(str, range(count))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    indices = map(int, visible) if all(map(str.isdigit, visible)) else range(count)
+    samples, since = (_Sample * MOST_SAMPLES)(), int((time.time() - seconds) * 1e6)
+    failed = nvml.nvmlInit_v2()
     for index in [*indices][:count]:
         device, number = ctypes.c_void_p(), ctypes.c_uint(MOST_SAMPLES)
-        samples = (_Sample * MOST_SAMPLES)()
-        asked = ctypes.c_ulonglong(int(since * 1e6))
-        if nvml.nvmlDeviceGetHandleByIndex_v2(int(index), ctypes.byref(device)):
-            return None
-        if nvml.nvmlDeviceGetProcessUtilization(device, samples, ctypes.byref(number), asked):
-            return None
-        found = samples[: number.value]
+        failed = failed or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+        failed = failed or nvml.nvmlDeviceGetProcessUtilization(
+            device, samples, ctypes.byref(number), ctypes.c_ulonglong(since)
+        )
+        found = [] if failed else samples[: number.value]
         if not any(sample.pid in ours for sample in found):
             return None
-        times = {sample.time for sample in found}
-        shares.append(sum(s.sm for s in found if s.pid not in ours) / 100 / len(times))
-    return min(1.0, max(shares)) if shares else None
+        used = sum(sample.sm for sample in found if sample.pid not in ours) / 100
+        most = max(most, used / len({sample.time for sample in found}))
+    return min(1.0, most)

@@ -85,16 +85,13 @@ colour (of systems that no figure shows together) differ in their markers; one t
 disk, or is a library's pipeline, is paler."""
 LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
 ORDER = tuple(LOOKS)
-FOREIGN = "PXdh8p"
-"""Markers of methods that are not in the table; they are grey."""
 
 
 def look_of(method: str) -> Look:
-    """A method's look in every figure and panel, by its name or its label, however its run ended.
-    One that is not in the table has a marker of its own name's."""
+    """A method's look in every figure and panel, by its name or its label, however its run ended;
+    grey of one that is not in the table."""
     labels = {each.label: name for name, each in known().items()}
-    name = method if method in LOOKS else labels.get(method, method)
-    return LOOKS.get(name) or Look(GREY, FOREIGN[sum(method.encode()) % len(FOREIGN)], pale=True)
+    return LOOKS.get(labels.get(method, method)) or Look(GREY, "p", pale=True)
 
 
 @dataclass(frozen=True, slots=True)

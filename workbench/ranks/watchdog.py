@@ -14,13 +14,11 @@ tell the board no more than their steps (other people's libraries), they are ask
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from subprocess import Popen
 
-import psutil
-
+from workbench.core.others import read
 from workbench.core.parents import is_stopped
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.shared import host_layout
@@ -46,7 +44,7 @@ class Limits:
     """Without any beginning an action until the end of the first step, while the processors do
     nothing for them: they import, make the model, compile and record as long as that takes."""
     most_s: float = 3600.0
-    """Until the end of the first step, whatever the processors do: one that hangs may spin."""
+    """How long that may go on: a rank that hangs may spin."""
     hang_s: float = 120.0
     """Without any beginning an action, in later steps: longer than any should take."""
     end_s: float = 60.0
@@ -82,9 +80,10 @@ class Watchdog:
         self._working = [rank for at in sorted(working) for rank in schedule.mesh.peers(at)]
         """There may be more ranks than packs."""
         self._end_s = limits.end_s + host_layout(schedule)[1] / END_BYTES
-        self._since_s = self._started_s = time.monotonic()
-        self._used = self._started_s, 0.0
-        """Last look at the processor time of the ranks: when, and how much."""
+        self._started_s = time.monotonic()
+        self._until_s = self._started_s + limits.most_s
+        self._used = self._started_s, read().own
+        """Last look at the processor time of the run: when, and how much."""
         self._done_s: float | None = None
         self._looked_s: float | None = None
 
@@ -101,7 +100,7 @@ class Watchdog:
         at_work = [rank for rank in self._working if self._board.drained_by(rank) < until]
         idle_s = min(map(self._board.idle_s, at_work), default=0.0)
         limit_s = max(at_least_s, self._limits.hang_s if self._begun else self._limits.start_s)
-        if not self._begun and time.monotonic() - self._since_s < self._limits.most_s:
+        if not self._begun:
             idle_s = min(idle_s, time.monotonic() - self._started_s)
         return self._blamed(at_work, limit_s) if idle_s > limit_s else None
 
@@ -109,14 +108,9 @@ class Watchdog:
         """Move all limits by the time that this process stood still, and that of the start by the
         time in which ranks worked at it."""
         now = time.monotonic()
-        if (
-            not self._begun
-            and now - self._used[0] > LOOK_S
-            and now < self._since_s + self._limits.most_s
-        ):
-            (at, before), used = self._used, processor_s(process.pid for process in self._processes)
-            self._used = now, used
-            if used - before > WORKING * (now - at):
+        if not self._begun and now - self._used[0] > LOOK_S:
+            (at, before), self._used = self._used, (now, read().own)
+            if self._used[1] - before > WORKING * (now - at) and now < self._until_s:
                 self._started_s = now
         still_s = 0.0 if self._looked_s is None else now - self._looked_s - LOOK_S
         self._looked_s = now
@@ -182,16 +176,6 @@ class Watchdog:
         if not running or now - self._done_s < self._end_s:
             return None
         return f"{_ranks(running, 'does', 'do')} not end, {self._end_s:.0f} s after the last action"
-
-
-def processor_s(pids: Iterable[int]) -> float:
-    """Seconds that processes, and all that they started, have used of the processors."""
-    total = 0.0
-    for pid in pids:
-        with suppress(psutil.Error):
-            process = psutil.Process(pid)
-            total += sum(sum(p.cpu_times()[:4]) for p in [process, *process.children(True)])
-    return total
 
 
 def _ranks(ranks: Collection[int], one: str, several: str) -> str:

@@ -70,25 +70,16 @@ def _training(records: list[RunRecord]) -> list[Html]:
 
 
 def _predictions(records: list[RunRecord], cell: Cell) -> list[Html]:
-    head = tag("h2", "Do plans come true?", id="predictions")
-    ours, theirs = (
-        prediction_table(r for r in records if ("how" in r.predicted) == library)
-        for library in (False, True)
-    )
+    shown = prediction_table(records)
     words = (
         "Each run on our own runtime was simulated before it ran, from a profile of this machine. "
-        "Deviations are prediction over measurement, less one."
+        "Libraries plan for themselves: of their runs stands what our model of their schedules "
+        "says, by which planners tell what fits. Deviations are prediction over measurement, less "
+        "one."
     )
-    parts = [head, tag("p", words), tag("p", prediction_summary(ours))]
-    if len(ours):
-        parts += [table(plans_judged(records), cell), table(ours)]
-    if len(theirs):
-        words = (
-            "Libraries plan for themselves. What our model of their schedules says of the same "
-            "runs: it is used by the planner to tell what fits and how fast it would be."
-        )
-        parts += [tag("p", words), table(theirs)]
-    return parts
+    head = tag("h2", "Do plans come true?", id="predictions")
+    parts = [head, tag("p", words), tag("p", prediction_summary(shown))]
+    return [*parts, table(plans_judged(records), cell), table(shown)] if len(shown) else parts
 
 
 def plans_judged(records: list[RunRecord]) -> pd.DataFrame:

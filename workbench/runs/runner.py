@@ -88,12 +88,11 @@ ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 def kernels() -> dict[str, str]:
     """Variable by which torch keeps what it compiles among the user's files: by default it does so
     among temporary ones, which a machine that is started anew has lost."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench"
-    try:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench/inductor"
+    with suppress(OSError):  # where nobody may write, torch's own place has to do
         base.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home folder that nobody may write: torch's own place
-        return {}
-    return {"TORCHINDUCTOR_CACHE_DIR": str(base / "inductor")}  # Triton's kernels are in it, too
+        return {"TORCHINDUCTOR_CACHE_DIR": str(base)}  # Triton's kernels are in it, too
+    return {}
 
 
 class Job:

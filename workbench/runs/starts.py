@@ -18,8 +18,8 @@ TOLD_S = 0.05
 
 def start_of(folder: Path, job: JobFile) -> dict[str, float]:
     """The parts of a run's start, in their order; the last one where it has not done a step."""
-    every = EventReader(folder / "events.jsonl").read()
-    return parts_of(of_attempt(every, job.started), datetime.fromisoformat(job.started).timestamp())
+    events = of_attempt(EventReader(folder / "events.jsonl").read(), job.started)
+    return parts_of(events, datetime.fromisoformat(job.started).timestamp())
 
 
 def parts_of(events: list[Event], began: float) -> dict[str, float]:
@@ -32,24 +32,22 @@ def parts_of(events: list[Event], began: float) -> dict[str, float]:
     [1.0, 2.0, 1.0, 3.0, 2.0]
     """
     parts: dict[str, float] = {}
-    name, at, lost, compiled = WORKER, began, 0.0, 0.0
+    name, at, compiled = WORKER, began, 0.0
     for event in events:
         kind, took = event["event"], event.get("took", 0.0)
         if kind == "compiled":
             compiled += took
-            lost += took if name else 0.0
-            if not name:  # ranks tell in the end what their first step was
+            if name:
+                at += took
+            else:  # ranks tell in the end what their first step was
                 parts[FIRST] -= took
-        elif name and kind in ("started", "phase", "step"):
+        elif name and kind in ("started", "phase", "step", "exit"):
             part = FIRST if kind == "step" else name
-            parts[part] = parts.get(part, 0.0) + event["time"] - at - lost
-            name = {"started": IMPORTS, "step": ""}.get(kind, event.get("text", ""))
-            at, lost = event["time"], 0.0
-    if name:  # it ended before it had done a step
-        end = max((event["time"] for event in events), default=began)
-        parts[name] = parts.get(name, 0.0) + end - at - lost
-    found = parts | {COMPILE: compiled}
-    return {name: round(seconds, 2) for name, seconds in found.items() if seconds >= TOLD_S}
+            parts[part] = parts.get(part, 0.0) + event["time"] - at
+            name = {"started": IMPORTS, "phase": event.get("text", "")}.get(kind, "")
+            at = event["time"]
+    told = parts | {COMPILE: compiled}
+    return {name: round(seconds, 2) for name, seconds in told.items() if seconds >= TOLD_S}
 
 
 def start_words(start: dict[str, float]) -> str:
@@ -58,13 +56,9 @@ def start_words(start: dict[str, float]) -> str:
     >>> start_words({"imports": 12.0, "profiling": 31.4, "first step": 2.5})
     '46 s to the end of the first step: profiling 31 s, imports 12 s, first step 2.5 s'
     """
-    if not start:
-        return ""
-    parts = sorted(start.items(), key=lambda part: -part[1])
-    told = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in parts)
-    until = "to the end of the first step" if FIRST in start else "and no step was done"
-    return f"{_seconds(sum(start.values()))} {until}: {told}"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    parts = [(sum(start.values()), "to the end of the first step")]
+    parts += sorted(((seconds, name) for name, seconds in start.items()), reverse=True)
+    words = [f"{s:.2g} s" if s < 10 else f"{s:.0f} s" for s, _ in parts]
+    told = ", ".join(f"{name} {w}" for (_, name), w in zip(parts[1:], words[1:], strict=True))
+    until = parts[0][1] if FIRST in start else "and no step was done"
+    return f"{words[0]} {until}: {told}" if start else ""

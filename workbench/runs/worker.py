@@ -31,7 +31,7 @@ from typing import Any
 
 from workbench.core.jsonfile import read_json
 from workbench.core.methods import imported
-from workbench.core.others import OthersWatch
+from workbench.core.others import read, shares
 from workbench.core.record import Outcome, RunRecord, Status, steady_step_seconds
 from workbench.core.reporter import compile_seconds
 from workbench.core.spec import RunSpec
@@ -67,8 +67,7 @@ class WorkerReporter:
     def __init__(self, spec: RunSpec, log: EventLog) -> None:
         self._spec, self._log = spec, log
         self._lines = legacy.LineWriter(spec)
-        self._watch, self._compiled_s = OthersWatch(spec.ranks * (spec.device == "cuda")), 0.0
-        self._steps = 0
+        self._readings, self._compiled_s, self._stepped = [read()], 0.0, False
         self.others: dict[str, float] = {}
         """Shares of the machine that others used during the measured steps."""
 
@@ -84,12 +83,14 @@ class WorkerReporter:
         print(legacy.phase_line(text))
 
     def step(self, step: int, loss: float, seconds: float) -> None:
-        self._steps += 1
-        if self._steps == 1:
+        if not self._stepped:
+            self._stepped = True
             self._tell_compiled()
-            self._watch.begin()
+            # Beside the next step, which is timed already.
+            threading.Thread(target=lambda: self._readings.append(read()), daemon=True).start()
         elif step == self._spec.steps - 1:
-            self.others = self._watch.shares()
+            gpus = self._spec.ranks if self._spec.device == "cuda" else 0
+            self.others = shares([*self._readings, read()], gpus)
         self.event("step", step=step, loss=loss, seconds=seconds)
         for line in self._lines.step(step, loss, seconds):
             print(line)

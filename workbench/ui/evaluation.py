@@ -19,10 +19,10 @@ from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.log_tail import last_lines
 from workbench.ui.tires import TIRES
 
 WORK = "workbench.ui.evaluation_work"
-LOG_BYTES, LOG_LINES = 8192, 12
 
 
 @dataclass
@@ -177,7 +177,8 @@ class Evaluation:
 
     def log(self, claim: Claim) -> str:
         """The last lines of the log of what runs, as text without control characters."""
-        return "\n".join(self._tail(str(run["key"])) for run in claim.status.running[:1])
+        folders = [self.store.folder(str(run["key"])) for run in claim.status.running[:1]]
+        return "\n".join(line for each in folders for line in last_lines(each / "log.txt"))
 
     # -- all of them ----------------------------------------------------------------------------
 
@@ -194,18 +195,6 @@ class Evaluation:
     def _ask(self, function: str, *, figure: str) -> Answer:
         where = {"size": self.size, "results": str(self.store.root)}
         return self.helper.ask(f"{WORK}:{function}", figure=figure, **where)
-
-    def _tail(self, key: str) -> str:
-        try:
-            with (self.store.folder(key) / "log.txt").open("rb") as file:
-                file.seek(0, 2)
-                file.seek(max(0, file.tell() - LOG_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return ""
-        lines = text.replace("\r", "\n").split("\n")
-        plain = ["".join(c for c in line if c.isprintable()) for line in lines]
-        return "\n".join([line for line in plain if line.strip()][-LOG_LINES:])
 
 
 def _counted(counts: dict[str, int]) -> str:
