@@ -116,7 +116,7 @@ def prediction_verdicts(table: pd.DataFrame) -> list[Verdict]:
         part = table[(table["machine"] == "") | (name != "step")]
         off = _errors(part, name).dropna()
         left = len(table) - len(part)
-        busy = f"{left} runs on a busy machine are left out" if left else ""
+        busy = f"{left} of {len(table)} runs left out: the machine was busy" if left else ""
         far = ""
         if len(off):
             worst = f"{part.loc[off.idxmax(), 'run']} by {off.max():.0f} %"

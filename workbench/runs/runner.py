@@ -292,7 +292,7 @@ class Job:
                 0, f"the results folder could not be written; see {self.folder / 'log.txt'}"
             )
         start = start_of(self.folder, self._job)
-        if status == "timeout" and FIRST not in start:
+        if status == "timeout" and start and FIRST not in start:
             message = f"{message}; {start_words(start)}"
         record = make_record(
             self.spec,

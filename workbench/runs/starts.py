@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from workbench.runs.events import Event, EventReader, of_attempt
+from workbench.runs.events import Event, EventReader
 from workbench.runs.jobfile import JobFile
 
 WORKER, IMPORTS, COMPILE, FIRST = "starting its process", "imports", "compiling", "first step"
@@ -18,8 +18,9 @@ TOLD_S = 0.05
 
 def start_of(folder: Path, job: JobFile) -> dict[str, float]:
     """The parts of a run's start, in their order; the last one where it has not done a step."""
-    events = of_attempt(EventReader(folder / "events.jsonl").read(), job.started)
-    return parts_of(events, datetime.fromisoformat(job.started).timestamp())
+    events, began = EventReader(folder / "events.jsonl").read(), datetime.fromisoformat(job.started)
+    began_s = began.timestamp()
+    return parts_of([event for event in events if event.get("time", 0.0) >= began_s], began_s)
 
 
 def parts_of(events: list[Event], began: float) -> dict[str, float]:
