@@ -114,17 +114,18 @@ def prediction_verdicts(table: pd.DataFrame) -> list[Verdict]:
     found: list[Verdict] = []
     for name, most in LIMITS.items() if len(table) else ():
         part = table[(table["machine"] == "") | (name != "step")]
-        off = _errors(part, name).dropna()
-        left = len(table) - len(part)
+        judged, every = (_errors(rows, name).dropna() for rows in (part, table))
+        off, left = judged if len(judged) else every, len(table) - len(part)
         busy = f"{left} of {len(table)} runs left out: the machine was busy" if left else ""
         far = ""
         if len(off):
-            worst = f"{part.loc[off.idxmax(), 'run']} by {off.max():.0f} %"
+            worst = f"{table.loc[off.idxmax(), 'run']} by {off.max():.0f} %"
             far = f"{(off > most).sum()} of {len(off)} are off by more, {worst}"
-        share = (off <= most).mean() if len(off) else 0.0 if busy else None
         told = {"why": busy, "why_not": "; ".join(filter(None, (far, busy)))}
-        told |= {} if len(off) else {"busy": busy}
-        words = f"{WORDS[name]} of every run is the planned one within {most:g} %"
+        told |= {} if len(judged) else {"busy": busy}
+        near = f"within {most:g} %" if most else "exactly"
+        words = f"{WORDS[name]} of every run as planned, {near}"
+        share = (off <= most).mean() if len(off) else None
         found.append(at_least(words, None, share, 1.0, (MEASURED, ""), **told))
     return found
 

@@ -79,7 +79,8 @@ class ClaimSection:
             self._show_figure()
         if changed:
             self._show_state()
-        if claim.stale and self.panel.opened(self):
+        # Not while anything is measured: planning and drawing would make the machine busy.
+        if claim.stale and not claim.live and self.panel.opened(self):
             self.panel.evaluation.look(claim)
 
     def _show_about(self) -> None:
@@ -120,6 +121,7 @@ class ClaimSection:
     def _show_state(self) -> None:
         claim, status = self.claim, self.claim.status
         counts = self.panel.evaluation.counts(claim)
+        self.preview.layout.display = "none" if claim.live else ""
         self.state.value = html.told(
             self.panel.evaluation.words(claim), "bad" if status.state == "failed" else ""
         )
