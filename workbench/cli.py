@@ -168,6 +168,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
+    from workbench.runs.starts import start_words
 
     if arguments.method is None and arguments.spec is None:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.METHODS)}, or all")
@@ -199,6 +200,8 @@ def _run(arguments: argparse.Namespace) -> int:
             _complain(record.message if record.refused else describe_record(record))
         elif not arguments.json:
             print(describe_record(record), flush=True)
+        if (words := start_words(record.start)) and not record.refused:
+            progress.line(f"{words}{f'; the machine was busy: {record.busy}' * bool(record.busy)}")
         if not arguments.json:
             print(f"record: {store.folder(record.key) / 'record.json'}", flush=True)
     if arguments.json:

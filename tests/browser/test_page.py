@@ -78,7 +78,10 @@ def test_the_server_killed_leaves_nothing(open_page: Open, server: Server, store
     tab.get_by_text("fig8a: Throughput on one model").click()
     tab.get_by_role("button", name="Run", exact=True).locator("visible=true").first.click()
     wait_for(lambda: role("worker", store.root))
+    assert not tab.get_by_role("alert").count()
     server.kill()
+    tab.get_by_role("alert").get_by_text("does not answer").wait_for()
+    assert not tab.locator(".wb-panel button:not(:disabled)").count()
     campaign = Campaign(store, "fig8a-tiny")
     wait_for(lambda: not campaign.alive)
     assert left_behind(store.root) == []

@@ -177,6 +177,24 @@ def test_the_first_step_may_take_as_long_as_starting(ranks):
     assert watch_of(ranks, hang_s=0.0, start_s=0.0).late(3) is not None
 
 
+def test_ranks_that_work_at_their_start_are_left_to_it(ranks, passing, monkeypatch):
+    """They make a model and compile it, as long as processors are at it; but not for ever."""
+    used = [0.0]
+    monkeypatch.setattr(watching, "read", lambda: SimpleNamespace(own=used[0]))
+    watch = Watchdog(ranks.schedule, ranks.run, Limits(start_s=3.0, most_s=45.0, hang_s=1.0), 2)
+
+    def told(times: int, working: float) -> list[str | None]:
+        return [(passing(1.1), used.append(used.pop() + working), watch.late(4))[2]
+                for _ in range(times)]  # fmt: skip
+
+    assert told(15, 0.5) == [None] * 15
+    ready(ranks, steps=2)
+    assert told(15, 0.5) == [None] * 15, "nothing that they did was an action"
+    assert told(5, 0.0)[-1].endswith("nobody has begun anything for 3 s"), "nothing is at work"
+    assert told(3, 0.5)[-1] is None
+    assert told(9, 0.5)[-1] is not None, "it may spin"
+
+
 def test_who_does_not_end_is_named_when_its_time_is_over(ranks, passing):
     watch = watch_of(ranks, end_s=0.1)
     assert watch.still_there([0, 1]) is None

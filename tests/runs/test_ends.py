@@ -1,5 +1,6 @@
 """However a worker ends, its run has one record of the right status, or none and a clear error."""
 
+import json
 import math
 from pathlib import Path
 
@@ -10,22 +11,30 @@ from workbench.core.record import RunRecord
 from workbench.runs.runner import run
 from workbench.runs.store import Store, StoreError
 
+SINCE = ("others", "start")
+"""Fields that records of before do not have."""
+
 
 def test_a_finished_run_is_a_whole_record(store: Store) -> None:
     events = []
-    spec = fake_spec("steps 0.05", batch=8)
+    spec = fake_spec("steps 0.2", batch=8)
 
     record = run(spec, store, on_event=events.append)
 
     assert record.status == "ok"
+    assert list(record.start) == ["starting its process", "first step"]
+    assert 0 <= record.others["cores"] <= 1
     assert record.losses == [1, 1 / 2, 1 / 3]
-    assert record.samples_per_second == pytest.approx(8 / 0.05)
+    assert record.samples_per_second == pytest.approx(8 / 0.2)
     assert record.peak_bytes == {"device": 100, "host": 200, "disk": None}
     assert record.provenance["packages"]["torch"]
     assert record.provenance["device_class"].startswith("cpu:")
     assert [e["event"] for e in events] == ["started", "step", "step", "step", "ended", "exit"]
     assert store.find(record.key) == record
     assert RunRecord.from_json(record.to_json()) == record
+    told = json.loads(record.to_json())
+    before = RunRecord.from_json(json.dumps({k: told[k] for k in told if k not in SINCE}))
+    assert (before.others, before.start, before.busy) == ({}, {}, ""), "as it was judged then"
     assert "iteration        3/       3" in (store.folder(record.key) / "log.txt").read_text()
 
 
@@ -78,6 +87,8 @@ def test_time_runs_out_even_in_a_call_that_never_returns(store: Store) -> None:
 
     assert record.status == "timeout"
     assert "0.5 seconds" in record.message
+    assert "and no step was done: " in record.message, "where its start was"
+    assert sum(record.start.values()) >= 0.5
 
 
 def test_results_are_cached_and_failures_tried_again(store: Store) -> None:

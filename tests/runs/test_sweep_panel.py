@@ -103,6 +103,7 @@ def test_a_sweep_from_the_first_click_to_the_last_row(
     tick_until(panel, lambda: state(panel) == "done" and text(panel.points).count("✓ done") == 2)
     assert (panel.progress.value, panel.progress.max) == (2, 2)
     assert "2 runs: 2 done" in text(panel.state)
+    tick_until(panel, lambda: "2 runs: 2 done already, 0 to run" in text(panel.preview))
     assert enabled(panel) == set()
     assert "all its runs have ended" in panel.buttons["start"].tooltip
     assert list(panel.table()["status"]) == ["ok", "ok"]

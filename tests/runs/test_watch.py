@@ -58,8 +58,9 @@ def test_runs_are_seen_before_during_and_after(make: Make, watch: Watch, tmp_pat
     campaign.start()
     for seed in range(2):
         # The fifth step waits; those before it are said to have taken so long.
-        told, point = ("the processors", 4, 5, 1 / 4, TOLD_S), sweep.points[seed]
-        wait_for(lambda told=told, p=point: watch.look() is not None and facts(p) == told)
+        told = ("the processors", 4, 5, 1 / 4, TOLD_S)
+        seen = partial(lambda n: facts(sweep.points[n]), seed)  # they may be listed anew meanwhile
+        wait_for(lambda told=told, seen=seen: watch.look() is not None and seen() == told)
         (tmp_path / str(seed)).touch()
     until(watch, "done")
     assert sweep.counts() == {"done": 2}

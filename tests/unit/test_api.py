@@ -50,7 +50,7 @@ class Options(NoOptions):
 def plan(spec, profile):
     return Plan(
         method=spec.method, fits=True, schedule=None, step_seconds=1.0, peak_bytes={},
-        moved_bytes={}, binding=f"knob {spec.options.knob}",
+        moved_bytes={}, notes=(f"knob {spec.options.knob}",),
     )
 
 
@@ -91,7 +91,7 @@ def test_a_method_of_another_package_is_named_by_metadata_and_run(
     assert (record["losses"], record["spec"]["options"]) == ([3.0, 3.0], {"knob": 3})
     assert methods.known()["mine"].label == "Mine"
     planned = told("plan", "-m", "all", "--knob", "2")["methods"]
-    assert "knob 2" in {one["binding"] for one in planned}
+    assert "knob 2" in {note for one in planned for note in one["notes"]}
     monkeypatch.syspath_prepend(install(tmp_path / "more", "broken", "no = mine:plan"))
     assert cli.main(["run", "-m", "no", *flags]) == 2
     assert "mine:plan of broken is no Method of the name 'no'" in capsys.readouterr().err

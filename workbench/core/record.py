@@ -35,6 +35,10 @@ BETWEEN = ("p2p", "all_reduced")
 """Traffic between devices: messages, counted by their senders, and the size of each rank's part in
 sums, not the bytes that the algorithm then moves. Records from before have neither."""
 
+BUSY = 0.1
+"""Share of the cores or of a GPU that others may use before times of a run say nothing of it."""
+SHARED = {"cores": "the cores", "gpu": "the GPU"}
+
 Source = Literal["measured", "simulated", "published"]
 SCHEMA = 2
 """Since 2, options stand together in a spec; in 1, those of all methods beside its fields."""
@@ -130,12 +134,24 @@ class RunRecord:
     """ISO 8601, UTC."""
     seconds: float | None = None
     """Wall time of the whole run, set-up included."""
+    start: dict[str, float] = field(default_factory=dict)
+    """Part of the start -> its seconds, in order, up to the end of the first step."""
+    others: dict[str, float] = field(default_factory=dict)
+    """``cores``, ``gpu``: share that other processes used during the measured steps; empty where
+    nobody looked, as before there was this field."""
     provenance: Provenance = field(default_factory=Provenance)
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status {self.status!r}; it must be one of {', '.join(STATUSES)}")
+
+    @property
+    def busy(self) -> str:
+        """How much others used where it was too much, in words; empty on an idle machine."""
+        shares = [(share, SHARED.get(name, name)) for name, share in self.others.items()]
+        much = [f"{share:.0%} of {name}" for share, name in shares if share > BUSY]
+        return f"others used {' and '.join(much)}" if much else ""
 
     def to_json(self) -> str:
         """Strict JSON: a loss that is not a number becomes the string JSON has for it."""

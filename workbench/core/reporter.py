@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
+
+COMPILERS = ("_compile.compile_inner", "backward._backward_impl")
+"""Names by which torch counts the time that its compiler takes."""
 
 
 class Reporter(Protocol):
@@ -16,6 +20,13 @@ class Reporter(Protocol):
 
     def event(self, kind: str, **values: Any) -> None:
         """Anything else worth a line in events.jsonl."""
+
+
+def compile_seconds() -> float:
+    """How long torch's compiler has worked in this process; 0 where it was never needed."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    metrics = getattr(utils, "compilation_time_metrics", {})
+    return float(sum(sum(metrics.get(name, ())) for name in COMPILERS))
 
 
 class Untold:

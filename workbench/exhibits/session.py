@@ -24,7 +24,9 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Stage
+from workbench.figures.draw import BUSY, small_print
 from workbench.figures.style import save, styled
+from workbench.figures.verdict import busy_in
 from workbench.model.corpus import STDLIB
 from workbench.runs.events import Event
 from workbench.runs.progress import Progress
@@ -129,6 +131,8 @@ class Session:
             size = (self.exhibit.width_in(self.at), PLOT_HEIGHT_IN)
             figure = Figure(figsize=size, layout="constrained")
             self.exhibit.paint(self.at, figure, rows)
+            if told := busy_in(rows):
+                small_print(figure, f"{BUSY} The machine was busy: {told}.")
         return figure
 
     def figure(self, rows: pd.DataFrame) -> Drawing:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.figures import draw
-from workbench.figures.style import GREY, LOOKS
+from workbench.figures.style import GREY, look_of
 
 EQUAL = 1e-10
 """Where the drawing puts a difference of nothing, which a logarithm has no place for."""
@@ -25,7 +25,7 @@ def draw_curves(
     """Losses by method, one on the other, and beside them their differences from `plain`, up to
     `most`."""
     for place, (method, values) in enumerate(losses.items()):
-        look = LOOKS[method]
+        look = look_of(method)
         style = {"color": look.color, "marker": look.marker, "markevery": -(-len(values) // 12)}
         # Equal curves hide each other: each later one is drawn thinner, with a larger marker.
         thin = {"markersize": 4 + 2 * place, "markerfacecolor": "none", "lw": max(0.6, 3 - place)}

@@ -16,9 +16,9 @@ import pandas as pd
 
 from workbench.core.methods import METHODS, Method
 from workbench.figures.rows import HERE, label_of, part_of, series_of
-from workbench.figures.style import GREY, LOOKS, ORDER, PAGE_IN, bar_look, line_look, name_of
+from workbench.figures.style import GREY, ORDER, PAGE_IN, bar_look, line_look, look_of, name_of
 
-UNSOUND, CALIBRATED = "\u2020", "\u2021"
+UNSOUND, CALIBRATED, BUSY = "\u2020", "\u2021", "\u00a7"
 NOTE_PT = 6
 PLOT_IN = 2.0
 """Height of a row of panels on a page; legend and small print come on top."""
@@ -121,10 +121,11 @@ def _bar(
     axes: Any, row: Any, x: float, width: float, top: float, words: str, *, upright: bool
 ) -> None:
     place: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": NOTE_PT}
+    color = look_of(row.method).color
     if pd.isna(row.value):
-        axes.text(x, top * 0.02, missing_words(row.status), rotation=90, color=GREY, **place)
+        axes.text(x, top * 0.02, missing_words(row.status), rotation=90, color=color, **place)
         return
-    axes.bar(x, row.value, width, **bar_look(LOOKS[row.method].color, row.source, row.variant))
+    axes.bar(x, row.value, width, **bar_look(color, row.source, row.variant))
     end, above = row.value, 2.5
     if not pd.isna(row.high):
         low = row.value if pd.isna(row.low) else row.low
@@ -139,7 +140,7 @@ def marks(row: Any) -> str:
     """The daggers of a row."""
     unsound = row.source == "published" and row.sound is False
     calibrated = getattr(row, "calibrated", None) is True
-    return (UNSOUND if unsound else "") + (CALIBRATED if calibrated else "")
+    return UNSOUND * unsound + CALIBRATED * calibrated + BUSY * bool(getattr(row, "busy", ""))
 
 
 def lines(
@@ -163,9 +164,11 @@ def lines(
                 look["markersize"] = UNDERNEATH
             _line(axes, part.dropna(subset=["value"]), look)
     absent = rows[rows["value"].isna() & rows["x"].notna()]
-    for x, status in dict.fromkeys(zip(absent["x"], absent["status"], strict=True)):
+    for (x, status), part in absent.groupby(["x", "status"], sort=False):
         place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "fontsize": NOTE_PT}
-        axes.annotate(missing_words(status), (x, 0.02), ha="center", va="bottom", color=GREY,
+        whose = {look_of(method).color for method in part["method"]}
+        color = whose.pop() if len(whose) == 1 else GREY
+        axes.annotate(missing_words(status), (x, 0.02), ha="center", va="bottom", color=color,
                       **place)  # fmt: skip
     if "x" in log:
         axes.set_xscale("log", base=2)
@@ -194,9 +197,9 @@ def _line(axes: Any, part: pd.DataFrame, look: dict[str, Any]) -> None:
         thin = {"fmt": "none", "color": look["color"], "capsize": 1.5, "lw": 0.7}
         axes.errorbar(spread["x"], spread["value"], yerr=error, **thin)
     for row in part.itertuples():
-        if CALIBRATED in marks(row):
+        if told := marks(row).replace(UNSOUND, ""):
             place = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7}
-            axes.annotate(CALIBRATED, (row.x, row.value), **place)
+            axes.annotate(told, (row.x, row.value), **place)
 
 
 def legend(
@@ -215,7 +218,7 @@ def legend(
     entries: list[tuple[Any, str]] = []
     there = [method for method in ORDER if method in set(rows["method"])]
     for method in there if methods else ():
-        look = LOOKS[method]
+        look = look_of(method)
         line = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 0.9}
         entries.append(
             (Line2D([], [], **line) if as_lines else Patch(color=look.color), label_of(method))
@@ -258,11 +261,12 @@ def _series_name(part: pd.DataFrame) -> str:
 
 
 def small_print(figure: Any, *sentences: str) -> None:
-    """Under the axes, the figure growing by it."""
+    """Under the axes and what stands there, the figure growing by it."""
     width = int(figure.get_figwidth() * 22)  # characters of 6 point
     found = [line for text in sentences if text for line in textwrap.wrap(text, width)]
     if found:
         figure.set_figheight(figure.get_figheight() + 0.1 * len(found))
+        found = [*filter(None, [figure.get_supxlabel()]), *found]
         figure.supxlabel("\n".join(found), fontsize=NOTE_PT, color=GREY, ha="left", x=0.01)
 
 

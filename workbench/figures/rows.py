@@ -22,12 +22,13 @@ from workbench.core.record import RunRecord, steady_quartiles
 COLUMNS = (
     "figure", "size", "method", "label", "pair", "x", "layers", "window", "value", "unit",
     "low", "high", "parameters", "source", "variant", "hardware", "device", "how", "status",
-    "bound", "note", "sound", "calibrated", "key",
+    "bound", "note", "sound", "calibrated", "busy", "key",
 )  # fmt: skip
 """`pair`: figure 7a's baseline whose largest model it is. `x`: what a line is drawn over. `low`,
 `high`: spread. `bound`: the tier that decided a size. `sound`: False where the published run did
 not train what it names. `calibrated`: the published value of this point went into a constant of the
-simulation."""
+simulation. `busy`: how much others used of the machine while it was timed, where that was too
+much."""
 
 NUMBERS = {
     "value", "low", "high", "x", "layers", "window", "parameters", "ranks", "minibatch",
@@ -115,6 +116,7 @@ def measured(
         "how": _how(record, quantity),
         "status": record.status,
         "note": note_of(record),
+        "busy": "" if quantity == "parameters" else record.busy,
         "key": record.key,
     }
 
@@ -135,6 +137,7 @@ def predicted(record: RunRecord, quantity: str, **place: Any) -> dict[str, Any] 
         "how": record.predicted.get("how", "the schedule that ran, simulated before it ran"),
         "status": "",
         "note": record.predicted.get("binding", ""),
+        "busy": "",
     }
 
 
@@ -223,8 +226,9 @@ def _how(record: RunRecord, quantity: str) -> str:
 
 
 def note_of(record: RunRecord) -> str:
-    """Why a run ended as it did, or what it noted."""
-    return "; ".join([record.message] if record.message else record.notes)
+    """Why a run ended as it did, or what it noted, and whether the machine was busy."""
+    told = [record.message] if record.message else record.notes
+    return "; ".join([*told, f"the machine was busy: {record.busy}"] if record.busy else told)
 
 
 def how_measured(record: RunRecord) -> str:

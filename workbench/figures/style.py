@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.methods import known
 from workbench.figures.rows import (
     BEFORE,
     EXACT,
@@ -45,6 +46,11 @@ class Look:
     marker: str
     pale: bool = False
     """Filled in a lighter tone of its colour, which remains at the edge."""
+
+    @property
+    def face(self) -> Any:
+        """Colour of what is filled."""
+        return lighter(self.color) if self.pale else self.color
 
 
 LOOKS = {
@@ -79,6 +85,13 @@ colour (of systems that no figure shows together) differ in their markers; one t
 disk, or is a library's pipeline, is paler."""
 LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
 ORDER = tuple(LOOKS)
+
+
+def look_of(method: str) -> Look:
+    """A method's look in every figure and panel, by its name or its label, however its run ended;
+    grey of one that is not in the table."""
+    labels = {each.label: name for name, each in known().items()}
+    return LOOKS.get(labels.get(method, method)) or Look(GREY, "p", pale=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +179,7 @@ def bar_look(color: str, source: str, variant: str = "") -> dict[str, Any]:
 
 def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
     """Keyword arguments of `Axes.plot` for a method's series of a source."""
-    look = LOOKS[method]
+    look = look_of(method)
     base = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 0.9}
     if source in (PUBLISHED, REFERENCE):
         wide = {"markersize": 5.5} if source == PUBLISHED else {}
@@ -176,7 +189,7 @@ def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
         half = {"fillstyle": own.half, "markerfacecoloralt": "white", "markeredgewidth": 0.7}
         return {**base, **half, "marker": own.marker or look.marker, "ls": own.dash}
     if not variant:
-        return {**base, "ls": "-"}
+        return {**base, "ls": "-"} | ({"markerfacecolor": look.face} if look.pale else {})
     tone = {"markerfacecolor": _tone(look.color, variant), "markeredgecolor": "black"}
     return {**base, **tone, "markeredgewidth": 0.7, "ls": "-"}
 

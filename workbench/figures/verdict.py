@@ -15,6 +15,8 @@ from workbench.figures.style import name_of
 
 HOLDS, FAILS = "holds", "does not hold"
 UNTESTED, MISSING = "cannot be told here", "no value"
+BUSY = "cannot be told: the machine was busy"
+"""Where others used too much of the machine (`record.BUSY`); running it again may tell."""
 
 NO_OVERLAP = (
     "without a GPU DeepSpeed copies and computes one after the other and its device is the same "
@@ -57,17 +59,20 @@ def at_least(
     *,
     why: str = "",
     cannot: str = "",
+    busy: str = "",
     why_not: str = "",
 ) -> Verdict:
     """A claim of the form: the ratio is at least `threshold`.
 
     `why` stands beside either answer, `why_not` beside a failure; `cannot` is the reason for not
-    judging, where there is one.
+    judging, where there is one, and `busy` (`busy_in`) that of a machine which was.
     """
     if here is None:
         verdict, why = MISSING, "not run, or run without a result: the figure says which"
     elif cannot:
         verdict, why = UNTESTED, cannot
+    elif busy:
+        verdict, why = BUSY, busy
     elif here >= threshold:
         verdict = HOLDS
     else:
@@ -87,6 +92,18 @@ def no_speed_of(rows: pd.DataFrame, source: str, method: str) -> str:
     part = rows[(rows["source"] == source) & (rows["method"] == method)]
     on_cpu = source == "measured" and "cpu" in set(part["device"])
     return NO_OVERLAP if on_cpu and method in DEEPSPEED else ""
+
+
+def busy_in(rows: pd.DataFrame, source: str = MEASURED, variant: str = "", *methods: str) -> str:
+    """How busy the machine was while rows of a series, of these methods or of all, were measured;
+    empty where it was not, and of rows that do not say."""
+    if "busy" not in rows:
+        return ""
+    part = rows[(rows["source"] == source) & (rows["variant"] == variant) & (rows["busy"] != "")]
+    part = part[part["value"].notna() & (part["method"].isin(methods) if methods else True)]
+    told = [f"{row.label}: {row.busy}" for row in part.itertuples()]
+    more = f" and {len(told) - 2} more" if len(told) > 2 else ""
+    return "; ".join(told[:2]) + more
 
 
 def series_to_judge(rows: pd.DataFrame) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from workbench.core.reporter import compile_seconds
 from workbench.core.spec import RunSpec
 from workbench.methods.train import load_batches
 from workbench.model import make_model
@@ -55,6 +56,7 @@ def _measured(rank: Rank) -> dict:
         "settled": rank.engine.settled,
         "steps": len(rank.executor.step_numbers),
         "device_peak": rank.meter.peak,
+        "compile_s": compile_seconds(),
         "events": [
             [e.name, e.kind, e.unit, e.microbatch, e.rank, e.lane, e.step, e.start_s, e.end_s,
              e.nbytes]

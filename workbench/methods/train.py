@@ -67,9 +67,10 @@ def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) 
 def check_data(spec: RunSpec, report: Reporter, folder: Path) -> None:
     """Make the model and read the data before anything takes long, and so that of several ranks no
     two tokenize. Raises ValueError for what is wrong with either."""
+    report.phase("making the model, reading the data")
     model = make_model(spec.model, spec.seed)
-    tell_of(model, spec, report)
     load_batches(spec, model, folder / "cache")
+    tell_of(model, spec, report)
 
 
 def tell_of(model: LayeredModel, spec: RunSpec, report: Reporter) -> None:
@@ -139,6 +140,7 @@ class Training:
         """All steps that are left, in segments between checkpoints."""
         self._report = report
         first = self.resume()
+        report.phase("training")
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         while first < total:
             count = min(every - first % every, total - first)
@@ -229,6 +231,7 @@ def train_planned(
     spec: RunSpec, plan: Plan, report: Reporter, folder: Path, *, engine: str = "workbench"
 ) -> Outcome:
     """Train under `plan`, leave the timeline in the run's folder, and return what was measured."""
+    report.phase("laying out memory")
     training = Training(spec, plan, folder)
     try:
         training.run(report)

@@ -51,6 +51,8 @@ def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mo
     report.phase(f"laying out {format_bytes(made.peak_bytes[HOST_TIER])} of host memory")
     with closing(RankTraining(spec, made.schedule, folder, device=spec.device)) as training:
         training.run(report)
+        took = max((result["compile_s"] for result in training.results()), default=0.0)
+        report.event("compiled", took=took)
         return outcome(training, made, folder)
 
 

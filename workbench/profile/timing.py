@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import NamedTuple, TypeVar
 
-import psutil
-
-from workbench.core.host import available_cores
+from workbench.core.others import Reading, cores_of_others, read
 
 
 class Sample(NamedTuple):
@@ -83,11 +81,7 @@ def undisturbed(values: Sequence[float]) -> list[float]:
 
 
 class Stopwatch:
-    """Counts the cores that other programs use while it is open.
-
-    Cores that were idle are nobody's, so the load of a large server outside our container does not
-    count; time stolen from a virtual machine does.
-    """
+    """Counts the cores that other programs use while it is open."""
 
     others = 0.0
     """Cores, on average; set on leaving."""
@@ -97,16 +91,11 @@ class Stopwatch:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        elapsed, idle, own = (b - a for a, b in zip(self._begin, self._read(), strict=True))
-        if elapsed > 0:
-            self.others = max(0.0, available_cores() - (idle + own) / elapsed)
+        self.others = cores_of_others(self._begin, self._read())
 
     @staticmethod
-    def _read() -> tuple[float, float, float]:
-        """Wall clock, idle seconds of all cores, processor seconds of this process."""
-        system, own = psutil.cpu_times(), os.times()
-        idle = system.idle + getattr(system, "iowait", 0.0)
-        return time.perf_counter(), idle, own.user + own.system
+    def _read() -> Reading:
+        return read(tree=False)
 
 
 def brief() -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from subprocess import Popen
 
+from workbench.core.others import read
 from workbench.core.parents import is_stopped
 from workbench.runtime.board import Board, Stage
 from workbench.runtime.shared import host_layout
@@ -29,6 +30,8 @@ STILL = {
     Stage.HERE: "still meeting the others, or laying out memory",
 }
 STOPPED = "rank {} hangs: it is stopped"
+WORKING = 0.1
+"""Processors that ranks use at least while they prepare anything."""
 LOOK_S = 1.0
 """Between two looks; longer means that the watching process stood still."""
 
@@ -38,10 +41,12 @@ class Limits:
     """How long ranks may take, in seconds."""
 
     start_s: float = 600.0
-    """Until all may begin their first action (importing, meeting, recording, pinning memory), and
-    without any beginning one in the first step, in which layers are compiled."""
+    """Without any beginning an action until the end of the first step, while the processors do
+    nothing for them: they import, make the model, compile and record as long as that takes."""
+    most_s: float = 3600.0
+    """How long that may go on: a rank that hangs may spin."""
     hang_s: float = 120.0
-    """As `start_s`, in later steps: longer than any action should take."""
+    """Without any beginning an action, in later steps: longer than any should take."""
     end_s: float = 60.0
     """From the end of the last action until all processes have ended, and a second more for each
     `END_BYTES` of the host's memory, whose pages the system unlocks one by one."""
@@ -76,6 +81,9 @@ class Watchdog:
         """There may be more ranks than packs."""
         self._end_s = limits.end_s + host_layout(schedule)[1] / END_BYTES
         self._started_s = time.monotonic()
+        self._until_s = self._started_s + limits.most_s
+        self._used = self._started_s, read().own
+        """Last look at the processor time of the run: when, and how much."""
         self._done_s: float | None = None
         self._looked_s: float | None = None
 
@@ -91,13 +99,19 @@ class Watchdog:
             return self._not_started(stages)
         at_work = [rank for rank in self._working if self._board.drained_by(rank) < until]
         idle_s = min(map(self._board.idle_s, at_work), default=0.0)
-        begun = self._board.steps > self._first
-        limit_s = max(at_least_s, self._limits.hang_s if begun else self._limits.start_s)
+        limit_s = max(at_least_s, self._limits.hang_s if self._begun else self._limits.start_s)
+        if not self._begun:
+            idle_s = min(idle_s, time.monotonic() - self._started_s)
         return self._blamed(at_work, limit_s) if idle_s > limit_s else None
 
     def _look(self) -> None:
-        """Move all limits by the time that this process stood still."""
+        """Move all limits by the time that this process stood still, and that of the start by the
+        time in which ranks worked at it."""
         now = time.monotonic()
+        if not self._begun and now - self._used[0] > LOOK_S:
+            (at, before), self._used = self._used, (now, read().own)
+            if self._used[1] - before > WORKING * (now - at) and now < self._until_s:
+                self._started_s = now
         still_s = 0.0 if self._looked_s is None else now - self._looked_s - LOOK_S
         self._looked_s = now
         if still_s > 0:
@@ -111,6 +125,11 @@ class Watchdog:
             for rank, process in enumerate(self._processes)
             if self._board.idle_s(rank) > LOOK_S and is_stopped(process.pid)
         }
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the first step is over."""
+        return self._board.steps > self._first
 
     def _not_started(self, stages: list[Stage]) -> str | None:
         if time.monotonic() - self._started_s < self._limits.start_s:

@@ -19,14 +19,17 @@ from workbench.core.files import write_whole
 from workbench.core.record import RunRecord
 from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
 from workbench.exhibits.base import origin
-from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
+from workbench.exhibits.session import Session
+from workbench.figures.verdict import BUSY, FAILS, HOLDS, MISSING, UNTESTED
 from workbench.report.outcomes import Outcome, folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
-from workbench.report.proofs import proof_sections
+from workbench.report.proofs import plans_judged, proof_sections
 from workbench.report.sections import Shown, measured_on, sections, shown_exhibits, verdicts_of
+from workbench.runs.starts import start_words
+from workbench.runs.store import Store
 
-CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold", MISSING: "untold"}
-SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? ", MISSING: "- "}
+CLASSES = {HOLDS: "holds", FAILS: "fails", **dict.fromkeys((BUSY, UNTESTED, MISSING), "untold")}
+SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", BUSY: "? ", UNTESTED: "? ", MISSING: "- "}
 
 
 def write_report(
@@ -45,14 +48,17 @@ def write_report(
         systems.setdefault(shown[0].exhibit.system, []).append(shown)
     judged = {system: verdicts_of(parts) for system, parts in systems.items() if system}
     first = [shown for shown in exhibits if shown[0].exhibit.figure in STRONGHOLD]
-    records = {session.name: session.records() for session, _ in first}
     simulated = first[0][0].simulated
+    every = _every([shown[0] for shown in exhibits], store) if not simulated else []
+    if len(plans := plans_judged(every)):
+        judged["Plans"] = plans
+    compared = next(s.records() for s, _ in first if s.name == "fig8a")
     body = [
-        _head(size, systems, records, measured_on(rows for _, rows in first), simulated=simulated),
+        _head(size, systems, every, measured_on(rows for _, rows in first), simulated=simulated),
         _summary(judged, outcomes),
         sections(exhibits, outcomes, _verdict_cell),
-        proof_sections(size, records, store, simulated=simulated),
-        _provenance(records, simulated=simulated),
+        proof_sections(size, compared, every, store, _verdict_cell, simulated=simulated),
+        _provenance(every, simulated=simulated),
         _commands(size),
     ]
     told = [f"{path} is not used: {why}" for path, why in sorted(store.problems.items())]
@@ -69,17 +75,23 @@ def write_report(
     return path
 
 
+def _every(sessions: list[Session], store: Store) -> list[RunRecord]:
+    """All runs that the store has, oldest first; those of exhibits as these show them, with what
+    is predicted of a library's run."""
+    shown = {record.key: record for session in sessions for record in session.records()}
+    return [shown.get(record.key, record) for record in store.records()]
+
+
 def _head(
     size: str,
     systems: dict[str, list[Shown]],
-    records: dict[str, list[RunRecord]],
+    every: list[RunRecord],
     measured: str,
     *,
     simulated: bool,
 ) -> list[Html]:
     where = "simulated with constants of the published machine" if simulated else "run here"
     where += f", beside rows that this project measured on {measured}" if measured else ""
-    every = [record for group in records.values() for record in group]
     machine = origin(every, simulated=simulated)
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     links = []
@@ -129,9 +141,8 @@ def _verdict_cell(name: str, value: Any) -> Html | None:
     return None
 
 
-def _provenance(records: dict[str, list[RunRecord]], *, simulated: bool) -> list[Html]:
-    every = {record.key: record for group in records.values() for record in group}
-    told = origin(list(every.values()), simulated=simulated)
+def _provenance(every: list[RunRecord], *, simulated: bool) -> list[Html]:
+    told = origin(every, simulated=simulated)
     runs = pd.DataFrame(
         [
             {
@@ -142,9 +153,11 @@ def _provenance(records: dict[str, list[RunRecord]], *, simulated: bool) -> list
                 "engine": record.engine,
                 "started": record.started[:19].replace("T", " "),
                 "seconds": record.seconds and round(record.seconds, 1),
+                "start": start_words(record.start),
+                "machine": record.busy and f"busy: {record.busy}",
                 "notes": record.message or "; ".join(record.notes),
             }
-            for record in sorted(every.values(), key=lambda record: record.started)
+            for record in every
         ]
     )
     listed = tag("details", tag("summary", f"All {len(runs)} runs"), table(runs))

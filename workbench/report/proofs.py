@@ -1,30 +1,40 @@
-"""Proofs from STRONGHOLD's runs besides the figures, as parts of the report."""
+"""Proofs from runs besides the figures, as parts of the report."""
 
 from __future__ import annotations
 
+import pandas as pd
+
 from workbench.core.record import RunRecord
+from workbench.figures.verdict import as_table
 from workbench.report.evidence import (
     draw_losses,
     loss_table,
     losses_of,
     prediction_summary,
     prediction_table,
+    prediction_verdicts,
 )
 from workbench.report.explained import explained_summary, explained_table
-from workbench.report.page import Html, drawing, table, tag
+from workbench.report.page import Cell, Html, drawing, table, tag, without_empty
 from workbench.report.timeline import draw_gantt
 from workbench.runs.store import Store
 
 
 def proof_sections(
-    size: str, records: dict[str, list[RunRecord]], store: Store, *, simulated: bool
+    size: str,
+    compared: list[RunRecord],
+    every: list[RunRecord],
+    store: Store,
+    cell: Cell,
+    *,
+    simulated: bool,
 ) -> list[Html]:
     """Sections of proofs from the runs besides the figures; at paper size, with the simulator's
-    explanation."""
+    explanation. `compared` are figure 8a's, `every` all that there are."""
     out = _explained() if size == "paper" else []
     if not simulated:
-        out += [*_training(records["fig8a"]), *_predictions(records)]
-    return out + _timeline(records["fig8a"], store)
+        out += [*_training(compared), *_predictions(every, cell)]
+    return out + _timeline(compared, store)
 
 
 def _explained() -> list[Html]:
@@ -59,27 +69,23 @@ def _training(records: list[RunRecord]) -> list[Html]:
     ]
 
 
-def _predictions(records: dict[str, list[RunRecord]]) -> list[Html]:
-    head = tag("h2", "Do plans come true?", id="predictions")
-    timed = {r.key: r for name in ("fig8a", "fig7a", "fig8b", "fig9") for r in records[name]}
-    ours, theirs = (
-        prediction_table(r for r in timed.values() if ("how" in r.predicted) == library)
-        for library in (False, True)
-    )
+def _predictions(records: list[RunRecord], cell: Cell) -> list[Html]:
+    shown = prediction_table(records)
     words = (
         "Each run on our own runtime was simulated before it ran, from a profile of this machine. "
-        "Deviations are prediction over measurement, less one."
+        "Libraries plan for themselves: of their runs stands what our model of their schedules "
+        "says, by which planners tell what fits. Deviations are prediction over measurement, less "
+        "one."
     )
-    parts = [head, tag("p", words), tag("p", prediction_summary(ours))]
-    if len(ours):
-        parts.append(table(ours))
-    if len(theirs):
-        words = (
-            "DeepSpeed plans for itself. What our model of its schedule says of the same runs: "
-            "it is used by the planner to tell what fits and how fast it would be."
-        )
-        parts += [tag("p", words), table(theirs)]
-    return parts
+    head = tag("h2", "Do plans come true?", id="predictions")
+    parts = [head, tag("p", words), tag("p", prediction_summary(shown))]
+    return [*parts, table(plans_judged(records), cell), table(shown)] if len(shown) else parts
+
+
+def plans_judged(records: list[RunRecord]) -> pd.DataFrame:
+    """Verdicts on the plans of our own runtime, with their reasons."""
+    ours = prediction_table(r for r in records if "how" not in r.predicted)
+    return without_empty(as_table(prediction_verdicts(ours)))
 
 
 def _timeline(records: list[RunRecord], store: Store) -> list[Html]:

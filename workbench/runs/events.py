@@ -26,7 +26,7 @@ TEXTS = ("event", "text", "reason", "message", "status", "started", "attempt", "
 NUMBERS = ("index", "next_step")
 OTHERS = {
     "time": float, "where": str | None, "settings": dict[str, Any], "step_seconds": float | None,
-    "step_seconds_range": list[float] | None,
+    "step_seconds_range": list[float] | None, "took": float,
 }  # fmt: skip
 EventFields = TypedDict(
     "EventFields", dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, int) | OTHERS, total=False
@@ -109,6 +109,12 @@ def parse_event(line: str | bytes) -> Event | None:
     except ValueError:
         return None
     return event if kind is not None and NEEDED.get(kind, set()) <= event.keys() else None
+
+
+def of_attempt(events: list[Event], started: str) -> list[Event]:
+    """The events of one attempt, which is named after its start; none where it never began."""
+    starts = [i for i, event in enumerate(events) if event.get("attempt") == started]
+    return events[starts[-1] :] if starts else []
 
 
 def steps_of(events: list[Event]) -> tuple[list[float], list[float]]:

@@ -27,9 +27,8 @@ from statistics import mean, median
 from workbench.core.methods import METHODS
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import takes
-from workbench.core.record import RunRecord, Status, steady_step_seconds
+from workbench.core.record import Status
 from workbench.core.schema import WHOLE
-from workbench.core.spec import RunSpec
 
 NAME = re.compile(
     r"(?:log_)?(?P<method>[a-z0-9]+(?:-[a-z0-9]+)*)_l-(?P<layers>\d{1,9})_hs?-(?P<hidden>\d{1,9})"
@@ -130,55 +129,6 @@ class ParsedLog:
     def samples_per_second(self) -> float:
         """Mean over all log points."""
         return mean(point.samples_per_second for point in self.points)
-
-    def to_record(self) -> RunRecord:
-        """As a row beside measured and simulated ones; a series has one entry a log interval."""
-        spec = RunSpec.of(
-            method=self.method,
-            model=ModelSpec(
-                layers=self.layers,
-                hidden=self.hidden,
-                heads=self.heads,
-                seq=self.seq,
-                dropout=0.1,
-            ),
-            text="published",
-            batch=self.batch,
-            steps=self.points[-1].total_iterations if self.points else 1,
-            device="cuda",
-            window="auto" if self.window is None else max(2, min(self.window, self.layers)),
-            warmup_steps=3200,
-            lr_decay_steps=320_000,
-        )
-        seconds = [point.elapsed_ms / 1000 for point in self.points]
-        steady = steady_step_seconds(seconds)
-        max_allocated = self.memory_mib.get("max_allocated", math.nan)
-        return RunRecord(
-            key=spec.key("published", self.date),
-            method=self.method,
-            status=self.status,
-            message=self.message,
-            source="published",
-            spec=spec.to_dict(),
-            losses=[point.loss for point in self.points],
-            step_seconds=seconds,
-            samples_per_second=self.batch / steady if steady else None,
-            peak_bytes={
-                "device": _whole(max_allocated * 2**20),
-                "host": None,
-                "disk": None,
-            },
-            moved_bytes={"load": None, "store": None, "read": None, "write": None},
-            parameters=self.parameters,
-            window=self.window,
-            grad_norms=[point.grad_norm for point in self.points],
-            engine="published artifact",
-            notes=[
-                *self.notes,
-                "one entry of losses and step_seconds is the mean of one log interval",
-            ],
-            started=self.date,
-        )
 
 
 def read_log(path: str | Path) -> ParsedLog:

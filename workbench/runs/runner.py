@@ -38,6 +38,7 @@ from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
 from workbench.runs.processes import MARK, kill_marked
 from workbench.runs.resolve import key_of, resolve
+from workbench.runs.starts import FIRST, start_of, start_words
 from workbench.runs.store import Store, StoreError
 from workbench.runs.worker import CANCELLED_EXIT, STORE_EXIT, make_record, unfinished
 
@@ -82,6 +83,16 @@ def _deliver(job: Job, on_event: Callable[[Event], None] | None) -> None:
 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """Under a cap, memory lost between segments is memory a plan counts on: for every method alike."""
+
+
+def kernels() -> dict[str, str]:
+    """Variable by which torch keeps what it compiles among the user's files: by default it does so
+    among temporary ones, which a machine that is started anew has lost."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench/inductor"
+    with suppress(OSError):  # where nobody may write, torch's own place has to do
+        base.mkdir(parents=True, exist_ok=True)
+        return {"TORCHINDUCTOR_CACHE_DIR": str(base)}  # Triton's kernels are in it, too
+    return {}
 
 
 class Job:
@@ -248,7 +259,7 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=held,
-                env={**ALLOCATOR, **os.environ, **there, MARK: mark, **import_path()},
+                env={**ALLOCATOR, **kernels(), **os.environ, **there, MARK: mark, **import_path()},
             )
 
     def _follow(self) -> None:
@@ -280,6 +291,9 @@ class Job:
             raise StoreError(
                 0, f"the results folder could not be written; see {self.folder / 'log.txt'}"
             )
+        start = start_of(self.folder, self._job)
+        if status == "timeout" and start and FIRST not in start:
+            message = f"{message}; {start_words(start)}"
         record = make_record(
             self.spec,
             self._job,
@@ -287,6 +301,7 @@ class Job:
             status=status,
             message=message,
             seconds=time.monotonic() - self._began,
+            start=start,
         )
         if found is None or found.status not in RESULTS:  # of a forced run, the result stays
             self._store.write(record)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,17 @@ class Store:
         folder = self.prepare(record.key)
         write_record(folder, record)
 
+    def put_aside(self, key: str) -> None:
+        """Make a run be one that was not made: its record gets another name, its checkpoints go.
+        Raises StoreError."""
+        folder = self.folder(key)
+        try:
+            if (folder / RECORD).exists():
+                set_aside(folder / RECORD, "busy")
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        except OSError as error:
+            raise self.unusable(error) from error
+
     def lock(self, key: str) -> FileLock | None:
         """The key's lock, or None while another process holds it; raises StoreError."""
         folder = self.folder(key)
@@ -174,9 +186,9 @@ def write_record(folder: Path, record: RunRecord) -> None:
         raise _unusable(folder, error) from error
 
 
-def set_aside(path: Path) -> None:
-    """Give a file that cannot be read a name of its own, so that another may take its place."""
-    names = (path.with_name(f"{path.name}.corrupt-{n}") for n in range(1, 10**6))
+def set_aside(path: Path, why: str = "corrupt") -> None:
+    """Give a file that is not used a name of its own, so that another may take its place."""
+    names = (path.with_name(f"{path.name}.{why}-{n}") for n in range(1, 10**6))
     path.rename(next(name for name in names if not name.exists()))
 
 
@@ -220,6 +232,8 @@ def row(record: RunRecord) -> dict[str, Any]:
         "notes": "; ".join(record.notes),
         "started": record.started,
         "seconds": record.seconds,
+        "start_seconds": sum(record.start.values()) if record.start else None,
+        "busy": record.busy,
         "commit": record.provenance.get("commit"),
         "dirty": record.provenance.get("dirty"),
         "device_class": record.provenance.get("device_class"),

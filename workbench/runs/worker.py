@@ -31,12 +31,15 @@ from typing import Any
 
 from workbench.core.jsonfile import read_json
 from workbench.core.methods import imported
+from workbench.core.others import read, shares
 from workbench.core.record import Outcome, RunRecord, Status, steady_step_seconds
+from workbench.core.reporter import compile_seconds
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
 from workbench.runs import legacy
-from workbench.runs.events import EventLog, EventReader, steps_of
+from workbench.runs.events import EventLog, EventReader, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
+from workbench.runs.starts import TOLD_S, start_of
 from workbench.runs.store import StoreError, write_record
 
 CANCELLED_EXIT = 128 + signal.SIGTERM
@@ -64,6 +67,9 @@ class WorkerReporter:
     def __init__(self, spec: RunSpec, log: EventLog) -> None:
         self._spec, self._log = spec, log
         self._lines = legacy.LineWriter(spec)
+        self._readings, self._compiled_s, self._stepped = [read()], 0.0, False
+        self.others: dict[str, float] = {}
+        """Shares of the machine that others used during the measured steps."""
 
     def began(self, command: list[str]) -> None:
         print(shlex.join(command), *self._lines.header(), sep="\n")
@@ -72,13 +78,30 @@ class WorkerReporter:
         print(self._lines.footer())
 
     def phase(self, text: str) -> None:
+        self._tell_compiled()
         self.event("phase", text=text)
         print(legacy.phase_line(text))
 
     def step(self, step: int, loss: float, seconds: float) -> None:
+        if not self._stepped:
+            self._stepped = True
+            self._tell_compiled()
+            # Beside the next step, which is timed already.
+            threading.Thread(target=lambda: self._readings.append(read()), daemon=True).start()
+        elif step == self._spec.steps - 1:
+            gpus = self._spec.ranks if self._spec.device == "cuda" else 0
+            self.others = shares([*self._readings, read()], gpus)
         self.event("step", step=step, loss=loss, seconds=seconds)
         for line in self._lines.step(step, loss, seconds):
             print(line)
+
+    def _tell_compiled(self) -> None:
+        """How long torch has compiled since this was told last, which parts of the start leave
+        out."""
+        total = compile_seconds()
+        if total - self._compiled_s > TOLD_S:
+            self.event("compiled", took=total - self._compiled_s)
+        self._compiled_s = total
 
     def event(self, kind: str, **values: Any) -> None:
         try:
@@ -129,8 +152,9 @@ def main(folder: Path) -> int:
     try:
         seconds = time.monotonic() - began
         record = make_record(
-            spec, job, outcome, status=status, message=message, refused=refused, seconds=seconds
-        )
+            spec, job, outcome, status=status, message=message, refused=refused, seconds=seconds,
+            start=start_of(folder, job), others=reporter.others,
+        )  # fmt: skip
         write_record(folder, record)
         reporter.event("ended", status=status, message=message)
     except StoreError as error:
@@ -147,7 +171,9 @@ def make_record(
     status: Status,
     message: str,
     seconds: float,
+    start: dict[str, float],
     refused: bool = False,
+    others: dict[str, float] | None = None,
 ) -> RunRecord:
     """The record of one attempt."""
     step_seconds = steady_step_seconds(outcome.step_seconds)
@@ -161,6 +187,8 @@ def make_record(
         samples_per_second=spec.batch / step_seconds if step_seconds else None,
         started=job.started,
         seconds=seconds,
+        start=start,
+        others=others or {},
         provenance=job.provenance,
         **asdict(outcome),
     )
@@ -168,11 +196,8 @@ def make_record(
 
 def unfinished(folder: Path, job: JobFile) -> Outcome:
     """Outcome of a run whose `train` did not return: the steps it reported."""
-    events = EventReader(folder / "events.jsonl").read()
-    if not job.resume:
-        starts = [i for i, e in enumerate(events) if e.get("attempt") == job.started]
-        events = events[starts[-1] :] if starts else []
-    losses, seconds = steps_of(events)
+    every = EventReader(folder / "events.jsonl").read()
+    losses, seconds = steps_of(every if job.resume else of_attempt(every, job.started))
     return Outcome(
         losses=losses, step_seconds=seconds, peak_bytes={}, moved_bytes={}, parameters=None
     )

@@ -18,6 +18,7 @@ from workbench.schedule.action import COMPUTE, LANES, lane_kind
 from workbench.schedule.looks import LOOKS, Look
 from workbench.schedule.schedule import TIERS, Schedule
 from workbench.schedule.simulate import Event, memory_timeline
+from workbench.schedule.waits import told_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,8 +69,8 @@ def draw_timeline(
 
     shown = _chosen(events, steps)
     with mpl.rc_context(RC):
-        page = _Page(shown, width_in, _span(shown), unit)
-        page.lanes(shown, source, f"{title + ', ' if title else ''}{source}")
+        page = _Page(told_apart(shown), width_in, _span(shown), unit)
+        page.lanes(told_apart(shown), source, f"{title + ', ' if title else ''}{source}")
         for rank, tier in _tiers(schedule, shown) if schedule else ():
             page.memory(schedule, shown, source, tier, rank)
         return page.figure()
@@ -86,7 +87,7 @@ def draw_comparison(
     """A simulated timeline above a measured one, both from their own start and at one scale."""
     import matplotlib as mpl
 
-    above, below = _chosen(predicted, steps), _chosen(measured, steps)
+    above, below = (told_apart(_chosen(each, steps)) for each in (predicted, measured))
     ends = [end - start for start, end in (_span(above), _span(below))]
     with mpl.rc_context(RC):
         page = _Page([*above, *below], width_in, (0.0, max(ends)))

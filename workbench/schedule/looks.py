@@ -28,6 +28,8 @@ _STATES = Look("states", "#C9B98A", "black")
 _MESSAGES = Look("messages", "#999999", "black")
 _GRADIENT_MESSAGES = Look("messages of gradients", "#C9A0B4", "black")
 _COLLECTIVES = Look("collectives", "#555555")
+WAITING = "WAIT"
+"""Code of a rank that waits for others in a receive or a sum (waits.py)."""
 LOOKS: dict[str, Look] = {
     Kind.FORWARD: Look("forward", "#0072B2"),
     Kind.RECOMPUTE: Look("recompute", "#56B4E9", "black"),
@@ -53,5 +55,6 @@ LOOKS: dict[str, Look] = {
     Kind.SEND_GRAD: _GRADIENT_MESSAGES,
     Kind.RECV_GRAD: _GRADIENT_MESSAGES,
     Kind.REDUCE: _COLLECTIVES,
+    WAITING: Look("waiting for others", "#E9E9E9", "black"),
 }
 """Code of a kind -> its look; the order is that of legends."""

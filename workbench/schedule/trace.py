@@ -20,8 +20,10 @@ from typing import Any
 
 from workbench.core.files import write_whole
 from workbench.schedule.action import LANES, Kind, lane_kind
+from workbench.schedule.looks import WAITING
 from workbench.schedule.schedule import TIERS, Schedule
 from workbench.schedule.simulate import Event, memory_timeline
+from workbench.schedule.waits import told_apart
 
 
 def write_trace(
@@ -69,7 +71,7 @@ def trace_events(
         rows += _memory(schedule, events, first_pid)
         if arrows:
             rows += _arrows(schedule, events, tids, first_pid)
-    for event in events:
+    for event in told_apart(events):
         rows.append(_complete(event, first_pid + event.rank, tids[event.rank, event.lane]))
     return rows
 
@@ -89,7 +91,7 @@ def _complete(event: Event, pid: int, tid: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": event.name,
-        "cat": Kind(event.kind).name.lower(),
+        "cat": "waiting" if event.kind == WAITING else Kind(event.kind).name.lower(),
         "pid": pid,
         "tid": tid,
         "ts": _ns(event.start_s) / 1000,

@@ -19,10 +19,10 @@ from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.log_tail import last_lines
 from workbench.ui.tires import TIRES
 
 WORK = "workbench.ui.evaluation_work"
-LOG_BYTES, LOG_LINES = 8192, 12
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Evaluation:
         if status.state != "done":
             self._compared = None
         if status.state in LIVE:
-            return f"running: {_counted(status)}"
+            return f"running: {_counted(status.counts)}"
         if status.state == "failed":
             return f"it could not run: {status.text}"
         if status.state != "done":
@@ -112,13 +112,10 @@ class Evaluation:
     # -- a claim --------------------------------------------------------------------------------
 
     def look(self, claim: Claim) -> None:
-        """Ask what would run, and for the figure of what there is."""
-        claim.preview = self._ask("preview", figure=claim.figure)
-        self.redraw(claim)
-
-    def redraw(self, claim: Claim) -> None:
-        """Ask for the figure anew, unless an earlier drawing is still under way."""
+        """Ask what would run, and for the figure of what there is, unless an earlier drawing is
+        still under way."""
         if claim.shown is None or claim.shown.done:
+            claim.preview = self._ask("preview", figure=claim.figure)
             claim.shown = self._ask("show", figure=claim.figure)
             claim.stale = False
 
@@ -127,6 +124,19 @@ class Evaluation:
         data = {"name": claim.campaign.name, "exhibit": claim.figure, "size": self.size}
         Campaign.create(self.store, data)
         claim.campaign.start(detached=detached)
+
+    def busy(self, claim: Claim) -> list[str]:
+        """Keys of the runs of a claim that the machine was too busy for, as of the last drawing."""
+        shown = claim.shown.value if claim.shown is not None and claim.shown.done else None
+        return shown["busy"] if shown else []
+
+    def repeat(self, claim: Claim, *, detached: bool = False) -> None:
+        """Make the runs again that the machine was too busy for; their records are put aside.
+        Raises as `start` does."""
+        for key in self.busy(claim):
+            self.store.put_aside(key)
+        self.start(claim, detached=detached)
+        claim.stale = True
 
     def poll(self) -> Iterator[Claim]:
         """Look at what runs; yields the claims of which something is new. Cheap."""
@@ -141,12 +151,23 @@ class Evaluation:
             claim._seen = seen
             yield claim
 
+    def counts(self, claim: Claim) -> dict[str, int]:
+        """Runs by state, for all that is told of a claim: what its process says while it runs, else
+        what the results folder has."""
+        preview = claim.preview.value if claim.preview is not None and claim.preview.done else None
+        if claim.live or not preview:
+            return claim.status.counts
+        states = [row["state"] for row in preview[:-1]]
+        done = sum(state.startswith("cached") for state in states)
+        failed = min(claim.status.counts.get("failed", 0), len(states) - done)
+        return {"done": done, "failed": failed, "pending": len(states) - done - failed}
+
     def words(self, claim: Claim) -> str:
         """State of a claim's runs, in a sentence."""
-        status = claim.status
+        status, counted = claim.status, _counted(self.counts(claim))
         if status.state == "new":
-            return "nothing of it was started from here yet"
-        parts = [status.state, _counted(status)]
+            return "; ".join(filter(None, [counted, "nothing of it was started from here yet"]))
+        parts = [status.state, counted]
         for run in status.running:
             loss = f", loss {run['loss']:.4f}" if run.get("loss") is not None else ""
             parts.append(f"step {run['step']} of {run['steps']}{loss} on {run['where']}")
@@ -156,7 +177,8 @@ class Evaluation:
 
     def log(self, claim: Claim) -> str:
         """The last lines of the log of what runs, as text without control characters."""
-        return "\n".join(self._tail(str(run["key"])) for run in claim.status.running[:1])
+        folders = [self.store.folder(str(run["key"])) for run in claim.status.running[:1]]
+        return "\n".join(line for each in folders for line in last_lines(each / "log.txt"))
 
     # -- all of them ----------------------------------------------------------------------------
 
@@ -174,19 +196,7 @@ class Evaluation:
         where = {"size": self.size, "results": str(self.store.root)}
         return self.helper.ask(f"{WORK}:{function}", figure=figure, **where)
 
-    def _tail(self, key: str) -> str:
-        try:
-            with (self.store.folder(key) / "log.txt").open("rb") as file:
-                file.seek(0, 2)
-                file.seek(max(0, file.tell() - LOG_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return ""
-        lines = text.replace("\r", "\n").split("\n")
-        plain = ["".join(c for c in line if c.isprintable()) for line in lines]
-        return "\n".join([line for line in plain if line.strip()][-LOG_LINES:])
 
-
-def _counted(status: Status) -> str:
+def _counted(counts: dict[str, int]) -> str:
     order = ("done", "failed", "running", "pending")
-    return ", ".join(f"{status.counts[s]} {s}" for s in order if status.counts.get(s))
+    return ", ".join(f"{counts[s]} {s}" for s in order if counts.get(s))

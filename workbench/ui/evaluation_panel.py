@@ -36,6 +36,12 @@ class ClaimSection:
         )
         self.cancel = button("Cancel", "End the runs in work; finished ones stay", self._cancel)
         self.retry = button("Retry failed", "Start the failed runs again", self._retry)
+        self.repeat = button(
+            "Repeat busy runs",
+            "Make the runs again during which other processes used too much of the machine",
+            self._repeat,
+        )
+        self.repeat.disabled = True
         self.keep = widgets.Checkbox(
             value=False, description=KEEP, tooltip=KEEP, indent=False, layout={"width": "auto"}
         )
@@ -44,7 +50,8 @@ class ClaimSection:
         self.picture = widgets.HTML()
         self.verdict = widgets.HTML()
         self.controls = widgets.HBox(
-            [self.run, self.cancel, self.retry, self.keep], layout={"flex_flow": "row wrap"}
+            [self.run, self.cancel, self.retry, self.repeat, self.keep],
+            layout={"flex_flow": "row wrap"},
         )
         self.widget = widgets.VBox(
             [
@@ -66,13 +73,15 @@ class ClaimSection:
             self.preview.value = error or html.table(
                 claim.preview.value, "Runs that will be made here"
             )
+            changed = True
         if claim.shown is not None and claim.shown.done and self._told[2] is not claim.shown:
             self._told[2] = claim.shown
             self._show_figure()
         if changed:
             self._show_state()
-        if claim.stale and self.panel.opened(self):
-            self.panel.evaluation.redraw(claim)
+        # Not while anything is measured: planning and drawing would make the machine busy.
+        if claim.stale and not claim.live and self.panel.opened(self):
+            self.panel.evaluation.look(claim)
 
     def _show_about(self) -> None:
         about = self.claim.about
@@ -96,6 +105,7 @@ class ClaimSection:
             self.verdict.value = html.paragraph(shown.error, "bad")
             return
         told = shown.value
+        self.repeat.disabled = self.claim.live or not told["busy"]
         words = f"{self.claim.name}: {(self.claim.about.value or {}).get('claim', '')}"
         self.picture.value = html.picture(told["png"], words)
         sources = ", ".join(f"{n} {source}" for source, n in told["sources"].items())
@@ -110,14 +120,17 @@ class ClaimSection:
 
     def _show_state(self) -> None:
         claim, status = self.claim, self.claim.status
+        counts = self.panel.evaluation.counts(claim)
+        self.preview.layout.display = "none" if claim.live else ""
         self.state.value = html.told(
             self.panel.evaluation.words(claim), "bad" if status.state == "failed" else ""
         )
         self.run.disabled = claim.live
         self.cancel.disabled = not claim.live
-        self.retry.disabled = claim.live or not status.counts.get("failed")
-        self.progress.max = max(1, sum(status.counts.values()))
-        self.progress.value = sum(status.counts.get(s, 0) for s in ("done", "failed"))
+        self.retry.disabled = claim.live or not counts.get("failed")
+        self.repeat.disabled = claim.live or not self.panel.evaluation.busy(claim)
+        self.progress.max = max(1, sum(counts.values()))
+        self.progress.value = sum(counts.get(s, 0) for s in ("done", "failed"))
         self.log.value = html.log(self.panel.evaluation.log(claim), f"log of {claim.name}")
 
     def _run(self) -> None:
@@ -128,6 +141,9 @@ class ClaimSection:
 
     def _retry(self) -> None:
         self._do(lambda: self.claim.campaign.retry(detached=self.keep.value))
+
+    def _repeat(self) -> None:
+        self._do(lambda: self.panel.evaluation.repeat(self.claim, detached=self.keep.value))
 
     def _do(self, act: Callable[[], None]) -> None:
         """An error is a sentence in the section, and nothing else."""

@@ -51,6 +51,7 @@ def show(figure: str, size: str, results: str) -> dict[str, Any]:
         "width": drawing.width_px,
         "verdict": _records(session.verdict(rows)),
         "sources": {str(source): int(n) for source, n in sources.items()},
+        "busy": sorted(set(rows["key"][rows["busy"] != ""])) if "busy" in rows else [],
         "provenance": _records(session.provenance()),
         "files": [path.name for path in drawing.paths],
     }

@@ -8,6 +8,9 @@ it.
 A page that opens on a kernel asks for the state of all widgets first and listens to changes then.
 What changes between the two it would never hear of, so that a picture that was drawn in that
 moment would stay away. So the frame tells the kernel when it is shown, and hears everything again.
+
+A panel whose kernel or server has ended looks as alive as before. So the frame asks the kernel all
+the time whether it is there, and without an answer says so and switches the panel's buttons off.
 """
 
 from __future__ import annotations
@@ -21,10 +24,13 @@ import ipywidgets as widgets
 from workbench.ui import html
 from workbench.ui.one_loop import handle_messages_here
 
+BEAT = "there?"
+"""Message of the frame that the kernel sends back."""
+
 
 class Frame(anywidget.AnyWidget):
     """Not seen. Plain keys that are pressed inside the panel around it do not leave the panel; it
-    sends a message whenever it is shown."""
+    sends a message whenever it is shown, and others to which it wants an answer."""
 
     _esm = Path(__file__).parent / "frame.js"
 
@@ -35,7 +41,7 @@ def framed(parts: Sequence[widgets.Widget]) -> widgets.VBox:
     frame = Frame()
     made = widgets.VBox([*parts, frame])
     made.add_class(html.PANEL)
-    frame.on_msg(lambda *_: send_again(made))
+    frame.on_msg(lambda _, said, __: frame.send(said) if said == BEAT else send_again(made))
     return made
 
 

@@ -24,6 +24,8 @@ STYLE = """<style>
   outline: 2px solid var(--jp-brand-color1, #1565c0) !important}
 .wb-panel .jupyter-widgets input:is([type=checkbox], [type=range]):focus-visible {
   outline-offset: 2px}
+.wb-gone {position: sticky; top: 0; z-index: 2; padding: 8px; color: var(--jp-ui-font-color1, #222);
+  background: var(--jp-layout-color2, #eee); border-left: 4px solid var(--jp-error-color1, #b00)}
 .wb-panel .widget-checkbox {overflow: visible}
 .wb-panel .widget-html-content {min-width: 0}
 .wb-panel .widget-dropdown > select {appearance: auto; background-image: none !important}

@@ -65,7 +65,10 @@ class SweepControl:
         was_starting = self._starting is not None
         if was_starting and not self.starting:
             self._starting = None
+        ran = {name for name, sweep in self.watch.sweeps.items() if sweep.live}
         changed = bool(self.watch.look()) or (was_starting and self._starting is None)
+        if any(name in self.watch.sweeps and not self.watch.sweeps[name].live for name in ran):
+            self.changed()  # runs that were to be made are there now
         if self._changed_at is not None and time.monotonic() >= self._changed_at + TYPING_S:
             self._changed_at = None
             self._preview()

@@ -50,9 +50,10 @@ from workbench.schedule.action import (
     lane_kind,
     parse_name,
 )
-from workbench.schedule.looks import LOOKS
+from workbench.schedule.looks import LOOKS, WAITING
 from workbench.schedule.schedule import TIERS, Schedule
 from workbench.schedule.simulate import Event, memory_timeline
+from workbench.schedule.waits import told_apart
 
 PREDICTED, MEASURED = "predicted", "measured"
 LABELS = {PREDICTED: "predicted (simulated)", MEASURED: "measured"}
@@ -83,6 +84,7 @@ PHRASES = {
     Kind.PUSH: "optimizer states of {unit} back to the host",
     Kind.READ: "optimizer states of {unit} from the disk",
     Kind.SPILL: "optimizer states of {unit} to the disk",
+    WAITING: "waiting for another rank, to exchange what is of {unit}",
 }
 LANE_WORDS = {
     COMPUTE: "compute",
@@ -117,12 +119,13 @@ def timeline_data(
     the one after the last layer is the head. Raises ValueError where there is no event, or where
     one cannot be shown.
     """
-    given = {PREDICTED: list(predicted), MEASURED: list(measured)}
-    everything = [event for events in given.values() for event in events]
-    if not everything:
+    whole = {PREDICTED: list(predicted), MEASURED: list(measured)}
+    if not any(whole.values()):
         raise ValueError("there is no event to show, neither predicted nor measured")
-    for event in everything:
+    for event in (event for events in whole.values() for event in events):
         _check(event)
+    given = {source: told_apart(events) for source, events in whole.items()}
+    everything = [event for events in given.values() for event in events]
     kinds = {event.kind for event in everything}
     looks = list(dict.fromkeys(look for kind, look in LOOKS.items() if kind in kinds))
     ids = {(event.name, event.kind, event.unit, event.microbatch) for event in everything}
@@ -150,7 +153,8 @@ def timeline_data(
             for name, kind, unit, microbatch in names
         ],
         "blocks": [
-            _block(source, events, rows, names, schedule)
+            _block(source, events, rows, names)
+            | {"memory": _memory(schedule, whole[source]) if schedule is not None else []}
             for source, events in given.items()
             if events
         ],
@@ -170,7 +174,7 @@ def in_words(
     whose = f"layer {unit}"
     if layers is not None:
         whose = {0: "the embedding", layers + 1: "the head"}.get(unit, whose)
-    words = PHRASES[Kind(kind)].format(unit=whose)
+    words = PHRASES[kind].format(unit=whose)
     if microbatch is not None:
         words += f", micro-batch {microbatch}"
     try:
@@ -221,7 +225,6 @@ def _block(
     events: list[Event],
     rows: list[tuple[int, str]],
     names: dict[tuple, int],
-    schedule: Schedule | None,
 ) -> dict[str, Any]:
     """One timeline, in nanoseconds from its own start."""
     origin = min(event.start_s for event in events)
@@ -231,10 +234,10 @@ def _block(
 
     place = {key: i for i, key in enumerate(rows)}
     columns: dict[str, list[int]] = {"name": [], "step": [], "start": [], "end": [], "bytes": []}
-    of_row: list[list[tuple[int, int]]] = [[] for _ in rows]
+    of_row: list[list[tuple[int, int, bool]]] = [[] for _ in rows]
     for event in sorted(events, key=lambda e: (place[e.rank, e.lane], e.start_s, e.end_s)):
         start, end = ns(event.start_s), ns(event.end_s)
-        of_row[place[event.rank, event.lane]].append((start, end))
+        of_row[place[event.rank, event.lane]].append((start, end, event.kind == WAITING))
         key = (event.name, event.kind, event.unit, event.microbatch)
         for column, value in zip(
             columns, (names[key], event.step, start, end, event.nbytes), strict=True
@@ -248,7 +251,7 @@ def _block(
     whole = span if each is None else each * len(starts)
     lanes, first = [], 0
     for spans in of_row:
-        busy, idle = _busy_and_idle(spans)
+        busy, idle = _busy_and_idle([(start, end) for start, end, waits in spans if not waits])
         share = min(1.0, busy / whole) if whole else 0.0
         last = first + len(spans)
         lanes.append({"busy": round(share, 4), "idle": idle, "first": first, "last": last})
@@ -261,12 +264,12 @@ def _block(
         "steps": [[step, ns(start)] for step, start in starts],
         "lanes": lanes,
         "events": columns,
-        "memory": _memory(schedule, events, ns) if schedule is not None else [],
     }
 
 
 def _busy_and_idle(spans: list[tuple[int, int]]) -> tuple[int, list[int] | None]:
-    """Nanoseconds in which at least one of a lane's events runs, and the longest gap between two.
+    """Nanoseconds in which at least one of a lane's events runs, and the longest gap between two;
+    to wait for others is a gap.
 
     A lane works in order, so nothing that was not recorded lies between two events; before the
     first and after the last one it may.
@@ -294,8 +297,9 @@ def _step_starts(events: list[Event]) -> list[tuple[int, float]]:
     return sorted(((step, at) for step, (_, at) in first.items()), key=lambda pair: pair[1])
 
 
-def _memory(schedule: Schedule, events: list[Event], ns: Any) -> list[dict[str, Any]]:
+def _memory(schedule: Schedule, events: list[Event]) -> list[dict[str, Any]]:
     """Bytes of each tier of each rank, where they change or have a budget."""
+    origin = min((event.start_s for event in events), default=0.0)
     if not {event.name for event in events} <= schedule.by_name.keys():
         return []
     strips = []
@@ -311,7 +315,7 @@ def _memory(schedule: Schedule, events: list[Event], ns: Any) -> list[dict[str, 
                     "tier": tier,
                     "peak": max(nbytes for _, nbytes in line),
                     "budget": budget,
-                    "at": [max(0, ns(at)) for at, _ in line],
+                    "at": [max(0, round((at - origin) * 1e9)) for at, _ in line],
                     "bytes": [nbytes for _, nbytes in line],
                 }
             )

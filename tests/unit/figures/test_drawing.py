@@ -16,7 +16,7 @@ from workbench.exhibits import STRONGHOLD, find
 from workbench.exhibits.stronghold import fig6a, fig7a, fig8a
 from workbench.figures import draw
 from workbench.figures import rows as tidy
-from workbench.figures.style import LOOKS, as_svg, bar_look, line_look, save
+from workbench.figures.style import LOOKS, as_svg, bar_look, line_look, look_of, save
 
 
 def drawn(figure: str, rows: pd.DataFrame, *, same_scale: bool) -> Figure:
@@ -34,6 +34,18 @@ def test_every_method_has_a_look_of_its_own() -> None:
     assert len({look.marker for look in looks}) == len(METHODS)
     every = {LOOKS[method] for method in known()}
     assert len(every) == len(known()), "no two methods share colour and marker"
+
+
+def test_a_method_keeps_its_look_by_name_by_label_and_out_of_memory() -> None:
+    for name, method in known().items():
+        assert look_of(name) == look_of(method.label) == LOOKS[name]
+    assert look_of("somebodys") == look_of("somebodys"), "one from outside has one, too"
+    spec = SMOKE.timed("l2l")
+    axes = Figure().subplots()
+    rows = tidy.table([tidy.measured(out_of_memory(spec), "samples/s")])
+    draw.bars(axes, rows, {"l2l": "L2L"}, "")
+    (words,) = axes.texts
+    assert (words.get_text(), words.get_color()) == ("out of host memory", LOOKS["l2l"].color)
 
 
 def test_no_two_sources_share_a_mark() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.figures.paper import words
 from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record
-from workbench.exhibits import STRONGHOLD, find
+from workbench.exhibits import STRONGHOLD, find, open_exhibit
 from workbench.exhibits.stronghold import fig8a, fig8b, fig9
+from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
 from workbench.figures import rows as tidy
 from workbench.figures.verdict import (
+    BUSY,
     FAILS,
     HOLDS,
     MISSING,
@@ -44,6 +47,33 @@ def test_at_least() -> None:
     failed = at_least("claim", 2.0, 0.5, 1.0, MEASURED, why="a", why_not="b")
     assert (failed.why, failed.ratio) == ("b", 0.25)
     assert at_least("claim", None, 0.5, 1.0, MEASURED).ratio is None
+
+
+def test_a_busy_machine_tells_nothing_and_an_idle_one_that_a_claim_fails() -> None:
+    """Whatever the numbers are; and of claims alone in which a busy run has a part."""
+    slow = {"step_seconds": [9.0, 4.0, 4.0]}
+    idle = eight_a(l2l={"others": {"cores": 0.1}}, stronghold=slow)
+    assert idle["L2L"].verdict == FAILS, "a point that is far off on an idle machine stays"
+    for share in ({"cores": 0.34, "gpu": 0.0}, {"cores": 0.0, "gpu": 0.34}):
+        busy = eight_a(l2l={"others": share}, stronghold=slow)
+        assert busy["L2L"].verdict == BUSY
+        what = "the GPU" if share["gpu"] else "the cores"
+        assert busy["L2L"].why == f"L2L: others used 34% of {what}"
+        assert busy["throughput"].verdict == FAILS
+    assert {v.verdict for v in eight_a(stronghold=slow | {"others": {"cores": 0.5}}).values()} == {
+        BUSY, UNTESTED
+    }  # fmt: skip
+
+
+def test_a_busy_run_is_marked_in_its_figure(tmp_path) -> None:
+    session = open_exhibit("9", "smoke", tmp_path)
+    first, *others = FIG9.specs(session.size)
+    runs = [record(first, others={"cores": 0.34}), *map(record, others)]
+    told = words(session.draw(session.rows(runs)))
+    assert "\u00a7 The machine was busy: STRONGHOLD: others used 34% of the cores." in " ".join(
+        told.split()
+    )
+    assert "\u00a7" not in words(session.draw(session.rows([*map(record, (first, *others))])))
 
 
 def test_without_a_gpu_deepspeed_is_shown_but_not_judged() -> None:

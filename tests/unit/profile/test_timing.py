@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from workbench.core.host import available_cores
+from workbench.core.others import Reading
 from workbench.profile import timing
 from workbench.profile.timing import (
     BRIEF,
@@ -45,7 +47,9 @@ def test_brief_timings_are_made_once_and_take_a_tenth(monkeypatch: pytest.Monkey
     taken = []
     clock = SimpleNamespace(perf_counter=lambda: 0.01 * len(taken))
     monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(Stopwatch, "_read", staticmethod(lambda: (clock.perf_counter(), 0.0, 0.0)))
+    monkeypatch.setattr(
+        Stopwatch, "_read", staticmethod(lambda: Reading(clock.perf_counter(), 0.0, 0.0))
+    )
 
     def once() -> Sample:
         taken.append(1)
@@ -87,7 +91,7 @@ def test_a_watch_does_not_count_our_own_work() -> None:
         end = time.perf_counter() + 0.3
         while time.perf_counter() < end:
             pass
-    assert 0.0 <= watch.others <= timing.available_cores()
+    assert 0.0 <= watch.others <= available_cores()
 
 
 def test_a_timing_has_enough_samples() -> None:

@@ -173,7 +173,7 @@ def read_others(store: Store, path: Path, run: Path) -> None:
     for read in (
         lambda: RunSpec.from_dict(read_json(run / "spec.json", "it")), lambda: JobFile.load(run),
         lambda: run_timeline(store, run.name),
-        lambda: parse_log((run / NAME).read_text(errors="replace"), NAME).to_record().to_json(),
+        lambda: parse_log((run / NAME).read_text(errors="replace"), NAME),
     ):  # fmt: skip
         with suppress(ValueError):
             read()

@@ -2,11 +2,12 @@
 
 import errno
 import signal
+from pathlib import Path
 
 import pytest
 
 from workbench.core import host
-from workbench.runs.runner import verdict
+from workbench.runs.runner import kernels, verdict
 from workbench.runs.worker import classify
 from workbench.schedule.plan import DoesNotFit
 
@@ -82,3 +83,13 @@ def test_gradients_that_are_no_numbers() -> None:
     status, message = classify(_wrapped(adam_step.Diverged(7, 3)))
     assert status == "diverged"
     assert message.startswith("the gradients of unit 3 are not finite at step 7")
+
+
+def test_what_is_compiled_is_kept_among_the_users_files(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (folder,) = kernels().values()
+    assert Path(folder).is_dir()
+    assert Path(folder).is_relative_to(tmp_path / "cache")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert kernels() == {}, "torch's own place has to do"

@@ -77,10 +77,6 @@ def test_samples_agree_with_the_reference_table(sample: Path) -> None:
     assert log.status == {"ok": "ok", "killed": "oom_host"}[row["status"]]
     if log.method == "stronghold":
         assert [p.grad_norm for p in log.points][1] == pytest.approx(11.120)
-    record = log.to_record()
-    assert record.source == "published"
-    assert record.parameters == log.parameters
-    assert record.peak_bytes["device"] == round(log.memory_mib["max_allocated"] * 2**20)
 
 
 @needs_samples
@@ -109,7 +105,6 @@ def test_a_loss_left_out_was_not_a_number() -> None:
     assert log.points[3].grad_norm == math.inf
     assert log.status == "diverged"
     assert log.notes == ("no loss is printed at iteration 40, 50: it was not a number",)
-    assert math.isnan(log.to_record().losses[-1])
 
 
 @pytest.mark.parametrize("form", ["hs", "h"])

@@ -10,7 +10,7 @@ from tests.unit.schedule.made_up import Table
 from tests.unit.schedule.window import pipeline, window_schedule
 from workbench.schedule.action import Kind
 from workbench.schedule.draw import LABEL_PT, draw_comparison, draw_timeline
-from workbench.schedule.looks import LOOKS
+from workbench.schedule.looks import LOOKS, WAITING
 from workbench.schedule.simulate import simulate
 
 SCHEDULE = window_schedule(4, 2, workers=2, budgets={"device": 600, "host": 1700})
@@ -171,7 +171,7 @@ def test_the_legend_names_what_is_there():
 
 
 def test_every_kind_has_a_look_and_letters_can_be_read_on_it():
-    assert set(LOOKS) == set(Kind)
+    assert set(LOOKS) == {*Kind, WAITING}
 
     def brightness(color):
         linear = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]

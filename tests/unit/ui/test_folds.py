@@ -8,7 +8,7 @@ import traitlets
 
 from workbench.ui import html
 from workbench.ui.folds_panel import Folds
-from workbench.ui.frame_panel import Frame, framed
+from workbench.ui.frame_panel import BEAT, Frame, framed
 
 
 @pytest.fixture
@@ -80,3 +80,12 @@ def test_a_panel_that_is_shown_hears_everything_again(monkeypatch: pytest.Monkey
     assert "value" in sent[inner]
     assert "children" in sent[panel]
     assert not any(name.startswith("_") for names in sent.values() for name in names)
+
+
+def test_the_frame_is_answered_that_the_kernel_is_there(monkeypatch) -> None:
+    panel, sent = framed([]), []
+    (frame,) = (child for child in panel.children if isinstance(child, Frame))
+    monkeypatch.setattr(Frame, "send", lambda _, said: sent.append(said))
+    frame._handle_custom_msg(BEAT, [])
+    frame._handle_custom_msg("shown", [])
+    assert sent == [BEAT]

@@ -11,7 +11,7 @@ from tests.unit.ui.made_up import event, two_steps
 from workbench.published.lanes import measured_steps
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.schedule.action import LANES, Action, Kind
-from workbench.schedule.looks import LOOKS
+from workbench.schedule.looks import LOOKS, WAITING
 from workbench.schedule.schedule import Buffer, Schedule
 from workbench.ui import timeline_data as module
 from workbench.ui.timeline_data import PHRASES, in_words, printable, timeline_data
@@ -154,8 +154,27 @@ def test_without_the_number_of_layers_every_unit_is_a_layer() -> None:
 
 
 def test_every_kind_and_lane_has_words() -> None:
-    assert set(PHRASES) == set(Kind)
+    assert set(PHRASES) == {*Kind, WAITING}
     assert set(module.LANE_WORDS) == set(LANES)
+
+
+def test_waiting_in_a_receive_is_no_work_of_the_network() -> None:
+    """Rank 1 waits 96 of 100 ms for a message of 4 ms, and rank 0 as long for its part of a sum."""
+    ran = [
+        event("F0.0", "compute", 0, 96), event("SEND1.0", "net-out", 96, 100, nbytes=7),
+        event("1:RECV1.0", "net-in", 0, 100, nbytes=7), event("1:F1.0", "compute", 100, 196),
+        event("REDUCE1", "net-out", 100, 200), event("1:REDUCE1", "net-out", 196, 200),
+    ]  # fmt: skip
+    (block,) = (data := timeline_data(measured=ran))["blocks"]
+    rows = [(row["rank"], row["lane"]) for row in data["rows"]]
+    lanes = dict(zip(rows, block["lanes"], strict=True))
+    assert lanes[1, "net-in"]["busy"] == lanes[1, "net-out"]["busy"] == 4 / 200
+    assert lanes[0, "net-out"]["busy"] == 8 / 200
+    received = slice(lanes[1, "net-in"]["first"], lanes[1, "net-in"]["last"])
+    looks = [data["names"][n]["look"] for n in block["events"]["name"][received]]
+    assert [data["looks"][n]["words"] for n in looks] == ["waiting for others", "messages"]
+    assert block["events"]["end"][received] == [96e6, 100e6]
+    assert block["events"]["bytes"][received] == [0, 7]
 
 
 def test_a_name_that_does_not_parse_is_described_by_its_fields() -> None:

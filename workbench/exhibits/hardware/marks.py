@@ -90,9 +90,8 @@ def name(axes: Any, words: str, x: float) -> None:
 
 def point(look: Look, size: float) -> dict[str, Any]:
     """Keyword arguments of `Axes.plot` for a method's marker, in points."""
-    face = lighter(look.color) if look.pale else look.color
-    look_of_it = {"markerfacecolor": face, "markeredgecolor": look.color, "markeredgewidth": 0.7}
-    return {"marker": look.marker, "linestyle": "none", "markersize": size, **look_of_it}
+    tone = {"markerfacecolor": look.face, "markeredgecolor": look.color, "markeredgewidth": 0.7}
+    return {"marker": look.marker, "linestyle": "none", "markersize": size, **tone}
 
 
 def bar(
@@ -113,7 +112,7 @@ def bar(
     if pd.isna(height):
         axes.text(x, 0.02, words, color=look.color, transform=axes.get_xaxis_transform(), **text)
         return
-    face = lighter(look.color) if pale or look.pale else look.color
+    face = lighter(look.color) if pale else look.face
     axes.bar(x, height, 0.86, facecolor=face, edgecolor=look.color, linewidth=0.8)
     over, gap = words_at or (height, 2.5)
     axes.annotate(words, (x, over), xytext=(0, gap), textcoords="offset points", **text)
@@ -184,7 +183,6 @@ def legend(figure: Any, looks: Mapping[str, Look], more: Iterable[tuple[Any, str
 
     entries: list[tuple[Any, str]] = []
     for name, look in looks.items():
-        face = lighter(look.color) if look.pale else look.color
-        patch = Patch(facecolor=face, edgecolor=look.color)
+        patch = Patch(facecolor=look.face, edgecolor=look.color)
         entries.append(((patch, Line2D([], [], **point(look, 4))), name))
     drawing.place_legend(figure, [*entries, *more])

@@ -41,7 +41,7 @@ from workbench.figures.rows import (
     pick,
     quotient,
 )
-from workbench.figures.verdict import Verdict, at_least, cannot_tell
+from workbench.figures.verdict import Verdict, at_least, busy_in, cannot_tell
 from workbench.published.harmony import FOUR, MODELS
 from workbench.runs.store import Store
 
@@ -240,6 +240,7 @@ def _of_runs(rows: pd.DataFrame) -> Iterator[Verdict]:
                 1.0,
                 RAN,
                 cannot=cannot_tell(part),
+                busy=busy_in(part, *RAN, PP, method),
             )
 
 

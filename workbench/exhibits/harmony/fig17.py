@@ -22,7 +22,7 @@ from workbench.figures.rows import (
     pick,
     quotient,
 )
-from workbench.figures.verdict import Verdict, at_least, cannot_tell
+from workbench.figures.verdict import Verdict, at_least, busy_in, cannot_tell
 
 NOT_SLOWER = 1.0
 SECONDS = (25, 50, 100, 200, 400, 800, 1600)
@@ -99,6 +99,7 @@ class TimePerIteration(scaling.Scaling):
                     NOT_SLOWER,
                     RAN,
                     cannot=cannot_tell(part),
+                    busy=busy_in(part, *RAN, PP, method),
                 )
 
 

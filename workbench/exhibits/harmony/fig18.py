@@ -13,7 +13,7 @@ from workbench.exhibits.harmony.sizes import DP, PP
 from workbench.exhibits.harmony.table import PLANNED, RAN, model_label
 from workbench.figures import draw
 from workbench.figures.rows import MEASURED, OUR_PLAN, REFERENCE, one, pick, quotient
-from workbench.figures.verdict import Verdict, at_least, cannot_tell
+from workbench.figures.verdict import Verdict, at_least, busy_in, cannot_tell
 
 LEAST = 5.0
 """Times the speed of one device that 8 should reach; estimated: 6.0 to 6.8."""
@@ -110,6 +110,7 @@ class SpeedUp(scaling.Scaling):
                 1.0,
                 RAN,
                 cannot=cannot_tell(part),
+                busy=busy_in(part),
             )
 
 

@@ -34,7 +34,7 @@ from workbench.figures.rows import (
     quotient,
 )
 from workbench.figures.style import LOOKS, bar_look
-from workbench.figures.verdict import Verdict, at_least, cannot_tell
+from workbench.figures.verdict import Verdict, at_least, busy_in, cannot_tell
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE
@@ -160,6 +160,7 @@ class Balance(HarmonyExhibit):
                 1.0,
                 RAN,
                 cannot=UNEVEN_ON_CORES if cannot_tell(here) else "",
+                busy=busy_in(here),
             )
 
 

@@ -29,7 +29,7 @@ from workbench.published.harmony import MODELS
 COLUMNS = (
     "figure", "size", "model", "method", "label", "ranks", "minibatch", "setting", "quantity", "x",
     "value", "low", "high", "unit", "source", "variant", "hardware", "device", "how", "status",
-    "note", "key", "text",
+    "note", "busy", "key", "text",
 )  # fmt: skip
 """`x`: what a line is drawn over. `low`, `high`: a spread, or the other end of an estimate. `text`:
 what was trained on, where that matters."""
@@ -142,7 +142,7 @@ def measured(record: RunRecord, quantity: str, model: str, **more: Any) -> dict[
         how = "bytes per step counted by the runtime, all ranks together"
     return _of_run(record, model) | {
         "quantity": quantity, "value": value, "low": low, "high": high, "unit": unit,
-        "source": MEASURED, "how": how, **more,
+        "source": MEASURED, "how": how, "busy": "" if unit == "bytes" else record.busy, **more,
     }  # fmt: skip
 
 

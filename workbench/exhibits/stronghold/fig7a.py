@@ -19,7 +19,7 @@ from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import part_of, quotient, series_of, value
 from workbench.figures.style import LOOKS
-from workbench.figures.verdict import Verdict, at_least, no_speed_of
+from workbench.figures.verdict import Verdict, at_least, busy_in, no_speed_of
 from workbench.runs.sweep import Sweep
 
 BASELINES = tuple(THRESHOLDS)
@@ -108,6 +108,7 @@ class ThroughputAtLargest(StrongholdExhibit):
                 (source, variant),
                 why=_other_depth(rows, source, variant, method),
                 cannot=no_speed_of(rows, source, method),
+                busy=busy_in(rows[rows["pair"] == method], source, variant, "stronghold", method),
             )
             for method, threshold in THRESHOLDS.items()
         ]

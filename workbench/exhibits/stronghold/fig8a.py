@@ -13,7 +13,7 @@ from workbench.exhibits.stronghold.base import StrongholdExhibit
 from workbench.exhibits.stronghold.sizes import Size
 from workbench.figures import draw as drawing
 from workbench.figures.rows import advantage
-from workbench.figures.verdict import Verdict, at_least, no_speed_of
+from workbench.figures.verdict import Verdict, at_least, busy_in, no_speed_of
 
 THRESHOLDS = {"megatron-lm": 0.8, "l2l": 1.0, "zero-offload": 1.0, "zero-infinity": 1.0}
 """Ratio of throughputs from which a claim holds; the published ones are 0.89 and 1.8 to 3.8."""
@@ -54,6 +54,7 @@ class Throughput(StrongholdExhibit):
                 threshold,
                 (source, variant),
                 cannot=no_speed_of(rows, source, method),
+                busy=busy_in(rows, source, variant, "stronghold", method),
             )
             for method, threshold in THRESHOLDS.items()
         ]

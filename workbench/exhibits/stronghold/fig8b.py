@@ -10,7 +10,7 @@ from workbench.exhibits.stronghold.line import Line
 from workbench.exhibits.stronghold.sizes import Size
 from workbench.figures import draw as drawing
 from workbench.figures.rows import part_of
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.verdict import Verdict, at_least, busy_in
 
 LINEAR = 0.98
 """R squared of a straight line from which we call it linear; the published series has 0.9985."""
@@ -57,6 +57,7 @@ class Depth(Line):
                 LINEAR,
                 (source, variant),
                 cannot=NO_FIXED_WINDOW if chosen else "",
+                busy=busy_in(rows, source, variant),
             )
         ]
 

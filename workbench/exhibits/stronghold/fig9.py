@@ -10,7 +10,7 @@ from workbench.exhibits.stronghold.line import Line
 from workbench.exhibits.stronghold.sizes import Size
 from workbench.figures import draw as drawing
 from workbench.figures.rows import part_of
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.verdict import Verdict, at_least, busy_in
 
 NOISE = 0.95
 """A larger window must not be slower by more than the noise of a run."""
@@ -56,6 +56,7 @@ class Window(Line):
                 here,
                 NOISE,
                 (source, variant),
+                busy=busy_in(rows, source, variant),
             ),
             at_least(
                 f"the smallest window takes at least {CLEARLY - 1:.0%} longer than the largest",
@@ -63,6 +64,7 @@ class Window(Line):
                 here,
                 CLEARLY,
                 (source, variant),
+                busy=busy_in(rows, source, variant),
                 why_not=TWO_PROMISES,
             ),
         ]

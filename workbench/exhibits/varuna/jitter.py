@@ -18,7 +18,7 @@ from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import COLUMNS, MEASURED, REFERENCE, SIMULATED, pick, table
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.verdict import Verdict, at_least, busy_in
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.policies import (
@@ -150,7 +150,8 @@ class UnderJitter(VarunaExhibit):
         words = f"paced steps are within {NEAR:.0%} of those simulated with equal draws (share)"
         share = None if far.isna().any() else float((far <= NEAR).mean())
         why = f"the worst is {far.max():.1%} off"
-        yield at_least(words, None, share, 1.0, (MEASURED, ""), why=why)
+        busy = busy_in(told)
+        yield at_least(words, None, share, 1.0, (MEASURED, ""), why=why, busy=busy)
 
 
 def _reference() -> Iterator[dict[str, Any]]:
@@ -197,6 +198,7 @@ def _paced(spec: RunSpec, record: RunRecord | None, why: str) -> Iterator[dict[s
         yield _spread([scale * IDEAL_S / seconds for _, seconds in steps]) | {
             "method": policy.method, "label": policy.label, "pair": spec.options.jitter,
             "quantity": EFFICIENCY, "unit": "share", "source": MEASURED, "status": status,
+            "busy": record.busy if record is not None else "",
             "how": f"{spec.steps} seeds, paced by sleeping", "error": max(off, default=None),
         }  # fmt: skip
 
