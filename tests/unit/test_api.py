@@ -50,7 +50,7 @@ class Options(NoOptions):
 def plan(spec, profile):
     return Plan(
         method=spec.method, fits=True, schedule=None, step_seconds=1.0, peak_bytes={},
-        moved_bytes={}, notes=(f"knob {spec.options.knob}",),
+        moved_bytes={}, binding="", notes=(f"knob {spec.options.knob}",),
     )
 
 
