@@ -1,12 +1,12 @@
-"""The records of a results folder as people look at them: filtered, sorted, a page at a time.
+"""The records of a results folder as people look at them.
 
     from workbench.runs.store import Store
     from workbench.ui.runs_table import RunsTable
-    from workbench.ui.runs_table_plot import Plot
-    from workbench.ui.runs_table_query import Query
+    from workbench.ui.runs_plot import Plot
 
     table = RunsTable(Store())
-    table.page(Query(text="layers>=32 status=ok", sort="step_seconds")).rows
+    table.refresh()
+    table.table()                                     # a DataFrame, to be filtered as any other
     table.save(Plot(x="layers", y="samples_per_second", colour="method"), "throughput")
 
 No widget is needed, and everything a panel shows comes from here. `refresh` looks at the folder and
@@ -16,58 +16,52 @@ old one, so that a reader meanwhile sees one or the other.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.record import STATUSES, RunRecord
+from workbench.core.record import STATUSES
 from workbench.runs.campaign import Campaign
 from workbench.runs.index import Index
 from workbench.runs.store import Store
+from workbench.ui.runs_plot import Plot, draw, plot_rows
 from workbench.ui.runs_table_commands import run_command, sweep_commands
 from workbench.ui.runs_table_fields import (
     FIRST_RESULTS,
     FIRST_SETTINGS,
-    NOT_SHOWN,
     SENTENCES,
     Field,
     Row,
+    column,
     find_fields,
     plain,
     settings,
-)
-from workbench.ui.runs_table_files import check_key, export, log_lines, save_order, shown, write_csv
-from workbench.ui.runs_table_plot import Plot, plot_order, plot_rows
-from workbench.ui.runs_table_query import Query, select
+)  # fmt: skip
+from workbench.ui.runs_table_files import (
+    check_key,
+    export_rows,
+    inside,
+    log_lines,
+    save_figure,
+    shown,
+)  # fmt: skip
+from workbench.ui.runs_table_sweeps import Sweeps
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from workbench.ui.runs_table_compare import Comparison
-
-PAGE_ROWS = 25
-VARYING = 4
-"""Most settings that are columns unless the user chooses columns."""
+ALL = ""
+"""No sweep's runs alone."""
+VARYING = 5
+"""Most settings that are shown at first."""
 SELDOM = frozenset({"method", "seed", "device", "asked_window", "asked_resident"})
-"""Settings that are no such columns, though they vary: they tell little, or another column says
+"""Settings that are not shown at first, though they vary: they tell little, or another column says
 it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """One page of the table."""
-
-    columns: tuple[str, ...]
-    rows: list[Row]
-    number: int
-    """From 1."""
-    pages: int
-    first: int
-    """Number of the first row in the whole selection, from 1; 0 where it is empty."""
-    total: int
-    """Rows of the whole selection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +73,8 @@ class _State:
     by_key: dict[str, Row] = field(default_factory=dict)
     fields: dict[str, Field] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    methods: list[str] = field(default_factory=list)
+    columns: list[dict[str, Any]] = field(default_factory=list)
+    cells: str = "[]"
 
 
 class RunsTable:
@@ -88,8 +83,14 @@ class RunsTable:
     def __init__(self, store: Store, index: Index | None = None) -> None:
         self.store = store
         self.index = Index(store) if index is None else index
+        self.sweeps = Sweeps(store)
+        self.sweep = ALL
+        """Name of the sweep whose runs alone are rows."""
+        self.running: list[str] = []
+        """Keys of the runs that named sweeps, or the one that is shown, had in work when the folder
+        was last looked at."""
         self._state = _State()
-        self._selected: tuple[Any, list[Row]] | None = None
+        self._made: Any = None
 
     # -- the table ------------------------------------------------------------------------------
 
@@ -108,85 +109,66 @@ class RunsTable:
         """Number of records that the last look found and had no time to read."""
         return self.index.pending
 
+    @property
+    def grid(self) -> tuple[list[dict[str, Any]], str]:
+        """Columns and rows as `runs_grid.RunsGrid` shows them."""
+        return self._state.columns, self._state.cells
+
     def refresh(self, limit_seconds: float | None = None) -> set[str]:
         """Look at the folder; returns the keys of records that are new, changed or gone.
 
         With `limit_seconds` reading ends soon after that, and the next call goes on: `pending`
         records are left.
         """
+        sweeps = self.sweeps.look()
+        self.running = self.sweeps.running([self.sweep] if self.sweep else self.sweeps.names)
         changed = self.index.refresh(limit_seconds)
-        if changed:
-            rows = self.index.rows()
-            self._state = _State(
-                version=self._state.version + 1,
-                rows=rows,
-                by_key={row["key"]: row for row in rows},
-                fields={found.name: found for found in find_fields(rows)},
-                counts=_counts(rows),
-                methods=sorted({row["method"] for row in rows}),
-            )
+        if changed or sweeps or self._made != self.sweep or not self._state.version:
+            self._made = self.sweep
+            self._state = self._new_state()
         return changed
 
-    def rows(self, query: Query | None = None) -> list[Row]:
-        """All rows that a query keeps, in its order, whatever its page. Raises ValueError.
-
-        They are the table's own, and not to be changed.
-        """
-        state, query = self._state, query or Query()
-        asked = (state.version, query.text, query.status, query.method, query.sort,
-                 query.descending)  # fmt: skip
-        known = self._selected
-        if known is None or known[0] != asked:
-            known = (asked, select(state.rows, query, state.fields))
-            self._selected = known
-        return known[1]
-
-    def page(self, query: Query | None = None) -> Page:
-        """One page of `rows`; a number beyond the last page is the last. Raises ValueError."""
-        query = query or Query()
-        rows = self.rows(query)
-        pages = max(1, -(-len(rows) // PAGE_ROWS))
-        number = min(max(1, query.page), pages)
-        first = (number - 1) * PAGE_ROWS
-        return Page(
-            columns=query.columns or self.columns(),
-            rows=rows[first : first + PAGE_ROWS],
-            number=number,
-            pages=pages,
-            first=first + 1 if rows else 0,
-            total=len(rows),
+    def _new_state(self) -> _State:
+        of_key = self.sweeps.names_of_keys()
+        rows = [row | {"sweep": ", ".join(of_key.get(row["key"], ()))} for row in self.index.rows()]
+        if self.sweep != ALL:
+            rows = [row for row in rows if self.sweep in of_key.get(row["key"], ())]
+        fields = {found.name: found for found in find_fields(rows)}
+        counts = Counter(row["status"] for row in rows)
+        columns, cells = _grid(rows, fields)
+        return _State(
+            version=self._state.version + 1,
+            rows=rows,
+            by_key={row["key"]: row for row in rows},
+            fields=fields,
+            counts={status: counts[status] for status in STATUSES if counts[status]},
+            columns=columns,
+            cells=cells,
         )
 
-    def columns(self) -> tuple[str, ...]:
-        """Columns that tell these records from each other, and columns of their results."""
-        fields = self._state.fields
-        varying = [name for name, found in fields.items() if found.varies and name not in SENTENCES]
-        chosen = [name for name in FIRST_SETTINGS if name in varying]
-        chosen += [n for n in varying if n in settings() and n not in (*chosen, *SELDOM)]
-        results = [name for name in FIRST_RESULTS if name in varying]
-        source = ["source"] if "source" in varying else []
-        found = ["method", "status", *source, *chosen[:VARYING], *results, "started"]
-        return tuple(name for name in dict.fromkeys(found) if name in fields)
+    def rows(self, keys: Iterable[str] | None = None) -> list[Row]:
+        """The rows of some keys in their order, or all, oldest first. They are the table's own, and
+        not to be changed."""
+        if keys is None:
+            return self._state.rows
+        return [self._state.by_key[key] for key in keys if key in self._state.by_key]
 
-    def table(self, query: Query | None = None) -> pandas.DataFrame:
-        """The selected rows for further work."""
+    def table(self, keys: Iterable[str] | None = None) -> pandas.DataFrame:
+        """`rows` for further work."""
         import pandas
 
-        return pandas.DataFrame(self.rows(query))
+        return pandas.DataFrame(self.rows(keys))
 
     def counts(self) -> dict[str, int]:
         """Status -> records, in the order of statuses."""
         return self._state.counts
-
-    def methods(self) -> list[str]:
-        return self._state.methods
 
     def problems(self) -> list[str]:
         """Files of the folder that cannot be used, one sentence each."""
         found = sorted(self.index.problems.items())
         return [f"{shown(path)} is not counted: {plain(why, 300)}" for path, why in found]
 
-    # -- one or two records ---------------------------------------------------------------------
+    # -- records --------------------------------------------------------------------------------
 
     def row(self, key: str) -> Row:
         """The row of a key; raises ValueError where there is none."""
@@ -195,31 +177,53 @@ class RunsTable:
             raise ValueError(f"there is no record {plain(key, 60)}")
         return found
 
-    def record(self, key: str) -> RunRecord:
-        """The whole record with its series; raises ValueError where there is none."""
-        found = self.store.find(check_key(key))
-        if found is None:
-            raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
-        return found
-
     def log(self, key: str) -> list[str]:
         """The last lines of its log as plain text; raises ValueError for a bad key."""
         return log_lines(self.store, key)
 
-    def compare(self, key_a: str, key_b: str) -> Comparison:
-        """Two records side by side; raises ValueError where there is none of a key."""
-        from workbench.ui.runs_table_compare import Comparison
-
-        return Comparison(self.store, key_a, key_b)
-
     def command(self, key: str) -> str:
-        """The command line that repeats a record. Raises ValueError for a spec of another
-        version."""
-        return run_command(self.record(key).spec, self.store)
+        """The command line that repeats a record. Raises ValueError where there is none, or one of
+        another version."""
+        record = self.store.find(check_key(key))
+        if record is None:
+            raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
+        return run_command(record.spec, self.store)
 
     def sweep_commands(self, name: str) -> list[str]:
         """The papermill command that repeats a named sweep, and the command line that does."""
         return sweep_commands(Campaign(self.store, name))
+
+    def failed(self, keys: Iterable[str] | None = None) -> list[str]:
+        """Keys of those that did not finish."""
+        return [row["key"] for row in self.rows(keys) if row["status"] != "ok"]
+
+    def remove(self, keys: Iterable[str]) -> int:
+        """Delete the folders of runs that did not finish; returns how many there were.
+
+        Raises ValueError for one that finished or that a process has in work, and StoreError.
+        """
+        keys = list(keys)
+        for key in keys:
+            if self.row(key)["status"] == "ok":
+                raise ValueError(f"run {plain(key, 40)} finished; only failed runs are removed")
+        for key in keys:
+            self._delete(inside(self.store, self.store.folder(key)), self.store.lock(key), key)
+        return len(keys)
+
+    def remove_sweep(self, name: str) -> None:
+        """Delete a sweep that no process runs; its runs stay. Raises ValueError and StoreError."""
+        campaign = Campaign(self.store, name)
+        self._delete(inside(self.store, campaign.folder), campaign.lock(), name)
+
+    def _delete(self, folder: Path, lock: Any, name: str) -> None:
+        if lock is None:
+            raise ValueError(f"{plain(name, 64)} is in work; cancel it before it is removed")
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise self.store.unusable(error) from error
+        finally:
+            lock.release()
 
     # -- plots and exports ----------------------------------------------------------------------
 
@@ -230,38 +234,44 @@ class RunsTable:
         y = next((n for n in ("samples_per_second", *FIRST_RESULTS) if n in fields), "steps_done")
         return Plot(x=x, y=y, colour="method")
 
-    def plot_rows(self, plot: Plot, query: Query | None = None) -> list[Row]:
-        """Rows of a plot, one a record; see `runs_table_plot.plot_rows`. Raises ValueError."""
-        return plot_rows(plot, self.rows(query), self._state.fields)
+    def plot_rows(self, plot: Plot, keys: Iterable[str] | None = None) -> list[Row]:
+        """Rows of a plot, one a record; see `runs_plot.plot_rows`. Raises ValueError."""
+        return plot_rows(plot, self.rows(keys), self._state.fields)
 
-    def plot_order(self, plot: Plot, query: Query | None = None) -> dict[str, Any]:
-        """The plot as plain data, from which `runs_table_draw.draw` makes the figure, anywhere."""
-        return plot_order(plot, self.plot_rows(plot, query), self._state.fields)
-
-    def figure(self, plot: Plot, query: Query | None = None) -> Figure:
+    def figure(self, plot: Plot, keys: Iterable[str] | None = None) -> Figure:
         """The plot. Raises ValueError for fields that are not there."""
-        from workbench.ui.runs_table_draw import draw
+        return draw(plot, self.plot_rows(plot, keys), self._state.fields)
 
-        return draw(self.plot_order(plot, query))
-
-    def save(self, plot: Plot, name: str, query: Query | None = None) -> list[Path]:
+    def save(self, plot: Plot, name: str, keys: Iterable[str] | None = None) -> list[Path]:
         """Write the figure (PDF, PNG) and the CSV behind it; returns their paths.
 
         Raises ValueError for a bad name and for fields that are not there, and StoreError.
         """
-        return save_order(self.store, self.plot_order(plot, query), name)
+        rows = self.plot_rows(plot, keys)
+        return save_figure(self.store, self.figure(plot, keys), rows, name)
 
-    def export_csv(self, name: str, query: Query | None = None) -> Path:
-        """Write the selected rows with all their columns; returns the path. Raises as `save`."""
-        rows = self.rows(query)
-        columns = [c for c in dict.fromkeys(c for row in rows for c in row) if c not in NOT_SHOWN]
-
-        def write(stem: Path) -> None:
-            write_csv(stem.with_name(f"{stem.name}.csv"), columns, rows)
-
-        return export(self.store, name, write)[0]
+    def export(self, form: str, name: str, keys: Iterable[str] | None = None) -> list[Path]:
+        """Write rows with all their columns as ``csv`` or ``jsonl``, or losses and results for
+        ``tensorboard``; returns the paths. Raises as `save`."""
+        return export_rows(self.store, self.rows(keys), form, name)
 
 
-def _counts(rows: list[Row]) -> dict[str, int]:
-    found = Counter(row["status"] for row in rows)
-    return {status: found[status] for status in STATUSES if found[status]}
+def _grid(rows: list[Row], fields: dict[str, Field]) -> tuple[list[dict[str, Any]], str]:
+    """Columns that tell these records from each other, those shown at first in front; and cells."""
+    varying = [name for name, found in fields.items() if found.varies]
+    chosen = [name for name in FIRST_SETTINGS if name in varying]
+    chosen += [n for n in varying if n in settings() and n not in (*chosen, *SELDOM)]
+    results = [name for name in FIRST_RESULTS if name in varying]
+    some = [name for name in ("source", "sweep") if name in varying]
+    first = ["key", "method", "status", *some, *chosen[:VARYING], *results, "started"]
+    hidden = ["message", *(n for n in varying if n not in SENTENCES)]
+    names = [name for name in dict.fromkeys([*first, *hidden]) if name in fields]
+    columns, cells = [], []
+    for name in names:
+        numeric = fields[name].kind == "number"
+        title, found = column(name, rows, numeric=numeric)
+        columns.append({"name": name, "title": title, "number": numeric, "shown": name in first})
+        cells.append(found)
+    # Row by row: encoding all at once would hold the interpreter's lock for too long.
+    lines = (json.dumps(line) for line in zip(*cells, strict=True))
+    return columns, f"[{','.join(lines)}]"

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.methods import known
 from workbench.runs.overrides import hints
 from workbench.runs.progress import format_seconds
 
@@ -33,7 +34,7 @@ class Ending:
 
 
 ENDINGS = {
-    "ok": Ending("ok", "\u2713", "o"),
+    "ok": Ending("finished", "\u2713", "o"),
     "oom_device": Ending("out of device memory", "\u2715", "x"),
     "oom_host": Ending("out of host memory", "+", "+"),
     "oom_disk": Ending("out of disk", "\u2731", (8, 2, 0)),
@@ -44,6 +45,7 @@ ENDINGS = {
 }
 
 LABELS = {
+    "key": "run",
     "method": "method",
     "step_seconds": "step time",
     "samples_per_second": "throughput",
@@ -204,6 +206,8 @@ def cell(name: str, value: Any) -> str:
     """A value with its unit, as a table shows it; empty for none."""
     if value is None:
         return ""
+    if name == "method":
+        return label_of(value)
     if name == "status":
         ending = ENDINGS.get(value)
         return f"{ending.sign} {ending.words}" if ending else plain(value)
@@ -226,6 +230,25 @@ def cell(name: str, value: Any) -> str:
     return f"{finite:.4g}"
 
 
+def label_of(method: Any) -> str:
+    """A method's name as figures write it."""
+    found = known().get(method)
+    return found.label if found else plain(method, 60)
+
+
+def column(name: str, rows: Iterable[Row], *, numeric: bool) -> tuple[str, list[Any]]:
+    """(title, a cell a row) of a column of one unit: numbers stay numbers, to be compared; "" for
+    none."""
+    values = [row.get(name) for row in rows]
+    if not numeric:
+        cells = {value: cell(name, value) for value in set(values)}
+        return label(name), [cells[value] for value in values]
+    found = [number(value) for value in values]
+    factor, words = scaled(name, max((abs(v) for v in found if v is not None), default=0.0))
+    shown = ["" if v is None else float(f"{v * factor:.5g}") for v in found]
+    return f"{label(name)} ({words})" if words else label(name), shown
+
+
 def scaled(name: str, largest: float) -> tuple[float, str]:
     """(factor, unit) in which an axis up to `largest` is easy to read."""
     kind = unit(name)
@@ -236,11 +259,6 @@ def scaled(name: str, largest: float) -> tuple[float, str]:
     if kind == "s" and 0 < largest < 1:
         return (1e3, "ms") if largest >= 1e-3 else (1e6, "us")
     return 1.0, kind
-
-
-def in_order(values: Iterable[Any]) -> list[Any]:
-    """Numbers by size, then text by its letters, then nothing."""
-    return sorted(values, key=sort_key)
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:
@@ -254,7 +272,7 @@ def sort_key(value: Any) -> tuple[int, float, str]:
 def described(row: Mapping[str, Any]) -> str:
     """A record in a few words, for a list of choices: what it is, and how it ended."""
     parts = [
-        row.get("method"),
+        label_of(row.get("method")),
         f"{row.get('layers', '?')} layers",
         f"batch {row.get('batch', '?')}",
     ]

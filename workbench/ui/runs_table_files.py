@@ -8,6 +8,7 @@ leads out of the folder is not followed.
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.runs.store import Store
 from workbench.ui.log_tail import last_lines
-from workbench.ui.runs_table_fields import plain
+from workbench.ui.runs_table_fields import NOT_SHOWN, is_result, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,6 +75,9 @@ def export(
         raise store.unusable(error) from error
     try:
         write(made / name)
+        for path in made.iterdir():
+            if (target / path.name).is_dir():
+                shutil.rmtree(target / path.name)
         return [path.replace(target / path.name) for path in sorted(made.iterdir())]
     except OSError as error:
         raise store.unusable(error) from error
@@ -99,11 +103,45 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]
     path.write_text(as_csv(columns, rows), encoding="utf-8", newline="")
 
 
-def save_order(store: Store, order: dict[str, Any], name: str) -> list[Path]:
-    """A plot as PDF and PNG, with the rows that it draws as CSV; raises as `export`."""
-    from workbench.ui.runs_table_draw import draw
+def export_rows(store: Store, rows: list[dict[str, Any]], form: str, name: str) -> list[Path]:
+    """Rows as ``csv`` or ``jsonl``, all columns, or runs for ``tensorboard``; returns the paths.
 
-    return save_figure(store, draw(order), order["rows"], name)
+    Raises ValueError for a bad name or form, and where tensorboard is not installed; StoreError.
+    """
+    columns = [c for c in dict.fromkeys(c for row in rows for c in row) if c not in NOT_SHOWN]
+
+    def write(stem: Path) -> None:
+        path = stem.with_name(f"{stem.name}.{form}")
+        if form == "csv":
+            write_csv(path, columns, rows)
+        else:
+            lines = ({c: row[c] for c in columns if c in row} for row in rows)
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+    if form == "tensorboard":
+        return export(store, name, lambda stem: _write_tensorboard(store, rows, stem))
+    if form not in ("csv", "jsonl"):
+        raise ValueError(f"runs are exported as csv, jsonl or tensorboard, not as {plain(form)!r}")
+    return export(store, name, write)
+
+
+def _write_tensorboard(store: Store, rows: list[dict[str, Any]], folder: Path) -> None:
+    """A log a run: its loss step by step, its settings and results as one line of hparams."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(
+            "tensorboard is not installed here; `pip install tensorboard` brings it"
+        ) from None
+    for row in rows:
+        record = store.find(check_key(row["key"]))
+        with SummaryWriter(str(folder / row["key"])) as writer:
+            for step, loss in enumerate(record.losses if record else (), start=1):
+                writer.add_scalar("loss", loss, step)
+            told = {k: v for k, v in row.items() if isinstance(v, bool | int | float | str)}
+            results = {k: v for k, v in told.items() if is_result(k) and number(v) is not None}
+            settings = {k: v for k, v in told.items() if k not in results}
+            writer.add_hparams(settings, results, run_name=".")
 
 
 def save_figure(store: Store, figure: Figure, rows: list[dict[str, Any]], name: str) -> list[Path]:
