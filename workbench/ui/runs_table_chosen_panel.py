@@ -7,7 +7,6 @@ the one that is shown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import datetime
 from time import monotonic
 from typing import Any
@@ -20,20 +19,26 @@ from workbench.ui.frame_panel import button
 from workbench.ui.helper_process import Answer, HelperProcess
 from workbench.ui.runs_picture_panel import WORK, Picture
 from workbench.ui.runs_table import ALL, RunsTable
+from workbench.ui.runs_table_commands import run_command, sweep_commands
 from workbench.ui.runs_table_compare import MOST
-from workbench.ui.runs_table_files import check_name
+from workbench.ui.runs_table_files import check_name, log_lines
 from workbench.ui.runs_table_plot_panel import PlotPanel
 
-MOST_SWEEPS = 20
 LIVE_S = 2.0
 """Between two drawings of the losses of runs in work."""
 WHERE = "reports of the results folder"
+LISTED, CHOSEN = "listed", "chosen"
 EXPORTS = {
-    "CSV": ("csv", "All columns of the listed runs"),
-    "JSONL": ("jsonl", "All columns of the listed runs, a line of JSON each"),
-    "TensorBoard": ("tensorboard", "Losses, settings and results of the listed runs, as its logs"),
-}
-"""Button -> form of `RunsTable.export`, and what it writes."""
+    "CSV": (LISTED, "save_table", {"form": "csv"}, "All columns of the listed runs"),
+    "JSONL": (LISTED, "save_table", {"form": "jsonl"}, "The listed runs, a line of JSON each"),
+    "TensorBoard": (LISTED, "save_table", {"form": "tensorboard"},
+                    "Losses, settings and results of the listed runs, as its logs"),
+    "Plot": (LISTED, "save_plot", {}, "The plot as PDF and PNG, and its rows"),
+    "Comparison": (CHOSEN, "save_compared", {}, "Losses as PDF and PNG, and all that is compared"),
+    "Trace": (CHOSEN, "save_trace", {}, "The chosen runs' timelines, for ui.perfetto.dev"),
+    "Report": (LISTED, "reports", {}, "The reports in the results folder"),
+}  # fmt: skip
+"""Button -> of which runs, a function of runs_table_work.py, more arguments, what it writes."""
 
 
 class ChosenPanel:
@@ -60,48 +65,24 @@ class ChosenPanel:
             "Timeline", "The timeline of one chosen run, predicted above measured", self._timeline
         )
         self.commands = button(
-            "Show commands", "The command lines that repeat the chosen runs and sweeps",
+            "Show commands", "The command lines that repeat the chosen runs, and the sweep",
             self.show_commands,
         )  # fmt: skip
-        self.remove = button(
-            "Remove failed runs", "Delete those of the chosen runs that did not finish",
-            lambda: self._remove(sweep=False),
-        )  # fmt: skip
-        self.remove_sweep = button(
-            "Remove sweep", "Delete the sweep that is shown, and its runs that did not finish",
-            lambda: self._remove(sweep=True),
-        )  # fmt: skip
+        self.remove = button("Remove failed runs", "Delete chosen runs that failed", self._remove)
         self.name = widgets.Text(
-            value="", placeholder=_usual_name(), description="export as",
+            placeholder=_usual_name(), description="export as", layout={"width": "300px"},
             tooltip="Name of exported files: letters, digits, dots, underscores, hyphens",
-            layout={"width": "300px"},
         )  # fmt: skip
         self.exports = {
-            words: button(
-                words, told, lambda f=form: self._export("save_table", form=f, keys=self._keys())
-            )
-            for words, (form, told) in EXPORTS.items()
+            words: button(words, told, lambda words=words: self._export(words))
+            for words, (_, _, _, told) in EXPORTS.items()
         }
-        self.exports |= {
-            "Plot": button("Plot", "The plot as PDF and PNG, and its rows", self._export_plot),
-            "Comparison": button(
-                "Comparison", "Losses of the chosen runs as PDF and PNG, and all that is compared",
-                lambda: self._export("save_compared", keys=list(self.chosen)),
-            ),
-            "Trace": button(
-                "Trace", "Timelines of the chosen runs as one trace, for ui.perfetto.dev",
-                lambda: self._export("save_trace", keys=list(self.chosen)),
-            ),
-            "Report": button(
-                "Report", "The reports in the results folder", lambda: self._export("reports")
-            ),
-        }  # fmt: skip
         self.state = widgets.HTML(html.told(""))
         self.details = widgets.HTML()
         self.shown = widgets.VBox()
         """The work that the last button asked for."""
         wrap = {"flex_flow": "row wrap", "grid_gap": "4px 8px"}
-        acts = [self.compare, self.timeline, self.commands, self.remove, self.remove_sweep]
+        acts = [self.compare, self.timeline, self.commands, self.remove]
         self.widget = widgets.VBox(
             [
                 widgets.HBox(acts, layout=wrap),
@@ -152,28 +133,29 @@ class ChosenPanel:
         return list(keys)[:MOST], self._plot.pointed.value
 
     def show_commands(self) -> None:
-        """The command lines of the chosen runs, and of all named sweeps."""
-        found = []
+        """The command lines of the chosen runs, and of the sweep that is shown."""
+        found, sweep = [], self.runs_table.sweep
         for key in self.chosen[:5]:
             try:
-                found.append((f"Repeat run {key}", self.runs_table.command(key)))
+                spec, store = self.runs_table.spec(key), self.runs_table.store
+                found.append((f"Repeat run {key}", run_command(spec, store)))
             except ValueError as error:
                 self._say(f"run {key} cannot be repeated: {error}", bad=True)
-        names = [campaign.name for campaign in Campaign.all(self.runs_table.store)]
-        for name in names[:MOST_SWEEPS]:
-            notebook, line = self.runs_table.sweep_commands(name)
-            found.append((f"Repeat the sweep {name}: its notebook, without a browser", notebook))
-            found.append((f"The sweep {name} from the command line", line))
+        if sweep != ALL:
+            notebook, line = sweep_commands(Campaign(self.runs_table.store, sweep))
+            found.append((f"Repeat the sweep {sweep}: its notebook, without a browser", notebook))
+            found.append((f"The sweep {sweep} from the command line", line))
         if not found:
-            self._say("Choose a run to see the command that repeats it; there is no named sweep.")
+            self._say("Choose a run, or a sweep, to see the command that repeats it.")
             return
-        self.shown.children = [widgets.HTML(runs_table_html.commands(found))]
+        shown = "".join(html.paragraph(words) + html.log(line, words) for words, line in found)
+        self.shown.children = [widgets.HTML(shown)]
         self._say(f"{len(found)} commands are shown below.")
 
     def _details(self, key: str) -> None:
         try:
             row = self.runs_table.row(key)
-            lines = self.runs_table.log(key) if row["status"] != "ok" else []
+            lines = log_lines(self.runs_table.store, key) if row["status"] != "ok" else []
             self.details.value = runs_table_html.run_details(row, lines)
         except ValueError as error:
             self._say(str(error), bad=True)
@@ -182,7 +164,7 @@ class ChosenPanel:
         self._ask("comparing ...", self._show_compared, "compared", keys=list(self.chosen))
 
     def _show_compared(self, rows: list[dict[str, Any]]) -> None:
-        self.shown.children = [widgets.HTML(runs_table_html.comparison(rows))]
+        self.shown.children = [widgets.HTML(html.table(rows, f"{len(self.chosen)} runs"))]
         self._say(f"{len(self.chosen)} runs are compared below.")
 
     def _timeline(self) -> None:
@@ -196,41 +178,40 @@ class ChosenPanel:
         sources = " above ".join(block["label"] for block in data["blocks"])
         self._say(f"The timeline is below: {sources}.")
 
-    def _remove(self, *, sweep: bool) -> None:
-        """Delete what failed, the second time it is asked for."""
-        name = self.runs_table.sweep if sweep else ""
-        keys = self.runs_table.failed(None if sweep else self.chosen)
+    def _remove(self) -> None:
+        """Delete what failed, the second time it is asked for: of the chosen runs, else the sweep
+        that is shown and its failed runs."""
+        sweep = "" if self.chosen else self.runs_table.sweep
+        keys = self.runs_table.failed(self.chosen or None)
         what = f"{len(keys)} failed {'run' if len(keys) == 1 else 'runs'}"
-        what = f"sweep {name}, {what}" if sweep else what
-        if self._sure != (name, keys):
-            self._sure = (name, keys)
+        what = f"the sweep {sweep} and {what}" if sweep else what
+        if self._sure != (sweep, keys):
+            self._sure = sweep, keys
             self._say(f"Press again to delete {what}: records, logs and checkpoints.")
             return
-        self._sure = None
         try:
-            if sweep:
-                self.runs_table.remove_sweep(name)
-            self.runs_table.remove(keys)
+            self.runs_table.remove(keys, sweep)
             self._say(f"Deleted: {what}.")
         except (ValueError, OSError) as error:
             self._say(f"{error}.", bad=True)
 
     # -- exports --------------------------------------------------------------------------------
 
-    def _export_plot(self) -> None:
-        plot = self._plot.plot
-        if plot is None:
-            self._say("There is no plot yet.", bad=True)
-        else:
-            self._export("save_plot", keys=self._keys(), plot=asdict(plot))
-
-    def _export(self, function: str, **arguments: Any) -> None:
+    def _export(self, words: str) -> None:
+        which, function, arguments, _ = EXPORTS[words]
+        keys = self._keys() if which == LISTED else list(self.chosen)
+        if function == "save_plot":
+            if self._plot.plot is None:
+                self._say("There is no plot yet.", bad=True)
+                return
+            arguments = {"plot": list(self._plot.plot)}
         try:
             name = check_name(self.name.value.strip() or _usual_name())
         except ValueError as error:
             self._say(str(error), bad=True)
         else:
-            self._ask("writing ...", self._exported, function, name=name, **arguments)
+            arguments = arguments | {"name": name, "keys": keys}
+            self._ask("writing ...", self._exported, function, **arguments)
 
     def _exported(self, links: list[dict[str, str]]) -> None:
         self.state.value = runs_table_html.downloads(f"Written to {WHERE}:", links)
@@ -248,14 +229,16 @@ class ChosenPanel:
 
     def _enable(self) -> None:
         """A button that cannot do anything says what it waits for."""
-        count, failed = len(self.chosen), self.runs_table.failed(self.chosen)
+        count, table = len(self.chosen), self.runs_table
+        removable = table.failed(self.chosen) if self.chosen else table.sweep != ALL
+        self.remove.description = "Remove failed runs" if self.chosen else "Remove sweep"
+        several = f"Choose 2 to {MOST} runs to compare them"
         for made, ready, words in (
-            (self.compare, 2 <= count <= MOST, f"Choose 2 to {MOST} runs to compare them"),
-            (self.exports["Comparison"], 2 <= count <= MOST, f"Choose 2 to {MOST} runs to compare"),
+            (self.compare, 2 <= count <= MOST, several),
+            (self.exports["Comparison"], 2 <= count <= MOST, several),
             (self.exports["Trace"], count > 0, "Choose runs to export their timelines"),
             (self.timeline, count == 1, "Choose one run to see its timeline"),
-            (self.remove, bool(failed), "Choose runs that did not finish to remove them"),
-            (self.remove_sweep, self.runs_table.sweep != ALL, "Choose a sweep above to remove it"),
+            (self.remove, bool(removable), "Choose failed runs, or a sweep, to remove them"),
         ):
             made.disabled = not ready
             made.tooltip = made.description if ready else words

@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.core.options import catalogue
 from workbench.runs.events import EventReader, steps_of
+from workbench.runs.overrides import hints
 from workbench.runs.store import Store, row
 from workbench.ui.runs_table_fields import (
     NOT_SHOWN,
@@ -18,7 +19,6 @@ from workbench.ui.runs_table_fields import (
     label,
     number,
     plain,
-    settings,
 )  # fmt: skip
 from workbench.ui.runs_table_files import check_key
 
@@ -38,7 +38,7 @@ def compare(store: Store, keys: Sequence[str]) -> list[Row]:
         raise ValueError(f"{len(keys)} runs are compared; choose 2 to {MOST} different ones")
     rows = [_row(store, key) for key in keys]
     usual = {name: option.default for name, option in catalogue().items()}
-    chosen = settings() | BESIDE_SETTINGS
+    chosen = hints().keys() | BESIDE_SETTINGS
     letters = LETTERS[: len(keys)]
     empty = dict.fromkeys(["", *letters, *(f"{letter} ÷ A" for letter in letters[1:])], "")
     found = [empty | {"": "run"} | dict(zip(letters, keys, strict=True))]

@@ -13,6 +13,7 @@ its rows did.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -28,7 +29,6 @@ from workbench.ui.runs_table import ALL, RunsTable
 from workbench.ui.runs_table_chosen_panel import ChosenPanel
 from workbench.ui.runs_table_fields import plain
 from workbench.ui.runs_table_plot_panel import PlotPanel
-from workbench.ui.runs_table_thread import Beside
 from workbench.ui.ticker import Ticker
 
 TICK_S, LOOK_S = 0.1, 1.0
@@ -49,7 +49,8 @@ class RunsTablePanel:
         self.runs_table = RunsTable(store, index)
         self._own_helper = None if helper else HelperProcess()
         self._helper = helper or self._own_helper
-        self._looking = Beside()
+        self._beside = ThreadPoolExecutor(1)
+        self._looking: Future | None = None
         self._look_at = 0.0
         self._look_took = 0.0
         self._shown: Any = None
@@ -64,7 +65,7 @@ class RunsTablePanel:
         self.chosen = ChosenPanel(self.runs_table, self._helper, self.plot, self.listed)
         self.widget = framed(
             [
-                widgets.HTML(runs_table_html.STYLE),
+                widgets.HTML(html.STYLE),
                 self.told,
                 widgets.HBox([self.sweep, self.about]),
                 self.grid,
@@ -98,14 +99,16 @@ class RunsTablePanel:
 
     def tick(self) -> bool:
         """Look whether there is something new, and show it. Waits for nothing."""
-        if self._looking.ready:
-            self._looking.fetch()
+        if self._looking is not None and self._looking.done():
+            look, self._looking = self._looking, None
+            look.result()
             self._show()
-        rest = max(LOOK_S, REST * self._look_took) if not self.runs_table.pending else 0.0
-        if self._looking.free and monotonic() - self._look_at >= rest:
+        pending = self.runs_table.index.pending
+        rest = 0.0 if pending else max(LOOK_S, REST * self._look_took)
+        if self._looking is None and monotonic() - self._look_at >= rest:
             self._look_at = monotonic()
-            self._looking.start(self._look)
-        if not self.runs_table.pending:  # a plot of some of them would be another one in a moment
+            self._looking = self._beside.submit(self._look)
+        if not pending:  # a plot of some of them would be another one in a moment
             self.plot.tick()
         self.chosen.tick()
         return True
@@ -114,20 +117,21 @@ class RunsTablePanel:
         """In the thread."""
         began = monotonic()
         self.runs_table.refresh(LATER_LOOK_S)
-        if not self.runs_table.pending:
+        if not self.runs_table.index.pending:
             self.runs_table.sweeps.ask(self._helper)
         self._look_took = monotonic() - began
 
     @property
     def settled(self) -> bool:
         """Whether all that was found and asked for is shown."""
-        shown = self.runs_table.sweep == (self.sweep.value or ALL)
-        idle = not self.runs_table.pending and shown and self._looking.free
-        return idle and self.plot.settled and self.chosen.settled
+        shown = self._shown == (self.runs_table.state.version, self.sweep.value)
+        idle = not self.runs_table.index.pending and self._looking is None
+        return shown and idle and self.plot.settled and self.chosen.settled
 
     def close(self) -> None:
         """Look no more, and end the helper process where it is this panel's own."""
         self.ticker.stop()
+        self._beside.shutdown(wait=False)
         if self._own_helper is not None:
             self._own_helper.close()
         self.widget.close()
@@ -141,23 +145,23 @@ class RunsTablePanel:
         """Bring every widget up to date; one that reads the same is not sent again."""
         problems = self.runs_table.problems()
         self.problems.value = runs_table_html.problems_list(problems)
-        self.told.value = runs_table_html.summary(self.runs_table, len(problems))
-        shown = self.runs_table.sweep
-        about = "" if shown == ALL else self.runs_table.sweeps.words(shown)
-        self.about.value = html.told(about)
-        names = [("all runs", ALL), *((name, name) for name in self.runs_table.sweeps.names)]
+        self.told.value = runs_table_html.summary(
+            self.runs_table.counts(), self.runs_table.index.pending, len(problems)
+        )
+        shown, sweeps = self.runs_table.sweep, self.runs_table.sweeps
+        self.about.value = html.told("" if shown == ALL else sweeps.words(shown))
+        names = [("all runs", ALL), *((name, name) for name in sorted(sweeps.keys))]
         if self.sweep.options != tuple(names):
             kept = self.sweep.value
             self.sweep.options = names
-            self.sweep.value = kept if (kept, kept) in names else ALL
-        if self._shown == (self.runs_table.version, shown):
-            return
-        self._shown = self.runs_table.version, shown
-        with self.grid.hold_sync():
-            self.grid.columns, self.grid.rows = self.runs_table.grid
-            there = [row["key"] for row in self.runs_table.rows(self.grid.chosen)]
-            self.grid.chosen = there
-        self.plot.fill()
+            self.sweep.value = kept if kept in sweeps.keys else ALL
+        state = self.runs_table.state
+        if self._shown != (state.version, shown):
+            self._shown = state.version, shown
+            with self.grid.hold_sync():  # columns and rows are one message
+                self.grid.columns, self.grid.rows = state.columns, state.cells
+                self.grid.chosen = [key for key in self.grid.chosen if key in state.by_key]
+            self.plot.fill()
 
     def _sweep_asked(self, change: dict[str, Any]) -> None:
         """Show another sweep at the next look, which is at once."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets as widgets
@@ -11,9 +10,9 @@ import ipywidgets as widgets
 from workbench.ui import html
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.runs_picture_panel import PLOTLY, Picture
-from workbench.ui.runs_plot import KINDS, NONE, Plot
+from workbench.ui.runs_plot import NONE, Plot
 from workbench.ui.runs_table import RunsTable
-from workbench.ui.runs_table_fields import SENTENCES, Field
+from workbench.ui.runs_table_fields import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Field
 
 TOOLTIPS = {
     "x": "Field along the horizontal axis; fields that vary come first",
@@ -38,17 +37,14 @@ class PlotPanel:
             what: widgets.Dropdown(description=what, tooltip=words, layout={"width": "260px"})
             for what, words in TOOLTIPS.items()
         }
-        self.kind = widgets.Dropdown(
-            options=list(KINDS), description="as", layout={"width": "180px"},
-            tooltip="Points only, or lines through the medians of equal x",
-        )  # fmt: skip
+        self.lines = _box("lines", "Lines through the medians of equal x")
         self.logs = {
             axis: _box(f"logarithmic {axis}", f"Logarithmic scale of the {axis} axis")
             for axis in ("x", "y")
         }
         self.pointed = _box("values where one points", "By plotly: point at a mark, drag to zoom")
         boxes = [*self.logs.values(), *[self.pointed] * bool(PLOTLY)]
-        controls = [*self.fields.values(), self.kind, *boxes]
+        controls = [*self.fields.values(), self.lines, *boxes]
         self.widget = widgets.VBox(
             [
                 widgets.HTML(html.heading("Plot of the runs listed above")),
@@ -62,24 +58,17 @@ class PlotPanel:
         """The plot that the controls show; None while there is nothing to plot."""
         chosen = {what: control.value or NONE for what, control in self.fields.items()}
         logs = {f"log_{a}": box.value and not box.disabled for a, box in self.logs.items()}
-        return Plot(**chosen, kind=self.kind.value, **logs) if chosen["x"] else None
+        return Plot(**chosen, lines=self.lines.value, **logs) if chosen["x"] else None
 
     @property
     def settled(self) -> bool:
         """Whether the picture shows the last plot asked for, of the present rows."""
         return self.picture.settled and self._drawn == self._wish()
 
-    def show(self, plot: Plot) -> None:
-        """Set the controls. Raises ValueError for fields that no record has."""
-        self.runs_table.plot_rows(plot, self._keys())
-        for what, control in self.fields.items():
-            control.value = getattr(plot, what)
-        self.kind.value = plot.kind
-        self.logs["x"].value, self.logs["y"].value = plot.log_x, plot.log_y
-
     def fill(self) -> None:
         """Offer the fields that there are; what is chosen stays until another sweep is shown."""
-        known, usual = self.runs_table.fields, self.runs_table.default_plot()
+        known = self.runs_table.state.fields
+        usual = usual_plot(known)
         names = [name for name in known if name not in NO_AXIS]
         fresh, self._sweep = self._sweep != self.runs_table.sweep, self.runs_table.sweep
         for what, control in self.fields.items():
@@ -94,7 +83,7 @@ class PlotPanel:
     def tick(self) -> None:
         """Draw what is wanted and not drawn. Never waits."""
         for axis, box in self.logs.items():
-            field = self.runs_table.fields.get(self.fields[axis].value or "")
+            field = self.runs_table.state.fields.get(self.fields[axis].value or "")
             box.disabled = field is None or field.kind != "number"
         wish = self._wish()
         if wish != self._drawn and self.picture.settled:
@@ -103,14 +92,19 @@ class PlotPanel:
             if plot is None:
                 self.picture.clear()
             else:
-                self.picture.want(
-                    "picture", plot=asdict(plot), keys=keys, pointed=pointed, root=root
-                )
+                self.picture.want("picture", plot=list(plot), keys=keys, pointed=pointed, root=root)
         self.picture.tick()
 
     def _wish(self) -> tuple[int, Plot | None, list[str] | None, bool, str]:
         root = str(self.runs_table.store.root)
-        return self.runs_table.version, self.plot, self._keys(), self.pointed.value, root
+        return self.runs_table.state.version, self.plot, self._keys(), self.pointed.value, root
+
+
+def usual_plot(fields: Mapping[str, Field]) -> Plot:
+    """The plot that says most of the records there are: a result over a setting."""
+    x = next((n for n in FIRST_SETTINGS if n in fields and fields[n].varies), "started")
+    y = next((n for n in ("samples_per_second", *FIRST_RESULTS) if n in fields), "steps_done")
+    return Plot(x=x, y=y)
 
 
 def _words(field: Field) -> str:

@@ -1,4 +1,4 @@
-"""Which runs belong to which named sweep, and what a sweep has in work.
+"""Which runs belong to which named sweep, and which are in work.
 
 A sweep's events name the runs that it started. Runs that had a record before are not among them;
 they are known once the helper process has listed the sweep (`ask`), which hashes its specs.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 
 from workbench.runs.campaign import LIVE, Campaign
 from workbench.runs.events import EventReader
@@ -17,67 +16,50 @@ from workbench.runs.store import Store
 from workbench.ui.helper_process import Answer, HelperProcess
 from workbench.ui.sweep_html import SIGNS
 
-LIST = "workbench.ui.previewer:listed"
-
 
 class Sweeps:
     """All named sweeps of a store. `look` reads what was appended since the last look."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.keys: dict[str, set[str]] = {}
+        """Name -> keys of its runs."""
+        self._written: dict[str, float] = {}
         self._readers: dict[str, EventReader] = {}
-        self._keys: dict[str, set[str]] = {}
-        self._listed: dict[str, float] = {}
-        """Name -> when the file was written that was listed."""
-        self._asked: tuple[str, Answer] | None = None
-
-    @property
-    def names(self) -> list[str]:
-        return sorted(list(self._keys))  # a look in a thread may add some
+        self._listed: dict[str, Answer] = {}
 
     def look(self) -> bool:
         """Look once; returns whether a sweep came or went, or has further runs."""
         there = {campaign.name: campaign for campaign in Campaign.all(self.store)}
-        changed = there.keys() != self._keys.keys()
-        for name in self._keys.keys() - there.keys():
-            for known in (self._keys, self._readers, self._listed):
-                known.pop(name, None)
+        before = {name: len(keys) for name, keys in self.keys.items()}
+        found = {}
         for name, campaign in there.items():
-            keys = self._keys.setdefault(name, set())
+            written = os.path.getmtime(campaign.folder / "sweep.json")
+            if self._written.get(name) != written:  # it is new, or another one of that name
+                self._written[name] = written
+                for known in (self._readers, self._listed, self.keys):
+                    known.pop(name, None)
             reader = self._readers.setdefault(name, EventReader(campaign.folder / "events.jsonl"))
-            before = len(keys)
+            told = self._listed.get(name)
+            keys = {line["key"] for line in (told.value if told and told.done else None) or ()}
             keys |= {event["key"] for event in reader.read() if "key" in event}
-            changed |= len(keys) != before
-        return changed
+            found[name] = self.keys.get(name, set()) | keys
+        self.keys = found
+        return before != {name: len(keys) for name, keys in found.items()}
 
-    def ask(self, helper: HelperProcess) -> bool:
-        """Have one sweep listed that is new or written anew; returns whether that told of runs."""
-        if self._asked is not None:
-            name, answer = self._asked
-            if not answer.done:
-                return False
-            self._asked = None
-            found = {line["key"] for line in answer.value or ()} - self._keys.get(name, set())
-            self._keys.setdefault(name, set()).update(found)
-            return bool(found)
-        for name in self.names:
-            path = Campaign(self.store, name).folder / "sweep.json"
-            with suppress(OSError, ValueError):  # the page of sweeps says what is wrong with it
-                when = os.path.getmtime(path)
-                if self._listed.get(name) != when:
-                    self._listed[name] = when
-                    data = read_object(path, "sweep")
-                    self._asked = name, helper.ask(LIST, data=data, root=str(self.store.root))
-                    break
-        return False
-
-    def names_of_keys(self) -> dict[str, list[str]]:
-        """Key -> the sweeps that it belongs to."""
-        found: dict[str, list[str]] = {}
-        for name in self.names:
-            for key in self._keys[name]:
-                found.setdefault(key, []).append(name)
-        return found
+    def ask(self, helper: HelperProcess) -> None:
+        """Have a sweep listed that was not, one at a time."""
+        rest = self.keys.keys() - self._listed.keys()
+        if rest and all(answer.done for answer in self._listed.values()):
+            name = min(rest)
+            self._listed[name] = Answer()
+            self._listed[name].done = True
+            try:
+                data = read_object(Campaign(self.store, name).folder / "sweep.json", "sweep")
+            except (OSError, ValueError):  # the page of sweeps says what is wrong with it
+                return
+            words = {"data": data, "root": str(self.store.root)}
+            self._listed[name] = helper.ask("workbench.ui.previewer:listed", **words)
 
     def running(self, names: Iterable[str]) -> list[str]:
         """Keys of the runs that these sweeps have in work."""

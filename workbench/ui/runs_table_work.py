@@ -32,11 +32,11 @@ LINK_BYTES = 1_500_000
 """Browsers take links of up to 2 MB."""
 
 
-def picture(root: str, keys: list[str] | None, plot: dict[str, Any], pointed: bool) -> Row:
+def picture(root: str, keys: list[str] | None, plot: list[Any], pointed: bool) -> Row:
     """A plot of some runs, and its words."""
     found, fields = _points(root, keys, plot)
-    figure = draw(Plot(**plot), found, fields)
-    return _shown(figure, words_of(Plot(**plot), found, fields), pointed)
+    figure = draw(Plot(*plot), found, fields)
+    return _shown(figure, words_of(Plot(*plot), found, fields), pointed)
 
 
 def losses(root: str, keys: list[str], pointed: bool) -> Row:
@@ -59,10 +59,10 @@ def timeline(root: str, key: str) -> dict[str, Any]:
     return run_timeline(Store(root), key)
 
 
-def save_plot(root: str, keys: list[str] | None, plot: dict[str, Any], name: str) -> Links:
+def save_plot(root: str, keys: list[str] | None, plot: list[Any], name: str) -> Links:
     """A plot as PDF and PNG, and the rows that it draws as CSV."""
     found, fields = _points(root, keys, plot)
-    return _links(save_figure(Store(root), draw(Plot(**plot), found, fields), found, name))
+    return _links(save_figure(Store(root), draw(Plot(*plot), found, fields), found, name))
 
 
 def save_compared(root: str, keys: list[str], name: str) -> Links:
@@ -92,7 +92,7 @@ def save_trace(root: str, keys: list[str], name: str) -> Links:
     return _links(files)
 
 
-def reports(root: str, name: str) -> Links:
+def reports(root: str, name: str, keys: list[str] | None) -> Links:
     """The reports that lie in the results folder; raises ValueError where there is none."""
     store = Store(root)
     found = [inside(store, path) for path in sorted(store.root.glob("reports/*/report.html"))]
@@ -112,10 +112,10 @@ def _rows(root: str, keys: list[str] | None) -> list[Row]:
     return [by_key[key] for key in keys if key in by_key]
 
 
-def _points(root: str, keys: list[str] | None, plot: dict[str, Any]) -> tuple[list[Row], Row]:
+def _points(root: str, keys: list[str] | None, plot: list[Any]) -> tuple[list[Row], Row]:
     rows = _rows(root, keys)
-    fields = {field.name: field for field in find_fields(rows)}
-    return plot_rows(Plot(**plot), rows, fields), fields
+    fields = find_fields(rows)
+    return plot_rows(Plot(*plot), rows, fields), fields
 
 
 def _links(paths: list[Path]) -> Links:
