@@ -24,10 +24,11 @@ def canonical(name: str) -> str:
 
 
 def pins() -> dict[str, str]:
-    """Installed distributions, and the CUDA-only extra where it is not installed."""
+    """Installed distributions, and the extras that are not installed everywhere."""
     found = {canonical(d.name): d.version.split("+")[0] for d in importlib.metadata.distributions()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for requirement in project["optional-dependencies"]["megatron"]:
+    extras = project["optional-dependencies"]
+    for requirement in extras["megatron"] + extras["plots"]:
         name, oldest = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
         found.setdefault(canonical(name), oldest)
     return {name: found[name] for name in sorted(found) if not NOT_OURS.fullmatch(name)}

@@ -123,35 +123,43 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
     with styled():
         figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
         axes = figure.subplots()
-        for (end, source, name), rows in sorted(series.items(), key=lambda s: names.index(s[0][2])):
-            (color, marker), beside = looks[name], f", {source}" * (source != "measured")
-            look = {"color": color, "linestyle": "none", "markersize": 5}
-            points = [(x.at(row["x"]), y.at(row["y"])) for row in rows]
-            if end:  # above the axes at its x; at the left edge where it has none
-                at = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-                height = 1.03 + 0.05 * ends.index(end)
-                known = [x.at(row["x"]) for row in rows if row["x"] is not None]
-                look |= {"marker": ENDINGS[end].marker, "label": ENDINGS[end].words + beside}
-                axes.plot(known, [height] * len(known), **look | at)
-                lost = len(rows) - len(known)
-                axes.plot([0] * lost, [height] * lost, **look | at | {"transform": axes.transAxes})
-                continue
-            if plot.lines:
-                of: dict[Any, list[Any]] = {}
-                for at_x, at_y in points:
-                    of.setdefault(at_x, []).append(at_y)
-                axes.plot(sorted(of), [median(of[v]) for v in sorted(of)], color=color, label="_")
-            label = told.cell(plot.colour, name) + beside
-            axes.plot(
-                *zip(*points, strict=True), marker=marker, label=label, **look | FILLS[source]
-            )
+        ordered = sorted(series.items(), key=lambda item: names.index(item[0][2]))
+        for (end, source, name), rows in ordered:
+            if not end:
+                points = [(x.at(row["x"]), y.at(row["y"])) for row in rows]
+                if plot.lines:
+                    of: dict[Any, list[Any]] = {}
+                    for at_x, at_y in points:
+                        of.setdefault(at_x, []).append(at_y)
+                    middle = [median(of[value]) for value in sorted(of)]
+                    axes.plot(sorted(of), middle, color=looks[name][0], label="_")
+                words = told.cell(plot.colour, name) + f", {source}" * (source != "measured")
+                _marks(axes, points, words, *looks[name], FILLS[source])
         x.put_on(axes)
         y.put_on(axes)
+        limits = axes.get_xlim(), axes.get_ylim()
+        for (end, source, name), rows in ordered:
+            if end:  # above the axes at its x; at the left edge where it has none
+                place = axes.transAxes.transform((0, 1.03 + 0.05 * ends.index(end)))
+                left, height = axes.transData.inverted().transform(place)
+                xs = [left if row["x"] is None else x.at(row["x"]) for row in rows]
+                words = ENDINGS[end].words + f", {source}" * (source != "measured")
+                look = (looks[name][0], ENDINGS[end].marker, {"clip_on": False})
+                _marks(axes, [(at_x, height) for at_x in xs], words, *look)
+        axes.set(xlim=limits[0], ylim=limits[1])
         handles, words = axes.get_legend_handles_labels()
         once = {word[:LONGEST]: handle for handle, word in zip(handles, words, strict=True)}
         title = fields[plot.colour].label if plot.colour else None
         figure.legend(once.values(), once.keys(), loc="outside right upper", title=title)
     return figure
+
+
+def _marks(axes: Any, points: list[Any], words: str, color: str, marker: Any, more: Row) -> None:
+    look = {"color": color, "marker": marker, "label": words, "linestyle": "none", "markersize": 5}
+    for kind in (float, str, datetime):  # a value and a moment have no order
+        some = [point for point in points if isinstance(point[0], kind)]
+        if some:
+            axes.plot(*zip(*some, strict=True), **look, **more)
 
 
 def draw_losses(losses: Mapping[str, list[Any]]) -> Figure:

@@ -5,6 +5,7 @@ function render({ model, el }) {
   el.append(box);
   const show = () => {
     const { data, layout } = structuredClone(model.get("figure"));
+    for (const marks of data) marks.cliponaxis = false; // how runs ended stands above the axes
     const color = getComputedStyle(el).getPropertyValue("--jp-ui-font-color1") || "#222";
     const clear = { paper_bgcolor: "#0000", plot_bgcolor: "#0000", uirevision: "same" };
     for (const axis of [layout.xaxis, layout.yaxis]) {

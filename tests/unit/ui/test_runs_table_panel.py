@@ -17,6 +17,7 @@ from pathlib import Path
 import ipywidgets as widgets
 import pytest
 from matplotlib.image import imread
+from workbench.ui.runs_table_plot import Plot
 
 from tests.runs.helpers import wait_for
 from tests.unit.ui.made_up_records import (
@@ -34,7 +35,6 @@ from workbench.runs.store import Store
 from workbench.ui import runs_table_panel
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.runs_table_panel import RunsTablePanel
-from workbench.ui.runs_table_plot import Plot
 
 ROOT = Path(__file__).resolve().parents[3]
 
