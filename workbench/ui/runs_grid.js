@@ -26,12 +26,17 @@ function render({ model, el }) {
   el.append(box);
   let table = null, columns = [], rows = "", quiet = false, told = null;
 
+  const typed = () => [...box.querySelectorAll("thead input")];
+
+  // Columns that changed make another table; how it was sorted, filtered and shown is kept.
   function build() {
     const before = table && {
       search: table.search(),
       order: table.order().map(([at, way]) => [columns[at].name, way]),
-      typed: [...box.querySelectorAll("thead input")].map((field) => [field.dataset.name, field.value]),
+      typed: Object.fromEntries(typed().map((field) => [field.dataset.name, field.value])),
+      seen: Object.fromEntries(columns.map(({ name }, at) => [name, table.column(at).visible()])),
       page: table.page(),
+      focused: box.contains(document.activeElement) && document.activeElement.dataset.name,
     };
     columns = model.get("columns");
     const at = (name) => columns.findIndex((column) => column.name === name);
@@ -42,14 +47,15 @@ function render({ model, el }) {
     box.replaceChildren(node);
     table = new DataTable(node, {
       data: JSON.parse(rows = model.get("rows")),
-      columns: columns.map(({ title, number, shown }, place) => ({
-        title: escaped(title), footer: escaped(title), visible: shown, className: number ? "n" : "",
-        type: number ? "amount" : "string", cellType: place ? "td" : "th",
+      columns: columns.map(({ name, title, number, shown }, place) => ({
+        title: escaped(title), footer: escaped(title), visible: before?.seen[name] ?? shown,
+        className: number ? "n" : "", type: number ? "amount" : "string",
+        cellType: place ? "td" : "th",
         render: (value, kind) => (kind === "display" ? escaped(value ?? "") : value ?? ""),
       })),
       rowId: "0",
       order: order.filter(([place]) => place >= 0),
-      pageLength: 25, lengthMenu: [10, 25, 100, 500], searchDelay: 200,
+      pageLength: 25, lengthMenu: [10, 25, 100, 500],
       select: { style: "multi+shift" },
       layout: {
         topStart: "search", topEnd: { buttons: [{ extend: "colvis", text: "Columns" }] },
@@ -74,7 +80,7 @@ function render({ model, el }) {
       field.dataset.name = column.name;
       field.setAttribute("aria-label", `filter ${column.title}`);
       field.placeholder = column.number ? ">= 0" : "words";
-      field.value = Object.fromEntries(before?.typed ?? [])[column.name] ?? "";
+      field.value = before?.typed[column.name] ?? "";
       const filter = () => {
         const keeps = field.value.trim() && condition(field.value, column.number);
         table.column(place).search(keeps || "");
@@ -89,7 +95,10 @@ function render({ model, el }) {
     choose();
     table.draw();
     if (before) table.page(before.page).draw("page");
+    typed().find((field) => field.dataset.name === before?.focused)?.focus();
   }
+
+  const keysOf = (which) => table.rows(which).data().toArray().map((row) => row[0]);
 
   // Rows are one stop of the Tab key; arrows go on from there.
   function drawn() {
@@ -97,7 +106,7 @@ function render({ model, el }) {
     lines.forEach((row, place) => (row.tabIndex = place ? -1 : 0));
     mark();
     const filtered = table.rows({ search: "applied" }).count() < table.rows().count();
-    const keys = filtered ? table.rows({ search: "applied" }).data().toArray().map((r) => r[0]) : null;
+    const keys = filtered ? keysOf({ search: "applied" }) : null;
     if (JSON.stringify(keys) === told) return;
     told = JSON.stringify(keys);
     model.set("listed", keys);
@@ -113,7 +122,7 @@ function render({ model, el }) {
   function chosen() {
     if (quiet) return;
     mark();
-    const keys = table.rows({ selected: true }).data().toArray().map((row) => row[0]);
+    const keys = keysOf({ selected: true });
     const before = model.get("chosen").filter((key) => keys.includes(key));
     model.set("chosen", [...before, ...keys.filter((key) => !before.includes(key))]);
     model.save_changes();
@@ -129,7 +138,8 @@ function render({ model, el }) {
   }
 
   function replace() {
-    const focused = box.contains(document.activeElement) && document.activeElement.closest("tr")?.id;
+    const active = document.activeElement;
+    const focused = box.contains(active) && active.closest("tr")?.id;
     table.clear().rows.add(JSON.parse(rows = model.get("rows"))).draw(false);
     choose();
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
@@ -152,7 +162,7 @@ function render({ model, el }) {
   build();
   model.on("change:rows change:columns", all);
   model.on("change:chosen", choose);
-  return () => model.off(null, null, all);
+  return () => (model.off("change:rows change:columns", all), model.off("change:chosen", choose));
 }
 
 export default { render };

@@ -1,4 +1,4 @@
-// A plot that one points at (runs_picture_panel.py). Plotly's script stands before this, as `module`.
+// A plot to point at (runs_table_plot_panel.py). Plotly's script stands before this, as `module`.
 function render({ model, el }) {
   const box = document.createElement("div");
   box.setAttribute("role", "img");
@@ -11,7 +11,8 @@ function render({ model, el }) {
     for (const axis of [layout.xaxis, layout.yaxis]) {
       Object.assign(axis, { gridcolor: "#8884", title: { ...axis.title, font: { color } } });
     }
-    Object.assign(layout, clear, { font: { color }, autosize: true, width: undefined, height: 420 });
+    const size = { autosize: true, width: undefined, height: 420 };
+    Object.assign(layout, clear, size, { font: { color } });
     module.exports.react(box, data, layout, { displaylogo: false, responsive: true });
     box.setAttribute("aria-label", model.get("words"));
   };

@@ -17,12 +17,11 @@ from workbench.runs.campaign import Campaign
 from workbench.ui import html, runs_table_html
 from workbench.ui.frame_panel import button
 from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.runs_picture_panel import WORK, Picture
 from workbench.ui.runs_table import ALL, RunsTable
 from workbench.ui.runs_table_commands import run_command, sweep_commands
 from workbench.ui.runs_table_compare import MOST
 from workbench.ui.runs_table_files import check_name, log_lines
-from workbench.ui.runs_table_plot_panel import PlotPanel
+from workbench.ui.runs_table_plot_panel import WORK, Picture, PlotPanel
 
 LIVE_S = 2.0
 """Between two drawings of the losses of runs in work."""

@@ -42,23 +42,13 @@ ENDINGS = {
 }
 
 LABELS = {
-    "key": "run",
-    "step_seconds": "step time",
-    "samples_per_second": "throughput",
-    "final_loss": "last loss",
-    "seconds": "whole run",
-    "predicted_step_seconds": "predicted step time",
-    "link_bytes_per_s": "link speed",
-    "seq": "sequence length",
-    "hidden": "hidden size",
-    "heads": "attention heads",
-    "vocab": "vocabulary",
-    "lr": "learning rate",
-    "device_class": "machine",
-    "asked_window": "window asked for",
-    "asked_resident": "resident asked for",
-    "has_timeline": "timeline",
-}
+    "key": "run", "step_seconds": "step time", "samples_per_second": "throughput",
+    "final_loss": "last loss", "seconds": "whole run", "seq": "sequence length",
+    "predicted_step_seconds": "predicted step time", "link_bytes_per_s": "link speed",
+    "hidden": "hidden size", "heads": "attention heads", "vocab": "vocabulary",
+    "lr": "learning rate", "device_class": "machine", "asked_window": "window asked for",
+    "asked_resident": "resident asked for", "has_timeline": "timeline",
+}  # fmt: skip
 UNITS = {"link_bytes_per_s": "B/s", "samples_per_second": "samples/s", "final_loss": "nats/token",
          "seconds": "s"}  # fmt: skip
 NOT_SHOWN = frozenset({"predicted_settings", "losses", "all_step_seconds"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 
 from workbench.runs.campaign import LIVE, Campaign
 from workbench.runs.events import EventReader
@@ -26,40 +27,41 @@ class Sweeps:
         """Name -> keys of its runs."""
         self._written: dict[str, float] = {}
         self._readers: dict[str, EventReader] = {}
-        self._listed: dict[str, Answer] = {}
+        self._listed: dict[str, Answer | None] = {}
 
     def look(self) -> bool:
         """Look once; returns whether a sweep came or went, or has further runs."""
-        there = {campaign.name: campaign for campaign in Campaign.all(self.store)}
         before = {name: len(keys) for name, keys in self.keys.items()}
         found = {}
-        for name, campaign in there.items():
-            written = os.path.getmtime(campaign.folder / "sweep.json")
+        for campaign in Campaign.all(self.store):
+            name = campaign.name
+            try:
+                written = os.path.getmtime(campaign.folder / "sweep.json")
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            kept = self.keys.get(name, set())
             if self._written.get(name) != written:  # it is new, or another one of that name
-                self._written[name] = written
-                for known in (self._readers, self._listed, self.keys):
+                self._written[name], kept = written, set()
+                for known in (self._readers, self._listed):
                     known.pop(name, None)
             reader = self._readers.setdefault(name, EventReader(campaign.folder / "events.jsonl"))
             told = self._listed.get(name)
             keys = {line["key"] for line in (told.value if told and told.done else None) or ()}
             keys |= {event["key"] for event in reader.read() if "key" in event}
-            found[name] = self.keys.get(name, set()) | keys
+            found[name] = kept | keys
         self.keys = found
         return before != {name: len(keys) for name, keys in found.items()}
 
     def ask(self, helper: HelperProcess) -> None:
         """Have a sweep listed that was not, one at a time."""
         rest = self.keys.keys() - self._listed.keys()
-        if rest and all(answer.done for answer in self._listed.values()):
+        if rest and all(answer is None or answer.done for answer in self._listed.values()):
             name = min(rest)
-            self._listed[name] = Answer()
-            self._listed[name].done = True
-            try:
+            self._listed[name] = None
+            with suppress(OSError, ValueError):  # the page of sweeps says what is wrong with it
                 data = read_object(Campaign(self.store, name).folder / "sweep.json", "sweep")
-            except (OSError, ValueError):  # the page of sweeps says what is wrong with it
-                return
-            words = {"data": data, "root": str(self.store.root)}
-            self._listed[name] = helper.ask("workbench.ui.previewer:listed", **words)
+                words = {"data": data, "root": str(self.store.root)}
+                self._listed[name] = helper.ask("workbench.ui.previewer:listed", **words)
 
     def running(self, names: Iterable[str]) -> list[str]:
         """Keys of the runs that these sweeps have in work."""
