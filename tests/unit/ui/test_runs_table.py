@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -18,6 +19,7 @@ from tests.unit.ui.made_up_records import (
     fill,
     key_of,
     put,
+    put_sweep,
     put_timeline,
     record,
 )
@@ -112,13 +114,8 @@ def test_a_look_says_what_changed_and_costs_nothing_where_nothing_did(
 
 
 def test_a_sweep_is_its_runs_its_field_a_column(runs_table: RunsTable) -> None:
-    store = runs_table.store
-    for name, keys in (("depth", [0, 4, 8]), ("other", [0])):
-        campaign = Campaign.create(store, {"name": name, "base": {"method": "l2l"}})
-        events = [{"time": 1.0, "event": "point", "index": i, "key": key_of(n), "where": None}
-                  for i, n in enumerate(keys)]  # fmt: skip
-        text = "".join(json.dumps(event) + "\n" for event in events)
-        (campaign.folder / "events.jsonl").write_text(text)
+    put_sweep(runs_table.store, "depth", (0, 4, 8))
+    put_sweep(runs_table.store, "other", [0])
     runs_table.refresh()
     assert lines_of(runs_table)[key_of(0)]["sweep"] == "depth, other"
     runs_table.sweep = "depth"
@@ -294,7 +291,7 @@ def test_tensorboard_gets_each_loss_and_what_was_asked(
     runs_table: RunsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = runs_table.rows([key_of(0), key_of(100)])
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="tensorboard is not here; `pip install tensorboard`"):
         export_rows(runs_table.store, rows, "tensorboard", "board")
     told = []
@@ -313,7 +310,7 @@ def test_tensorboard_gets_each_loss_and_what_was_asked(
 
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", module)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     (folder,) = export_rows(runs_table.store, rows, "tensorboard", "board")
     assert {path.name for path in folder.iterdir()} == {key_of(0), key_of(100)}
     assert told[:2] == [("loss", 6.0, 1), ("loss", 5.7, 2)]

@@ -26,10 +26,10 @@ from tests.unit.ui.made_up_records import (
     fill_many,
     key_of,
     put,
+    put_sweep,
     put_timeline,
     record,
 )
-from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import runs_table_panel
 from workbench.ui.helper_process import HelperProcess
@@ -104,13 +104,6 @@ def everything(widget: widgets.Widget) -> Iterator[widgets.Widget]:
     yield widget
     for child in getattr(widget, "children", ()):
         yield from everything(child)
-
-
-def changes(widget: widgets.Widget) -> list[str]:
-    """Filled with the values that the widget is given from now on."""
-    found: list[str] = []
-    widget.observe(lambda change: found.append(change["new"]), "value")
-    return found
 
 
 def rows_of(panel: RunsTablePanel) -> dict[str, list[object]]:
@@ -213,11 +206,7 @@ def test_chosen_runs_show_losses_are_compared_and_end_with_their_record(
 
 def test_a_sweep_has_its_runs_plot_commands_and_end(panel: RunsTablePanel) -> None:
     store = panel.runs_table.store
-    campaign = Campaign.create(store, {"name": "grid", "base": {"method": "l2l"}})
-    events = [{"time": 1.0, "event": "point", "index": i, "key": key_of(n), "where": None}
-              for i, n in enumerate((0, 4, 100))]  # fmt: skip
-    text = "".join(json.dumps(event) + "\n" for event in events)
-    (campaign.folder / "events.jsonl").write_text(text)
+    campaign = put_sweep(store, "grid", (0, 4, 100))
     look(panel)
     panel.sweep.value = "grid"
     settle(panel)
