@@ -145,7 +145,7 @@ def test_runs_are_found_chosen_and_stay_so_while_others_come(
     assert rows.nth(1).get_attribute("id") == first, "sorted as it was"
     assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "filter window"
     tab.get_by_role("button", name="Compare", exact=True).click()
-    tab.get_by_role("cell", name="step time").wait_for()
+    tab.get_by_role("cell", name="step time", exact=True).wait_for()
     with tab.expect_download() as download:
         tab.get_by_role("button", name="CSV").click()
         tab.get_by_role("link", name="Download runs-").click()

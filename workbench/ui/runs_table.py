@@ -10,6 +10,8 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.core.record import STATUSES
@@ -125,20 +127,22 @@ class RunsTable:
         keys = list(keys)
         if len(self.failed(keys)) != len(keys):
             raise ValueError("a run that finished is not removed; choose failed ones")
-        found = [(self.store.folder(key), self.store.lock(key)) for key in keys]
+        wanted = [(self.store.folder(key), partial(self.store.lock, key)) for key in keys]
         if sweep != ALL:
-            found.append((Campaign(self.store, sweep).folder, Campaign(self.store, sweep).lock()))
-        try:
-            for folder, lock in found:
+            campaign = Campaign(self.store, sweep)
+            wanted.append((campaign.folder, campaign.lock))
+        with ExitStack() as locks:
+            for folder, take in wanted:
+                inside(self.store, folder)
+                lock = take()
                 if lock is None:
                     raise ValueError(f"{shown(folder)} is in work; cancel it first")
-                shutil.rmtree(inside(self.store, folder))
-        except OSError as error:
-            raise self.store.unusable(error) from error
-        finally:
-            for _, lock in found:
-                if lock is not None:
-                    lock.release()
+                locks.enter_context(lock)
+            try:
+                for folder, _ in wanted:
+                    shutil.rmtree(folder)
+            except OSError as error:
+                raise self.store.unusable(error) from error
 
 
 def _grid(rows: list[Row], fields: dict[str, Field]) -> tuple[list[dict[str, Any]], str]:

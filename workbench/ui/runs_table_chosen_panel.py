@@ -13,6 +13,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from workbench.core.record import RESULTS
 from workbench.runs.campaign import Campaign
 from workbench.ui import html, runs_table_html
 from workbench.ui.frame_panel import button
@@ -178,10 +179,11 @@ class ChosenPanel:
         self._say(f"The timeline is below: {sources}.")
 
     def _remove(self) -> None:
-        """Delete what failed, the second time it is asked for: of the chosen runs, else the sweep
-        that is shown and its failed runs."""
-        sweep = "" if self.chosen else self.runs_table.sweep
-        keys = self.runs_table.failed(self.chosen or None)
+        """Delete what failed, the second time it is asked for: chosen runs that did not
+        finish, else the sweep that is shown and its runs that tell nothing."""
+        sweep, table = "" if self.chosen else self.runs_table.sweep, self.runs_table
+        keys = table.failed(self.chosen or table.sweeps.keys.get(sweep, ()))
+        keys = [key for key in keys if not sweep or table.row(key)["status"] not in RESULTS]
         what = f"{len(keys)} failed {'run' if len(keys) == 1 else 'runs'}"
         what = f"the sweep {sweep} and {what}" if sweep else what
         if self._sure != (sweep, keys):
@@ -189,7 +191,7 @@ class ChosenPanel:
             self._say(f"Press again to delete {what}: records, logs and checkpoints.")
             return
         try:
-            self.runs_table.remove(keys, sweep)
+            table.remove(keys, sweep)
             self._say(f"Deleted: {what}.")
         except (ValueError, OSError) as error:
             self._say(f"{error}.", bad=True)
