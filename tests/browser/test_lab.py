@@ -82,7 +82,7 @@ def test_from_opening_the_notebook_to_the_first_figure(
 def test_a_sweep_without_a_mouse(open_page: Open, lab: Server, store: Store, shots: Path) -> None:
     page = opened(open_page, lab, SWEEP)
     run_all(page)
-    page.get_by_label("export as").wait_for()  # the last of the panels
+    page.get_by_label("logarithmic y").wait_for()  # the last of the panels
     assert unnamed(page, at_least=45) == []
     cells = page.locator(".jp-Notebook .jp-Cell").count()
     keys, focus = page.keyboard, "document.activeElement.textContent"

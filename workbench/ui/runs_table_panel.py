@@ -24,7 +24,7 @@ from workbench.runs.store import Store
 from workbench.ui import html, runs_table_html
 from workbench.ui.frame_panel import framed
 from workbench.ui.helper_process import HelperProcess
-from workbench.ui.runs_grid import RunsGrid
+from workbench.ui.runs_grid_panel import RunsGrid
 from workbench.ui.runs_table import ALL, RunsTable
 from workbench.ui.runs_table_chosen_panel import ChosenPanel
 from workbench.ui.runs_table_fields import plain
