@@ -132,7 +132,7 @@ def test_runs_are_found_chosen_and_stay_so_while_others_come(
     shown.get_by_text("Runs 1 to 4 of 4").wait_for()
     tab.get_by_text("throughput over layers, 4 runs").wait_for()
     tab.get_by_role("columnheader", name="throughput").click()
-    rows = tab.locator(".wb-grid tbody tr")
+    rows = tab.locator(".wb-runs tbody tr")
     rows.nth(0).click()
     rows.nth(1).press("Space")
     first = rows.nth(0).get_attribute("id")
@@ -141,7 +141,7 @@ def test_runs_are_found_chosen_and_stay_so_while_others_come(
     tab.get_by_label("filter window").focus()
     put(store, record(200, method="stronghold", layers=96))
     shown.get_by_text("Runs 1 to 5 of 5").wait_for()
-    assert tab.locator(".wb-grid tr[aria-selected=true]").count() == 2
+    assert tab.locator(".wb-runs tr[aria-selected=true]").count() == 2
     assert rows.nth(1).get_attribute("id") == first, "sorted as it was"
     assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "filter window"
     tab.get_by_role("button", name="Compare", exact=True).click()

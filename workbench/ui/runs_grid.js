@@ -22,7 +22,7 @@ function condition(text, number) {
 
 function render({ model, el }) {
   const box = document.createElement("div");
-  box.className = "wb-grid";
+  box.className = "wb-runs";
   el.append(box);
   let table = null, columns = [], rows = "", quiet = false, told = null;
 
