@@ -135,6 +135,9 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
                     axes.plot(sorted(of), middle, color=looks[name][0], label="_")
                 words = told.cell(plot.colour, name) + f", {source}" * (source != "measured")
                 _marks(axes, points, words, *looks[name], FILLS[source])
+            else:  # its x has a place on the axis
+                xs = [x.at(row["x"]) for row in rows if row["x"] is not None]
+                axes.plot(xs, [0.5] * len(xs), " ", transform=axes.get_xaxis_transform(), label="_")
         x.put_on(axes)
         y.put_on(axes)
         limits = axes.get_xlim(), axes.get_ylim()
