@@ -116,7 +116,7 @@ def test_a_sweep_from_the_form_to_the_plot(
 
 
 def test_runs_are_found_chosen_and_stay_so_while_others_come(
-    open_page: Open, server: Server, store: Store, shots: Path
+    open_page: Open, server: Server, store: Store
 ) -> None:
     fill(store, 40)
     put(store, failed(100, "oom_device", method="l2l"))
@@ -150,6 +150,5 @@ def test_runs_are_found_chosen_and_stay_so_while_others_come(
         tab.get_by_role("button", name="CSV").click()
         tab.get_by_role("link", name="Download runs-").click()
     assert len(Path(download.value.path()).read_text().splitlines()) == 6
-    tab.screenshot(path=shots / "runs.png", full_page=True)
     assert watched.errors == []
     assert watched.left == []

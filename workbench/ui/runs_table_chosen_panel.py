@@ -24,8 +24,8 @@ from workbench.ui.runs_table_compare import MOST
 from workbench.ui.runs_table_files import check_name, log_lines
 from workbench.ui.runs_table_plot_panel import WORK, Picture, PlotPanel
 
-LIVE_S = 2.0
-"""Between two drawings of the losses of runs in work."""
+LIVE_S = 5.0
+"""Between two drawings of the losses of runs in work, which may need all cores."""
 WHERE = "reports of the results folder"
 LISTED, CHOSEN = "listed", "chosen"
 EXPORTS = {
