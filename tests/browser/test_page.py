@@ -109,7 +109,7 @@ def test_a_sweep_from_the_form_to_the_plot(
     wait_for(lambda: campaign.status().state == "done")
     assert [record.status for record in store.records()] == ["ok", "ok"]
     tab.get_by_role("tab", name="Results").click()
-    tab.get_by_role("table").locator("visible=true").first.wait_for()
+    tab.get_by_role("grid", name="runs").locator("visible=true").wait_for()
     tab.get_by_role("img").locator("visible=true").first.wait_for()
     tab.screenshot(path=shots / "results.png", full_page=True)
     assert watched.errors == []
