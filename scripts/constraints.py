@@ -28,7 +28,7 @@ def pins() -> dict[str, str]:
     found = {canonical(d.name): d.version.split("+")[0] for d in importlib.metadata.distributions()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for requirement in extras["megatron"] + extras["docs"]:
+    for requirement in extras["megatron"] + extras["plots"] + extras["docs"]:
         name, oldest = re.match(r"([\w-]+)>=([\d.]+)", requirement).groups()
         found.setdefault(canonical(name), oldest)
     return {name: found[name] for name in sorted(found) if not NOT_OURS.fullmatch(name)}

@@ -12,6 +12,7 @@ import pytest
 
 from tests.browser.servers import Server, page, status_of
 from tests.runs.helpers import connections, left_behind, role, wait_for
+from tests.unit.ui.made_up_records import failed, fill, put, record
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 
@@ -111,7 +112,46 @@ def test_a_sweep_from_the_form_to_the_plot(
     wait_for(lambda: campaign.status().state == "done")
     assert [record.status for record in store.records()] == ["ok", "ok"]
     tab.get_by_role("tab", name="Results").click()
-    tab.get_by_role("table").locator("visible=true").first.wait_for()
+    tab.get_by_role("grid", name="runs").locator("visible=true").wait_for()
     tab.get_by_role("img").locator("visible=true").first.wait_for()
     tab.screenshot(path=shots / "results.png", full_page=True)
     assert watched.errors == []
+
+
+def test_runs_are_found_chosen_and_stay_so_while_others_come(
+    open_page: Open, server: Server, store: Store
+) -> None:
+    fill(store, 40)
+    put(store, failed(100, "oom_device", method="l2l"))
+    watched = open_page(server.url)
+    tab = watched.page
+    shown = tab.locator(".dt-info")
+    shown.get_by_text("Runs 1 to 25 of 41").wait_for()
+    tab.get_by_label("find").fill("out of memory")
+    shown.get_by_text("Runs 1 to 1 of 1").wait_for()
+    tab.get_by_label("find").fill("")
+    tab.get_by_label("filter layers").fill(">= 24")
+    tab.get_by_label("filter method").fill("stronghold")
+    shown.get_by_text("Runs 1 to 4 of 4").wait_for()
+    tab.get_by_text("throughput over layers, 4 runs").wait_for()
+    tab.get_by_role("columnheader", name="throughput").click()
+    rows = tab.locator(".wb-runs tbody tr")
+    rows.nth(0).click()
+    rows.nth(1).press("Space")
+    first = rows.nth(0).get_attribute("id")
+    assert float(rows.nth(0).locator("td").nth(5).inner_text()) < 15
+    tab.get_by_role("img", name="Losses over steps of A").wait_for()
+    tab.get_by_label("filter window").focus()
+    put(store, record(200, method="stronghold", layers=96))
+    shown.get_by_text("Runs 1 to 5 of 5").wait_for()
+    assert tab.locator(".wb-runs tr[aria-selected=true]").count() == 2
+    assert rows.nth(1).get_attribute("id") == first, "sorted as it was"
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "filter window"
+    tab.get_by_role("button", name="Compare", exact=True).click()
+    tab.get_by_role("cell", name="step time", exact=True).wait_for()
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="CSV").click()
+        tab.get_by_role("link", name="Download runs-").click()
+    assert len(Path(download.value.path()).read_text().splitlines()) == 6
+    assert watched.errors == []
+    assert watched.left == []

@@ -12,6 +12,7 @@ from typing import Any
 STYLE = """<style>
 .wb {color: var(--jp-ui-font-color1, #222); font-size: 13px; line-height: 1.45; max-width: 75em}
 .wb h2 {font-size: 17px; margin: 0.6em 0 0.2em}
+.wb h3 {font-size: 14px; margin: 0.8em 0 0.2em}
 .wb table {border-collapse: collapse; margin: 0.3em 0}
 .wb caption {text-align: left; font-weight: 600; padding: 0.2em 0}
 .wb th, .wb td {text-align: left; vertical-align: top; padding: 2px 10px 2px 0;
@@ -38,6 +39,11 @@ PANEL = "wb-panel"
 def paragraph(text: str, kind: str = "") -> str:
     """Text; `kind` is ``soft`` for what matters less, ``bad`` for what went wrong."""
     return f'<div class="wb"><p class="{escape(kind)}">{escape(text)}</p></div>' if text else ""
+
+
+def heading(text: str) -> str:
+    """A heading of a part of a panel."""
+    return f'<div class="wb"><h3>{escape(text)}</h3></div>'
 
 
 def told(text: str, kind: str = "") -> str:

@@ -1,85 +1,47 @@
-"""The records of a results folder as people look at them: filtered, sorted, a page at a time.
+"""The records of a results folder as people look at them.
 
-    from workbench.runs.store import Store
-    from workbench.ui.runs_table import RunsTable
-    from workbench.ui.runs_table_plot import Plot
-    from workbench.ui.runs_table_query import Query
-
-    table = RunsTable(Store())
-    table.page(Query(text="layers>=32 status=ok", sort="step_seconds")).rows
-    table.save(Plot(x="layers", y="samples_per_second", colour="method"), "throughput")
-
-No widget is needed, and everything a panel shows comes from here. `refresh` looks at the folder and
-may do so in a thread of its own: it makes a new state of the table and puts it in the place of the
-old one, so that a reader meanwhile sees one or the other.
+`refresh` looks at the folder and may do so in a thread of its own: it makes a new state of the
+table and puts it in the place of the old one, so that a reader meanwhile sees one or the other.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
 
-from workbench.core.record import STATUSES, RunRecord
+from workbench.core.record import STATUSES
 from workbench.runs.campaign import Campaign
 from workbench.runs.index import Index
+from workbench.runs.overrides import hints
 from workbench.runs.store import Store
-from workbench.ui.runs_table_commands import run_command, sweep_commands
-from workbench.ui.runs_table_fields import (
-    FIRST_RESULTS,
-    FIRST_SETTINGS,
-    NOT_SHOWN,
-    SENTENCES,
-    Field,
-    Row,
-    find_fields,
-    plain,
-    settings,
-)
-from workbench.ui.runs_table_files import check_key, export, log_lines, save_order, shown, write_csv
-from workbench.ui.runs_table_plot import Plot, plot_order, plot_rows
-from workbench.ui.runs_table_query import Query, select
+from workbench.ui import runs_table_fields as told
+from workbench.ui.runs_table_fields import Field, Row, plain
+from workbench.ui.runs_table_files import check_key, inside, shown
+from workbench.ui.runs_table_sweeps import Sweeps
 
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-
-    from workbench.ui.runs_table_compare import Comparison
-
-PAGE_ROWS = 25
-VARYING = 4
-"""Most settings that are columns unless the user chooses columns."""
+ALL = ""
+"""No sweep's runs alone."""
+VARYING = 5
+"""Most settings that are shown at first."""
 SELDOM = frozenset({"method", "seed", "device", "asked_window", "asked_resident"})
-"""Settings that are no such columns, though they vary: they tell little, or another column says
+"""Settings that are not shown at first, though they vary: they tell little, or another column says
 it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """One page of the table."""
-
-    columns: tuple[str, ...]
-    rows: list[Row]
-    number: int
-    """From 1."""
-    pages: int
-    first: int
-    """Number of the first row in the whole selection, from 1; 0 where it is empty."""
-    total: int
-    """Rows of the whole selection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _State:
+class _State(NamedTuple):
     """One state of the table."""
 
     version: int = 0
-    rows: list[Row] = field(default_factory=list)
-    by_key: dict[str, Row] = field(default_factory=dict)
-    fields: dict[str, Field] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    methods: list[str] = field(default_factory=list)
+    rows: list[Row] = []
+    by_key: dict[str, Row] = {}
+    fields: dict[str, Field] = {}
+    columns: list[dict[str, Any]] = []
+    cells: str = "[]"
 
 
 class RunsTable:
@@ -88,180 +50,117 @@ class RunsTable:
     def __init__(self, store: Store, index: Index | None = None) -> None:
         self.store = store
         self.index = Index(store) if index is None else index
-        self._state = _State()
-        self._selected: tuple[Any, list[Row]] | None = None
-
-    # -- the table ------------------------------------------------------------------------------
-
-    @property
-    def version(self) -> int:
-        """Another number after each change of the table."""
-        return self._state.version
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """All columns there are, those that vary first."""
-        return self._state.fields
-
-    @property
-    def pending(self) -> int:
-        """Number of records that the last look found and had no time to read."""
-        return self.index.pending
+        self.sweeps = Sweeps(store)
+        self.sweep = ALL
+        """Name of the sweep whose runs alone are rows."""
+        self.running: list[str] = []
+        """Keys of the runs that the sweep, or any, had in work at the last look."""
+        self.state = _State()
+        """Version, another number after each change; fields, those that vary first; columns and
+        cells as `runs_grid_panel.RunsGrid` shows them. It is replaced, never changed."""
+        self._of_sweep: str | None = None
 
     def refresh(self, limit_seconds: float | None = None) -> set[str]:
         """Look at the folder; returns the keys of records that are new, changed or gone.
 
-        With `limit_seconds` reading ends soon after that, and the next call goes on: `pending`
-        records are left.
+        With `limit_seconds` reading ends soon after that, and the next call goes on:
+        `index.pending` records are left.
         """
+        sweep, sweeps = self.sweep, self.sweeps.look()
+        self.running = self.sweeps.running([sweep] if sweep != ALL else self.sweeps.keys)
         changed = self.index.refresh(limit_seconds)
-        if changed:
-            rows = self.index.rows()
-            self._state = _State(
-                version=self._state.version + 1,
-                rows=rows,
-                by_key={row["key"]: row for row in rows},
-                fields={found.name: found for found in find_fields(rows)},
-                counts=_counts(rows),
-                methods=sorted({row["method"] for row in rows}),
-            )
+        if changed or sweeps or self._of_sweep != sweep:
+            self._of_sweep = sweep
+            names: dict[str, list[str]] = {}
+            for name, keys in self.sweeps.keys.items():
+                for key in keys:
+                    names.setdefault(key, []).append(name)
+            rows = [row | {"sweep": ", ".join(names.get(row["key"], ()))}
+                    for row in self.index.rows()
+                    if sweep == ALL or sweep in names.get(row["key"], ())]  # fmt: skip
+            fields = told.find_fields(rows)
+            by_key = {row["key"]: row for row in rows}
+            version = self.state.version + 1
+            self.state = _State(version, rows, by_key, fields, *_grid(rows, fields))
         return changed
 
-    def rows(self, query: Query | None = None) -> list[Row]:
-        """All rows that a query keeps, in its order, whatever its page. Raises ValueError.
-
-        They are the table's own, and not to be changed.
-        """
-        state, query = self._state, query or Query()
-        asked = (state.version, query.text, query.status, query.method, query.sort,
-                 query.descending)  # fmt: skip
-        known = self._selected
-        if known is None or known[0] != asked:
-            known = (asked, select(state.rows, query, state.fields))
-            self._selected = known
-        return known[1]
-
-    def page(self, query: Query | None = None) -> Page:
-        """One page of `rows`; a number beyond the last page is the last. Raises ValueError."""
-        query = query or Query()
-        rows = self.rows(query)
-        pages = max(1, -(-len(rows) // PAGE_ROWS))
-        number = min(max(1, query.page), pages)
-        first = (number - 1) * PAGE_ROWS
-        return Page(
-            columns=query.columns or self.columns(),
-            rows=rows[first : first + PAGE_ROWS],
-            number=number,
-            pages=pages,
-            first=first + 1 if rows else 0,
-            total=len(rows),
-        )
-
-    def columns(self) -> tuple[str, ...]:
-        """Columns that tell these records from each other, and columns of their results."""
-        fields = self._state.fields
-        varying = [name for name, found in fields.items() if found.varies and name not in SENTENCES]
-        chosen = [name for name in FIRST_SETTINGS if name in varying]
-        chosen += [n for n in varying if n in settings() and n not in (*chosen, *SELDOM)]
-        results = [name for name in FIRST_RESULTS if name in varying]
-        source = ["source"] if "source" in varying else []
-        found = ["method", "status", *source, *chosen[:VARYING], *results, "started"]
-        return tuple(name for name in dict.fromkeys(found) if name in fields)
-
-    def table(self, query: Query | None = None) -> pandas.DataFrame:
-        """The selected rows for further work."""
-        import pandas
-
-        return pandas.DataFrame(self.rows(query))
+    def rows(self, keys: Iterable[str] | None = None) -> list[Row]:
+        """The rows of some keys in their order, or all, oldest first. They are the table's own, and
+        not to be changed."""
+        if keys is None:
+            return self.state.rows
+        return [self.state.by_key[key] for key in keys if key in self.state.by_key]
 
     def counts(self) -> dict[str, int]:
         """Status -> records, in the order of statuses."""
-        return self._state.counts
-
-    def methods(self) -> list[str]:
-        return self._state.methods
+        found = Counter(row["status"] for row in self.state.rows)
+        return {status: found[status] for status in STATUSES if found[status]}
 
     def problems(self) -> list[str]:
         """Files of the folder that cannot be used, one sentence each."""
         found = sorted(self.index.problems.items())
         return [f"{shown(path)} is not counted: {plain(why, 300)}" for path, why in found]
 
-    # -- one or two records ---------------------------------------------------------------------
-
     def row(self, key: str) -> Row:
         """The row of a key; raises ValueError where there is none."""
-        found = self._state.by_key.get(check_key(key))
+        found = self.state.by_key.get(check_key(key))
         if found is None:
             raise ValueError(f"there is no record {plain(key, 60)}")
         return found
 
-    def record(self, key: str) -> RunRecord:
-        """The whole record with its series; raises ValueError where there is none."""
-        found = self.store.find(check_key(key))
-        if found is None:
+    def spec(self, key: str) -> dict[str, Any]:
+        """The spec of a record; raises ValueError where there is none."""
+        record = self.store.find(check_key(key))
+        if record is None:
             raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
-        return found
+        return record.spec
 
-    def log(self, key: str) -> list[str]:
-        """The last lines of its log as plain text; raises ValueError for a bad key."""
-        return log_lines(self.store, key)
+    def failed(self, keys: Iterable[str] | None = None) -> list[str]:
+        """Keys of those that did not finish."""
+        return [row["key"] for row in self.rows(keys) if row["status"] != "ok"]
 
-    def compare(self, key_a: str, key_b: str) -> Comparison:
-        """Two records side by side; raises ValueError where there is none of a key."""
-        from workbench.ui.runs_table_compare import Comparison
+    def remove(self, keys: Iterable[str], sweep: str = ALL) -> None:
+        """Delete runs that did not finish, and a sweep of which no process is in work.
 
-        return Comparison(self.store, key_a, key_b)
-
-    def command(self, key: str) -> str:
-        """The command line that repeats a record. Raises ValueError for a spec of another
-        version."""
-        return run_command(self.record(key).spec, self.store)
-
-    def sweep_commands(self, name: str) -> list[str]:
-        """The papermill command that repeats a named sweep, and the command line that does."""
-        return sweep_commands(Campaign(self.store, name))
-
-    # -- plots and exports ----------------------------------------------------------------------
-
-    def default_plot(self) -> Plot:
-        """The plot that says most of the records there are: a result over a setting."""
-        fields = self._state.fields
-        x = next((n for n in FIRST_SETTINGS if n in fields and fields[n].varies), "started")
-        y = next((n for n in ("samples_per_second", *FIRST_RESULTS) if n in fields), "steps_done")
-        return Plot(x=x, y=y, colour="method")
-
-    def plot_rows(self, plot: Plot, query: Query | None = None) -> list[Row]:
-        """Rows of a plot, one a record; see `runs_table_plot.plot_rows`. Raises ValueError."""
-        return plot_rows(plot, self.rows(query), self._state.fields)
-
-    def plot_order(self, plot: Plot, query: Query | None = None) -> dict[str, Any]:
-        """The plot as plain data, from which `runs_table_draw.draw` makes the figure, anywhere."""
-        return plot_order(plot, self.plot_rows(plot, query), self._state.fields)
-
-    def figure(self, plot: Plot, query: Query | None = None) -> Figure:
-        """The plot. Raises ValueError for fields that are not there."""
-        from workbench.ui.runs_table_draw import draw
-
-        return draw(self.plot_order(plot, query))
-
-    def save(self, plot: Plot, name: str, query: Query | None = None) -> list[Path]:
-        """Write the figure (PDF, PNG) and the CSV behind it; returns their paths.
-
-        Raises ValueError for a bad name and for fields that are not there, and StoreError.
+        Raises ValueError for a run that finished, or for what is in work, and StoreError.
         """
-        return save_order(self.store, self.plot_order(plot, query), name)
+        keys = list(keys)
+        if len(self.failed(keys)) != len(keys):
+            raise ValueError("a run that finished is not removed; choose failed ones")
+        wanted = [(self.store.folder(key), partial(self.store.lock, key)) for key in keys]
+        if sweep != ALL:
+            campaign = Campaign(self.store, sweep)
+            wanted.append((campaign.folder, campaign.lock))
+        with ExitStack() as locks:
+            for folder, take in wanted:
+                inside(self.store, folder)
+                lock = take()
+                if lock is None:
+                    raise ValueError(f"{shown(folder)} is in work; cancel it first")
+                locks.enter_context(lock)
+            try:
+                for folder, _ in wanted:
+                    shutil.rmtree(folder)
+            except OSError as error:
+                raise self.store.unusable(error) from error
 
-    def export_csv(self, name: str, query: Query | None = None) -> Path:
-        """Write the selected rows with all their columns; returns the path. Raises as `save`."""
-        rows = self.rows(query)
-        columns = [c for c in dict.fromkeys(c for row in rows for c in row) if c not in NOT_SHOWN]
 
-        def write(stem: Path) -> None:
-            write_csv(stem.with_name(f"{stem.name}.csv"), columns, rows)
-
-        return export(self.store, name, write)[0]
-
-
-def _counts(rows: list[Row]) -> dict[str, int]:
-    found = Counter(row["status"] for row in rows)
-    return {status: found[status] for status in STATUSES if found[status]}
+def _grid(rows: list[Row], fields: dict[str, Field]) -> tuple[list[dict[str, Any]], str]:
+    """Columns that tell these records from each other, those shown at first in front; and cells."""
+    varying = [name for name, found in fields.items() if found.varies]
+    chosen = [name for name in told.FIRST_SETTINGS if name in varying]
+    chosen += [n for n in varying if n in hints() and n not in (*chosen, *SELDOM)]
+    results = [name for name in told.FIRST_RESULTS if name in varying]
+    some = [name for name in ("source", "sweep") if name in varying]
+    first = ["key", "method", "status", *some, *chosen[:VARYING], *results, "started"]
+    hidden = ["message", *(n for n in varying if n not in told.SENTENCES)]
+    names = [name for name in dict.fromkeys([*first, *hidden]) if name in fields]
+    columns, cells = [], []
+    for name in names:
+        numeric = fields[name].kind == "number"
+        title, found = told.column(name, rows, numeric=numeric)
+        columns.append({"name": name, "title": title, "number": numeric, "shown": name in first})
+        cells.append(found)
+    # Row by row: encoding all at once would hold the interpreter's lock for too long.
+    lines = (json.dumps(line) for line in zip(*cells, strict=True))
+    return columns, f"[{','.join(lines)}]"

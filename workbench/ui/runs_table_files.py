@@ -8,22 +8,20 @@ leads out of the folder is not followed.
 from __future__ import annotations
 
 import csv
-import re
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.runs.campaign import NAME
 from workbench.runs.store import Store
 from workbench.ui.log_tail import last_lines
-from workbench.ui.runs_table_fields import plain
+from workbench.ui.runs_table_fields import NOT_SHOWN, is_result, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_key(key: str) -> str:
@@ -57,61 +55,79 @@ def shown(path: Path) -> str:
     return plain("/".join(path.parts[-3:]), 120)
 
 
-def export(
-    store: Store, name: str, write: Callable[[Path], object], folder: str = "reports/board"
-) -> list[Path]:
-    """Let `write` make files whose names begin with the given stem, then put them in place.
-
-    An older export of that name is replaced. Returns their paths. Raises ValueError for a bad name,
-    and StoreError where the folder cannot be written.
-    """
+def export(store: Store, name: str, write: Callable[[Path], object]) -> list[Path]:
+    """Let `write` make files whose names begin with the given stem, then put them in place of older
+    ones. Returns their paths. Raises ValueError for a bad name, and StoreError."""
     check_name(name)
-    target = inside(store, store.root / folder)
+    target = inside(store, store.root / "reports/board")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".part-", dir=target))
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=target) as made:
+            write(Path(made) / name)
+            for path in Path(made).iterdir():
+                if (target / path.name).is_dir():
+                    shutil.rmtree(target / path.name)
+            return [path.replace(target / path.name) for path in sorted(Path(made).iterdir())]
     except OSError as error:
         raise store.unusable(error) from error
-    try:
-        write(made / name)
-        return [path.replace(target / path.name) for path in sorted(made.iterdir())]
-    except OSError as error:
-        raise store.unusable(error) from error
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
-    """A table as CSV. A text that a spreadsheet would take for a formula begins with an apostrophe.
-
-    >>> as_csv(["a", "b"], [{"a": "=1+1", "b": -1}])
-    "a,b\\r\\n'=1+1,-1\\r\\n"
-    """
-    text = StringIO()
-    writer = csv.writer(text)
-    writer.writerow([_csv_cell(name) for name in columns])
-    writer.writerows([[_csv_cell(row.get(name)) for name in columns] for row in rows])
-    return text.getvalue()
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """`as_csv` as a file."""
-    path.write_text(as_csv(columns, rows), encoding="utf-8", newline="")
+    """A table as CSV. A text that a spreadsheet would take for a formula begins with an
+    apostrophe."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(
+            [_csv_cell(value) for value in values]
+            for values in (columns, *([row.get(name) for name in columns] for row in rows))
+        )
 
 
-def save_order(store: Store, order: dict[str, Any], name: str) -> list[Path]:
-    """A plot as PDF and PNG, with the rows that it draws as CSV; raises as `export`."""
-    from workbench.ui.runs_table_draw import draw
+def _csv_cell(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    words = plain(value, 2000)
+    return f"'{words}" if words[:1] in ("=", "+", "-", "@") else words
 
-    return save_figure(store, draw(order), order["rows"], name)
+
+def export_rows(store: Store, rows: list[dict[str, Any]], form: str, name: str) -> list[Path]:
+    """Rows as ``csv`` or ``jsonl``, all columns, or runs for ``tensorboard``; returns the paths.
+
+    Raises ValueError for a bad name, and where tensorboard is not installed; StoreError.
+    """
+    columns = [c for c in dict.fromkeys(c for row in rows for c in row) if c not in NOT_SHOWN]
+
+    def write(stem: Path) -> None:
+        path = stem.with_name(f"{stem.name}.{form}")
+        if form == "tensorboard":
+            _write_tensorboard(store, rows, path)
+        elif form == "csv":
+            write_csv(path, columns, rows)
+        else:
+            lines = ({c: row[c] for c in columns if c in row} for row in rows)
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+    return export(store, name, write)
+
+
+def _write_tensorboard(store: Store, rows: list[dict[str, Any]], folder: Path) -> None:
+    """A log a run: its loss step by step, its settings and results as one line of hparams."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("tensorboard is not here; `pip install tensorboard` brings it") from None
+    for row in rows:
+        record = store.find(check_key(row["key"]))
+        with SummaryWriter(str(folder / row["key"])) as writer:
+            for step, loss in enumerate(record.losses if record else (), start=1):
+                writer.add_scalar("loss", float(loss), step)
+            told = {k: v for k, v in row.items() if isinstance(v, bool | int | float | str)}
+            results = {k: v for k, v in told.items() if is_result(k) and number(v) is not None}
+            asked = {k: v for k, v in told.items() if not is_result(k)}
+            writer.add_hparams(asked, results, run_name=".")
 
 
 def save_figure(store: Store, figure: Figure, rows: list[dict[str, Any]], name: str) -> list[Path]:
-    """A figure as PDF and PNG, and a table as CSV beside it; returns their paths.
-
-    Raises ValueError for a bad name, and StoreError.
-    """
-
+    """A figure as PDF and PNG, and a table as CSV; returns their paths. Raises as `export`."""
     from workbench.figures.style import save
 
     def write(stem: Path) -> None:
@@ -120,13 +136,6 @@ def save_figure(store: Store, figure: Figure, rows: list[dict[str, Any]], name: 
         write_csv(stem.with_name(f"{stem.name}.csv"), list(rows[0]) if rows else ["key"], rows)
 
     return export(store, name, write)
-
-
-def _csv_cell(value: Any) -> Any:
-    if value is None or isinstance(value, int | float):
-        return value
-    words = plain(value, 2000)
-    return f"'{words}" if words[:1] in ("=", "+", "-", "@") else words
 
 
 def log_lines(store: Store, key: str) -> list[str]:

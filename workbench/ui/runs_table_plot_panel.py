@@ -1,191 +1,192 @@
-"""The live plot of the runs table: its fields, and the picture, redrawn when its rows change.
-
-The rows are gathered in a thread and drawn in the helper process, so that nothing here
-keeps anybody waiting. While one picture is made, only the newest wish for another is kept.
-"""
+"""The live plot of the runs that are listed: its fields, and the picture, which the helper process
+draws: by matplotlib, or by plotly where it is installed, to point at."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets as widgets
+import traitlets
 
-from workbench.ui import html, runs_table_html
+from workbench.ui import html
 from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.runs_plot import NONE, Plot
 from workbench.ui.runs_table import RunsTable
-from workbench.ui.runs_table_fields import SENTENCES, Field
-from workbench.ui.runs_table_plot import KINDS, NONE, Plot, words_of
-from workbench.ui.runs_table_query import Query
-from workbench.ui.runs_table_thread import Beside
+from workbench.ui.runs_table_fields import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Field
+from workbench.ui.runs_table_html import card
 
 WORK = "workbench.ui.runs_table_work"
-LABELS = {"x": "x", "y": "y", "colour": "colour", "facet": "panels"}
+PLOTLY = find_spec("plotly")
+"""Found and not imported: its script is what the page needs."""
 TOOLTIPS = {
     "x": "Field along the horizontal axis; fields that vary come first",
     "y": "Field along the vertical axis; fields that vary come first",
     "colour": "Field that colours and shapes tell apart",
-    "facet": "Field with a panel of its own for each value",
 }
+NO_AXIS = SENTENCES | {"sweep"}
+
+
+@lru_cache(maxsize=1)
+def pointed_widget() -> type[anywidget.AnyWidget]:
+    """The class of plots to point at; its script of 5 MB is read when the first is wanted."""
+    script = Path(PLOTLY.submodule_search_locations[0], "package_data", "plotly.min.js")
+    mine = Path(__file__).with_name("runs_pointed.js")
+
+    class Pointed(anywidget.AnyWidget):
+        _esm = (
+            "const module = { exports: {} }, exports = module.exports;\n"
+            f"{script.read_text(encoding='utf-8')}\n{mine.read_text()}"
+        )
+        figure = traitlets.Dict().tag(sync=True)
+        words = traitlets.Unicode().tag(sync=True)
+
+    return Pointed
+
+
+class Picture:
+    """The picture and its words. `tick` it again and again."""
+
+    def __init__(self, helper: HelperProcess) -> None:
+        self._helper = helper
+        self._wish: dict[str, Any] | None = None
+        self._answer: Answer | None = None
+        self.state = widgets.HTML(html.told(""))
+        self.image = widgets.HTML()
+        self.widget = widgets.VBox([self.state, self.image])
+
+    @property
+    def settled(self) -> bool:
+        return self._answer is None and self._wish is None
+
+    def want(self, function: str, **arguments: Any) -> None:
+        """Show the picture that a function of runs_table_work.py makes."""
+        self._wish = {"function": f"{WORK}:{function}", **arguments}
+
+    def clear(self) -> None:
+        """Show nothing."""
+        self._wish = self._answer = None
+        self.state.value, self.image.value = html.told(""), ""
+        self.widget.children = [self.state, self.image]
+
+    def tick(self) -> None:
+        """Show what was drawn, and draw what is wanted. Never waits."""
+        if self._answer is not None and self._answer.done:
+            answer, self._answer = self._answer, None
+            words = answer.error or answer.value["words"]
+            self.state.value = html.told(words, "bad" if answer.error else "")
+            if not answer.error:
+                self._show(answer.value)
+        if self._answer is None and self._wish is not None:
+            self._answer, self._wish = self._helper.ask(**self._wish), None
+
+    def _show(self, told: dict[str, Any]) -> None:
+        if "png" in told:
+            self.image.value = card(told["png"], told["words"])
+            self.widget.children = [self.state, self.image]
+        elif self.widget.children[-1] is self.image:
+            made = pointed_widget()(figure=told["plotly"], words=told["words"])
+            self.widget.children = [self.state, made]
+        else:
+            self.widget.children[-1].set_trait("words", told["words"])
+            self.widget.children[-1].set_trait("figure", told["plotly"])
 
 
 class PlotPanel:
     """Controls and picture. `tick` is called again and again by the panel that holds it."""
 
     def __init__(
-        self, runs_table: RunsTable, helper: HelperProcess, query: Callable[[], Query]
+        self, runs_table: RunsTable, helper: HelperProcess, keys: Callable[[], list[str] | None]
     ) -> None:
-        self.runs_table, self._helper, self._query = runs_table, helper, query
-        self.order: dict[str, Any] | None = None
-        """The picture as `runs_table_plot.plot_order` data; None before the first."""
-        self._next: tuple[str, dict[str, Any]] | None = None
-        self._thread = Beside()
-        self._answer: Answer | None = None
-        self._tried: Any = None
-        self._drawn = ""
+        """`keys`: the runs that are listed; None for all."""
+        self.runs_table, self._keys = runs_table, keys
+        self.picture = Picture(helper)
+        self._drawn: Any = None
+        self._sweep = runs_table.sweep
         self.fields = {
-            what: widgets.Dropdown(
-                description=words, tooltip=TOOLTIPS[what], layout={"width": "260px"}
-            )
-            for what, words in LABELS.items()
+            what: widgets.Dropdown(description=what, tooltip=words, layout={"width": "260px"})
+            for what, words in TOOLTIPS.items()
         }
-        self.kind = widgets.Dropdown(
-            options=list(KINDS), description="as", layout={"width": "180px"},
-            tooltip="Points only, or lines through the medians of equal x",
-        )  # fmt: skip
+        self.lines = _box("lines", "Lines through the medians of equal x")
         self.logs = {
-            axis: widgets.Checkbox(
-                description=f"logarithmic {axis}", indent=False, layout={"width": "auto"},
-                tooltip=f"Logarithmic scale of the {axis} axis",
-            )
+            axis: _box(f"logarithmic {axis}", f"Logarithmic scale of the {axis} axis")
             for axis in ("x", "y")
-        }  # fmt: skip
-        self.state = widgets.HTML(html.told(""))
-        self.picture = widgets.HTML()
-        controls = [*self.fields.values(), self.kind, *self.logs.values()]
+        }
+        self.pointed = _box("values where one points", "By plotly: point at a mark, drag to zoom")
+        boxes = [*self.logs.values(), *[self.pointed] * bool(PLOTLY)]
+        controls = [*self.fields.values(), self.lines, *boxes]
         self.widget = widgets.VBox(
             [
-                widgets.HTML(
-                    "<div class='wb wb-runs-table'><h3>Plot of the runs listed above</h3></div>"
-                ),
+                widgets.HTML(html.heading("Plot of the runs listed above")),
                 widgets.HBox(controls, layout={"flex_flow": "row wrap", "grid_gap": "0 12px"}),
-                self.state,
-                self.picture,
+                self.picture.widget,
             ]
         )
 
     @property
     def plot(self) -> Plot | None:
         """The plot that the controls show; None while there is nothing to plot."""
-        chosen = {what: control.value for what, control in self.fields.items()}
-        if not chosen["x"] or not chosen["y"]:
-            return None
-        return Plot(
-            x=chosen["x"],
-            y=chosen["y"],
-            colour=chosen["colour"] or NONE,
-            facet=chosen["facet"] or NONE,
-            kind=self.kind.value,
-            log_x=self.logs["x"].value and self._logarithmic(chosen["x"]),
-            log_y=self.logs["y"].value and self._logarithmic(chosen["y"]),
-        )
+        chosen = {what: control.value or NONE for what, control in self.fields.items()}
+        logs = {f"log_{a}": box.value and not box.disabled for a, box in self.logs.items()}
+        return Plot(**chosen, lines=self.lines.value, **logs) if chosen["x"] else None
 
     @property
     def settled(self) -> bool:
         """Whether the picture shows the last plot asked for, of the present rows."""
-        idle = self._thread.free and self._answer is None
-        return idle and self._tried == self._wish()
-
-    def show(self, plot: Plot) -> None:
-        """Set the controls. Raises ValueError for fields that no record has."""
-        self.fill()
-        self.runs_table.plot_rows(plot, self._query())
-        for what, control in self.fields.items():
-            control.value = getattr(plot, what)
-        self.kind.value = plot.kind
-        self.logs["x"].value, self.logs["y"].value = plot.log_x, plot.log_y
+        return self.picture.settled and self._drawn == self._wish()
 
     def fill(self) -> None:
-        """Offer the fields that there are; what is chosen stays chosen."""
-        known = self.runs_table.fields
-        if not known:
-            return
-        usual = self.runs_table.default_plot()
-        names = [name for name in known if name not in SENTENCES]
+        """Offer the fields that there are; what is chosen stays until another sweep is shown."""
+        known = self.runs_table.state.fields
+        usual = usual_plot(known)
+        names = [name for name in known if name not in NO_AXIS]
+        fresh, self._sweep = self._sweep != self.runs_table.sweep, self.runs_table.sweep
         for what, control in self.fields.items():
-            options = [(_words(known[name]), name) for name in names]
-            if what in ("colour", "facet"):
-                options.insert(0, ("nothing", NONE))
-            if control.options != tuple(options):
-                kept = getattr(usual, what) if control.value is None else control.value
-                there = {name for _, name in options}
+            options = [("nothing", NONE)] * (what == "colour")
+            options += [(_words(known[name]), name) for name in names]
+            if names and (control.options != tuple(options) or fresh):
+                kept = control.value
                 control.options = options
-                control.value = kept if kept in there else getattr(usual, what)
+                there = kept in {name for _, name in options} and kept is not None and not fresh
+                control.value = kept if there else getattr(usual, what)
+
+    def tick(self) -> None:
+        """Draw what is wanted and not drawn. Never waits."""
         for axis, box in self.logs.items():
-            box.disabled = not self._logarithmic(self.fields[axis].value)
-
-    def tick(self, *, start: bool = True) -> None:
-        """Show what was drawn, and draw what is wanted and not drawn. Never waits.
-
-        Not to `start` while the helper process does something long: it would not take
-        the rows yet.
-        """
-        if self._thread.ready:
-            self._gathered()
-        if self._answer is not None and self._answer.done:
-            self._show()
+            field = self.runs_table.state.fields.get(self.fields[axis].value or "")
+            box.disabled = field is None or field.kind != "number"
         wish = self._wish()
-        free = self._thread.free and self._answer is None
-        if wish == self._tried or not start or not free:
-            return
-        self._tried = wish
-        plot, query = wish[1], wish[2]
-        if plot is None:
-            return
-        if not self._drawn:
-            self.state.value = html.told("drawing the first picture ...")
-        self._thread.start(lambda: self._gather(plot, query))
+        if wish != self._drawn and self.picture.settled:
+            self._drawn = wish
+            _, plot, keys, pointed, root = wish
+            if plot is None:
+                self.picture.clear()
+            else:
+                self.picture.want("picture", plot=list(plot), keys=keys, pointed=pointed, root=root)
+        self.picture.tick()
 
-    def _wish(self) -> tuple[int, Plot | None, Query]:
-        return self.runs_table.version, self.plot, replace(self._query(), page=1, columns=())
+    def _wish(self) -> tuple[int, Plot | None, list[str] | None, bool, str]:
+        root = str(self.runs_table.store.root)
+        return self.runs_table.state.version, self.plot, self._keys(), self.pointed.value, root
 
-    def _logarithmic(self, name: str | None) -> bool:
-        field = self.runs_table.fields.get(name or "")
-        return field is not None and field.kind == "number"
 
-    def _gather(self, plot: Plot, query: Query) -> Answer | None:
-        """In the thread: the rows, and where they are not those that are drawn, a picture of
-        them."""
-        order = self.runs_table.plot_order(plot, query)
-        # Row by row: encoding all at once would hold the interpreter's lock for too long.
-        rows = ",".join(json.dumps(row) for row in order["rows"])
-        text = f'{json.dumps(order | {"rows": []})[:-1]}, "rows": [{rows}]}}'
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        if digest == self._drawn:
-            return None
-        self._next = (digest, order)
-        return self._helper.ask(f"{WORK}:picture", order=text)
-
-    def _gathered(self) -> None:
-        try:
-            self._answer = self._thread.fetch()
-        except ValueError as error:
-            self.state.value = html.told(f"{error}.", "bad")
-
-    def _show(self) -> None:
-        answer, self._answer = self._answer, None
-        if answer.error:
-            self.state.value = html.told(f"The plot could not be drawn: {answer.error}", "bad")
-            return
-        self._drawn, self.order = self._next
-        words = words_of(self.order)
-        self.picture.value = runs_table_html.card(answer.value, words)
-        self.state.value = html.told(words)
+def usual_plot(fields: Mapping[str, Field]) -> Plot:
+    """The plot that says most of the records there are: a result over a setting."""
+    x = next((n for n in FIRST_SETTINGS if n in fields and fields[n].varies), "started")
+    y = next((n for n in ("samples_per_second", *FIRST_RESULTS) if n in fields), "steps_done")
+    return Plot(x=x, y=y)
 
 
 def _words(field: Field) -> str:
     """A field in a list of choices."""
     return field.label if field.varies else f"{field.label} (the same in all)"
+
+
+def _box(words: str, tooltip: str) -> widgets.Checkbox:
+    return widgets.Checkbox(
+        description=words, indent=False, layout={"width": "auto"}, tooltip=tooltip
+    )

@@ -1,61 +1,55 @@
-"""Work of the runs table in the helper process (helper_process.py): drawing, planning, writing.
+"""Work of the results page in the helper process (helper_process.py): drawing, reading, writing.
 
-Arguments and answers are plain data. Nothing is kept between two questions.
+Arguments and answers are plain data. `keys`: runs by key; None for all.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from io import BytesIO
-from typing import Any
-
-from matplotlib.figure import Figure
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from workbench.figures.style import styled
 from workbench.runs.store import Store
-from workbench.ui.runs_table import RunsTable
-from workbench.ui.runs_table_compare import Comparison
-from workbench.ui.runs_table_draw import draw
-from workbench.ui.runs_table_plot import Plot
-from workbench.ui.runs_table_query import Query
+from workbench.schedule.trace import trace_events
+from workbench.ui.previewer import index_of
+from workbench.ui.runs_plot import Plot, draw, draw_losses, plot_rows, words_of
+from workbench.ui.runs_table_compare import compare, losses_of
+from workbench.ui.runs_table_fields import Row, find_fields
+from workbench.ui.runs_table_files import export, export_rows, inside, save_figure
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Links = list[dict[str, str]]
+"""``name, data``: files to download, in base64; without data where a link cannot hold them."""
 SCREEN_DPI = 150
 """A page-wide figure is then 1050 pixels wide: sharp at 1280 x 720 and on a projector."""
+LINK_BYTES = 1_500_000
+"""Browsers take links of up to 2 MB."""
 
 
-def picture(order: str) -> str:
-    """A plot as PNG, in base 64, of its order as JSON."""
-    return _png(draw(json.loads(order)))
+def picture(root: str, keys: list[str] | None, plot: list[Any], pointed: bool) -> Row:
+    """A plot of some runs, and its words."""
+    found, fields = _points(root, keys, plot)
+    figure = draw(Plot(*plot), found, fields)
+    return _shown(figure, words_of(Plot(*plot), found, fields), pointed)
 
 
-def save_plot(root: str, plot: dict[str, Any], query: dict[str, Any], name: str) -> list[str]:
-    """`RunsTable.save` by the folder's path; returns file names."""
-    return [path.name for path in _runs_table(root).save(Plot(**plot), name, _query(query))]
+def losses(root: str, keys: list[str], pointed: bool) -> Row:
+    """The losses of some runs over each other, and their names."""
+    found = losses_of(Store(root), keys)
+    none = "; ".join(name for name, values in found.items() if not values)
+    words = f"Losses over steps of {'; '.join(found)}." + (f" No step yet: {none}." if none else "")
+    return _shown(draw_losses(found), words, pointed)
 
 
-def save_table(root: str, query: dict[str, Any], name: str) -> list[str]:
-    """The rows of a query as CSV; returns the file's name."""
-    return [_runs_table(root).export_csv(name, _query(query)).name]
-
-
-def compared(root: str, key_a: str, key_b: str) -> dict[str, Any]:
-    """Everything of a `Comparison`, and its figure."""
-    pair = Comparison(Store(root), key_a, key_b)
-    return {
-        "names": list(pair.names),
-        "notes": pair.notes(),
-        "settings": pair.settings(),
-        "results": pair.results(),
-        "bytes": pair.bytes_moved(),
-        "lanes": pair.lanes(),
-        "png": _png(pair.figure()),
-    }
-
-
-def save_compared(root: str, key_a: str, key_b: str, name: str) -> list[str]:
-    """A comparison's figure and table as files; returns their names."""
-    return [path.name for path in Comparison(Store(root), key_a, key_b).save(name)]
+def compared(root: str, keys: list[str]) -> list[Row]:
+    """The table of `compare`."""
+    return compare(Store(root), keys)
 
 
 def timeline(root: str, key: str) -> dict[str, Any]:
@@ -65,18 +59,83 @@ def timeline(root: str, key: str) -> dict[str, Any]:
     return run_timeline(Store(root), key)
 
 
-def _runs_table(root: str) -> RunsTable:
-    runs_table = RunsTable(Store(root))
-    runs_table.refresh()
-    return runs_table
+def save_plot(root: str, keys: list[str] | None, plot: list[Any], name: str) -> Links:
+    """A plot as PDF and PNG, and the rows that it draws as CSV."""
+    found, fields = _points(root, keys, plot)
+    return _links(save_figure(Store(root), draw(Plot(*plot), found, fields), found, name))
 
 
-def _query(data: dict[str, Any]) -> Query:
-    return Query(**{**data, "columns": tuple(data["columns"])})
+def save_compared(root: str, keys: list[str], name: str) -> Links:
+    """Losses of some runs as PDF and PNG, and all that is compared as CSV."""
+    figure = draw_losses(losses_of(Store(root), keys))
+    return _links(save_figure(Store(root), figure, compare(Store(root), keys), name))
 
 
-def _png(figure: Figure) -> str:
+def save_table(root: str, keys: list[str] | None, form: str, name: str) -> Links:
+    """Some rows as CSV, JSONL or logs of TensorBoard."""
+    return _links(export_rows(Store(root), _rows(root, keys), form, name))
+
+
+def save_trace(root: str, keys: list[str], name: str) -> Links:
+    """The measured timelines of runs as one trace, for ui.perfetto.dev."""
+    from workbench.ui.timeline_run import read_timeline
+
+    store, rows = Store(root), []
+    kept = [key for key in keys if (store.folder(key) / "timeline.json").exists()]
+    for place, key in enumerate(kept or keys):
+        _, events = read_timeline(store, key)
+        rows += trace_events(events, source=f"measured, run {key}", first_pid=1000 * place)
+    text = json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}, allow_nan=False)
+    files = export(
+        store, name, lambda stem: stem.with_name(f"{stem.name}.trace.json").write_text(text)
+    )
+    return _links(files)
+
+
+def reports(root: str, name: str, keys: list[str] | None) -> Links:
+    """The reports that lie in the results folder; raises ValueError where there is none."""
+    store = Store(root)
+    found = [inside(store, path) for path in sorted(store.root.glob("reports/*/report.html"))]
+    if not found:
+        raise ValueError("there is no report yet; `workbench reproduce` writes one")
+    return [{**link, "name": f"{path.parent.name}-{link['name']}"} for path in found
+            for link in _links([path])]  # fmt: skip
+
+
+def _rows(root: str, keys: list[str] | None) -> list[Row]:
+    index = index_of(root)
+    index.refresh()
+    rows = index.rows()
+    if keys is None:
+        return rows
+    by_key = {row["key"]: row for row in rows}
+    return [by_key[key] for key in keys if key in by_key]
+
+
+def _points(root: str, keys: list[str] | None, plot: list[Any]) -> tuple[list[Row], Row]:
+    rows = _rows(root, keys)
+    fields = find_fields(rows)
+    return plot_rows(Plot(*plot), rows, fields), fields
+
+
+def _links(paths: list[Path]) -> Links:
+    found = []
+    for path in paths:
+        name, data = path.name, path.read_bytes() if path.is_file() else b""
+        if len(data) > LINK_BYTES:
+            name, data = f"{name}.gz", gzip.compress(data)
+        kept = base64.b64encode(data if len(data) <= LINK_BYTES else b"").decode()
+        found.append({"name": name, "data": kept})
+    return found
+
+
+def _shown(figure: Figure, words: str, pointed: bool) -> Row:
+    """As PNG in base 64, or as plotly's data to point at; and in words."""
+    if pointed:
+        from plotly.tools import mpl_to_plotly
+
+        return {"words": words, "plotly": json.loads(mpl_to_plotly(figure).to_json())}
     data = BytesIO()
     with styled():
         figure.savefig(data, format="png", dpi=SCREEN_DPI, metadata={"Software": None})
-    return base64.b64encode(data.getvalue()).decode()
+    return {"words": words, "png": base64.b64encode(data.getvalue()).decode()}

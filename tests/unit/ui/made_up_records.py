@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 
 METHODS = ("stronghold", "l2l", "zero-offload", "megatron-lm")
@@ -124,3 +126,12 @@ def put_timeline(store: Store, key: str, scale: float = 1.0) -> None:
             )  # fmt: skip
     data = {"schedule": "made up", "source": "measured", "events": events}
     (store.folder(key) / "timeline.json").write_text(json.dumps(data))
+
+
+def put_sweep(store: Store, name: str, numbers: Iterable[int]) -> Campaign:
+    """A named sweep that started some of the runs."""
+    campaign = Campaign.create(store, {"name": name, "base": {"method": "l2l"}})
+    events = [{"time": 1.0, "event": "point", "index": i, "key": key_of(n), "where": None}
+              for i, n in enumerate(numbers)]  # fmt: skip
+    (campaign.folder / "events.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in events))
+    return campaign

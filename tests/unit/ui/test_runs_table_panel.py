@@ -1,4 +1,4 @@
-"""The runs table as widgets, driven in this process as a page would drive it."""
+"""The results page as widgets, driven in this process as a page would drive it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from tests.unit.ui.made_up_records import (
     fill_many,
     key_of,
     put,
+    put_sweep,
     put_timeline,
     record,
 )
-from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import runs_table_panel
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.runs_table_panel import RunsTablePanel
-from workbench.ui.runs_table_plot import Plot
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -78,7 +77,7 @@ def settle(panel: RunsTablePanel) -> None:
 def look(panel: RunsTablePanel) -> None:
     """Tick until the folder was looked at from now on, and what follows from that is shown."""
     now = time.monotonic()
-    wait_for(lambda: (panel.tick(), panel._look_at > now and panel._looking.free)[1])
+    wait_for(lambda: (panel.tick(), panel._look_at > now and panel._looking is None)[1])
     settle(panel)
 
 
@@ -107,39 +106,30 @@ def everything(widget: widgets.Widget) -> Iterator[widgets.Widget]:
         yield from everything(child)
 
 
-def changes(widget: widgets.Widget) -> list[str]:
-    """Filled with the values that the widget is given from now on."""
-    found: list[str] = []
-    widget.observe(lambda change: found.append(change["new"]), "value")
-    return found
+def rows_of(panel: RunsTablePanel) -> dict[str, list[object]]:
+    return {line[0]: line for line in json.loads(panel.grid.rows)}
 
 
-def test_it_opens_on_a_page_of_the_table(panel: RunsTablePanel) -> None:
-    page = Reader(panel.table.value)
-    assert len(page.of("tr")) == 26
-    assert len(page.of("caption")) == 1
-    assert [a["scope"] for a in page.of("th")].count("row") == 25
-    assert all(a["scope"] in ("row", "col") for a in page.of("th"))
-    assert "31 runs: 30 ✓ ok, 1 ! failed." in Reader(panel.told.value).texts
-    assert len(panel.choice.options) == 25
-    assert panel.previous.disabled
-    assert not panel.next.disabled
+def test_it_opens_on_all_runs_in_words(panel: RunsTablePanel) -> None:
+    assert len(rows_of(panel)) == 31
+    assert "31 runs: 30 ✓ finished, 1 ! failed." in Reader(panel.told.value).texts
+    titles = [column["title"] for column in panel.grid.columns if column["shown"]]
+    assert titles[:4] == ["run", "method", "status", "layers"]
+    assert rows_of(panel)[key_of(0)][1:3] == ["STRONGHOLD", "✓ finished"]
 
 
 def test_hostile_text_is_text_everywhere(panel: RunsTablePanel) -> None:
     panel.choose([key_of(100)])
-    panel.columns.value = ("method", "status", "message", "notes")
     panel.chosen.show_commands()
     settle(panel)
-    shown = [w for w in everything(panel.widget) if isinstance(w, widgets.HTML)]
-    for widget in shown:
+    pictures = (panel.plot.picture.image, panel.chosen.curves.image)
+    for widget in [w for w in everything(panel.widget) if isinstance(w, widgets.HTML)]:
         found = Reader(widget.value)
-        assert not {"script", "img"} & {tag for tag, _ in found.elements} or widget in (
-            panel.plot.picture,
-        )
+        assert not {"script", "img"} & {tag for tag, _ in found.elements} or widget in pictures
         assert not [name for _, a in found.elements for name in a if name.startswith("on")]
         assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e\ud800]", widget.value)
         json.dumps(widget.value).encode()
+    assert not re.search(r"[\x00-\x1f\u202e\ud800]|ud800|u202e|u001b", panel.grid.rows)
     details = " ".join(Reader(panel.chosen.details.value).texts)
     assert "! failed: </td><script>alert(1)</script>" in details
     assert "ValueError: </td><script>" in details
@@ -147,119 +137,103 @@ def test_hostile_text_is_text_everywhere(panel: RunsTablePanel) -> None:
     assert "File 'x'" not in details
 
 
-def test_pages_turn_and_a_filter_narrows_or_says_what_is_wrong(panel: RunsTablePanel) -> None:
-    panel.next.click()
-    assert "Page 2 of 2" in panel.where.value
-    assert len(Reader(panel.table.value).of("tr")) == 7
-    assert panel.next.disabled
-    panel.filter.value = "layers=8"
-    assert "Page 1 of 1" in panel.where.value
-    rows = len(Reader(panel.table.value).of("tr")) - 1
-    assert rows == len(panel.runs_table.rows(panel.query)) < 25
-    before = panel.table.value
-    panel.filter.value = "<script>=1 'x"
-    assert "a quote without its end" in Reader(panel.wrong.value).texts[0]
-    settle(panel)
-    assert "a quote" not in panel.plot.state.value, "it is said once on the page"
-    assert panel.table.value == before
-    panel.filter.value = "layers=1000"
-    assert "No run matches." in panel.table.value
-    panel.filter.value = ""
-    panel.status.value = "error"
-    assert len(panel.choice.options) == 1
-    panel.sort.value = "layers"
-    assert panel.query.sort == "layers"
-
-
 def test_what_did_not_change_is_not_sent_and_not_drawn_again(
     panel: RunsTablePanel, helper: HelperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(panel)
-    tables, pictures, ask = changes(panel.table), [], helper.ask
+    tables, pictures, ask = [], [], helper.ask
+    panel.grid.observe(lambda change: tables.append(change["new"]), "rows")
     monkeypatch.setattr(
-        helper, "ask", lambda what, **data: pictures.append(what) or ask(what, **data)
+        helper, "ask", lambda function, **data: pictures.append(1) or ask(function, **data)
     )
     look(panel)
     assert (tables, pictures) == ([], [])
-    old = record(29, notes=["seen again"])  # on the second page, and the plot does not show notes
-    put(panel.runs_table.store, old)
-    look(panel)
-    assert (tables, pictures) == ([], [])
-    assert panel.runs_table.row(old.key)["notes"] == "seen again"
-    put(panel.runs_table.store, record(200, started="2026-12-24T00:00:00+00:00", layers=64))
-    look(panel)
-    assert len(tables) == len(pictures) == 1
-    assert key_of(200) in tables[0]
-    assert "32 runs" in panel.told.value
-    panel.next.click()
-    look(panel)
-    assert len(pictures) == 1, "the plot is of all pages"
-
-
-def test_the_plot_is_a_picture_with_words(panel: RunsTablePanel) -> None:
+    panel.choose([key_of(3), key_of(5)])
     settle(panel)
-    (picture,) = Reader(panel.plot.picture.value).of("img")
-    assert picture["alt"].startswith("throughput (samples/s) over layers, points, 30 runs")
-    assert "1 run without a result at the edge" in picture["alt"]
+    assert len(pictures) == 1, "their losses"
+    put(panel.runs_table.store, record(200, layers=64))
+    look(panel)
+    assert len(tables) == 1
+    assert len(pictures) == 2
+    assert key_of(200) in rows_of(panel)
+    assert "32 runs" in panel.told.value
+    assert panel.grid.chosen == [key_of(3), key_of(5)], "what was chosen stays chosen"
+
+
+def test_the_plot_is_a_picture_with_words_and_follows_its_controls_and_filters(
+    panel: RunsTablePanel,
+) -> None:
+    settle(panel)
+    (picture,) = Reader(panel.plot.picture.image.value).of("img")
+    assert picture["alt"].startswith("throughput over layers, 30 runs, coloured by method")
+    assert "1 run without a result above" in picture["alt"]
     data = base64.b64decode(picture["src"].removeprefix("data:image/png;base64,"))
     height, width, _ = imread(io.BytesIO(data)).shape
     assert 1000 <= width <= 1100
     assert height < width
-
-
-def test_the_plot_follows_its_controls(panel: RunsTablePanel) -> None:
+    panel.plot.fields["y"].value, panel.plot.logs["y"].value = "step_seconds", True
+    panel.grid.listed = [key_of(n) for n in range(7)]
     settle(panel)
-    first = panel.plot.picture.value
-    plot = Plot(x="layers", y="step_seconds", colour="layers", facet="method", kind="lines",
-                log_y=True)  # fmt: skip
-    panel.plot.show(plot)
-    settle(panel)
-    assert panel.plot.plot == plot
-    assert panel.plot.order["plot"]["facet"] == "method"
-    assert panel.plot.picture.value != first
+    assert panel.plot.plot.log_y
+    assert "step time over layers, 7 runs" in panel.plot.picture.image.value
     panel.plot.fields["y"].value = "method"
-    assert panel.plot.logs["y"].value
+    settle(panel)
     assert not panel.plot.plot.log_y, "words have no logarithm"
     names = [name for _, name in panel.plot.fields["x"].options]
     assert names.index("layers") < names.index("heads"), "fields that vary come first"
-    with pytest.raises(ValueError, match="no record has"):
-        panel.plot.show(Plot(x="speed", y="layers"))
 
 
-def test_two_runs_are_compared_when_two_are_chosen(panel: RunsTablePanel) -> None:
+def test_chosen_runs_show_losses_are_compared_and_end_with_their_record(
+    panel: RunsTablePanel,
+) -> None:
     chosen = panel.chosen
     assert chosen.compare.disabled
     assert chosen.timeline.disabled
-    panel.choose([key_of(3), key_of(100)])
-    assert not chosen.compare.disabled
+    keys = [key_of(n) for n in (3, 7, 100)]
+    panel.choose(keys)
+    settle(panel)
+    assert "Losses over steps of A: " in chosen.curves.image.value
     chosen.compare.click()
     settle(panel)
     (shown,) = chosen.shown.children
-    found = Reader(shown.value)
-    captions = {"Settings that differ", "Results", "Bytes moved in a step"}
-    assert captions <= set(found.texts)
-    assert found.of("img")[0]["alt"]
-    assert any("B: it made no step" in text for text in found.texts)
-    chosen.pair.click()
-    settle(panel)
-    folder = panel.runs_table.store.root / "reports" / "board"
-    assert {path.suffix for path in folder.iterdir()} == {".csv", ".pdf", ".png"}
-
-
-def test_choices_survive_turning_the_page_and_end_with_their_record(panel: RunsTablePanel) -> None:
-    first = panel.choice.options[0][1]
-    panel.choice.value = (first,)
-    assert "chosen" in panel.table.value
-    panel.next.click()
-    assert panel.choice.options[0][0].startswith("chosen: ")
-    other = panel.choice.options[1][1]
-    panel.choice.value = (first, other)
-    assert panel.chosen.chosen == (first, other)
-    shutil.rmtree(panel.runs_table.store.folder(first))
+    assert {"A", "B", "C", "B ÷ A", *keys, "✓ finished", "! failed"} <= {*Reader(shown.value).texts}
+    shutil.rmtree(panel.runs_table.store.folder(keys[0]))
     look(panel)
-    assert panel.chosen.chosen == panel.choice.value == (other,)
+    assert panel.grid.chosen == [*chosen.chosen] == keys[1:]
     with pytest.raises(ValueError, match="no key of a run"):
         panel.choose([".."])
+
+
+def test_a_sweep_has_its_runs_plot_commands_and_end(panel: RunsTablePanel) -> None:
+    store = panel.runs_table.store
+    campaign = put_sweep(store, "grid", (0, 4, 100))
+    look(panel)
+    panel.sweep.value = "grid"
+    settle(panel)
+    assert rows_of(panel).keys() == {key_of(0), key_of(4), key_of(100)}
+    assert "grid: new" in panel.about.value
+    assert "over layers, 2 runs" in panel.plot.picture.image.value
+    panel.chosen.commands.click()
+    assert "papermill notebooks/sweep.ipynb" in panel.chosen.shown.children[0].value
+    panel.chosen.remove.click()
+    assert "Press again to delete the sweep grid and 1 failed run" in panel.chosen.state.value
+    assert campaign.folder.exists()
+    panel.chosen.remove.click()
+    look(panel)
+    assert panel.sweep.value == ""
+    assert rows_of(panel).keys() == {key_of(n) for n in range(30)}, "what finished stays"
+
+
+def test_losses_of_what_runs_are_drawn_as_it_runs(
+    panel: RunsTablePanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panel.runs_table.sweeps, "running", lambda names: ["running"])
+    folder = panel.runs_table.store.folder("running")
+    folder.mkdir()
+    step = {"time": 1.0, "event": "step", "step": 0, "loss": 6.5, "seconds": 0.1}
+    (folder / "events.jsonl").write_text(json.dumps(step) + "\n")
+    look(panel)
+    assert "Losses over steps of A: running: current run." in panel.chosen.curves.state.value
 
 
 def test_a_timeline_is_shown_or_why_there_is_none(panel: RunsTablePanel) -> None:
@@ -275,37 +249,26 @@ def test_a_timeline_is_shown_or_why_there_is_none(panel: RunsTablePanel) -> None
     assert "kept no timeline" in panel.chosen.state.value
 
 
-def test_exports_lie_in_the_results_folder_under_the_name_that_was_given(
+def test_exports_are_links_and_lie_in_the_results_folder_under_their_name(
     panel: RunsTablePanel,
 ) -> None:
     settle(panel)
-    panel.filter.value = "status=ok"
+    panel.grid.listed = [key_of(n) for n in range(5)]
     panel.chosen.name.value = "../../evil"
-    panel.chosen.csv.click()
+    panel.chosen.exports["CSV"].click()
     assert "cannot name an export" in panel.chosen.state.value
     panel.chosen.name.value = "mine"
-    for button in (panel.chosen.csv, panel.chosen.figure):
-        button.click()
+    for words in ("CSV", "JSONL", "Plot"):
+        panel.chosen.exports[words].click()
         settle(panel)
-        assert "Written to reports/board in the results folder" in panel.chosen.state.value
-        if button is panel.chosen.csv:
-            exported = (panel.runs_table.store.root / "reports/board/mine.csv").read_text()
-            assert exported.count("\n") == 31
+        links = Reader(panel.chosen.state.value).of("a")
+        file = panel.runs_table.store.root / "reports" / "board" / links[0]["download"]
+        data = base64.b64decode(links[0]["href"].partition("base64,")[2])
+        assert data == file.read_bytes()
+        assert words == "Plot" or data.count(b"\n") == 5 + (words == "CSV")
     folder = panel.runs_table.store.root / "reports" / "board"
-    assert sorted(p.name for p in folder.iterdir()) == ["mine.csv", "mine.pdf", "mine.png"]
-
-
-def test_commands_of_runs_and_sweeps_are_shown(panel: RunsTablePanel) -> None:
-    panel.chosen.commands.click()
-    assert "Choose a run" in panel.chosen.state.value
-    Campaign.create(panel.runs_table.store, {"name": "grid", "base": {"method": "l2l"}})
-    panel.choose([key_of(2)])
-    panel.chosen.commands.click()
-    (shown,) = panel.chosen.shown.children
-    text = " ".join(Reader(shown.value).texts)
-    assert "workbench run --method" in text
-    assert "papermill notebooks/sweep.ipynb" in text
-    assert "workbench sweep" in text
+    names = ["mine.csv", "mine.jsonl", "mine.pdf", "mine.png"]
+    assert sorted(p.name for p in folder.iterdir()) == names
 
 
 def test_problems_are_sentences_and_the_rest_is_shown(panel: RunsTablePanel) -> None:
@@ -322,23 +285,22 @@ def test_problems_are_sentences_and_the_rest_is_shown(panel: RunsTablePanel) -> 
 def test_an_empty_folder_waits_for_its_first_run(store: Store, helper: HelperProcess) -> None:
     panel = RunsTablePanel(store, helper=helper)
     settle(panel)
-    assert "No run yet." in panel.table.value
+    assert panel.grid.rows == "[]"
     assert panel.plot.plot is None
     put(store, record(1))
     look(panel)
-    assert "1 run: 1 ✓ ok." in panel.told.value
-    assert Reader(panel.plot.picture.value).of("img")
+    assert "1 run: 1 ✓ finished." in panel.told.value
+    assert Reader(panel.plot.picture.image.value).of("img")
     panel.close()
     assert not store.runs.parent.joinpath("reports").exists(), "looking writes no report"
 
 
 def test_every_control_has_a_label_and_a_tooltip(panel: RunsTablePanel) -> None:
-    kinds = (widgets.Button, widgets.Text, widgets.Dropdown, widgets.SelectMultiple,
-             widgets.Checkbox)  # fmt: skip
+    kinds = (widgets.Button, widgets.Text, widgets.Dropdown, widgets.Checkbox)  # fmt: skip
     controls = [w for w in everything(panel.widget) if isinstance(w, kinds)]
-    assert len(controls) > 20
+    assert len(controls) > 18
     assert all(control.description and control.tooltip for control in controls)
-    for widget in (panel.told, panel.wrong, panel.where, panel.plot.state, panel.chosen.state):
+    for widget in (panel.told, panel.about, panel.plot.picture.state, panel.chosen.state):
         assert Reader(widget.value).elements[0][1]["role"] == "status"
 
 
@@ -372,13 +334,13 @@ async def settled(panel):
 async def main():
     panel = RunsTablePanel(Store(sys.argv[1]))
     opened = time.perf_counter() - began
-    assert panel.table.value.count("<tr") == 26, panel.table.value[:300]
+    assert len(panel.grid.rows) > 2, panel.grid.rows
     before = await settled(panel)
     assert "10,000 runs: 10,000" in panel.told.value, panel.told.value
-    assert "10,000 runs" in panel.plot.state.value, panel.plot.state.value
-    sent = len(panel.table.value) + len(panel.plot.picture.value)
+    assert "10,000 runs" in panel.plot.picture.state.value, panel.plot.picture.state.value
+    sent = len(panel.grid.rows) + len(panel.plot.picture.image.value)
     heavy = [name for name in ("pandas", "matplotlib", "torch") if name in sys.modules]
-    panel.filter.value = "layers>=16"
+    panel.plot.fields["y"].value = "step_seconds"
     most, late = map(max, before, await settled(panel))
     panel.close()
     print(opened, most, late, sent, heavy)
@@ -405,5 +367,5 @@ def test_ten_thousand_records_take_260_mib_and_are_drawn_elsewhere(store: Store,
     answered.enter("results: 10,000 records without a cache, to the first table", 3, seconds)
     answered.enter("results: meanwhile, the longest that a slider had to wait", 0.2, late)
     assert most < 260
-    assert sent < 200_000
+    assert sent < 10_000 * 200, "rows are sent whole, to be sorted and filtered in the page"
     assert heavy == "[]", "what draws is beside the kernel, not in it"
