@@ -99,6 +99,7 @@ class Exhibit(ABC):
     words_form: ClassVar[str] = "exhibit {figure}"
     heading_form: ClassVar[str] = "{words}: {title}"
     place_form: ClassVar[str] = "{section}"
+    headline_form: ClassVar[str] = "This project"
 
     @property
     def name(self) -> str:
@@ -120,6 +121,11 @@ class Exhibit(ABC):
         """Heading of the report's section."""
         told = {"figure": self.figure, "words": self.words, "title": self.title}
         return self.heading_form.format(**told)
+
+    @property
+    def headline(self) -> str:
+        """Title of the figure: paper, number in it and subject."""
+        return f"{self.headline_form.format(figure=self.figure, words=self.words)}: {self.title}"
 
     @property
     def link(self) -> str:

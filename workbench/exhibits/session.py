@@ -24,6 +24,7 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Stage
+from workbench.figures.finish import finish
 from workbench.figures.style import save, styled
 from workbench.model.corpus import STDLIB
 from workbench.runs.events import Event
@@ -129,6 +130,7 @@ class Session:
             size = (self.exhibit.width_in(self.at), PLOT_HEIGHT_IN)
             figure = Figure(figsize=size, layout="constrained")
             self.exhibit.paint(self.at, figure, rows)
+            finish(figure, self.exhibit.headline)
         return figure
 
     def figure(self, rows: pd.DataFrame) -> Drawing:

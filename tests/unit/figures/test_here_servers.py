@@ -16,7 +16,7 @@ from workbench.exhibits import open_exhibit
 from workbench.exhibits.hardware import server_panels, servers
 from workbench.exhibits.hardware.judge import as_table
 from workbench.exhibits.hardware.server_goals import goals
-from workbench.exhibits.hardware.server_table import table
+from workbench.exhibits.hardware.server_table import MODEL, table
 from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.figures.verdict import MISSING
 from workbench.published.servers import LABELS
@@ -97,7 +97,13 @@ def test_every_method_of_the_benchmark_has_a_look() -> None:
 def test_bars_and_markers_are_the_rows(whole) -> None:
     rows, paper = whole
     ok = rows[rows["status"] == "ok"]
-    speeds, links = titled(paper, "throughput, measured"), titled(paper, "over the host links")
+    titles = [titled(paper, words) for words in ("throughput, measured", "over the host links")]
+    models = rows.groupby([*MODEL]).ngroups
+    assert [len(panels) for panels in titles] == [models, models], "one title a model"
+    speeds, links = (
+        [axes for axes in paper.axes if axes.containers and words in axes.get_ylabel()]
+        for words in ("samples/s", "|W|")
+    )
     assert sorted(heights(speeds)) == pytest.approx(sorted(ok["samples_per_second"]))
     assert sorted(heights(links)) == pytest.approx(sorted(ok["moved"].dropna()))
     diamonds = [
@@ -143,7 +149,8 @@ def test_no_line_joins_runs_of_different_rounds(tmp_path: Path) -> None:
     paper = drawn(rows_of(tmp_path, lines))
     assert not titled(paper, "scaling, measured")
     words = flat(paper)
-    assert "1 GPU at 0123abc of 2026-11-21, 4 GPUs at 9876fed of 2026-11-21" in words
+    assert "100 layers of 2048" in words
+    assert "0123abc" not in words, "commits are no small print"
     assert "scaling (no model ran" not in words, "that is not why"
     (scaled,) = titled(drawn(rows_of(tmp_path, [*lines, ten(2, 3.8)])), "scaling, measured")
     assert [*scaled.lines[1].get_xdata()] == [1, 2], "those of one round alone"
@@ -170,8 +177,8 @@ def test_points_are_predictions_over_measurements(whole) -> None:
         assert sorted(points) == pytest.approx(sorted(rows[column].dropna()))
         (shaded,) = axes.patches
         assert (shaded.get_y(), shaded.get_height()) == pytest.approx((1 - band, 2 * band))
-    assert "(s)" in step.get_xlabel()
-    assert "(GiB)" in peak.get_xlabel()
+    assert "(s, log)" in step.get_xlabel()
+    assert "(GiB, log)" in peak.get_xlabel()
 
 
 def test_every_axis_says_what_it_shows_and_nothing_leaves_the_paper(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ class Offload(GoalsExhibit):
         marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
         marks.draw_predictions(peak, rows, *columns[1], "device peak", "GiB", **judged)
         there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
-        marks.legend(figure, {LABELS[name]: LOOKS[name] for name in LABELS if name in there})
+        looks = {LABELS[name]: LOOKS[name] for name in LABELS if name in there}
+        marks.legend(figure, looks, marks.kept(shown))
         drawing.small_print(figure, *notes(rows))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
@@ -214,7 +215,7 @@ def _bar(axes: Any, run: Any, x: float) -> None:
         marks.bar(axes, look, x, run.share, marks.why_missing(run.status, "no plain run"))
         return
     words = f"{run.share:.0%}" if run.share >= 0.1 else f"{run.share:.1%}"
-    words = f"{words} {run.variant}".rstrip()
+    words = f"{words}{marks.variant_words(run.variant)}"
     marks.bar(axes, look, x, run.share, words, pale=bool(run.variant))
 
 

@@ -69,6 +69,7 @@ class Servers(GoalsExhibit):
         "planned_moved": "planned (weights)",
         "final_loss": "final loss",
         "how": "how",
+        "round": "round",
     }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
@@ -90,8 +91,8 @@ class Servers(GoalsExhibit):
         tall += [LOW_IN] if _predicted(rows) else []
         figure.set_size_inches(PAGE_IN, sum(tall))
         places = iter(figure.add_gridspec(len(tall), 1, height_ratios=tall))
-        for line in lines:
-            _draw_bars(figure, next(places), line)
+        drawn = [each for line in lines for each in _draw_bars(figure, next(places), line)]
+        panels.one_scale(drawn)
         for line in scaling:
             every = _side_by_side(figure, next(places), [1.0] * ACROSS, len(line))
             for axes, part in zip(every, line, strict=True):
@@ -105,11 +106,13 @@ class Servers(GoalsExhibit):
         return goals(rows, repeated)
 
 
-def _draw_bars(figure: Any, place: Any, line: list[panels.Panel]) -> None:
-    """Panels of bars side by side, as wide as they need."""
+def _draw_bars(figure: Any, place: Any, line: list[panels.Panel]) -> list[tuple[Any, panels.Panel]]:
+    """Panels of bars side by side, as wide as they need; each with its axes."""
     widths = [panel.width for panel in line]
-    for axes, panel in zip(_side_by_side(figure, place, widths, len(line)), line, strict=True):
+    drawn = [*zip(_side_by_side(figure, place, widths, len(line)), line, strict=True)]
+    for axes, panel in drawn:
         panel.draw(axes, panel.rows, panels.ROOM * panel.width / sum(widths))
+    return drawn
 
 
 def _side_by_side(figure: Any, place: Any, widths: list[float], count: int) -> list[Any]:
@@ -149,7 +152,7 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
         more.append((Line2D([], [], **panels.IDEAL), "in proportion"))
     there = set(rows["method"])
     looks = {LABELS[method]: LOOKS[method] for method in LABELS if method in there}
-    marks.legend(figure, looks, more)
+    marks.legend(figure, looks, [*more, *marks.kept(rows)])
 
 
 def notes(rows: pd.DataFrame) -> list[str]:
@@ -185,7 +188,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
     if torn:
         out.append(
             "No line of scaling joins runs of different rounds, which differ in code and day: "
-            f"{'; '.join(torn)}."
+            f"{'; '.join(torn)}. The table has the round of each."
         )
     absent = _not_drawn(len(moved) > 0, len(series) > 0 or len(torn) > 0, _predicted(rows))
     out += [f"Not drawn: {'; '.join(absent)}."] if absent else []

@@ -53,7 +53,7 @@ TITLES = dict(zip(RATIOS, ("reference ratio", "ratio here", "here / reference"),
 class HarmonyExhibit(Exhibit):
     """A figure or table of the paper. Rows have the columns of `table.COLUMNS`."""
 
-    system = "Harmony"
+    system, headline_form = "Harmony", "{words}"
     introduction = (
         "Harmony (VLDB'22): models beyond all devices of a server",
         "Exhibits of the second system. The values of its paper are not known to this project. "
@@ -71,6 +71,10 @@ class HarmonyExhibit(Exhibit):
     again."""
     without_gpu: ClassVar[tuple[str, str]] = (NO_GPU, "estimated")
     """Why nothing runs where there is no GPU, and what becomes of the exhibit then."""
+
+    @property
+    def headline(self) -> str:
+        return super().headline.replace("Harmony,", "Harmony (VLDB'22),")
 
     @property
     def words(self) -> str:

@@ -121,6 +121,7 @@ class Searches(HarmonyExhibit):
         searches = pick(part, quantity="search_s")
         draw.bars(axes["search"], searches, names, "search (s)", column="model", number="{:.3g}")
         axes["search"].axhline(MOST_S, color="#888888", lw=0.8, ls="--")
+        axes["search"].set_ylim(top=max(1.1 * MOST_S, axes["search"].get_ylim()[1]))
         draw.title(axes["search"], f"search, Harmony-PP; dashed: {MOST_S:g} s")
         steps = pick(part, quantity="iteration_s")
         used = pick(part, quantity="gpus", variant=THEIR_PLAN)

@@ -50,6 +50,7 @@ class StrongholdExhibit(Exhibit):
 
     name_form, notebook_form, words_form = "fig{figure}", "stronghold_{figure}", "figure {figure}"
     heading_form, place_form = "Figure {figure}: {title}", "section {section}"
+    headline_form = "STRONGHOLD (SC'22), figure {figure}"
 
     def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
         return sizes.named(size)
@@ -127,7 +128,7 @@ class StrongholdExhibit(Exhibit):
         else:
             self._panels(figure, rows, same_scale=same_scale)
         self.legend(figure, rows)
-        drawing.small_print(figure, *notes_of_measured(rows), *drawing.daggers(rows))
+        drawing.small_print(figure, *drawing.daggers(rows), *notes_of_measured(rows))
 
     def legend(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Say above the axes what the marks are."""

@@ -203,7 +203,7 @@ def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
     for at, row in enumerate(steps.itertuples()):
         axes.plot(at, 100 * row.error, **_look(row.ranks))
         if pd.isna(row.error):
-            words = "no prediction" if row.value > 0 else drawing.missing_words(row.status)
+            words = "no prediction" if row.value > 0 else drawing.upright_words(row.status)
             axes.annotate(words, (at, 0.5), fontsize=drawing.NOTE_PT, color=GREY, **place)
     axes.plot(range(len(peaks)), 100 * peaks["error"], **CROSS)  # of the same runs
     for bound in (0.0,) if "cpu" in set(steps["device"]) else (-WORST, 0.0, WORST):
