@@ -205,7 +205,7 @@ def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
         if pd.isna(row.error):
             words = "no prediction" if row.value > 0 else drawing.upright_words(row.status)
             axes.annotate(words, (at, 0.5), fontsize=drawing.NOTE_PT, color=GREY, **place)
-    axes.plot(range(len(peaks)), 100 * peaks["error"], **CROSS)  # of the same runs
+    axes.plot([at + 0.25 for at in range(len(peaks))], 100 * peaks["error"], **CROSS)  # same runs
     for bound in (0.0,) if "cpu" in set(steps["device"]) else (-WORST, 0.0, WORST):
         axes.axhline(100 * bound, color=GREY, lw=0.6, ls="--" if bound else "-", zorder=0)
     axes.set_xticks(range(len(steps)), steps["pair"], rotation=90 if len(steps) > 8 else 0)
