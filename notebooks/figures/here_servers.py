@@ -20,7 +20,7 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
 machine: str = ""  # a folder in results/published-here; else the one with most rows
 

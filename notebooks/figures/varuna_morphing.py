@@ -19,7 +19,7 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke, small or paper
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record already
 
 # %%

@@ -47,10 +47,17 @@ class Opened:
     machine: str
     what: str
     """The exhibit and its size, in words, for those who wait until its runs free a device."""
+    methods: tuple[str, ...] = ()
+    """Those that run, where somebody chose."""
+    overlay: bool = False
+    """Whether published absolute values lie over those that were measured on another machine."""
+    told: tuple[str, ...] = ()
+    """Changes of the size in words, for titles and file names."""
 
     def sweep(self, specs: list[RunSpec], *, force: bool = False) -> Sweep:
         """These runs; one that failed for no reason of its own is tried again."""
         executor = LocalExecutor(self.store, what=self.what)
+        specs = [spec for spec in specs if not self.methods or spec.method in self.methods]
         return Sweep(specs, self.store, force=force, retry_failed=True, executor=executor)
 
     def search(self, spec: RunSpec, *, limit: int, force: bool = False) -> Search:
@@ -79,6 +86,12 @@ class Exhibit(ABC):
     """Whether anything runs for it; where not, it shows what is committed."""
     reads: ClassVar[str] = ""
     """Field of the size whose model trains on a text that people may choose; empty for none."""
+
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Parameters that a notebook may change, by the names of the command line; `methods` chooses
+    some of those that run, `overlay` how the figure is drawn."""
+    lists: ClassVar[tuple[str, ...]] = ()
+    """Those of them that the figure varies: ``2, 4, 8``."""
 
     introduction: ClassVar[tuple[str, str]] | None = None
     """Heading and words of the report before the system's exhibits, where they are a part of their
@@ -158,6 +171,26 @@ class Exhibit(ABC):
             size=dials, store=store, simulated=simulated, text=text, machine=machine, what=what
         )
 
+    def changed(self, at: Opened, changes: dict[str, Any]) -> Opened:
+        """The choices with these parameters in place of the size's; None leaves the size's. Raises
+        ValueError for a name that the exhibit does not take, and for a value that cannot be."""
+        if unknown := [name for name in changes if name not in self.takes]:
+            takes = ", ".join(("size", "results", "force", *self.takes))
+            raise ValueError(f"{self.words} has no parameter {unknown[0]!r}; it has {takes}")
+        given = {
+            name: read(name, value, several=name in self.lists)
+            for name, value in changes.items()
+            if value not in (None, "")
+        }
+        told = tuple(f"{name} {_written(value)}" for name, value in given.items() if value)
+        methods, overlay = given.pop("methods", ()), given.pop("overlay", False)
+        dials = at.size.changed(**given) if given else at.size
+        runs = dict.fromkeys(spec.method for spec in self.specs(dials))
+        for name in methods:
+            if name not in runs:
+                raise ValueError(f"{self.words} runs no method {name!r}; it runs {', '.join(runs)}")
+        return replace(at, size=dials, methods=methods, overlay=overlay, told=told)
+
     def text_in(self, folder: Path, size: str) -> None:
         """Read the text in a folder that somebody chose; raises ValueError, one sentence, where it
         is not of the exhibit's format."""
@@ -221,6 +254,32 @@ class Exhibit(ABC):
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """Where the numbers come from: machine, code, packages, dates."""
         return origin(records, simulated=at.simulated)
+
+
+def read(name: str, value: Any, *, several: bool = False) -> Any:
+    """A parameter as people write it: a whole number, several of them, names of methods, or a
+    truth. Raises ValueError, one sentence, for anything else."""
+    if name == "overlay":
+        if isinstance(value, bool):
+            return value
+        raise ValueError(f"overlay is {value!r}; it is true or false")
+    written = [*value] if isinstance(value, list | tuple) else str(value).split(",")
+    if name == "methods":
+        return tuple(str(each).strip() for each in written)
+    try:
+        numbers = tuple(int(str(each)) for each in written)
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < (name != "seed") or len(numbers) > 1 and not several:
+        wanted = "whole numbers, such as 2, 4, 8" if several else "a whole number"
+        raise ValueError(
+            f"{name} is {value!r}; it must be {wanted}" + " of at least 1" * (name != "seed")
+        )
+    return numbers if several else numbers[0]
+
+
+def _written(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def records_of(stage: Stage) -> list[RunRecord]:

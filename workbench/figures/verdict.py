@@ -58,8 +58,10 @@ def at_least(
     why: str = "",
     cannot: str = "",
     why_not: str = "",
+    is_ratio: bool = True,
 ) -> Verdict:
-    """A claim of the form: the ratio is at least `threshold`.
+    """A claim of the form: the ratio is at least `threshold`. What is no ratio (`is_ratio`) decides
+    and is not shown as one: `why` says it in its own unit.
 
     `why` stands beside either answer, `why_not` beside a failure; `cannot` is the reason for not
     judging, where there is one.
@@ -74,8 +76,8 @@ def at_least(
         verdict, why = FAILS, why_not or why
     return Verdict(
         claim=claim,
-        published=published,
-        here=here,
+        published=published if is_ratio else None,
+        here=here if is_ratio else None,
         judged=name_of(*series),
         verdict=verdict,
         why=why,

@@ -1,5 +1,6 @@
 """The report: everything a reader needs to judge a reproduction, in one HTML file.
 
+A summary of ten lines comes first, then all figures, then all tables.
 It is built from the store alone, so it can be made again without running anything, and a report of
 half a reproduction says which half is missing and why. Every number stands beside how it was
 obtained; every verdict beside the reason for it.
@@ -8,22 +9,21 @@ obtained; every verdict beside the reason for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from workbench import __version__
 from workbench.core.files import write_whole
 from workbench.core.record import RunRecord
 from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
 from workbench.exhibits.base import origin
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
-from workbench.report.outcomes import Outcome, folder_of, load_outcomes
+from workbench.report.outcomes import folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
-from workbench.report.proofs import proof_sections
-from workbench.report.sections import Shown, measured_on, sections, shown_exhibits, verdicts_of
+from workbench.report.proofs import proof_figures, proof_tables
+from workbench.report.sections import figures, measured_on, shown_exhibits, tables
+from workbench.report.summary import TITLE, summary
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", UNTESTED: "untold", MISSING: "untold"}
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", UNTESTED: "? ", MISSING: "- "}
@@ -40,18 +40,17 @@ def write_report(
     store = open_exhibit(next(iter(EXHIBITS)), size, results).store
     outcomes = load_outcomes(store, size)
     exhibits = shown_exhibits(EXHIBITS, size, store, outcomes)
-    systems: dict[str, list[Shown]] = {}
-    for shown in exhibits:
-        systems.setdefault(shown[0].exhibit.system, []).append(shown)
-    judged = {system: verdicts_of(parts) for system, parts in systems.items() if system}
     first = [shown for shown in exhibits if shown[0].exhibit.figure in STRONGHOLD]
     records = {session.name: session.records() for session, _ in first}
+    every = {r.key: r for session, _ in exhibits for r in session.records()}
     simulated = first[0][0].simulated
+    measured = measured_on(rows for _, rows in first)
     body = [
-        _head(size, systems, records, measured_on(rows for _, rows in first), simulated=simulated),
-        _summary(judged, outcomes),
-        sections(exhibits, outcomes, _verdict_cell),
-        proof_sections(size, records, store, simulated=simulated),
+        summary(size, exhibits, outcomes, [*every.values()], measured, simulated=simulated),
+        figures(exhibits, outcomes),
+        proof_figures(records, store, simulated=simulated),
+        tables(exhibits, _verdict_cell),
+        proof_tables(size, records, simulated=simulated),
         _provenance(records, simulated=simulated),
         _commands(size),
     ]
@@ -63,67 +62,15 @@ def write_report(
     path = folder_of(store, size) / "report.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, page(f"STRONGHOLD and Harmony, size {size}", *body))
+        write_whole(path, page(f"{TITLE}, size {size}", *body))
     except OSError as error:
         raise store.unusable(error) from error
     return path
 
 
-def _head(
-    size: str,
-    systems: dict[str, list[Shown]],
-    records: dict[str, list[RunRecord]],
-    measured: str,
-    *,
-    simulated: bool,
-) -> list[Html]:
-    where = "simulated with constants of the published machine" if simulated else "run here"
-    where += f", beside rows that this project measured on {measured}" if measured else ""
-    every = [record for group in records.values() for record in group]
-    machine = origin(every, simulated=simulated)
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    links = []
-    for system, exhibits in systems.items():
-        if exhibits[0][0].exhibit.introduction:
-            links.append(tag("a", system, href=f"#{system.lower()}"))
-        else:
-            links += [tag("a", s.exhibit.link, href=f"#{s.name}") for s, _ in exhibits]
-    others = ["training", "predictions", "timeline"] if not simulated else []
-    others += ["explained"] if size == "paper" else []
-    links += [tag("a", name, href=f"#{name}") for name in (*others, "provenance")]
-    return [
-        tag("h1", "STRONGHOLD (SC'22) and Harmony (VLDB'22) beside their baselines"),
-        tag("p", f"Size {size}, {where}. {machine['processor']}, GPU: {machine['GPU']}. Report of "
-            f"{now}, Workbench {__version__}.", class_="soft"),
-        tag("p", "Hollow marks are published, hatched (in lines: half filled) simulated, filled "
-            "measured. Absolute numbers of other hardware prove nothing: claims are compared as "
-            "ratios, and a claim that this machine cannot test is not judged."),
-        tag("nav", links),
-    ]  # fmt: skip
-
-
-def _summary(systems: dict[str, pd.DataFrame], outcomes: dict[str, Outcome]) -> list[Html]:
-    """How many claims of each system hold, and all verdicts."""
-    out = [tag("h2", "Verdicts")]
-    failed = [
-        tag("li", f"{find(figure).words}: {outcome.message}")
-        for figure, outcome in outcomes.items()
-        if not outcome.ok
-    ]
-    if failed:
-        words = "Not all exhibits ran to their end:"
-        out.append(tag("div", words, tag("ul", failed), class_="warn"))
-    for name, verdicts in systems.items():
-        counts = verdicts["verdict"].value_counts()
-        told = [f"{verdict} {counts[verdict]}" for verdict in CLASSES if verdict in counts]
-        out.append(tag("p", f"{name}, {len(verdicts)} claims: {', '.join(told)}."))
-        out.append(table(verdicts, _verdict_cell))
-    return out
-
-
 def _verdict_cell(name: str, value: Any) -> Html | None:
     if name == "verdict":
-        return tag("span", SIGNS[value] + value, class_=CLASSES[value])
+        return tag("span", SIGNS.get(value, "? ") + value, class_=CLASSES.get(value, "untold"))
     if name == "exhibit":
         return tag("a", find(value).words, href=f"#{find(value).name}")
     return None

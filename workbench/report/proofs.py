@@ -16,15 +16,18 @@ from workbench.report.timeline import draw_gantt
 from workbench.runs.store import Store
 
 
-def proof_sections(
-    size: str, records: dict[str, list[RunRecord]], store: Store, *, simulated: bool
+def proof_figures(
+    records: dict[str, list[RunRecord]], store: Store, *, simulated: bool
 ) -> list[Html]:
-    """Sections of proofs from the runs besides the figures; at paper size, with the simulator's
-    explanation."""
-    out = _explained() if size == "paper" else []
-    if not simulated:
-        out += [*_training(records["fig8a"]), *_predictions(records)]
-    return out + _timeline(records["fig8a"], store)
+    """Losses of all methods, and one run's timeline."""
+    trained = [] if simulated else _training(records["fig8a"])
+    return trained + _timeline(records["fig8a"], store)
+
+
+def proof_tables(size: str, records: dict[str, list[RunRecord]], *, simulated: bool) -> list[Html]:
+    """Predictions beside measurements; at paper size the simulator's explanation."""
+    explained = _explained() if size == "paper" else []
+    return explained + ([] if simulated else _predictions(records))
 
 
 def _explained() -> list[Html]:

@@ -59,6 +59,7 @@ class SwapVolume(HarmonyExhibit):
         "Harmony-PP moves about twice the weights in and once the gradients out whatever the "
         "number of devices; Harmony-DP brings the weights to every device."
     )
+    takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     plans = ("10",)
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:

@@ -110,7 +110,7 @@ class StrongholdExhibit(Exhibit):
         return PAGE_IN if at.size.name != "paper" or self.wide else COLUMN_IN
 
     def paint(self, at: Opened, figure: Figure, rows: pd.DataFrame) -> None:
-        self.draw(figure, rows, same_scale=at.size.name == "paper")
+        self.draw(figure, rows, same_scale=at.size.name == "paper", overlay=at.overlay)
 
     @abstractmethod
     def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
@@ -120,10 +120,12 @@ class StrongholdExhibit(Exhibit):
     def ratios(self, axes: Any, rows: pd.DataFrame) -> None:
         """Draw what may be compared between machines."""
 
-    def draw(self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool = True) -> None:
-        """One panel where all is of one machine, else absolute values beside ratios. `same_scale`:
-        the rows have the published size."""
-        if same_scale and not _of_here(rows).any():
+    def draw(
+        self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool = True, overlay: bool = False
+    ) -> None:
+        """One panel where all is of one machine, or laid over each other (`overlay`), else absolute
+        values beside ratios. `same_scale`: the rows have the published size."""
+        if same_scale and (overlay or not _of_here(rows).any()):
             self.absolute(figure.subplots(), rows)
         else:
             self._panels(figure, rows, same_scale=same_scale)

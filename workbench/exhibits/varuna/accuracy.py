@@ -49,6 +49,7 @@ class Accuracy(VarunaExhibit):
     claim = (
         "How long a step takes in any shape, and what a device holds, is known before it is run."
     )
+    takes = ("layers", "hidden", "seed")
     columns = {
         "pair": "shape", "quantity": "quantity", "value": "value", "unit": "unit",
         "source": "source", "hardware": "hardware", "status": "status", "how": "how",
@@ -112,8 +113,8 @@ class Accuracy(VarunaExhibit):
             for words, quantity, of, bound in () if shared else BOUNDS:
                 both = beside(own, quantity).dropna(subset="error")
                 here = 1 - both["error"].abs().agg(of) if len(both) else None
-                words = f"error of {words}: at most {bound:.0%} (1 less it)"
-                yield at_least(words, None, here, 1 - bound, series, why=_told(both))
+                words, why = f"error of {words}: at most {bound:.0%}", _told(both)
+                yield at_least(words, None, here, 1 - bound, series, why=why, is_ratio=False)
             yield _choice(steps, series, SHARED if shared else "")
 
 

@@ -27,6 +27,11 @@ class VarunaExhibit(Exhibit):
         "simulator of the same rules gives; hatched (in lines: half filled) is simulated, filled "
         "is measured.",
     )
+
+    @property
+    def words(self) -> str:
+        return f"Varuna, {self.figure.removeprefix('varuna_')}"
+
     about: ClassVar[str]
     """Where its numbers are from, if nothing runs."""
 
