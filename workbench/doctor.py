@@ -135,20 +135,18 @@ def _software(results: Path, here: Machine) -> list[Finding]:
 
 
 def _methods(here: Machine) -> list[Finding]:
-    """Every method, and what runs under its name on this machine."""
-    how = {
-        "megatron-lm": _megatron(here),
-        "l2l": (True, "on our runtime"),
-        "zero-offload": _deepspeed(here, disk=False),
-        "zero-infinity": _zero_infinity(here),
-        "stronghold": (True, "on our runtime"),
-    }
-    unknown = (False, "the doctor knows nothing of it")
-    return [
-        Finding(name=name, works=works, detail=detail)
-        for name in methods.METHODS
-        for works, detail in [how.get(name, unknown)]
-    ]
+    """Every method of the table, and what runs under its name on this machine."""
+    how = {"megatron-lm": _megatron(here), "zero-infinity": _zero_infinity(here)}
+    found = []
+    for name, method in methods.known().items():
+        if "(DeepSpeed)" in method.summary:
+            works, detail = how.get(name) or _deepspeed(here, disk=False)
+        else:
+            own = method.portable and "torch" not in method.summary
+            works, detail = how.get(name) or (True, "on our runtime" if own else "in torch alone")
+        ranks = "; several ranks" if method.parallel else ""
+        found.append(Finding(name=name, works=works, detail=f"{method.label}, {detail}{ranks}"))
+    return found
 
 
 def _megatron(here: Machine) -> tuple[bool, str]:

@@ -140,7 +140,7 @@ def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store, tmp_path:
     tick_until(panel, lambda: state(panel) == "cancelled")
     assert left_behind(store.root) == []
     assert enabled(panel) == {"go_on"}
-    assert "press Go on" in panel.buttons["start"].tooltip
+    assert "press Resume" in panel.buttons["start"].tooltip
     for seed in (1, 2):
         (tmp_path / str(seed)).touch()
     panel.buttons["go_on"].click()

@@ -160,7 +160,7 @@ PARALLEL = {
         ),
         Method(
             name="data-parallel",
-            label="DP",
+            label="data parallel",
             module="baselines.data_parallel",
             summary="the whole model on every device (torch's DistributedDataParallel)",
             parallel=True,

@@ -183,13 +183,21 @@ class Exhibit(ABC):
             if value not in (None, "")
         }
         told = tuple(f"{name} {_written(value)}" for name, value in given.items() if value)
-        methods, overlay = given.pop("methods", ()), given.pop("overlay", False)
-        dials = at.size.changed(**given) if given else at.size
+        at = replace(at, told=told, overlay=given.pop("overlay", False))
+        if not given:
+            return at
+        if at.simulated:
+            raise ValueError(
+                f"{self.words} at size {at.size.name} is simulated here, with published settings; "
+                f"{', '.join(given)} can be given at size smoke, or where a GPU is"
+            )
+        methods = given.pop("methods", ())
+        dials = at.size.changed(**given)
         runs = dict.fromkeys(spec.method for spec in self.specs(dials))
         for name in methods:
             if name not in runs:
                 raise ValueError(f"{self.words} runs no method {name!r}; it runs {', '.join(runs)}")
-        return replace(at, size=dials, methods=methods, overlay=overlay, told=told)
+        return replace(at, size=dials, methods=methods)
 
     def text_in(self, folder: Path, size: str) -> None:
         """Read the text in a folder that somebody chose; raises ValueError, one sentence, where it

@@ -6,6 +6,7 @@ cannot test is not judged; the ratio is shown and the reason stands beside it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pandas as pd
@@ -24,7 +25,6 @@ SHARED_CORES = (
     "without GPUs the ranks share the processor and its memory, so bytes that are not moved save "
     "no time here"
 )
-RATIOS = ("published ratio", "ratio here", "here / published")
 DEEPSPEED = ("zero-offload", "zero-infinity")
 
 
@@ -104,9 +104,11 @@ def series_to_judge(rows: pd.DataFrame) -> list[tuple[str, str]]:
     return [*(measured or simulated), *elsewhere] or [("measured", "")]
 
 
-def as_table(verdicts: list[Verdict]) -> pd.DataFrame:
-    """The verdicts as people read them."""
-    columns = ["claim", *RATIOS, "judged", "verdict", "why"]
+def as_table(verdicts: list[Verdict], reference: str = "published") -> pd.DataFrame:
+    """The verdicts as people read them: ``measured ÷ published``, where all that is judged was."""
+    kinds = {re.split("[: ]", v.judged)[0] for v in verdicts}
+    over = f"{kinds.pop() if len(kinds) == 1 else 'here'} ÷ {reference}"
+    columns = ["claim", f"{reference} ratio", "ratio here", over, "judged", "verdict", "why"]
     rows = [(v.claim, v.published, v.here, v.ratio, v.judged, v.verdict, v.why) for v in verdicts]
     return pd.DataFrame(rows, columns=columns)
 

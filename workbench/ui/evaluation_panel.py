@@ -34,7 +34,7 @@ class ClaimSection:
         self.run = button(
             "Run", f"Start the runs of {claim.name} that have no record yet", self._run
         )
-        self.cancel = button("Cancel", "End the runs in work; finished ones stay", self._cancel)
+        self.cancel = button("Cancel", "End the current runs; finished ones stay", self._cancel)
         self.retry = button("Retry failed", "Start the failed runs again", self._retry)
         self.keep = widgets.Checkbox(
             value=False, description=KEEP, tooltip=KEEP, indent=False, layout={"width": "auto"}

@@ -37,16 +37,16 @@ LOOK_S = 0.5
 NEW = ""
 BUTTONS = {
     "start": ("Start", "Save the sweep and start its runs that have no record yet"),
-    "pause": ("Pause", "Start no more runs; those in work may finish"),
-    "go_on": ("Go on", "Start the remaining runs of the sweep that is shown"),
-    "cancel": ("Cancel", "End the runs in work and start no more; finished ones stay"),
+    "pause": ("Pause", "Start no more runs; the current ones may finish"),
+    "go_on": ("Resume", "Start the remaining runs of the sweep that is shown"),
+    "cancel": ("Cancel", "End the current runs and start no more; finished ones stay"),
     "retry": ("Retry failed", "Start the failed runs again"),
 }
 """Action -> its words, and what it does. No icons: they would be part of what is read out."""
-KEEP = "keep running when this notebook ends"
+KEEP = "keep running when this notebook closes"
 KEPT = (
-    "Otherwise a sweep is cancelled when the notebook's kernel ends. Either way what is finished "
-    "stays, and the sweep can go on later."
+    "Otherwise a sweep stops if this notebook closes. Either way finished runs stay, and the sweep "
+    "can be resumed later."
 )
 MOST_LOGS = 200
 COLUMNS = ["what", "key", "state", "status", "loss", "seconds", "samples_per_second", "message"]
@@ -171,7 +171,7 @@ class SweepPanel:
         lines = "\n".join(control.commands())
         label = "commands that repeat this sweep"
         self.repeat.value = (
-            html.paragraph("To repeat this sweep, or to go on with it, without this page:", "soft")
+            html.paragraph("To repeat or resume this sweep without this page:", "soft")
             + html.log(lines, label)
             if lines
             else ""

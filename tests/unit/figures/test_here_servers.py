@@ -115,7 +115,7 @@ def test_bars_and_markers_are_the_rows(whole) -> None:
     assert "out of device memory" in words
     assert "GPT-2 XL, 1.6 B" in words
     assert "100 layers of 2048, 5.1 B" in words
-    assert {"no cap: all of the GPU", "planned (simulated)", "Harmony-PP"} <= {
+    assert {"no limit: all of the GPU", "planned (simulated)", "Harmony-PP"} <= {
         text.get_text() for text in paper.legends[0].get_texts()
     }
     assert paper.get_figwidth() == PAGE_IN
@@ -127,7 +127,7 @@ def test_bars_without_a_cap_stand_on_a_ground_of_their_own(tmp_path: Path) -> No
     (ground,) = [patch for patch in axes.patches if patch.get_height() == 1.0]
     free, capped = (bar.get_x() + bar.get_width() / 2 for c in axes.containers for bar in c)
     assert ground.get_x() < free < ground.get_x() + ground.get_width() < capped
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["no cap", "11 GiB"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["no limit", "11 GiB"]
 
 
 def test_scaling_has_the_speeds_and_the_line_of_proportion(whole) -> None:

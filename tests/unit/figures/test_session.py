@@ -163,8 +163,8 @@ def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) 
 def test_what_is_done_is_shown_and_what_is_not_is_planned(tmp_path: Path) -> None:
     session = with_records("9", tmp_path)
     preview = session.preview()
-    assert preview["state"].tolist()[:-1] == ["cached 2026-11-21 06:00", "to run"]
-    assert preview["state"].iloc[-1] == "1 cached, 1 to run"
+    assert preview["state"].tolist()[:-1] == ["finished 2026-11-21 06:00", "to run"]
+    assert preview["state"].iloc[-1] == "1 finished, 1 to run"
     assert "not measured here yet" in preview["note"].iloc[-1]
     assert all(word.endswith("iB") for word in preview["device"].iloc[1:-1])
     rows = session.rows()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from workbench import cli
-from workbench.core.methods import METHODS
+from workbench.core.methods import known
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_json_holds_ceilings_software_methods_and_sizes(examined: SimpleNamespac
     told = examined.told
     assert told["measured_now"]
     assert told["ceilings"]["hardware"]["h2d_bytes_per_s"] > 0
-    assert [method["name"] for method in told["methods"]] == list(METHODS)
+    assert [method["name"] for method in told["methods"]] == list(known())
     assert {method["name"]: method["works"] for method in told["methods"]}["stronghold"]
     assert [size["name"] for size in told["sizes"]] == ["smoke", "small", "paper"]
     assert all(finding["detail"] for finding in told["software"])

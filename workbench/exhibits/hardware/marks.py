@@ -36,7 +36,7 @@ class Cap:
 
     @property
     def words(self) -> str:
-        return "no cap" if self.gib is None else f"{self.gib:g} GiB"
+        return "no limit" if self.gib is None else f"{self.gib:g} GiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def draw_predictions(
 
     axes.set_xscale("log")
     axes.set_xlabel(f"measured {words} ({unit})")
-    axes.set_ylabel("predicted / measured")
+    axes.set_ylabel("predicted ÷ measured")
     axes.axhspan(1 - within, 1 + within, color="#eeeeee", zorder=0)
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--", zorder=0.5)
     known = rows[(rows["status"] == "ok") & rows[ratio].notna() & (rows[column] > 0)]

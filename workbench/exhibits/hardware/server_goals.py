@@ -261,7 +261,7 @@ def _trained(rows: pd.DataFrame) -> list[int]:
 def _sized(run: pd.Series) -> str:
     size = "" if pd.isna(run["parameters"]) else f"{run['parameters'] / 1e9:.1f} B parameters, "
     cap = run["device_cap_gib"]
-    return f"{size}{run['layers']} layers, {'no cap' if pd.isna(cap) else f'{cap:g} GiB a GPU'}"
+    return f"{size}{run['layers']} layers, {'no limit' if pd.isna(cap) else f'{cap:g} GiB a GPU'}"
 
 
 def _listed(numbers: Iterable[int]) -> str:

@@ -305,7 +305,7 @@ def draw_scaling(axes: Any, rows: pd.DataFrame) -> None:
     axes.set_xlabel("GPUs")
     axes.set_ylabel("samples/s")
     cap = rows["device_cap_gib"].iloc[0]
-    words = "no cap" if pd.isna(cap) else f"{cap:g} GiB a GPU"
+    words = "no limit" if pd.isna(cap) else f"{cap:g} GiB a GPU"
     setting = f"{model_words(rows)}, {words}, minibatch {rows['batch'].iloc[0]}"
     _title(axes, f"scaling, measured: {setting}", SCALING_LETTERS)
 

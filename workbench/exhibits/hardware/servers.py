@@ -61,9 +61,9 @@ class Servers(GoalsExhibit):
         "status": "status",
         "samples_per_second": "samples/s",
         "share": "of data parallel",
-        "step_ratio": "step: predicted / measured",
+        "step_ratio": "step: predicted ÷ measured",
         "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted / measured",
+        "peak_ratio": "peak: predicted ÷ measured",
         "host_gib": "host (GiB)",
         "moved": "host links (weights)",
         "planned_moved": "planned (weights)",
@@ -145,7 +145,7 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
 
     more: list[tuple[Any, str]] = []
     if rows["device_cap_gib"].isna().any():
-        more.append((Patch(facecolor=panels.GROUND), "no cap: all of the GPU"))
+        more.append((Patch(facecolor=panels.GROUND), "no limit: all of the GPU"))
     if moved:
         more.append((Line2D([], [], **panels.PLANNED), "planned (simulated)"))
     if scaling:
