@@ -3,7 +3,7 @@ frames of ours."""
 
 from __future__ import annotations
 
-import ast
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,19 +34,13 @@ def in_a_sentence() -> Iterator[None]:
         raise
 
 
-def unknown_injected() -> str:
-    """The first parameter that papermill gave this notebook and its parameters cell does not have
-    (papermill only warns); empty without any, and outside of a notebook."""
+def unknown_injected() -> list[str]:
+    """Parameters that papermill gave this notebook and its parameters cell does not have (papermill
+    only warns); none outside of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     cells = shell.user_ns.get("In", []) if shell else []
-    for own, given in zip(cells, cells[1:], strict=False):
-        if given.startswith("# Parameters\n"):
-            return next((name for name in _assigned(given) if name not in _assigned(own)), "")
-    return ""
-
-
-def _assigned(cell: str) -> list[str]:
-    """Names to which a cell gives values, in order."""
-    nodes = ast.walk(ast.parse(cell))
-    return [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    pairs = zip(cells, cells[1:], strict=False)
+    given = next((pair for pair in pairs if pair[1].startswith("# Parameters\n")), ("", ""))
+    own, injected = (re.findall(r"^(\w+)\s*[:=]", cell, re.MULTILINE) for cell in given)
+    return [name for name in injected if name not in own]

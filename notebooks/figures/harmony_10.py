@@ -26,8 +26,6 @@ methods: str = None  # methods that run, such as "harmony-pp, harmony-dp"; None:
 seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit(

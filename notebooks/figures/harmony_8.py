@@ -24,8 +24,6 @@ steps: int = None  # steps of a run; None: the size's
 seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("harmony_8", size, results, batch=batch, steps=steps, seed=seed)

@@ -22,8 +22,6 @@ results: str = "results"  # folder of the run records, as --results of the comma
 force: bool = False  # run again what has a record, and plan again where the published profiles are
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("harmony_table1", size, results)

@@ -10,12 +10,6 @@
 # copies and host updates move through host memory, beside the most that it gave when the machine
 # was profiled. From both follows a bound that no order of the same work can beat; the table says
 # which goals lie beyond it.
-#
-# | size | what runs | takes |
-# |---|---|---|
-# | smoke | nothing | seconds |
-# | small | nothing | seconds |
-# | paper | nothing | seconds |
 
 # %% tags=["parameters"]
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
@@ -24,8 +18,6 @@ force: bool = False  # as in the other notebooks; nothing runs here, so it chang
 machine: str = ""  # a folder in results/published-here; else the one with most rows
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("here_lanes", size, results, machine=machine)

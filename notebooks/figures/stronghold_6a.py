@@ -25,8 +25,6 @@ methods: str = None  # methods that run, such as "stronghold, l2l"; None: all
 seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit(

@@ -28,8 +28,6 @@ seed: int = None  # seed of weights and order of data; None: the size's
 overlay: bool = False  # at size paper: published values on the axes of those measured here
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit(

@@ -27,8 +27,6 @@ hidden: int = None  # its hidden size; None: the size's
 seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("varuna_accuracy", size, results, layers=layers, hidden=hidden, seed=seed)

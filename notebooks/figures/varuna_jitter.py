@@ -23,8 +23,6 @@ results: str = "results"  # folder of the run records, as --results of the comma
 force: bool = False  # run again what has a record already
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("varuna_jitter", size, results)

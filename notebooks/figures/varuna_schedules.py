@@ -27,8 +27,6 @@ steps: int = None  # steps of a run; None: the size's
 seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit(

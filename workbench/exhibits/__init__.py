@@ -87,9 +87,7 @@ def open_exhibit(
     GPU.
     """
     exhibit = find(figure)
-    if wrong := unknown_injected():
-        takes = ", ".join(("size", "results", "force", *exhibit.takes))
-        raise ValueError(f"{exhibit.words} has no parameter {wrong!r}; it has {takes}")
+    exhibit.check_names(unknown_injected())
     text = text_for(exhibit, size, text, REPOSITORY_RESULTS.parent)
     return Session(exhibit, size, Store(results), text, machine, **changes)
 

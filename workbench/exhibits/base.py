@@ -26,6 +26,7 @@ from workbench.runs.provenance import gather
 from workbench.runs.search import Search
 from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
+from workbench.ui.axis import parse_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -171,18 +172,22 @@ class Exhibit(ABC):
             size=dials, store=store, simulated=simulated, text=text, machine=machine, what=what
         )
 
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise ValueError for a parameter that the exhibit does not take."""
+        if unknown := [name for name in names if name not in self.takes]:
+            takes = ", ".join(("size", "results", "force", *self.takes))
+            raise ValueError(f"{self.words} has no parameter {unknown[0]!r}; it has {takes}")
+
     def changed(self, at: Opened, changes: dict[str, Any]) -> Opened:
         """The choices with these parameters in place of the size's; None leaves the size's. Raises
         ValueError for a name that the exhibit does not take, and for a value that cannot be."""
-        if unknown := [name for name in changes if name not in self.takes]:
-            takes = ", ".join(("size", "results", "force", *self.takes))
-            raise ValueError(f"{self.words} has no parameter {unknown[0]!r}; it has {takes}")
+        self.check_names(changes)
         given = {
-            name: read(name, value, several=name in self.lists)
+            name: read(name, value, several=name in (*self.lists, "methods"))
             for name, value in changes.items()
             if value not in (None, "")
         }
-        told = tuple(f"{name} {_written(value)}" for name, value in given.items() if value)
+        told = tuple(f"{name} {changes[name]}" for name, value in given.items() if value)
         at = replace(at, told=told, overlay=given.pop("overlay", False))
         if not given:
             return at
@@ -264,30 +269,16 @@ class Exhibit(ABC):
         return origin(records, simulated=at.simulated)
 
 
-def read(name: str, value: Any, *, several: bool = False) -> Any:
-    """A parameter as people write it: a whole number, several of them, names of methods, or a
-    truth. Raises ValueError, one sentence, for anything else."""
+def read(name: str, value: Any, *, several: bool) -> Any:
+    """A parameter as a sweep's form takes it (`parse_axis`): one value, or several as a tuple.
+    Raises ValueError, one sentence, for anything else."""
     if name == "overlay":
-        if isinstance(value, bool):
-            return value
-        raise ValueError(f"overlay is {value!r}; it is true or false")
-    written = [*value] if isinstance(value, list | tuple) else str(value).split(",")
-    if name == "methods":
-        return tuple(str(each).strip() for each in written)
-    try:
-        numbers = tuple(int(str(each)) for each in written)
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < (name != "seed") or len(numbers) > 1 and not several:
-        wanted = "whole numbers, such as 2, 4, 8" if several else "a whole number"
-        raise ValueError(
-            f"{name} is {value!r}; it must be {wanted}" + " of at least 1" * (name != "seed")
-        )
-    return numbers if several else numbers[0]
-
-
-def _written(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return bool(value)
+    written = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    values = tuple(parse_axis("method" if name == "methods" else name, written))
+    if len(values) > 1 and not several:
+        raise ValueError(f"{name} is {written!r}; it must be one value")
+    return values if several else values[0]
 
 
 def records_of(stage: Stage) -> list[RunRecord]:

@@ -44,9 +44,11 @@ def write_report(
     records = {session.name: session.records() for session, _ in first}
     every = {r.key: r for session, _ in exhibits for r in session.records()}
     simulated = first[0][0].simulated
-    measured = measured_on(rows for _, rows in first)
+    where = "simulated with constants of the published machine" if simulated else "run here"
+    if measured := measured_on(rows for _, rows in first):
+        where += f", beside rows that this project measured on {measured}"
     body = [
-        summary(size, exhibits, outcomes, [*every.values()], measured, simulated=simulated),
+        summary(size, exhibits, outcomes, [*every.values()], where),
         figures(exhibits, outcomes),
         proof_figures(records, store, simulated=simulated),
         tables(exhibits, _verdict_cell),

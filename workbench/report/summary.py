@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from workbench import __version__
-from workbench.core.methods import known
+from workbench.core import methods
 from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.exhibits import find
 from workbench.exhibits.base import origin
@@ -24,9 +24,7 @@ def summary(
     exhibits: list[Shown],
     outcomes: dict[str, Outcome],
     records: list[RunRecord],
-    measured: str,
-    *,
-    simulated: bool,
+    where: str,
 ) -> list[Html]:
     """Title, at most ten lines, and links to all that follows."""
     systems: dict[str, list[Shown]] = {}
@@ -39,9 +37,7 @@ def summary(
         for name in verdicts[verdicts["verdict"] == FAILS].get("exhibit", ())
     }
     failed = [f"{find(name).words}: {o.message}" for name, o in outcomes.items() if not o.ok]
-    machine = origin(records, simulated=simulated)
-    where = "simulated with constants of the published machine" if simulated else "run here"
-    where += f", beside rows that this project measured on {measured}" if measured else ""
+    machine = origin(records, simulated=False)
     lines = {
         **{
             f"{system}, {len(each)} claims": counted(each["verdict"])
@@ -51,15 +47,14 @@ def summary(
         "Not run to the end": "; ".join(failed),
         "Worst prediction": worst_prediction(records),
         "Machine": f"{machine['processor']}, {machine['memory']}, GPU: {machine['GPU']}",
-        "Numbers": f"size {size}, {where}; {len(records)} runs",
+        "Numbers": f"size {size}, {where}; {len(records)} runs; report of "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Workbench {__version__}",
         "Marks": "hollow published, hatched (in lines: half filled) simulated, filled measured",
-        "Report": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Workbench {__version__}",
     }
     told = [tag("li", tag("b", f"{name}: "), words) for name, words in lines.items() if words]
-    chapters = {"training": not simulated, "tables": True, "explained": size == "paper",
-                "predictions": not simulated, "provenance": True}  # fmt: skip
+    chapters = ["tables", *(("training", "predictions") if records else ()), "provenance"]
     links = [tag("a", s.exhibit.link, href=f"#{s.name}") for s, _ in exhibits]
-    links += [tag("a", name, href=f"#{name}") for name, there in chapters.items() if there]
+    links += [tag("a", name, href=f"#{name}") for name in chapters]
     return [tag("h1", TITLE), tag("ul", told, class_="summary"), tag("nav", links)]
 
 
@@ -79,7 +74,7 @@ def worst_prediction(records: Iterable[RunRecord]) -> str:
     if not off:
         return "no run was predicted"
     share, record = max(off.values(), key=lambda each: abs(each[0]))
-    label, model = known()[record.method].label, record.spec["model"]
+    label, model = methods.find(record.method).label, record.spec["model"]
     return (
         f"a step {share:+.0%} off, {label} with {model['layers']} layers on {record.spec['ranks']} "
         f"rank{'s' * (record.spec['ranks'] > 1)} (of {len(off)} runs that were predicted)"

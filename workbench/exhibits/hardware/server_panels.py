@@ -251,16 +251,6 @@ def series_of(rows: pd.DataFrame) -> list[pd.DataFrame]:
     ]
 
 
-def torn(rows: pd.DataFrame) -> list[str]:
-    """Settings whose line is missing because their runs are of several rounds; of `shown` rows."""
-    out = []
-    for _, part in _scaled(rows).groupby(SAME, sort=False, dropna=False):
-        rounds = part.groupby("round", sort=False)
-        if _several(part) and not any(_several(each) for _, each in rounds):
-            out.append(f"{model_words(part)} at minibatch {part['batch'].iloc[0]}")
-    return out
-
-
 def one_scale(drawn: Iterable[tuple[Any, Panel]]) -> None:
     """One height and one title for all panels of equal bars of a model."""
     alike: dict[tuple, list[Any]] = defaultdict(list)
