@@ -44,7 +44,7 @@ def summary(
             for system, each in judged.items()
         },
         "Does not hold": _links(failing) or "none",
-        "Not run to the end": "; ".join(failed),
+        "Not all exhibits ran to their end": "; ".join(failed),
         "Worst prediction": worst_prediction(records),
         "Machine": f"{machine['processor']}, {machine['memory']}, GPU: {machine['GPU']}",
         "Numbers": f"size {size}, {where}; {len(records)} runs; report of "

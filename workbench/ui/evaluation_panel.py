@@ -13,6 +13,7 @@ from pathlib import Path
 import ipywidgets as widgets
 
 from workbench.runs.store import REPOSITORY_RESULTS
+from workbench.shown import in_a_sentence
 from workbench.ui import html
 from workbench.ui.evaluation import Claim, Evaluation
 from workbench.ui.folds_panel import Folds
@@ -142,6 +143,7 @@ class ClaimSection:
 class EvaluationPanel:
     """All of it. `tick` looks at what runs; a kernel's loop does so by itself."""
 
+    @in_a_sentence()
     def __init__(self, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS) -> None:
         """Raises ValueError for an unknown size."""
         self.evaluation = Evaluation(size, results)

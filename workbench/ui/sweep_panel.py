@@ -21,6 +21,7 @@ import ipywidgets as widgets
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.shown import in_a_sentence
 from workbench.ui import html, sweep_html
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel
@@ -275,17 +276,17 @@ class SweepPanel:
             self.refresh()
 
 
+@in_a_sentence()
 def open_panel(results: str | Path = REPOSITORY_RESULTS, sweep: str = "") -> SweepPanel:
-    """The panel of a results folder; a relative one lies in the repository.
+    """The panel of a results folder, which is found as `Store` does.
 
     With `sweep`, a sweep file (relative to here, else to the repository), that is run to its end
     first; what the file says of results is not used. Raises ValueError, and StoreError.
     """
-    repository = REPOSITORY_RESULTS.parent
-    panel = SweepPanel(Store(repository / user_path(results)))
+    panel = SweepPanel(Store(results))
     if sweep:
         path = user_path(sweep)
-        panel.run(path if path.exists() else repository / path)
+        panel.run(path if path.exists() else REPOSITORY_RESULTS.parent / path)
     return panel
 
 
