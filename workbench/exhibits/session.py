@@ -15,6 +15,7 @@ Nothing is kept but the store's records, so all of it may be run twice, or be ki
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ class Session:
     def figure(self, rows: pd.DataFrame) -> Drawing:
         """Draw, and save PDF, PNG and the table behind them in the reports folder."""
         figure = self.draw(rows)
-        told = "-".join([self.name, *(words.replace(" ", "_") for words in self.at.told)])
+        told = "-".join([self.name, *(re.sub(r"\W+", "_", words) for words in self.at.told)])
         stem = self.store.root / "reports" / self.size.name / told
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
