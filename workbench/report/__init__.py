@@ -109,7 +109,7 @@ def _commands(size: str) -> list[Html]:
         "make reproduce": "everything in this report, at size smoke",
         f"workbench reproduce --size {size}": "this report; runs with a record are not made again",
         f"workbench figure fig8a --size {size}": "one exhibit",
-        f"workbench figure fig8a --size {size} -p force=true": "the same, all of it run again",
+        f"workbench figure fig9 --size {size} -p batch=8": "the same with another batch",
         "workbench report": "the report alone, from the results there are",
         "workbench doctor": "measure this machine, say what can run on it",
         "make lab": "the same notebooks by hand: notebooks/figures",

@@ -26,8 +26,6 @@ from workbench.published.sheet import days
 BATCHES = (4, 16)
 MODEL = (2048, 1024, "bf16")
 """Hidden size, sequence and type of the benchmark's models; others are named."""
-CASES = ((32, 4), (78, 4), (100, 4), (78, 16), (100, 16))
-"""Layers and batch that the goals are about."""
 WITHIN = 0.05
 """The band of good predictions."""
 HEIGHT_IN = 6.2
