@@ -228,7 +228,7 @@ def test_the_checkbox_is_what_detaches(panel: SweepPanel, tmp_path: Path) -> Non
     panel.keep.value = True
     panel.start()
     assert panel.control.shown.status.detached
-    assert "it goes on when who started it ends" in text(panel.state)
+    assert "it goes on if this notebook closes" in text(panel.state)
 
 
 def test_a_click_does_not_wait_for_the_process_it_starts(
