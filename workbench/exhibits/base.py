@@ -187,8 +187,9 @@ class Exhibit(ABC):
             for name, value in changes.items()
             if value not in (None, "")
         }
-        told = tuple(f"{name} {changes[name]}" for name, value in given.items() if value)
-        at = replace(at, told=told, overlay=given.pop("overlay", False))
+        overlay = given.pop("overlay", False)
+        told = [f"{name} {changes[name]}" for name in given] + ["published laid over"] * overlay
+        at = replace(at, told=tuple(told), overlay=overlay)
         if not given:
             return at
         if at.simulated:

@@ -89,7 +89,9 @@ def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> li
     ]
     if len(rows):
         drawn = session.draw(rows)
-        out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", drawn.get_label()))
+        printed = " ".join(drawn.get_supxlabel().split())
+        more = "" if printed == drawn.get_label() else drawn.get_label()
+        out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", more))
     words = counted(verdicts["verdict"]) if "verdict" in verdicts and len(verdicts) else ""
     link = tag("a", "tables", href=f"#{session.name}-tables")
     return [*out, tag("p", f"{exhibit.judgement}: {words}; " if words else "", link)]

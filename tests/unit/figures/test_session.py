@@ -147,6 +147,8 @@ def test_paper_without_a_gpu_is_simulated_and_says_so(tmp_path: Path) -> None:
     assert options["width"] < 400  # a column
     assert set(session.verdict(rows)["verdict"]) == {"holds"}
     assert "nothing was measured" in session.provenance().to_string()
+    with pytest.raises(ValueError, match="is simulated here, with published settings; batch can"):
+        open_exhibit("8b", "paper", tmp_path, batch=8)
 
 
 def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) -> None:
@@ -160,6 +162,8 @@ def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) 
     again = open_exhibit("9", "paper", tmp_path)
     rows = again.run()
     assert (rows["source"] == "measured").sum() == len(kept)
+    over = open_exhibit("9", "paper", tmp_path, overlay=True).draw(rows)
+    assert (len(over.axes), len(again.draw(rows).axes)) == (1, 3), "published values laid over"
     assert set(again.verdict(rows)["judged"]) == {"measured"}
 
 
