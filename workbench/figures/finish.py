@@ -12,6 +12,8 @@ from typing import Any
 
 HEAD_PT, LINE_IN = 8, 0.14
 """Size of a headline, and height of its lines."""
+FULL = 0.94
+"""Share of its axis that a label may take: axes become shorter where other labels are broken."""
 
 
 def finish(figure: Any, headline: str) -> None:
@@ -44,10 +46,10 @@ def fit_labels(figure: Any) -> None:
             for label, side in ((axes.xaxis.label, "width"), (axes.yaxis.label, "height")):
                 room, words = getattr(axes.bbox, side), label.get_text()
                 share = getattr(label.get_window_extent(), side) / room if words else 0.0
-                if share > 1 and break_it:
+                if share > FULL and break_it:
                     label.set_text(in_two_lines(words))
-                elif share > 1:
-                    label.set_fontsize(label.get_fontsize() * 0.98 / share)
+                elif share > FULL:
+                    label.set_fontsize(label.get_fontsize() * FULL / share)
 
 
 def in_two_lines(words: str) -> str:
