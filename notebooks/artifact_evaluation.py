@@ -15,7 +15,7 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke, small or paper
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 
 # %%
 from workbench.ui.evaluation_panel import EvaluationPanel

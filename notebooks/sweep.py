@@ -15,7 +15,7 @@
 
 # %% tags=["parameters"]
 sweep: str = ""  # a sweep file to run to its end now; a relative one lies here or in the repository
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 
 # %%
 from workbench.ui.runs_table_panel import RunsTablePanel

@@ -79,7 +79,8 @@ def reproduce(
         check_parameters(notebook, values, figure)
         if "text" in values:
             values["text"] = text_for(find(figure), values["size"], values["text"], Path.cwd())
-        open_exhibit(figure, values["size"], store.root, machine=values.get("machine", ""))
+        machine, changes = values.get("machine", ""), _changes(figure, values)
+        open_exhibit(figure, values["size"], store.root, machine=machine, **changes)
     outcomes = load_outcomes(store, values["size"])
     save_outcomes(store, values["size"], outcomes)
     folder, ran = folder_of(store, values["size"]), {}
@@ -109,6 +110,11 @@ def report(results: str | Path, *, echo: Echo) -> str:
     return "\n".join(paths)
 
 
+def _changes(figure: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Parameters that take the place of the size's, of those that were given."""
+    return {name: values[name] for name in find(figure).takes if name in values}
+
+
 def read_notebook(figure: str) -> Any:
     """The notebook of an exhibit, from its reviewed source."""
     import jupytext
@@ -133,6 +139,8 @@ def check_parameters(notebook: Any, values: dict[str, Any], figure: str) -> None
                 f"unknown parameter {name!r} of {find(figure).words}; known: {', '.join(known)}"
             )
         kind = known[name]["inferred_type_name"]
+        if kind == "str" and known[name]["default"] == "None" and type(value) is int:
+            continue  # of several numbers, one
         if not isinstance(value, TYPES[kind]) or (kind != "bool" and isinstance(value, bool)):
             raise ValueError(f"the parameter {name} is {value!r}; it must be of type {kind}")
 
@@ -197,6 +205,7 @@ def run_notebook(
         started=started,
         notebook=name,
         text=values.get("text", STDLIB),
+        changes=_changes(figure, values),
     )
 
 

@@ -1,6 +1,12 @@
-"""Tables as a notebook shows them: whole sentences, no row numbers, short numbers."""
+"""Tables and mistakes as a notebook shows them: whole sentences, no row numbers, short numbers, no
+frames of ours."""
 
 from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pandas as pd
 
@@ -15,3 +21,26 @@ class Shown(pd.DataFrame):
     def _repr_html_(self) -> str:
         with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
             return self.to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)
+
+
+@contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """A ValueError or OSError of ours, a user's mistake, is its sentence in a notebook; elsewhere
+    it stays the error that it is. Also a decorator."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        error._render_traceback_ = [str(error)].copy  # IPython asks for it
+        raise
+
+
+def unknown_injected() -> list[str]:
+    """Parameters that papermill gave this notebook and its parameters cell does not have (papermill
+    only warns); none outside of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    cells = shell.user_ns.get("In", []) if shell else []
+    pairs = zip(cells, cells[1:], strict=False)
+    given = next((pair for pair in pairs if pair[1].startswith("# Parameters\n")), ("", ""))
+    own, injected = (re.findall(r"^(\w+)\s*[:=]", cell, re.MULTILINE) for cell in given)
+    return [name for name in injected if name not in own]

@@ -17,15 +17,16 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke: any machine; small: the GPUs there are; paper: simulated without
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record, and plan again where the published profiles are
+batch: int = None  # samples of a step; None: the size's
+steps: int = None  # steps of a run; None: the size's
+seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("harmony_8", size, results)
+exhibit = open_exhibit("harmony_8", size, results, batch=batch, steps=steps, seed=seed)
 exhibit.preview()
 
 # %%

@@ -18,12 +18,10 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke: any machine; small: the GPUs there are; paper: simulated without
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record, and plan again where the published profiles are
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("harmony_table1", size, results)

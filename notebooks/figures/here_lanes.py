@@ -10,22 +10,14 @@
 # copies and host updates move through host memory, beside the most that it gave when the machine
 # was profiled. From both follows a bound that no order of the same work can beat; the table says
 # which goals lie beyond it.
-#
-# | size | what runs | takes |
-# |---|---|---|
-# | smoke | nothing | seconds |
-# | small | nothing | seconds |
-# | paper | nothing | seconds |
 
 # %% tags=["parameters"]
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
 machine: str = ""  # a folder in results/published-here; else the one with most rows
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("here_lanes", size, results, machine=machine)

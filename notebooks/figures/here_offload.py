@@ -9,22 +9,14 @@
 # `results/published-here/<device>/offload.csv`. This notebook reads and draws them. Plain training
 # counts at its best, with activations kept where they fit. What was not measured is named, and a
 # goal without its run stays open.
-#
-# | size | what runs | takes |
-# |---|---|---|
-# | smoke | nothing | seconds |
-# | small | nothing | seconds |
-# | paper | nothing | seconds |
 
 # %% tags=["parameters"]
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
 machine: str = ""  # a folder in results/published-here; else the one with most rows
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("here_offload", size, results, machine=machine)

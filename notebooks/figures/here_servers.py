@@ -11,22 +11,14 @@
 # second, bytes over the host links as counted and as planned, speed over the number of GPUs, and
 # predictions beside measurements. What was not measured is named, and a goal without its run stays
 # open.
-#
-# | size | what runs | takes |
-# |---|---|---|
-# | smoke | nothing | seconds |
-# | small | nothing | seconds |
-# | paper | nothing | seconds |
 
 # %% tags=["parameters"]
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
 machine: str = ""  # a folder in results/published-here; else the one with most rows
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("here_servers", size, results, machine=machine)

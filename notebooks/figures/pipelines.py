@@ -7,22 +7,14 @@
 # forward pass takes one quantum and a backward pass two. Below, samples per second of GPT-2 XL that
 # were measured on named hardware, each order beside torch's schedule of that order; the rows are
 # committed in `results/published-here/<device>/servers.csv`.
-#
-# | size | what runs | takes |
-# |---|---|---|
-# | smoke | nothing | seconds |
-# | small | nothing | seconds |
-# | paper | nothing | seconds |
 
 # %% tags=["parameters"]
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
 machine: str = ""  # a folder in results/published-here; else the one with most rows
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("pipelines", size, results, machine=machine)

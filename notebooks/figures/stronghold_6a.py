@@ -16,15 +16,20 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke: any machine, minutes; small: one GPU; paper: simulated without a GPU
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record
+hidden: int = None  # its hidden size; None: the size's
+batch: int = None  # samples of a step; None: the size's
+window: int = None  # layers of STRONGHOLD's window; None: the size's
+methods: str = None  # methods that run, such as "stronghold, l2l"; None: all
+seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("6a", size, results)
+exhibit = open_exhibit(
+    "6a", size, results, hidden=hidden, batch=batch, window=window, methods=methods, seed=seed,
+)  # fmt: skip
 exhibit.preview()
 
 # %%

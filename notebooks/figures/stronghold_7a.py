@@ -16,15 +16,20 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke: any machine, minutes; small: one GPU; paper: simulated without a GPU
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record
+hidden: int = None  # its hidden size; None: the size's
+batch: int = None  # samples of a step; None: the size's
+steps: int = None  # steps of a run; None: the size's
+seed: int = None  # seed of weights and order of data; None: the size's
+overlay: bool = False  # at size paper: published values on the axes of those measured here
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("7a", size, results)
+exhibit = open_exhibit(
+    "7a", size, results, hidden=hidden, batch=batch, steps=steps, seed=seed, overlay=overlay,
+)  # fmt: skip
 exhibit.preview()
 
 # %%

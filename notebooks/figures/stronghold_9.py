@@ -16,15 +16,23 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke: any machine, minutes; small: one GPU; paper: simulated without a GPU
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record
+layers: int = None  # layers of the model; None: the size's
+hidden: int = None  # its hidden size; None: the size's
+batch: int = None  # samples of a step; None: the size's
+window: str = None  # such as "2, 4, 8"; None: the size's
+steps: int = None  # steps of a run; None: the size's
+seed: int = None  # seed of weights and order of data; None: the size's
+overlay: bool = False  # at size paper: published values on the axes of those measured here
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("9", size, results)
+exhibit = open_exhibit(
+    "9", size, results, layers=layers, hidden=hidden, batch=batch, window=window, steps=steps,
+    seed=seed, overlay=overlay,
+)  # fmt: skip
 exhibit.preview()
 
 # %%

@@ -20,15 +20,16 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke, small or paper
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record already
+layers: int = None  # layers of the model; None: the size's
+hidden: int = None  # its hidden size; None: the size's
+seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("varuna_accuracy", size, results)
+exhibit = open_exhibit("varuna_accuracy", size, results, layers=layers, hidden=hidden, seed=seed)
 exhibit.preview()
 
 # %%

@@ -19,12 +19,10 @@
 
 # %% tags=["parameters"]
 size: str = "smoke"  # smoke, small or paper
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record already
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("varuna_morphing", size, results)

@@ -9,21 +9,13 @@
 # constants of a published machine: the configurations in the scripts of the released code, on
 # up to three thousand GPUs. The paper's own values were not available, so only its abstract is
 # quoted; what it claims over other systems on rented machines cannot be told here.
-#
-# | size | what runs | takes |
-# |---|---|---|
-# | smoke | nothing | seconds |
-# | small | nothing | seconds |
-# | paper | nothing | seconds |
 
 # %% tags=["parameters"]
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
 
 # %%
-from IPython.display import display
-
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit("varuna_scaling", size, results)

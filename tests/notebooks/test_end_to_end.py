@@ -88,7 +88,7 @@ def test_what_was_killed_is_resumed_and_ends(
     session = open_exhibit("9", "tiny", results)
     assert [record.status for record in session.records()] == ["ok", "ok"]
     assert any("left" in line or "a step" in line for line in lines), "progress is passed on"
-    assert "cached" in session.preview()["state"].iloc[-1], "nothing would run again"
+    assert "finished" in session.preview()["state"].iloc[-1], "nothing would run again"
 
 
 @pytest.mark.deepspeed

@@ -53,7 +53,13 @@ def test_a_parameter_of_another_type_is_refused(values: dict, words: str) -> Non
 
 
 def test_right_parameters_pass() -> None:
-    check_parameters(read_notebook("9"), {**GOOD, "force": True}, "9")
+    check_parameters(read_notebook("9"), {**GOOD, "force": True, "batch": 8, "window": 2}, "9")
+
+
+def test_a_value_that_cannot_be_ends_the_command_with_2(complaint, tmp_path: Path) -> None:
+    words = ("figure", "fig9", "--results", str(tmp_path / "new"), "--size", "smoke", "-p")
+    assert "hidden" in complaint(*words, "hidden=33")
+    assert "steps is 0" in complaint(*words, "steps=0")
 
 
 def test_a_results_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

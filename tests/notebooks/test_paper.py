@@ -78,6 +78,14 @@ def test_the_report_says_what_it_must(
         assert f"Figure {figure}: {find(figure).title}" in text
     assert all(f'id="{find(figure).name}"' in text for figure in figures)
     assert text.count("data:image/svg+xml") >= len({*STRONGHOLD, *figures})
+    first, shown, tabled = (text.index(mark) for mark in ("</ul>", "<figure", "<table"))
+    summary = text[text.index("<h1") : first]
+    assert first < shown < tabled < len(text), "a summary, then figures, then tables"
+    assert summary.count("<li>") <= 10
+    assert all(
+        words in summary for words in ("hold", "Worst prediction", "Machine", "STRONGHOLD, ")
+    )
+    assert text.rindex("<figure") < tabled, "all figures come before the first table"
     for words in (
         "simulated with constants of the published machine",
         "updates only as many elements",

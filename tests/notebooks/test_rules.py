@@ -13,14 +13,15 @@ from workbench.exhibits import EXHIBITS, HARDWARE, HARMONY, VARUNA, find
 from workbench.exhibits.stronghold.sizes import SIZES
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 
-LONGEST_CELL = 10
+LONGEST_CELL = 12
 notebook = cache(read_notebook)
 
 
 def parameters_of(figure: str) -> dict[str, str]:
-    own = (
-        {"text": "str"} if find(figure).reads else {"machine": "str"} if figure in HARDWARE else {}
-    )
+    exhibit = find(figure)
+    own = {"text": "str"} if exhibit.reads else {"machine": "str"} if figure in HARDWARE else {}
+    kinds = {"methods": "str", "overlay": "bool"} | dict.fromkeys(exhibit.lists, "str")
+    own |= {name: kinds.get(name, "int") for name in exhibit.takes}
     return {"size": "str", "results": "str", "force": "bool"} | own
 
 
@@ -43,13 +44,16 @@ def test_six_cells(figure: str) -> None:
     if figure in HARMONY:
         told_of = "all that is drawn is measured" if find(figure).reads else "no measurements"
         assert told_of in told
-    if figure not in HARDWARE:
+    if exhibit.runs:
         assert all(f"| {size} |" in told for size in SIZES)
     assert parameters.metadata["tags"] == ["parameters"]
     for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
         assert f"exhibit.{call}(" in cell.source
-    own = {"text": ", text", "machine": ", machine=machine"}.get([*parameters_of(figure)][-1], "")
-    assert f'open_exhibit("{figure}", size, results{own})' in plan.source
+    own = [f"{name}={name}" for name in (*(["machine"] * (figure in HARDWARE)), *exhibit.takes)]
+    words = ", ".join([f'"{figure}", size, results', *(["text"] * bool(exhibit.reads)), *own])
+    assert f"open_exhibit({words})" in " ".join(plan.source.split()).replace("( ", "(").replace(
+        ",)", ")"
+    ).replace(", )", ")")
 
 
 @pytest.mark.parametrize("figure", EXHIBITS)

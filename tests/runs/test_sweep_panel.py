@@ -141,7 +141,7 @@ def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store, tmp_path:
     tick_until(panel, lambda: state(panel) == "cancelled")
     assert left_behind(store.root) == []
     assert enabled(panel) == {"go_on"}
-    assert "press Go on" in panel.buttons["start"].tooltip
+    assert "press Resume" in panel.buttons["start"].tooltip
     for seed in (1, 2):
         (tmp_path / str(seed)).touch()
     panel.buttons["go_on"].click()
@@ -229,7 +229,7 @@ def test_the_checkbox_is_what_detaches(panel: SweepPanel, tmp_path: Path) -> Non
     panel.keep.value = True
     panel.start()
     assert panel.control.shown.status.detached
-    assert "it goes on when who started it ends" in text(panel.state)
+    assert "it goes on if this notebook closes" in text(panel.state)
 
 
 def test_a_click_does_not_wait_for_the_process_it_starts(

@@ -145,7 +145,7 @@ MAY_IMPORT = {
     "runs": FLOOR | {"published"},
     "ui": {
         "runs", "figures", "schedule", "published", "profile", "methods",
-        "exhibits", "report", "doctor",
+        "exhibits", "report", "doctor", "shown",
     },
 }  # fmt: skip
 """Package of ours -> packages of ours that it may import, itself and `core` aside."""

@@ -177,7 +177,7 @@ PARALLEL = {
         ),
         Method(
             name="data-parallel",
-            label="DP",
+            label="data parallel",
             module="baselines.data_parallel",
             summary="the whole model on every device (torch's DistributedDataParallel)",
             parallel=True,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from workbench.core.paths import user_path
 from workbench.exhibits.base import Exhibit
 from workbench.exhibits.session import Session
 from workbench.model.corpus import STDLIB
 from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.shown import in_a_sentence, unknown_injected
 
 STRONGHOLD = {
     "6a": "stronghold.fig6a",
@@ -65,25 +67,29 @@ def find(figure: str) -> Exhibit:
     return import_module(f"{__name__}.{EXHIBITS[name]}").EXHIBIT
 
 
+@in_a_sentence()
 def open_exhibit(
     figure: str,
     size: str = "smoke",
     results: str | Path = REPOSITORY_RESULTS,
     text: str = STDLIB,
     machine: str = "",
+    **changes: Any,
 ) -> Session:
     """The exhibit `figure` (``8a``) at a size: ``smoke``, ``small`` or ``paper``. Starts nothing.
 
     This project's own (``here_offload``) are the same at every size: they show what is committed.
-    `results` is the folder of the run records, `text` one that Harmony's figures 13 and 21 train on
-    (`text_for`); a relative one lies in the repository. `machine` is a folder in
-    ``published-here`` for this project's own exhibits, else the one with most rows. Raises
-    ValueError for an unknown exhibit, size, text or machine, and for ``small`` without a GPU.
+    `results` is the folder of the run records, as on the command line (`Store`), `text` one that
+    Harmony's figures 13 and 21 train on (`text_for`); a relative one lies in the repository.
+    `machine` is a folder in ``published-here`` for this project's own exhibits, else the one with
+    most rows. `changes` take the place of the size's values: ``batch=8`` (`Exhibit.takes`). Raises
+    ValueError for an unknown exhibit, size, text, machine or parameter, and for ``small`` without a
+    GPU.
     """
-    repository = REPOSITORY_RESULTS.parent
     exhibit = find(figure)
-    store = Store(repository / user_path(results))
-    return Session(exhibit, size, store, text_for(exhibit, size, text, repository), machine)
+    exhibit.check_names(unknown_injected())
+    text = text_for(exhibit, size, text, REPOSITORY_RESULTS.parent)
+    return Session(exhibit, size, Store(results), text, machine, **changes)
 
 
 def text_for(exhibit: Exhibit, size: str, text: str, base: Path) -> str:

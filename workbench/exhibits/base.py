@@ -26,6 +26,7 @@ from workbench.runs.provenance import gather
 from workbench.runs.search import Search
 from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
+from workbench.ui.axis import parse_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,10 +48,17 @@ class Opened:
     machine: str
     what: str
     """The exhibit and its size, in words, for those who wait until its runs free a device."""
+    methods: tuple[str, ...] = ()
+    """Those that run, where somebody chose."""
+    overlay: bool = False
+    """Whether published absolute values lie over those that were measured on another machine."""
+    told: tuple[str, ...] = ()
+    """Changes of the size in words, for titles and file names."""
 
     def sweep(self, specs: list[RunSpec], *, force: bool = False) -> Sweep:
         """These runs; one that failed for no reason of its own is tried again."""
         executor = LocalExecutor(self.store, what=self.what)
+        specs = [spec for spec in specs if not self.methods or spec.method in self.methods]
         return Sweep(specs, self.store, force=force, retry_failed=True, executor=executor)
 
     def search(self, spec: RunSpec, *, limit: int, force: bool = False) -> Search:
@@ -80,6 +88,12 @@ class Exhibit(ABC):
     reads: ClassVar[str] = ""
     """Field of the size whose model trains on a text that people may choose; empty for none."""
 
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Parameters that a notebook may change, by the names of the command line; `methods` chooses
+    some of those that run, `overlay` how the figure is drawn."""
+    lists: ClassVar[tuple[str, ...]] = ()
+    """Those of them that the figure varies: ``2, 4, 8``."""
+
     introduction: ClassVar[tuple[str, str]] | None = None
     """Heading and words of the report before the system's exhibits, where they are a part of their
     own."""
@@ -99,6 +113,7 @@ class Exhibit(ABC):
     words_form: ClassVar[str] = "exhibit {figure}"
     heading_form: ClassVar[str] = "{words}: {title}"
     place_form: ClassVar[str] = "{section}"
+    headline_form: ClassVar[str] = "This project"
 
     @property
     def name(self) -> str:
@@ -120,6 +135,11 @@ class Exhibit(ABC):
         """Heading of the report's section."""
         told = {"figure": self.figure, "words": self.words, "title": self.title}
         return self.heading_form.format(**told)
+
+    @property
+    def headline(self) -> str:
+        """Title of the figure: paper, number in it and subject."""
+        return f"{self.headline_form.format(figure=self.figure, words=self.words)}: {self.title}"
 
     @property
     def link(self) -> str:
@@ -151,6 +171,39 @@ class Exhibit(ABC):
         return Opened(
             size=dials, store=store, simulated=simulated, text=text, machine=machine, what=what
         )
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise ValueError for a parameter that the exhibit does not take."""
+        if unknown := [name for name in names if name not in self.takes]:
+            takes = ", ".join(("size", "results", "force", *self.takes))
+            raise ValueError(f"{self.words} has no parameter {unknown[0]!r}; it has {takes}")
+
+    def changed(self, at: Opened, changes: dict[str, Any]) -> Opened:
+        """The choices with these parameters in place of the size's; None leaves the size's. Raises
+        ValueError for a name that the exhibit does not take, and for a value that cannot be."""
+        self.check_names(changes)
+        given = {
+            name: read(name, value, several=name in (*self.lists, "methods"))
+            for name, value in changes.items()
+            if value not in (None, "")
+        }
+        overlay = given.pop("overlay", False)
+        told = [f"{name} {changes[name]}" for name in given] + ["published laid over"] * overlay
+        at = replace(at, told=tuple(told), overlay=overlay)
+        if not given:
+            return at
+        if at.simulated:
+            raise ValueError(
+                f"{self.words} at size {at.size.name} is simulated here, with published settings; "
+                f"{', '.join(given)} can be given at size smoke, or where a GPU is"
+            )
+        methods = given.pop("methods", ())
+        dials = at.size.changed(**given)
+        runs = dict.fromkeys(spec.method for spec in self.specs(dials))
+        for name in methods:
+            if name not in runs:
+                raise ValueError(f"{self.words} runs no method {name!r}; it runs {', '.join(runs)}")
+        return replace(at, size=dials, methods=methods)
 
     def text_in(self, folder: Path, size: str) -> None:
         """Read the text in a folder that somebody chose; raises ValueError, one sentence, where it
@@ -215,6 +268,18 @@ class Exhibit(ABC):
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """Where the numbers come from: machine, code, packages, dates."""
         return origin(records, simulated=at.simulated)
+
+
+def read(name: str, value: Any, *, several: bool) -> Any:
+    """A parameter as a sweep's form takes it (`parse_axis`): one value, or several as a tuple.
+    Raises ValueError, one sentence, for anything else."""
+    if name == "overlay":
+        return bool(value)
+    written = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    values = tuple(parse_axis("method" if name == "methods" else name, written))
+    if len(values) > 1 and not several:
+        raise ValueError(f"{name} is {written!r}; it must be one value")
+    return values if several else values[0]
 
 
 def records_of(stage: Stage) -> list[RunRecord]:

@@ -97,7 +97,7 @@ def _row(run: str, spec: RunSpec | None = None, **values: Any) -> dict[str, Any]
 
 
 def cached(record: RunRecord) -> str:
-    return f"cached {record.started[:16].replace('T', ' ')}"
+    return f"finished {record.started[:16].replace('T', ' ')}"
 
 
 def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
@@ -109,5 +109,5 @@ def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
     time = UNKNOWN if rest and not sum(known) else format_seconds(sum(known))
     why = 'not measured here yet, which "Examine this machine" or a run does'
     note = f"{rest} of unknown time: {why}" if rest else ""
-    state = f"{len(seconds) - run} cached, {run} to run"
+    state = f"{len(seconds) - run} finished, {run} to run"
     return run, {"state": state, "time": time, "note": note}

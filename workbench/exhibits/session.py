@@ -7,12 +7,15 @@ call.
     exhibit.figure(rows)       # draws, and saves PDF, PNG and CSV
     exhibit.verdict(rows)      # claim, published, here, holds or not and why
 
+`open_exhibit("9", batch=8)` is the same figure with another batch.
+
 Nothing is kept but the store's records, so all of it may be run twice, or be killed and run again.
 `run` blocks and prints its progress; a user interface takes `stages` instead and polls them.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Stage
 from workbench.figures.draw import BUSY, small_print
+from workbench.figures.finish import finish
 from workbench.figures.style import save, styled
 from workbench.figures.verdict import busy_in
 from workbench.model.corpus import STDLIB
@@ -32,7 +36,7 @@ from workbench.runs.events import Event
 from workbench.runs.progress import Progress
 from workbench.runs.search import Search
 from workbench.runs.store import Store
-from workbench.shown import Shown
+from workbench.shown import Shown, in_a_sentence
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,11 +62,18 @@ class Session:
     """An exhibit at a size, and the store its runs are in."""
 
     def __init__(
-        self, exhibit: Exhibit, size: str, store: Store, text: str = STDLIB, machine: str = ""
+        self,
+        exhibit: Exhibit,
+        size: str,
+        store: Store,
+        text: str = STDLIB,
+        machine: str = "",
+        **changes: Any,
     ) -> None:
-        """Starts nothing. Raises ValueError as `Exhibit.opened` does."""
+        """Starts nothing. `changes`: parameters of the exhibit (`Exhibit.takes`) in place of the
+        size's. Raises ValueError as `Exhibit.opened` and `Exhibit.changed` do."""
         self.exhibit, self.store = exhibit, store
-        self.at = exhibit.opened(size, store, text, machine)
+        self.at = exhibit.changed(exhibit.opened(size, store, text, machine), changes)
 
     @property
     def size(self) -> Any:
@@ -78,10 +89,12 @@ class Session:
 
     # -- runs -----------------------------------------------------------------------------------
 
+    @in_a_sentence()
     def preview(self) -> pd.DataFrame:
         """The runs that `run` would make: one row each, with its expected time and memory."""
         return Shown(self.exhibit.preview(self.at))
 
+    @in_a_sentence()
     def run(
         self, force: bool = False, on_event: Callable[[Event], None] | None = None
     ) -> pd.DataFrame:
@@ -133,12 +146,15 @@ class Session:
             self.exhibit.paint(self.at, figure, rows)
             if told := busy_in(rows):
                 small_print(figure, f"{BUSY} The machine was busy: {told}.")
+            finish(figure, "; ".join([self.exhibit.headline, *self.at.told]))
         return figure
 
+    @in_a_sentence()
     def figure(self, rows: pd.DataFrame) -> Drawing:
         """Draw, and save PDF, PNG and the table behind them in the reports folder."""
         figure = self.draw(rows)
-        stem = self.store.root / "reports" / self.size.name / self.name
+        told = "-".join([self.name, *(re.sub(r"\W+", "_", words) for words in self.at.told)])
+        stem = self.store.root / "reports" / self.size.name / told
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
             paths = [*save(figure, stem), stem.with_suffix(".csv")]
@@ -147,6 +163,7 @@ class Session:
             raise self.store.unusable(error) from error
         return Drawing(paths=tuple(paths), width_px=round(figure.get_figwidth() * 110))
 
+    @in_a_sentence()
     def verdict(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Claim, ratios, whether it holds and why; of this project's own exhibits the goals."""
         return Shown(self.exhibit.judged(self.at, rows))
@@ -155,6 +172,7 @@ class Session:
         """Where the numbers of these rows come from."""
         return self.exhibit.facts(self.at, rows, self.records())
 
+    @in_a_sentence()
     def provenance(self) -> pd.DataFrame:
         """The facts of what there is, as a table."""
         return Shown(self.facts(self.rows()).items(), columns=["what", "is"])

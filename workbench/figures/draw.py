@@ -3,15 +3,18 @@
 Sources stand side by side, never stacked into one mark; spread is an error bar; a value that is
 missing says why in its place. Small marks at the numbers send the reader to the small print: a
 dagger for a published run that did not train what it names, a double dagger for a point whose
-published value calibrated the simulation.
+published value calibrated the simulation. Marks at one x stand beside each other. The small print
+has two lines; all of it is the figure's label, which the report prints below.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from workbench.core.methods import METHODS, Method
@@ -24,8 +27,11 @@ PLOT_IN = 2.0
 """Height of a row of panels on a page; legend and small print come on top."""
 UPRIGHT_IN = 0.3
 """Width of a bar below which the number at it stands upright."""
-UNDERNEATH = 6.5
-"""Size of the markers that are drawn first, where several methods may have equal values."""
+APART_PT, BESIDE_PT = 3.5, 12.0
+"""Between marks of two series at one x, and most between the first and the last, in points."""
+PRINT_LINES = 2
+LONGEST_WORDS = 26
+"""Letters in place of a missing value; a longer reason stands in the small print."""
 
 SHORT = {
     "oom_device": "out of device memory",
@@ -52,6 +58,12 @@ DEFECTS = {
 def missing_words(status: str) -> str:
     """Why there is no value: by the status of a run, or in words that stand in its place."""
     return "no value" if status == "ok" else SHORT.get(status, status)
+
+
+def upright_words(status: str) -> str:
+    """Why there is no value, in the height of a panel."""
+    words = missing_words(status)
+    return words if len(words) <= LONGEST_WORDS else SHORT[""]
 
 
 def names_of(methods: Mapping[str, Method]) -> dict[str, str]:
@@ -123,7 +135,7 @@ def _bar(
     place: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": NOTE_PT}
     color = look_of(row.method).color
     if pd.isna(row.value):
-        axes.text(x, top * 0.02, missing_words(row.status), rotation=90, color=color, **place)
+        axes.text(x, top * 0.02, upright_words(row.status), rotation=90, color=color, **place)
         return
     axes.bar(x, row.value, width, **bar_look(color, row.source, row.variant))
     end, above = row.value, 2.5
@@ -155,20 +167,23 @@ def lines(
     """Value over x, a line per method, source and variant, with its spread. `log` names axes that
     are logarithmic: ``x``, ``y``, ``xy``. `ticks`: of x, else whole numbers."""
     methods = [method for method in ORDER if method in set(rows["method"])]
-    for source, variant in series_of(rows):
-        for method in methods:
-            part = part_of(rows, source, variant)
-            part = part[part["method"] == method].sort_values("x")
-            look = line_look(method, source, variant)
-            if len(methods) > 1 and method == ORDER[0]:  # others of equal value are drawn over it
-                look["markersize"] = UNDERNEATH
-            _line(axes, part.dropna(subset=["value"]), look)
+    known = rows.dropna(subset=["value"]).sort_values("x")
+    parts = [
+        (part, line_look(method, *series))
+        for series in series_of(rows)
+        for method in methods
+        if len(part := part_of(known[known["method"] == method], *series))
+    ]
+    apart = min(APART_PT, BESIDE_PT / len(parts)) if parts else 0.0
+    for place, (part, look) in enumerate(parts):
+        _line(axes, part, look, apart * (place - (len(parts) - 1) / 2))
+    _mark_points(axes, known)
     absent = rows[rows["value"].isna() & rows["x"].notna()]
     for (x, status), part in absent.groupby(["x", "status"], sort=False):
         place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "fontsize": NOTE_PT}
         whose = {look_of(method).color for method in part["method"]}
         color = whose.pop() if len(whose) == 1 else GREY
-        axes.annotate(missing_words(status), (x, 0.02), ha="center", va="bottom", color=color,
+        axes.annotate(upright_words(status), (x, 0.02), ha="center", va="bottom", color=color,
                       **place)  # fmt: skip
     if "x" in log:
         axes.set_xscale("log", base=2)
@@ -183,23 +198,34 @@ def lines(
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
-    axes.margins(x=0.08 if ticks else 0.04)
+    axes.margins(x=0.12 if ticks else 0.08)
 
 
-def _line(axes: Any, part: pd.DataFrame, look: dict[str, Any]) -> None:
-    if part.empty:
-        return
-    axes.plot(part["x"], part["value"], **look)
+def _line(axes: Any, part: pd.DataFrame, look: dict[str, Any], aside_pt: float) -> None:
+    """A line, so many points beside its place, where the marks of others are."""
+    from matplotlib.transforms import ScaledTranslation
+
+    drawn = axes.plot(part["x"], part["value"], **look)
     spread = part.dropna(subset=["high"])
     if len(spread):
         low = spread["low"].fillna(spread["value"])
         error = [spread["value"] - low, spread["high"] - spread["value"]]
         thin = {"fmt": "none", "color": look["color"], "capsize": 1.5, "lw": 0.7}
-        axes.errorbar(spread["x"], spread["value"], yerr=error, **thin)
-    for row in part.itertuples():
-        if told := marks(row).replace(UNSOUND, ""):
-            place = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7}
-            axes.annotate(told, (row.x, row.value), **place)
+        drawn += axes.errorbar(spread["x"], spread["value"], yerr=error, **thin).get_children()
+    aside = ScaledTranslation(aside_pt / 72, 0, axes.figure.dpi_scale_trans)
+    for mark in drawn:
+        mark.set_transform(axes.transData + aside)
+
+
+def _mark_points(axes: Any, known: pd.DataFrame) -> None:
+    """Say below all marks of an x, where no whisker is, which of them calibrate, or were measured
+    on a busy machine."""
+    place = {"textcoords": "offset points", "fontsize": 7, "ha": "center", "va": "top"}
+    for x, there in known.groupby("x"):
+        signs = {*"".join(map(marks, there.itertuples()))} - {UNSOUND}
+        if signs:
+            lowest = there[["value", "low"]].min(axis=None)
+            axes.annotate("".join(sorted(signs)), (x, lowest), xytext=(0, -4), **place)
 
 
 def legend(
@@ -239,8 +265,11 @@ def place_legend(figure: Any, entries: list[tuple[Any, str]]) -> None:
 
     handles, names = zip(*entries, strict=True) if entries else ((), ())
     letters = figure.get_figwidth() * 17  # of 7 point
-    longest = max((len(name) + 7 for name in names), default=1)
-    columns = max(1, min(len(names), int(letters // longest)))
+    wide = [len(name) + 7 for name in names]
+    columns = next(
+        (n for n in range(len(names), 1, -1) if sum(map(max, np.array_split(wide, n))) <= letters),
+        1,
+    )
     rows = -(-len(names) // columns)
     figure.set_figheight(figure.get_figheight() + 0.15 * rows)
     figure.legend(
@@ -261,9 +290,17 @@ def _series_name(part: pd.DataFrame) -> str:
 
 
 def small_print(figure: Any, *sentences: str) -> None:
-    """Under the axes and what stands there, the figure growing by it."""
-    width = int(figure.get_figwidth() * 22)  # characters of 6 point
-    found = [line for text in sentences if text for line in textwrap.wrap(text, width)]
+    """Under the axes and what stands there, the figure growing by it: the sentences that fit two
+    lines, in order. The figure's label has all of them, for the report."""
+    told = " ".join(text for text in sentences if text)
+    figure.set_label(" ".join(filter(None, [figure.get_label(), told])))
+    width = int(figure.get_figwidth() * 20.5)  # characters of 6 point
+    found: list[str] = []
+    for sentence in re.split(r"(?<=[.;]) (?=[A-Z\u2020\u2021])", told):
+        longer = textwrap.wrap(" ".join([*found, sentence]), width)
+        if len(longer) > PRINT_LINES:
+            break
+        found = longer
     if found:
         figure.set_figheight(figure.get_figheight() + 0.1 * len(found))
         found = [*filter(None, [figure.get_supxlabel()]), *found]
@@ -276,9 +313,9 @@ def daggers(rows: pd.DataFrame) -> list[str]:
     unsound = rows[[UNSOUND in marks(row) for row in rows.itertuples()]]
     if len(unsound):
         told = [f"{METHODS[name].label}: {_defects(name)}" for name in unsound["method"].unique()]
-        out.append(f"{UNSOUND} published run not sound. " + ". ".join(told) + ".")
+        out = [f"{UNSOUND} published run not sound.", ". ".join(told) + "."]
     if any(CALIBRATED in marks(row) for row in rows.itertuples()):
-        out.append(f"{CALIBRATED} its published value calibrates the simulation.")
+        out.insert(1, f"{CALIBRATED} its published value calibrates the simulation.")
     return out
 
 

@@ -6,6 +6,7 @@ cannot test is not judged; the ratio is shown and the reason stands beside it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import pandas as pd
@@ -26,7 +27,6 @@ SHARED_CORES = (
     "without GPUs the ranks share the processor and its memory, so bytes that are not moved save "
     "no time here"
 )
-RATIOS = ("published ratio", "ratio here", "here / published")
 DEEPSPEED = ("zero-offload", "zero-infinity")
 
 
@@ -61,8 +61,10 @@ def at_least(
     cannot: str = "",
     busy: str = "",
     why_not: str = "",
+    is_ratio: bool = True,
 ) -> Verdict:
-    """A claim of the form: the ratio is at least `threshold`.
+    """A claim of the form: the ratio is at least `threshold`. What is no ratio (`is_ratio`) decides
+    and is not shown as one: `why` says it in its own unit.
 
     `why` stands beside either answer, `why_not` beside a failure; `cannot` is the reason for not
     judging, where there is one, and `busy` (`busy_in`) that of a machine which was.
@@ -79,8 +81,8 @@ def at_least(
         verdict, why = FAILS, why_not or why
     return Verdict(
         claim=claim,
-        published=published,
-        here=here,
+        published=published if is_ratio else None,
+        here=here if is_ratio else None,
         judged=name_of(*series),
         verdict=verdict,
         why=why,
@@ -119,9 +121,11 @@ def series_to_judge(rows: pd.DataFrame) -> list[tuple[str, str]]:
     return [*(measured or simulated), *elsewhere] or [("measured", "")]
 
 
-def as_table(verdicts: list[Verdict]) -> pd.DataFrame:
-    """The verdicts as people read them."""
-    columns = ["claim", *RATIOS, "judged", "verdict", "why"]
+def as_table(verdicts: list[Verdict], reference: str = "published") -> pd.DataFrame:
+    """The verdicts as people read them: ``measured ÷ published``, where all that is judged was."""
+    kinds = {re.split("[: ]", v.judged)[0] for v in verdicts}
+    over = f"{kinds.pop() if len(kinds) == 1 else 'here'} ÷ {reference}"
+    columns = ["claim", f"{reference} ratio", "ratio here", over, "judged", "verdict", "why"]
     rows = [(v.claim, v.published, v.here, v.ratio, v.judged, v.verdict, v.why) for v in verdicts]
     return pd.DataFrame(rows, columns=columns)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+from workbench.core import host
 from workbench.methods.harmony import search as ours
 from workbench.methods.harmony.faithful import packs_of
 from workbench.methods.harmony.packs import Packs
@@ -238,6 +239,7 @@ def _place(question: Question, planner: str) -> dict[str, Any]:
         "planner": planner,
         "given": given,
         "planned": datetime.now(UTC).date().isoformat(),
+        "machine": f"{host.cpu_model()}, {host.available_cores()} cores",
     }
 
 

@@ -96,6 +96,8 @@ class Row:
     """The day, ISO 8601."""
     note: str = ""
     """Why there is no plan."""
+    machine: str = ""
+    """Where the search was timed; empty of rows from before this was kept."""
 
 
 def questions(figure: str | None = None) -> list[Question]:
@@ -136,9 +138,9 @@ def questions(figure: str | None = None) -> list[Question]:
 
 def kept(figure: str | None = None, path: Path = KEPT) -> pd.DataFrame:
     """The answers there are, or those of a figure, with `Row`'s columns."""
-    texts = ("figure", "given", "setting", "busy", "note", "planned")
+    texts = ("figure", "given", "setting", "busy", "note", "planned", "machine")
     table = pd.read_csv(path, dtype=dict.fromkeys(texts, str))
-    table[[*texts]] = table[[*texts]].fillna("")
+    table[[*texts]] = table.reindex(columns=[*texts]).astype(object).fillna("")
     return table if figure is None else table[table["figure"] == figure].reset_index(drop=True)
 
 

@@ -24,10 +24,10 @@ COLUMNS = (
     "predicted_peak_device_gib", "host_gib", "disk_gib", "final_loss", "commit", "measured_on",
 )  # fmt: skip
 LABELS = {
-    "plain": "plain, all on the GPU",
+    "plain": "plain torch",
     "megatron-core": "Megatron-LM",
     "l2l": "L2L",
-    "fsdp-offload": "FSDP2, CPU offload",
+    "fsdp-offload": "FSDP2",
     "zero-offload": "ZeRO-Offload",
     "zero-infinity": "ZeRO-Infinity",
     "zero-infinity-disk": "ZeRO-Infinity, disk",

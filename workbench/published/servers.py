@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from workbench.core.methods import RENAMED
+from workbench.core.methods import RENAMED, known
 from workbench.published import sheet
 
 FILE = "servers.csv"
@@ -23,25 +23,12 @@ COLUMNS = (
     "predicted_peak_device_gib", "host_gib", "load_gib", "store_gib", "planned_load_gib",
     "planned_store_gib", "final_loss", "commit", "measured_on",
 )  # fmt: skip
-LABELS = {
-    "plain": "plain, on one GPU",
-    "data-parallel": "data parallel",
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "interleaved",
-    "zb-h1": "ZB-H1",
-    "varuna": "Varuna",
-    "torch-gpipe": "torch GPipe",
-    "torch-1f1b": "torch 1F1B",
-    "torch-interleaved": "torch interleaved",
-    "torch-zero-bubble": "torch zero bubble",
-    "zero-offload": "ZeRO-Offload",
-    "zero-infinity": "ZeRO-Infinity",
-    "dp-swap": "DP Swap",
-    "pp-swap": "PP Swap",
-    "harmony-dp": "Harmony-DP",
-    "harmony-pp": "Harmony-PP",
-}
+METHODS = (
+    "plain", "data-parallel", "gpipe", "1f1b", "interleaved", "zb-h1", "varuna", "torch-gpipe",
+    "torch-1f1b", "torch-interleaved", "torch-zero-bubble", "zero-offload", "zero-infinity",
+    "dp-swap", "pp-swap", "harmony-dp", "harmony-pp",
+)  # fmt: skip
+LABELS = {name: known()[name].label for name in METHODS}
 """The methods a row may name, and what figures call them; in the order in which they are drawn."""
 RENAMED_ON = date(2026, 11, 27)
 """Rows measured before call torch's pipelines as our own are called since."""

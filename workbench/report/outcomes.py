@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from workbench.core.files import write_whole
 from workbench.core.jsonfile import read_json
@@ -31,6 +32,8 @@ class Outcome:
     """File name of the executed notebook, beside the report."""
     text: str = STDLIB
     """Text that it trained on, where that can be chosen."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Parameters that were given in place of the size's."""
 
     @property
     def when(self) -> str:

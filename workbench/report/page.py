@@ -34,6 +34,7 @@ h2 { font-size: 1.25rem; margin: 2.6rem 0 .4rem; padding-top: .8rem;
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
 p, ul { margin: .4rem 0; } .soft { color: var(--soft); } nav a { margin-right: .9rem; }
 a { color: inherit; }
+.summary { list-style: none; padding: .6rem .9rem; background: var(--shade); }
 table { border-collapse: collapse; margin: .6rem 0; font-size: .86rem; width: 100%; }
 th, td { padding: .28rem .5rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; overflow-wrap: break-word; }

@@ -20,21 +20,17 @@ from workbench.report.timeline import draw_gantt
 from workbench.runs.store import Store
 
 
-def proof_sections(
-    size: str,
-    compared: list[RunRecord],
-    every: list[RunRecord],
-    store: Store,
-    cell: Cell,
-    *,
-    simulated: bool,
-) -> list[Html]:
-    """Sections of proofs from the runs besides the figures; at paper size, with the simulator's
-    explanation. `compared` are figure 8a's, `every` all that there are."""
-    out = _explained() if size == "paper" else []
-    if not simulated:
-        out += [*_training(compared), *_predictions(every, cell)]
-    return out + _timeline(compared, store)
+def proof_figures(compared: list[RunRecord], store: Store, *, simulated: bool) -> list[Html]:
+    """Losses of all methods, and one run's timeline; `compared` are figure 8a's runs."""
+    trained = [] if simulated else _training(compared)
+    return trained + _timeline(compared, store)
+
+
+def proof_tables(size: str, every: list[RunRecord], cell: Cell, *, simulated: bool) -> list[Html]:
+    """Predictions beside measurements of all runs that there are; at paper size the simulator's
+    explanation."""
+    explained = _explained() if size == "paper" else []
+    return explained + ([] if simulated else _predictions(every, cell))
 
 
 def _explained() -> list[Html]:

@@ -1,4 +1,4 @@
-"""An exhibit as a section of the report: claim, figure, verdicts, and the rows behind them."""
+"""Exhibits in the report: claim and figure of each, then the verdicts and rows behind them all."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ import pandas as pd
 
 from workbench.exhibits import find
 from workbench.exhibits.session import Session
-from workbench.model.corpus import STDLIB
+from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.report.outcomes import Outcome, how_it_ended
 from workbench.report.page import Cell, Html, drawing, facts, table, tag, without_empty
 from workbench.runs.store import Store
 
 MOST_ROWS = 400
 """Rows that a section lists; losses by step are many, and in the CSV beside the figure."""
+
+COUNTED = (
+    (HOLDS, "holds", "hold"),
+    (FAILS, "does not hold", "do not hold"),
+    ("cannot be told", "cannot be told here", "cannot be told here"),
+    (MISSING, "has no value", "have no value"),
+)
+"""Beginnings of verdicts, and words for one and for several of them."""
 
 Shown = tuple[Session, pd.DataFrame]
 """An exhibit with its rows, which are read once."""
@@ -23,23 +31,40 @@ Shown = tuple[Session, pd.DataFrame]
 def shown_exhibits(
     figures: Iterable[str], size: str, store: Store, outcomes: dict[str, Outcome]
 ) -> list[Shown]:
-    """Exhibits at a size with their rows, each on the text that it was last run on."""
-    texts = {figure: outcome.text for figure, outcome in outcomes.items()}
-    sessions = [Session(find(each), size, store, texts.get(each, STDLIB)) for each in figures]
+    """Exhibits at a size with their rows, each on the text and with the parameters that it was last
+    run with."""
+    ran = {name: {"text": o.text, **o.changes} for name, o in outcomes.items()}
+    sessions = [Session(find(each), size, store, **ran.get(each, {})) for each in figures]
     return [(session, session.rows()) for session in sessions]
 
 
 def verdicts_of(exhibits: Iterable[Shown]) -> pd.DataFrame:
-    """The verdicts of exhibits under each other, without their reasons."""
+    """The verdicts of exhibits under each other, without their reasons; none of those that judge
+    nothing."""
     parts = []
     for session, rows in exhibits:
-        verdicts = session.verdict(rows).drop(columns=["why"])
-        verdicts.insert(0, "exhibit", session.exhibit.figure)
-        parts.append(verdicts.astype(object))
-    return pd.concat(parts, ignore_index=True)
+        verdicts = session.verdict(rows).drop(columns=["why"], errors="ignore")
+        if "verdict" in verdicts:
+            verdicts.insert(0, "exhibit", session.exhibit.figure)
+            parts.append(verdicts.astype(object))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"verdict": []})
 
 
-def sections(exhibits: Iterable[Shown], outcomes: dict[str, Outcome], cell: Cell) -> list[Html]:
+def counted(verdicts: pd.Series) -> str:
+    """``3 hold, 1 does not hold``; why one cannot be told is in its table."""
+    found = []
+    for start, one, many in COUNTED:
+        n = int(verdicts.astype(str).str.startswith(start).sum())
+        found += [f"{n} {one if n == 1 else many}"] if n else []
+    return ", ".join(found) or "nothing is judged"
+
+
+def sections(exhibits: list[Shown], outcomes: dict[str, Outcome], cell: Cell) -> list[Html]:
+    """All figures, then all tables."""
+    return figures(exhibits, outcomes) + tables(exhibits, cell)
+
+
+def figures(exhibits: Iterable[Shown], outcomes: dict[str, Outcome]) -> list[Html]:
     """A section an exhibit, and before those of a system its introduction, where it has one."""
     out: list[Html] = []
     introduced = set()
@@ -49,21 +74,13 @@ def sections(exhibits: Iterable[Shown], outcomes: dict[str, Outcome], cell: Cell
             introduced.add(exhibit.system)
             heading, about = exhibit.introduction
             out += [tag("h1", heading, id=exhibit.system.lower()), tag("p", about)]
-        out += _section(session, rows, outcomes.get(exhibit.figure), cell)
+        out += _figure(session, rows, outcomes.get(exhibit.figure))
     return out
 
 
-def _section(
-    session: Session, rows: pd.DataFrame, outcome: Outcome | None, cell: Cell
-) -> list[Html]:
-    """Claim, figure, verdicts, rows; and facts of an exhibit for which nothing runs, since no run
-    tells them."""
-    exhibit, verdicts, shown = session.exhibit, session.verdict(rows), session.exhibit.listed(rows)
-    counted = f"Data: {len(rows)} {exhibit.counted}"
-    if exhibit.runs:
-        beyond = f", the first {MOST_ROWS} of them here" if len(rows) > MOST_ROWS else ""
-        counted += f"{beyond}, and how each was obtained"
-        verdicts, shown = without_empty(verdicts), without_empty(shown.head(MOST_ROWS))
+def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> list[Html]:
+    """Claim, how it ended, and the drawing over all of its small print."""
+    exhibit, verdicts = session.exhibit, session.verdict(rows)
     place = [" ", tag("span", f"({exhibit.place})", class_="soft")] if exhibit.place else []
     out = [
         tag("h2", exhibit.heading, id=session.name),
@@ -71,13 +88,34 @@ def _section(
         *_how_it_ended(session, rows, outcome),
     ]
     if len(rows):
-        out.append(drawing(session.draw(rows), f"{exhibit.title}: {exhibit.claim}"))
-    if len(verdicts):
-        out += [tag("h3", exhibit.judgement), table(verdicts, cell)]
-    if not exhibit.runs:
-        out.append(facts(session.facts(rows)))
-    listed = tag("details", tag("summary", counted), table(shown))
-    return [*out, listed if len(rows) else Html()]
+        drawn = session.draw(rows)
+        printed = " ".join(drawn.get_supxlabel().split())
+        more = "" if printed == drawn.get_label() else drawn.get_label()
+        out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", more))
+    words = counted(verdicts["verdict"]) if "verdict" in verdicts and len(verdicts) else ""
+    link = tag("a", "tables", href=f"#{session.name}-tables")
+    return [*out, tag("p", f"{exhibit.judgement}: {words}; " if words else "", link)]
+
+
+def tables(exhibits: Iterable[Shown], cell: Cell) -> list[Html]:
+    """Verdicts and rows of each exhibit; and facts of those for which nothing runs, since no run
+    tells them."""
+    out = [tag("h1", "Tables", id="tables")]
+    for session, rows in exhibits:
+        exhibit, verdicts = session.exhibit, session.verdict(rows)
+        shown, told = exhibit.listed(rows), f"Data: {len(rows)} {exhibit.counted}"
+        if exhibit.runs:
+            beyond = f", the first {MOST_ROWS} of them here" if len(rows) > MOST_ROWS else ""
+            told += f"{beyond}, and how each was obtained"
+            verdicts, shown = without_empty(verdicts), without_empty(shown.head(MOST_ROWS))
+        out.append(tag("h2", exhibit.heading, id=f"{session.name}-tables"))
+        if len(verdicts):
+            out += [tag("h3", exhibit.judgement), table(verdicts, cell)]
+        if not exhibit.runs:
+            out.append(facts(session.facts(rows)))
+        if len(rows):
+            out.append(tag("details", tag("summary", told), table(shown)))
+    return out
 
 
 def _how_it_ended(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> list[Html]:

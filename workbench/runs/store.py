@@ -46,8 +46,12 @@ class Store:
     """A results folder. Making one touches nothing; folders appear with the first run."""
 
     def __init__(self, root: str | Path = REPOSITORY_RESULTS) -> None:
-        """Raises StoreError where something else than a folder is there."""
-        self.root = user_path(root).resolve()
+        """A relative folder lies in the current one; within the checkout, in the checkout, so that
+        it is the same folder on the command line and in a notebook. Raises StoreError where
+        something else than a folder is there."""
+        checkout, here = REPOSITORY_RESULTS.parent, Path.cwd()
+        base = checkout if here.is_relative_to(checkout) else here
+        self.root = (base / user_path(root)).resolve()
         if os.path.exists(self.root) and not self.root.is_dir():
             raise _unusable(self.root, NotADirectoryError(errno.ENOTDIR, "it is not a folder"))
         self.runs = self.root / "runs"

@@ -23,6 +23,7 @@ RULE = (
 )
 MOST_VALUES = 1000
 """In one field."""
+NO_LIMIT = "no limit"
 MEMORY, SPEED = "_memory", "_bytes_per_s"
 """Ends of names of fields that take units."""
 
@@ -63,7 +64,7 @@ def format_value(name: str, value: Any) -> str:
     ('90GiB', 'none')
     """
     if value is None:
-        return "none"
+        return NO_LIMIT if name.endswith((MEMORY, SPEED)) else "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float) and name.endswith((MEMORY, SPEED)) and value > 0:
@@ -80,9 +81,9 @@ def takes(name: str) -> str:
     if name == "method":
         return f"{', '.join(methods.METHODS)}, or all"
     if name.endswith(MEMORY):
-        return "an amount such as 32GiB, or none"
+        return f"an amount such as 32GiB, or {NO_LIMIT}"
     if name.endswith(SPEED):
-        return "a speed such as 16GB/s, or none"
+        return f"a speed such as 16GB/s, or {NO_LIMIT}"
     return describe(name)
 
 
@@ -94,7 +95,7 @@ def choices(name: str) -> tuple[str, ...]:
     for kind in kinds(name):
         found += [str(word) for word in get_args(kind)] if get_origin(kind) is Literal else []
         found += ["true", "false"] if kind is bool else []
-        found += ["none"] if kind is types.NoneType else []
+        found += [format_value(name, None)] if kind is types.NoneType else []
     return tuple(found)
 
 
@@ -151,7 +152,7 @@ def _range(name: str, item: str) -> list[Any]:
 def _value(name: str, item: str) -> Any:
     if not name.endswith((MEMORY, SPEED)):
         return parse_value(name, item)
-    if item.lower() in ("none", "null"):
+    if item.lower() in ("none", "null", NO_LIMIT):
         return None
     return _exact(name, _number(name, item), item)
 

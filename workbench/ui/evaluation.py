@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.core.paths import user_path
 from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.progress import format_seconds
@@ -56,7 +55,7 @@ class Evaluation:
     def __init__(self, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS) -> None:
         """Starts nothing but the helper process. Raises ValueError for an unknown size."""
         self.size = find(next(iter(EXHIBITS))).sized(size).name
-        self.store = Store(REPOSITORY_RESULTS.parent / user_path(results))
+        self.store = Store(results)
         self.helper = HelperProcess()
         self.claims = [
             Claim(

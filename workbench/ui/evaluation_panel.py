@@ -13,6 +13,7 @@ from pathlib import Path
 import ipywidgets as widgets
 
 from workbench.runs.store import REPOSITORY_RESULTS
+from workbench.shown import in_a_sentence
 from workbench.ui import html
 from workbench.ui.evaluation import Claim, Evaluation
 from workbench.ui.folds_panel import Folds
@@ -34,7 +35,7 @@ class ClaimSection:
         self.run = button(
             "Run", f"Start the runs of {claim.name} that have no record yet", self._run
         )
-        self.cancel = button("Cancel", "End the runs in work; finished ones stay", self._cancel)
+        self.cancel = button("Cancel", "End the current runs; finished ones stay", self._cancel)
         self.retry = button("Retry failed", "Start the failed runs again", self._retry)
         self.repeat = button(
             "Repeat busy runs",
@@ -158,6 +159,7 @@ class ClaimSection:
 class EvaluationPanel:
     """All of it. `tick` looks at what runs; a kernel's loop does so by itself."""
 
+    @in_a_sentence()
     def __init__(self, size: str = "smoke", results: str | Path = REPOSITORY_RESULTS) -> None:
         """Raises ValueError for an unknown size."""
         self.evaluation = Evaluation(size, results)

@@ -190,11 +190,11 @@ class SweepControl:
             if sweep.live:
                 reasons["start"] = "it runs already; change a field to make another sweep"
             elif state in CAN_GO_ON:
-                reasons["start"] = "it has been started before; press Go on"
+                reasons["start"] = "it has been started before; press Resume"
             elif state == "done" and not counts.get("pending") and not sweep.outdated:
                 reasons["start"] = "all its runs have ended; change a field to make another sweep"
         if state not in CAN_GO_ON:
-            reasons["go_on"] = f"there is nothing to go on with; the sweep is {state}"
+            reasons["go_on"] = f"there is nothing to resume; the sweep is {state}"
         if not sweep.live or state == "paused":
             reasons["pause"] = f"nothing is to be paused; the sweep is {state}"
         if not sweep.live:

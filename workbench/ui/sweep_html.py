@@ -39,8 +39,8 @@ def state_words(sweep: SweepWatch | None) -> str:
     if sweep.live and status.seconds_left is not None:
         parts.append(f"about {format_seconds(status.seconds_left)} left")
     if sweep.live:
-        after = "goes on" if status.detached else "is cancelled"
-        parts.append(f"it {after} when who started it ends")
+        after = "goes on" if status.detached else "stops"
+        parts.append(f"it {after} if this notebook closes")
     if sweep.outdated and not sweep.live:
         parts.append(f"the code behind {sweep.outdated} of them has changed since they ran")
     if sweep.problem:

@@ -21,6 +21,7 @@ import ipywidgets as widgets
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.shown import in_a_sentence
 from workbench.ui import html, sweep_html
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel
@@ -37,16 +38,16 @@ LOOK_S = 0.5
 NEW = ""
 BUTTONS = {
     "start": ("Start", "Save the sweep and start its runs that have no record yet"),
-    "pause": ("Pause", "Start no more runs; those in work may finish"),
-    "go_on": ("Go on", "Start the remaining runs of the sweep that is shown"),
-    "cancel": ("Cancel", "End the runs in work and start no more; finished ones stay"),
+    "pause": ("Pause", "Start no more runs; the current ones may finish"),
+    "go_on": ("Resume", "Start the remaining runs of the sweep that is shown"),
+    "cancel": ("Cancel", "End the current runs and start no more; finished ones stay"),
     "retry": ("Retry failed", "Start the failed runs again"),
 }
 """Action -> its words, and what it does. No icons: they would be part of what is read out."""
-KEEP = "keep running when this notebook ends"
+KEEP = "keep running when this notebook closes"
 KEPT = (
-    "Otherwise a sweep is cancelled when the notebook's kernel ends. Either way what is finished "
-    "stays, and the sweep can go on later."
+    "Otherwise a sweep stops if this notebook closes. Either way finished runs stay, and the sweep "
+    "can be resumed later."
 )
 MOST_LOGS = 200
 COLUMNS = ["what", "key", "state", "status", "loss", "seconds", "samples_per_second", "message"]
@@ -171,7 +172,7 @@ class SweepPanel:
         lines = "\n".join(control.commands())
         label = "commands that repeat this sweep"
         self.repeat.value = (
-            html.paragraph("To repeat this sweep, or to go on with it, without this page:", "soft")
+            html.paragraph("To repeat or resume this sweep without this page:", "soft")
             + html.log(lines, label)
             if lines
             else ""
@@ -275,17 +276,17 @@ class SweepPanel:
             self.refresh()
 
 
+@in_a_sentence()
 def open_panel(results: str | Path = REPOSITORY_RESULTS, sweep: str = "") -> SweepPanel:
-    """The panel of a results folder; a relative one lies in the repository.
+    """The panel of a results folder, which is found as `Store` does.
 
     With `sweep`, a sweep file (relative to here, else to the repository), that is run to its end
     first; what the file says of results is not used. Raises ValueError, and StoreError.
     """
-    repository = REPOSITORY_RESULTS.parent
-    panel = SweepPanel(Store(repository / user_path(results)))
+    panel = SweepPanel(Store(results))
     if sweep:
         path = user_path(sweep)
-        panel.run(path if path.exists() else repository / path)
+        panel.run(path if path.exists() else REPOSITORY_RESULTS.parent / path)
     return panel
 
 

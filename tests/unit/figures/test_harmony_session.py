@@ -70,7 +70,7 @@ def test_what_is_done_is_shown_and_what_is_not_is_to_run(tmp_path: Path) -> None
     session = with_one_run("harmony_12", tmp_path)
     preview = session.preview()
     assert preview["state"].tolist() == [
-        "cached 2026-11-21 06:00", *["to run"] * 4, "1 cached, 4 to run"
+        "finished 2026-11-21 06:00", *["to run"] * 4, "1 finished, 4 to run"
     ]  # fmt: skip
     assert preview["ranks"].tolist() == [1, 2, 2, 2, 2, ""]
     assert preview["time"].tolist() == ["", *["?"] * 4, "?"]

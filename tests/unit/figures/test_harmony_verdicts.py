@@ -199,7 +199,8 @@ def test_curves_hold_when_they_coincide_and_fail_when_they_do_not(
     off = replace(dp, losses=[*dp.losses[:-1], dp.losses[-1] * (1 + 2e-5)])
     found = find(name).verdicts(rows_of(name, [plain, near, off], store))
     assert [verdict.verdict for verdict in found] == [HOLDS, FAILS]
-    assert "2.0e-05" in found[1].claim
+    assert "2.0e-05" in found[1].why
+    assert [verdict.here for verdict in found] == [None, None], "a difference is no ratio"
 
 
 def test_curves_that_end_early_are_not_judged(tmp_path: Path) -> None:

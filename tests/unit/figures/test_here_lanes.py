@@ -184,7 +184,7 @@ def test_every_lane_says_how_busy_it_is_and_the_panel_why(tmp_path: Path) -> Non
     assert "over 90% of its ceiling for 60% of the step; from 80 ms to 40 ms of the next" in words
     assert "ceiling 100" in words
     assert "mean 70" in words
-    assert "Not measured: 78-b16, 100-b4." in words
+    assert "Not measured: 78 layers, batch 16; 100 layers, batch 4." in words
     assert "capped at 32 GiB, clipped at a norm of 1;" in words
     assert "GB/s" in memory.get_ylabel()
     assert "(ms)" in memory.get_xlabel()
@@ -227,7 +227,7 @@ def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path
     assert {path.name for path in drawing.paths} == {
         f"here_lanes{suffix}" for suffix in (".pdf", ".png", ".csv")
     }
-    assert session.verdict(rows)["case"].tolist() == ["78-b4, STRONGHOLD"]
+    assert session.verdict(rows)["case"].tolist() == ["78 layers, batch 4, STRONGHOLD"]
     assert "1 steps in results/published-here/made-up/lanes" in session.provenance().to_string()
     assert not (tmp_path / "runs").exists()
 

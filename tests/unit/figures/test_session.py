@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from tests.unit.figures.records import record
+from workbench.cli import make_parser
+from workbench.cli_spec import specs_from
 from workbench.core import host
-from workbench.exhibits import open_exhibit
+from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.session import Session
 from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
 from workbench.runs.resolve import key_of
+from workbench.runs.store import Store
 from workbench.shown import Shown
 
 
@@ -41,13 +45,93 @@ def test_wrong_parameters_are_answered_in_a_sentence(tmp_path: Path) -> None:
         open_exhibit("9", "small", tmp_path)
 
 
+def test_figure_9_with_another_batch_is_a_run_of_the_command_line(tmp_path: Path) -> None:
+    """Its record, title and file say so; and the table of figure 8a has those methods alone."""
+    session = open_exhibit("9", "tiny", tmp_path, batch=4, window="2, 3", seed=7)
+    words = (
+        "-m stronghold --layers 3 --hidden 32 --heads 2 --seq 16 --vocab 256 --steps 3 -b 4 -w 2"
+    )
+    words += " --seed 7 --device cpu --activations recompute --set link_bytes_per_s=200e6"
+    own = [each.spec for each in next(session.stages()).points]
+    assert [spec.options.window for spec in own] == [2, 3]
+    (told,) = specs_from(make_parser().parse_args(["run", *words.split()]), window=4)
+    assert key_of(own[0]) == key_of(told)
+    session.store.write(record(own[0], 0.2, key=key_of(own[0])))
+    rows = session.rows()
+    assert rows[rows["source"] == "measured"]["value"].item() == pytest.approx(200)
+    drawing = session.figure(rows)
+    assert {path.stem for path in drawing.paths} == {"fig9-batch_4-window_2_3-seed_7"}
+    told = " ".join(session.draw(rows).texts[-1].get_text().split())
+    assert (
+        told == "STRONGHOLD (SC'22), figure 9: Effect of the window; batch 4; window 2, 3; seed 7"
+    )
+    some = open_exhibit("8a", "tiny", tmp_path, methods="stronghold, l2l")
+    assert [each.spec.method for each in next(some.stages()).points] == ["l2l", "stronghold"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "changes", "words"),
+    [
+        ("9", {"bacth": 8}, "figure 9 has no parameter 'bacth'; it has size, .* batch, window"),
+        ("9", {"batch": "eight"}, "batch is 'eight'; it must be a whole number"),
+        ("9", {"batch": 0}, "batch is 0; it must be"),
+        ("9", {"batch": "2, 4"}, "batch is '2, 4'; it must be one value"),
+        ("9", {"hidden": 33}, "33"),
+        ("8a", {"methods": "plain"}, "runs no method 'plain'; it runs megatron-lm, l2l"),
+        ("8a", {"methods": "zero"}, "unknown method 'zero'; known: megatron-lm"),
+        ("harmony_13", {"window": 2}, "Harmony, figure 13 has no parameter 'window'"),
+        ("here_offload", {"batch": 8}, "it has size, results, force"),
+    ],
+)
+def test_a_wrong_parameter_is_one_sentence(
+    figure: str, changes: dict, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words) as raised:
+        open_exhibit(figure, "tiny" if figure != "here_offload" else "smoke", tmp_path, **changes)
+    assert raised.value._render_traceback_() == [str(raised.value)], "no frames in a notebook"
+
+
+def test_what_papermill_only_warns_of_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import IPython
+
+    cells = ["", "size: str = 'smoke'\nbatch: int = None", "# Parameters\nbacth = 8\n"]
+    shell = SimpleNamespace(user_ns={"In": cells})
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    with pytest.raises(ValueError, match="no parameter 'bacth'"):
+        open_exhibit("9")
+    cells[2] = "# Parameters\nbatch = 8\n"
+    assert open_exhibit("9").size.name == "smoke"
+
+
+@pytest.mark.parametrize("figure", [name for name in EXHIBITS if find(name).takes])
+def test_every_parameter_reaches_the_runs(figure: str, tmp_path: Path) -> None:
+    takes = find(figure).takes
+    values = {"layers": 4, "hidden": 64, "batch": 8, "window": 2, "steps": 4, "seed": 5}
+    given = {name: value for name, value in values.items() if name in takes}
+    session = open_exhibit(figure, "tiny", tmp_path, **given)
+    specs = session.exhibit.specs(session.size, *([{"l2l": 2}] if figure == "7a" else []))
+    assert specs
+    for spec in specs:
+        own = {"layers": spec.model.layers, **spec.to_dict()} | {"hidden": spec.model.hidden}
+        own["window"] = spec.to_dict()["options"].get("window", 2)
+        varied = {"window"} if spec.method != "stronghold" else set()
+        assert {n: own[n] for n in given if n not in varied} == {
+            n: given[n] for n in given if n not in varied
+        }
+
+
 def test_opening_an_exhibit_writes_nothing(tmp_path: Path) -> None:
     open_exhibit("9", "paper", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_a_relative_folder_lies_in_the_repository(root: Path) -> None:
-    assert open_exhibit("9", "paper", "results").store.root == root / "results"
+def test_a_relative_folder_is_the_command_lines(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for here, there in ((root / "notebooks" / "figures", root), (root, root), (tmp_path, tmp_path)):
+        monkeypatch.chdir(here)
+        assert open_exhibit("9", "paper", "results").store.root == there / "results"
+        assert Store("results").root == there / "results"
 
 
 def test_paper_without_a_gpu_is_simulated_and_says_so(tmp_path: Path) -> None:
@@ -63,6 +147,8 @@ def test_paper_without_a_gpu_is_simulated_and_says_so(tmp_path: Path) -> None:
     assert options["width"] < 400  # a column
     assert set(session.verdict(rows)["verdict"]) == {"holds"}
     assert "nothing was measured" in session.provenance().to_string()
+    with pytest.raises(ValueError, match="is simulated here, with published settings; batch can"):
+        open_exhibit("8b", "paper", tmp_path, batch=8)
 
 
 def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) -> None:
@@ -76,14 +162,16 @@ def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) 
     again = open_exhibit("9", "paper", tmp_path)
     rows = again.run()
     assert (rows["source"] == "measured").sum() == len(kept)
+    over = open_exhibit("9", "paper", tmp_path, overlay=True).draw(rows)
+    assert (len(over.axes), len(again.draw(rows).axes)) == (1, 3), "published values laid over"
     assert set(again.verdict(rows)["judged"]) == {"measured"}
 
 
 def test_what_is_done_is_shown_and_what_is_not_is_planned(tmp_path: Path) -> None:
     session = with_records("9", tmp_path)
     preview = session.preview()
-    assert preview["state"].tolist()[:-1] == ["cached 2026-11-21 06:00", "to run"]
-    assert preview["state"].iloc[-1] == "1 cached, 1 to run"
+    assert preview["state"].tolist()[:-1] == ["finished 2026-11-21 06:00", "to run"]
+    assert preview["state"].iloc[-1] == "1 finished, 1 to run"
     assert "not measured here yet" in preview["note"].iloc[-1]
     assert all(word.endswith("iB") for word in preview["device"].iloc[1:-1])
     rows = session.rows()

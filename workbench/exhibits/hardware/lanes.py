@@ -8,6 +8,7 @@ by the benchmark and committed; nothing runs for this exhibit, so it is the same
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -88,6 +89,9 @@ class LaneByLane(HardwareExhibit):
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         return table(measured_steps(at.roots()), offload_table.table(offload_runs(at.roots())))
 
+    def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return super().listed(rows.assign(case=rows["case"].map(case_words)))
+
     def paint(self, at: Opened, figure: Any, rows: pd.DataFrame) -> None:
         machines = set(rows["device"])
         self.draw(figure, rows, [s for s in measured_steps(at.roots()) if s.device in machines])
@@ -116,11 +120,11 @@ class LaneByLane(HardwareExhibit):
         drawing.small_print(figure, *notes(shown))
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
-        """As people read it: what every step reached, what bounds it, and what the goal is."""
+        """In words: what every step reached, what bounds it, and what the goal is."""
         columns = ["case", "measured", "goal", "at the bound", "bound by", "host memory", "so"]
         lines = [
             (
-                f"{row.case}, {row.label}",
+                f"{case_words(row.case)}, {row.label}",
                 _speed(row.samples_per_second),
                 _speed(row.goal_samples_per_second),
                 _speed(row.bound_samples_per_second),
@@ -131,6 +135,20 @@ class LaneByLane(HardwareExhibit):
             for row in rows.itertuples()
         ]
         return pd.DataFrame(lines, columns=columns)
+
+
+def case_words(case: str) -> str:
+    """A case's code in words.
+
+    >>> case_words("78-b4-16g-calm")
+    '78 layers, batch 4, 16 GiB, limit never reached'
+    """
+    told = {"calm": "limit never reached", "noclip": "no clipping", "fits": "fits the GPU"}
+    forms = {r"(\d+)": r"\1 layers", r"b(\d+)": r"batch \1", r"(\d+)g": r"\1 GiB"}
+    words = [told.get(part, part) for part in case.split("-")]
+    for form, said in forms.items():
+        words = [re.sub(f"^{form}$", said, word) for word in words]
+    return ", ".join(words)
 
 
 def chosen(rows: pd.DataFrame) -> pd.DataFrame:
@@ -221,7 +239,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
     ]
     absent = [case for case in CASES if case not in set(rows["case"])]
     if absent:
-        out.append(f"Not measured: {', '.join(absent)}.")
+        out.append(f"Not measured: {'; '.join(map(case_words, absent))}.")
     return out
 
 

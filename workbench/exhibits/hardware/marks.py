@@ -18,6 +18,8 @@ from workbench.figures.style import GREY, Look, lighter
 
 CAP_GAP, GROUP_GAP = 0.8, 2.0
 """Between bars of two caps and between groups, in bars."""
+KEEP = "keep"
+"""Variant of a method that keeps activations."""
 EDGE = 0.9
 """From the middle of the first bar to the edge of the axes."""
 
@@ -34,7 +36,7 @@ class Cap:
 
     @property
     def words(self) -> str:
-        return "no cap" if self.gib is None else f"{self.gib:g} GiB"
+        return "no limit" if self.gib is None else f"{self.gib:g} GiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +120,22 @@ def bar(
     axes.annotate(words, (x, over), xytext=(0, gap), textcoords="offset points", **text)
 
 
+def variant_words(variant: str) -> str:
+    """A variant at the end of the words at a bar; empty for the method's own choice."""
+    return f" {'kept' if variant == KEEP else variant}" if variant else ""
+
+
+def kept(rows: pd.DataFrame) -> list[tuple[Any, str]]:
+    """An entry of the legend on runs that keep activations, where there are any."""
+    from matplotlib.patches import Patch
+
+    words = "kept: activations are kept, else recomputed"
+    return [(Patch(alpha=0), words)] if KEEP in set(rows["variant"]) else []
+
+
 def why_missing(status: str, otherwise: str) -> str:
     """Text in the place of a missing bar: how the run ended, or why a good one has no height."""
-    return drawing.missing_words(status) if status != "ok" else otherwise
+    return drawing.upright_words(status) if status != "ok" else otherwise
 
 
 def draw_predictions(
@@ -142,7 +157,7 @@ def draw_predictions(
 
     axes.set_xscale("log")
     axes.set_xlabel(f"measured {words} ({unit})")
-    axes.set_ylabel("predicted / measured")
+    axes.set_ylabel("predicted ÷ measured")
     axes.axhspan(1 - within, 1 + within, color="#eeeeee", zorder=0)
     axes.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--", zorder=0.5)
     known = rows[(rows["status"] == "ok") & rows[ratio].notna() & (rows[column] > 0)]
@@ -151,7 +166,8 @@ def draw_predictions(
         axes.text(0.5, 0.8, "no run has a prediction", transform=axes.transAxes, ha="center")
         return
     for method, part in known.groupby("method", sort=False):
-        axes.plot(part[column], part[ratio], **point(looks[method], 4))
+        thin = {} if looks[method].pale else {"markeredgecolor": "white", "markeredgewidth": 0.5}
+        axes.plot(part[column], part[ratio], **point(looks[method], 4.5) | thin, alpha=0.85)
     far = max(1.6 * within, 1.15 * float((known[ratio] - 1).abs().max()))
     axes.set_ylim(1 - far, 1 + far)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))

@@ -17,7 +17,7 @@ from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.judge import Goal
 from workbench.exhibits.hardware.offload_goals import goals, of_setting
-from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred, table
+from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, preferred, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN
 from workbench.published.here import LABELS, offload_runs
@@ -26,8 +26,6 @@ from workbench.published.sheet import days
 BATCHES = (4, 16)
 MODEL = (2048, 1024, "bf16")
 """Hidden size, sequence and type of the benchmark's models; others are named."""
-CASES = ((32, 4), (78, 4), (100, 4), (78, 16), (100, 16))
-"""Layers and batch that the goals are about."""
 WITHIN = 0.05
 """The band of good predictions."""
 HEIGHT_IN = 6.2
@@ -61,9 +59,9 @@ class Offload(GoalsExhibit):
         "status": "status",
         "samples_per_second": "samples/s",
         "share": "of plain",
-        "step_ratio": "step: predicted / measured",
+        "step_ratio": "step: predicted ÷ measured",
         "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted / measured",
+        "peak_ratio": "peak: predicted ÷ measured",
         "host_gib": "host (GiB)",
         "disk_gib": "disk (GiB)",
         "final_loss": "final loss",
@@ -94,7 +92,8 @@ class Offload(GoalsExhibit):
         marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
         marks.draw_predictions(peak, rows, *columns[1], "device peak", "GiB", **judged)
         there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
-        marks.legend(figure, {LABELS[name]: LOOKS[name] for name in LABELS if name in there})
+        looks = {LABELS[name]: LOOKS[name] for name in LABELS if name in there}
+        marks.legend(figure, looks, marks.kept(shown))
         drawing.small_print(figure, *notes(rows))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
@@ -134,24 +133,11 @@ def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def missing_cases(rows: pd.DataFrame) -> list[str]:
-    """Models and batches that lack STRONGHOLD, plain training, or both."""
-    hidden, seq, dtype = MODEL
-    rows = rows[(rows["hidden"] == hidden) & (rows["seq"] == seq) & (rows["dtype"] == dtype)]
-    out = []
-    for layers, batch in CASES:
-        part = rows[(rows["layers"] == layers) & (rows["batch"] == batch)]
-        absent = [name for name in (PLAIN, "stronghold") if not (part["method"] == name).any()]
-        if absent:
-            out.append(f"{layers} layers at batch {batch} ({', '.join(absent)})")
-    return out
-
-
 def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what a bar and a point is, what is missing."""
+    """The small print: where the numbers are from, what a bar and a point is."""
     when = days(rows["date"])
     hidden, seq, dtype = MODEL
-    out = [
+    return [
         f"All bars and points are measured, on {rows['hardware'].iloc[0]}, {when}: hidden size "
         f"{hidden}, sequence {seq}, {dtype}, unless a model is named otherwise. B: billion "
         "parameters. Caps are of device memory. 100 % is the fastest plain training without a cap, "
@@ -161,10 +147,6 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "those on this project's runtime, of the setting above, which the goals are about. "
         f"Methods without points have no plan here. The band is {WITHIN:.0%}.",
     ]
-    absent = missing_cases(rows)
-    if absent:
-        out.append(f"Not measured: {'; '.join(absent)}.")
-    return out
 
 
 # -- bars -----------------------------------------------------------------------------------------
@@ -214,7 +196,7 @@ def _bar(axes: Any, run: Any, x: float) -> None:
         marks.bar(axes, look, x, run.share, marks.why_missing(run.status, "no plain run"))
         return
     words = f"{run.share:.0%}" if run.share >= 0.1 else f"{run.share:.1%}"
-    words = f"{words} {run.variant}".rstrip()
+    words = f"{words}{marks.variant_words(run.variant)}"
     marks.bar(axes, look, x, run.share, words, pale=bool(run.variant))
 
 

@@ -60,9 +60,9 @@ class Pipelines(GoalsExhibit):
         "ranks": "GPUs",
         "batch": "minibatch",
         "samples_per_second": "samples/s",
-        "step_ratio": "step: predicted / measured",
+        "step_ratio": "step: predicted ÷ measured",
         "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted / measured",
+        "peak_ratio": "peak: predicted ÷ measured",
         "commit": "commit",
     }
 

@@ -99,20 +99,6 @@ def _over_dp(batch: int) -> Wanted:
     return Wanted(text, metric, least=1.0, form="{:.2f} times")
 
 
-def missing(rows: pd.DataFrame) -> list[str]:
-    """Minibatches of GPT-2 XL that lack runs the goals are about, and whose."""
-    out = []
-    for batch, *_ in OVER_ZERO:
-        free = Setting("", {**XL, "method": ROOF, "batch": batch, "ranks": GPUS})
-        names = (PP, DP, ZERO)
-        absent = [LABELS[name] for name in names if _at(name, batch).run(rows) is None]
-        if free.run(rows, device_cap_gib=None) is None:
-            absent.append(f"{LABELS[ROOF]} without a cap")
-        if absent:
-            out.append(f"{_setting(batch)} ({', '.join(absent)})")
-    return out
-
-
 def _setting(batch: int) -> str:
     return f"GPT-2 XL on {GPUS} GPUs of {CAP_GIB} GiB, minibatch {batch}"
 
@@ -261,7 +247,7 @@ def _trained(rows: pd.DataFrame) -> list[int]:
 def _sized(run: pd.Series) -> str:
     size = "" if pd.isna(run["parameters"]) else f"{run['parameters'] / 1e9:.1f} B parameters, "
     cap = run["device_cap_gib"]
-    return f"{size}{run['layers']} layers, {'no cap' if pd.isna(cap) else f'{cap:g} GiB a GPU'}"
+    return f"{size}{run['layers']} layers, {'no limit' if pd.isna(cap) else f'{cap:g} GiB a GPU'}"
 
 
 def _listed(numbers: Iterable[int]) -> str:

@@ -8,7 +8,8 @@ figure are about equally wide.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +151,7 @@ def _speed_bar(axes: Any, run: Any, x: float) -> float:
     speed = f"{run.samples_per_second:.3g}"
     itself = run.method == ROOF and run.share == 1.0
     share = "" if itself or pd.isna(run.share) else f", {run.share:.0%}"
-    words = f"{speed}{share} {run.variant}".rstrip()
+    words = f"{speed}{share}{marks.variant_words(run.variant)}"
     low, high = between(run.samples_per_second, run.spread_seconds)
     at = (high, 2.5)
     marks.bar(axes, look, x, run.samples_per_second, words, pale=bool(run.variant), words_at=at)
@@ -183,7 +184,11 @@ def draw_moved(axes: Any, rows: pd.DataFrame, room: float) -> None:
 
 
 def _moved_bar(axes: Any, run: Any, x: float) -> float:
-    words = "not counted" if pd.isna(run.moved) else f"{run.moved:.3g} {run.variant}".rstrip()
+    words = (
+        "not counted"
+        if pd.isna(run.moved)
+        else f"{run.moved:.3g}{marks.variant_words(run.variant)}"
+    )
     high = max(value for value in (run.moved, run.planned_moved) if not pd.isna(value))
     look = LOOKS[run.method]
     marks.bar(axes, look, x, run.moved, words, pale=bool(run.variant), words_at=(high, 5.5))
@@ -246,19 +251,16 @@ def series_of(rows: pd.DataFrame) -> list[pd.DataFrame]:
     ]
 
 
-def torn(rows: pd.DataFrame) -> list[str]:
-    """Lines that are missing because their runs are of several rounds: the settings, and which GPUs
-    in which round; of `shown` rows."""
-    out = []
-    for _, part in _scaled(rows).groupby(SAME, sort=False, dropna=False):
-        rounds = part.groupby("round", sort=False)
-        if _several(part) and not any(_several(each) for _, each in rounds):
-            told = [f"{_gpus(run.ranks)} at {run.round}" for run in part.itertuples()]
-            out.append(
-                f"{model_words(part)} at minibatch {part['batch'].iloc[0]}: "
-                f"{', '.join(dict.fromkeys(told))}"
-            )
-    return out
+def one_scale(drawn: Iterable[tuple[Any, Panel]]) -> None:
+    """One height and one title for all panels of equal bars of a model."""
+    alike: dict[tuple, list[Any]] = defaultdict(list)
+    for axes, panel in drawn:
+        alike[panel.draw, model_words(panel.rows)].append(axes)
+    for every in alike.values():
+        top = max(axes.get_ylim()[1] for axes in every)
+        for place, axes in enumerate(every):
+            axes.set_ylim(0, top)
+            axes.set_title("" if place else axes.get_title("left"), loc="left", fontsize=7)
 
 
 def _scaled(rows: pd.DataFrame) -> pd.DataFrame:
@@ -293,7 +295,7 @@ def draw_scaling(axes: Any, rows: pd.DataFrame) -> None:
     axes.set_xlabel("GPUs")
     axes.set_ylabel("samples/s")
     cap = rows["device_cap_gib"].iloc[0]
-    words = "no cap" if pd.isna(cap) else f"{cap:g} GiB a GPU"
+    words = "no limit" if pd.isna(cap) else f"{cap:g} GiB a GPU"
     setting = f"{model_words(rows)}, {words}, minibatch {rows['batch'].iloc[0]}"
     _title(axes, f"scaling, measured: {setting}", SCALING_LETTERS)
 

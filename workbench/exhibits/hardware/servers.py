@@ -17,7 +17,7 @@ from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware import server_panels as panels
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.judge import Goal
-from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals, missing
+from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals
 from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
@@ -61,14 +61,15 @@ class Servers(GoalsExhibit):
         "status": "status",
         "samples_per_second": "samples/s",
         "share": "of data parallel",
-        "step_ratio": "step: predicted / measured",
+        "step_ratio": "step: predicted ÷ measured",
         "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted / measured",
+        "peak_ratio": "peak: predicted ÷ measured",
         "host_gib": "host (GiB)",
         "moved": "host links (weights)",
         "planned_moved": "planned (weights)",
         "final_loss": "final loss",
         "how": "how",
+        "round": "round",
     }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
@@ -90,8 +91,8 @@ class Servers(GoalsExhibit):
         tall += [LOW_IN] if _predicted(rows) else []
         figure.set_size_inches(PAGE_IN, sum(tall))
         places = iter(figure.add_gridspec(len(tall), 1, height_ratios=tall))
-        for line in lines:
-            _draw_bars(figure, next(places), line)
+        drawn = [each for line in lines for each in _draw_bars(figure, next(places), line)]
+        panels.one_scale(drawn)
         for line in scaling:
             every = _side_by_side(figure, next(places), [1.0] * ACROSS, len(line))
             for axes, part in zip(every, line, strict=True):
@@ -105,11 +106,13 @@ class Servers(GoalsExhibit):
         return goals(rows, repeated)
 
 
-def _draw_bars(figure: Any, place: Any, line: list[panels.Panel]) -> None:
-    """Panels of bars side by side, as wide as they need."""
+def _draw_bars(figure: Any, place: Any, line: list[panels.Panel]) -> list[tuple[Any, panels.Panel]]:
+    """Panels of bars side by side, as wide as they need; each with its axes."""
     widths = [panel.width for panel in line]
-    for axes, panel in zip(_side_by_side(figure, place, widths, len(line)), line, strict=True):
+    drawn = [*zip(_side_by_side(figure, place, widths, len(line)), line, strict=True)]
+    for axes, panel in drawn:
         panel.draw(axes, panel.rows, panels.ROOM * panel.width / sum(widths))
+    return drawn
 
 
 def _side_by_side(figure: Any, place: Any, widths: list[float], count: int) -> list[Any]:
@@ -142,21 +145,20 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
 
     more: list[tuple[Any, str]] = []
     if rows["device_cap_gib"].isna().any():
-        more.append((Patch(facecolor=panels.GROUND), "no cap: all of the GPU"))
+        more.append((Patch(facecolor=panels.GROUND), "no limit: all of the GPU"))
     if moved:
         more.append((Line2D([], [], **panels.PLANNED), "planned (simulated)"))
     if scaling:
         more.append((Line2D([], [], **panels.IDEAL), "in proportion"))
     there = set(rows["method"])
     looks = {LABELS[method]: LOOKS[method] for method in LABELS if method in there}
-    marks.legend(figure, looks, more)
+    marks.legend(figure, looks, [*more, *marks.kept(rows)])
 
 
 def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what a mark is, what is missing."""
+    """The small print: where the numbers are from, what a mark is, what did not end."""
     when = days(rows["date"])
     bars = panels.shown(rows)
-    moved, series = panels.moving(bars), panels.series_of(bars)
     out = [
         f"All bars, lines and points are measured, on {rows['hardware'].iloc[0]}, {when}: bf16 and "
         "sequence 1024, unless a model is named otherwise. GPT-2 XL: 48 layers of hidden size "
@@ -167,13 +169,13 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "run. Whiskers: speeds at the quartiles of its step times, of which only the distance is "
         "kept, laid evenly about the median."
     ]
-    if len(moved):
+    if len(panels.moving(bars)):
         out.append(
             "Host links: loads and stores of a step, all GPUs together, in multiples of the "
             "model's weights |W|. Bars: counted by the runtime. Half filled: what the plan said "
             "before. Methods without bars move none or do not count them."
         )
-    if series:
+    if panels.series_of(bars):
         out.append("In proportion: the speed on the fewest GPUs, times as many.")
     if _predicted(rows):
         out.append(
@@ -181,29 +183,9 @@ def notes(rows: pd.DataFrame) -> list[str]:
             "runs: those on this project's runtime. The bands are "
             f"{STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
         )
-    torn = panels.torn(bars)
-    if torn:
-        out.append(
-            "No line of scaling joins runs of different rounds, which differ in code and day: "
-            f"{'; '.join(torn)}."
-        )
-    absent = _not_drawn(len(moved) > 0, len(series) > 0 or len(torn) > 0, _predicted(rows))
-    out += [f"Not drawn: {'; '.join(absent)}."] if absent else []
     lost = panels.unfinished(rows)
     out += [f"No run came to an end: {'; '.join(lost)}."] if lost else []
-    lacking = missing(rows)
-    out += [f"Not measured: {'; '.join(lacking)}."] if lacking else []
     return out
-
-
-def _not_drawn(moved: bool, scaling: bool, predicted: bool) -> list[str]:
-    """Panels without a row, and why."""
-    why = {
-        "bytes over the host links (no run counts them)": moved,
-        "scaling (no model ran in Harmony on several numbers of GPUs, all else equal)": scaling,
-        "predictions (no run has one)": predicted,
-    }
-    return [words for words, there in why.items() if not there]
 
 
 EXHIBIT = Servers()

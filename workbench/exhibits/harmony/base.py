@@ -28,7 +28,7 @@ from workbench.exhibits.harmony.table import COLUMNS, table
 from workbench.exhibits.preview import UNKNOWN, cached, total
 from workbench.figures import draw
 from workbench.figures.rows import MEASURED, join, pick
-from workbench.figures.verdict import RATIOS, Verdict, as_table
+from workbench.figures.verdict import Verdict, as_table
 from workbench.model.corpus import STDLIB
 from workbench.published import harmony_plans
 from workbench.published.harmony import profiles_folder
@@ -46,14 +46,12 @@ NO_GPU = "no GPU can be used here, so the published sizes are estimated and simu
 PREVIEW = ["run", "model", "ranks", "minibatch", "state", "time", "device", "host", "note"]
 """Columns; `device`: memory of each device."""
 NOT_RUN = "nothing has been run at this size yet"
-TITLES = dict(zip(RATIOS, ("reference ratio", "ratio here", "here / reference"), strict=True))
-"""Names of the columns of verdicts: the reference is an estimate, nothing that was published."""
 
 
 class HarmonyExhibit(Exhibit):
     """A figure or table of the paper. Rows have the columns of `table.COLUMNS`."""
 
-    system = "Harmony"
+    system, headline_form = "Harmony", "{words}"
     introduction = (
         "Harmony (VLDB'22): models beyond all devices of a server",
         "Exhibits of the second system. The values of its paper are not known to this project. "
@@ -71,6 +69,10 @@ class HarmonyExhibit(Exhibit):
     again."""
     without_gpu: ClassVar[tuple[str, str]] = (NO_GPU, "estimated")
     """Why nothing runs where there is no GPU, and what becomes of the exhibit then."""
+
+    @property
+    def headline(self) -> str:
+        return super().headline.replace("Harmony,", "Harmony (VLDB'22),")
 
     @property
     def words(self) -> str:
@@ -155,7 +157,7 @@ class HarmonyExhibit(Exhibit):
         return list(self.claims(rows))
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
-        return as_table(self.verdicts(rows)).rename(columns=TITLES)
+        return as_table(self.verdicts(rows), "reference")
 
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         planned = plans_of(at.store)["planned"]

@@ -40,6 +40,7 @@ NO_LOSSES = (
 class Curves(HarmonyExhibit):
     """The curves over each other, and beside them how far each is from one device."""
 
+    takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     without_gpu = NO_LOSSES, "nothing to show"
     form: ClassVar[str]
     """Form of the texts that it reads, in words."""
@@ -124,13 +125,10 @@ class Curves(HarmonyExhibit):
             own = _curve(shown, method)
             off = differences(own.to_list(), plain.to_list())
             worst = max(off) if off and len(off) == len(own) == len(plain) else None
-            words = (
-                f"losses of {label_of(method)} equal those of {label_of(PLAIN)} (tolerance "
-                f"{TOLERANCE:g} over the worst relative difference"
-                + (f", {worst:.1e})" if worst is not None else ")")
-            )
+            words = f"losses of {label_of(method)} equal those of {label_of(PLAIN)}"
             ratio = None if worst is None else TOLERANCE / max(worst, LEAST)
-            yield at_least(words, None, ratio, 1.0, RAN)
+            why = worst is not None and f"largest relative difference {worst:.1e}, tolerance 1e-5"
+            yield at_least(words, None, ratio, 1.0, RAN, why=why or "", is_ratio=False)
 
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """No estimate and no plan, but the text."""

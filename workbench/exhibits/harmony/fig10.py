@@ -59,6 +59,7 @@ class FourModels(HarmonyExhibit):
 
     figure, section = "harmony_10", "VLDB'22, figure 10: four models on 4 GPUs"
     title = "Throughput of four models"
+    takes = ("batch", "steps", "methods", "seed")
     claim = (
         "Harmony-PP trains models larger than the devices at least as fast as Harmony-DP, most of"
         " all where the minibatch is small, and faster than either kind of parallelism that swaps"

@@ -27,7 +27,7 @@ from workbench.figures.rows import (
     one,
     pick,
 )
-from workbench.figures.style import GREY, LOOKS, bar_look, lighter
+from workbench.figures.style import GREY, LOOKS, bar_look
 from workbench.figures.verdict import Verdict
 from workbench.published import harmony_plans
 from workbench.published.harmony import GIB
@@ -59,6 +59,7 @@ class SwapVolume(HarmonyExhibit):
         "Harmony-PP moves about twice the weights in and once the gradients out whatever the "
         "number of devices; Harmony-DP brings the weights to every device."
     )
+    takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     plans = ("10",)
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:
@@ -169,8 +170,6 @@ def _stacks(axes: Any, rows: pd.DataFrame) -> None:
             for name, (_, color) in PARTS.items():
                 value = one(part, quantity=name) or 0.0
                 look = bar_look(color, source, variant)
-                if source == REFERENCE:
-                    look["facecolor"] = lighter(color)
                 axes.bar(x, value, width * 0.84, bottom=base, **look)
                 base += value
             top = max(top, base)
@@ -240,10 +239,7 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     from matplotlib.patches import Patch
 
     small = {"fontsize": draw.NOTE_PT, "labelspacing": 0.25, "handlelength": 1.4, "borderpad": 0.1}
-    parts = [
-        Patch(facecolor=lighter(color), edgecolor=color, label=words)
-        for words, color in PARTS.values()
-    ]
+    parts = [Patch(color=color, label=words) for words, color in PARTS.values()]
     left.legend(handles=parts[::-1], loc="upper left", **small)
     lines = set(per_weights(rows)["method"])
     marks = [

@@ -59,6 +59,7 @@ class Balance(HarmonyExhibit):
         "Packs and micro-batches decide how evenly the devices work: a setting whose packs cannot"
         " be dealt out evenly leaves devices idle and takes longer."
     )
+    takes = ("batch", "steps", "seed")
     plans = ("8",)
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:

@@ -22,6 +22,7 @@ DEVICES = (1, 2, 4, 8)
 class Scaling(HarmonyExhibit):
     """Seconds of a step over the number of devices."""
 
+    takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     plans = ("17",)
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:

@@ -100,6 +100,32 @@ class HarmonySize:
     published packs compute one sample at once."""
     device_memory: int | None = None
 
+    def changed(self, **changes: Any) -> HarmonySize:
+        """The size with other `layers`, `hidden`, `batch`, `steps` or `seed` of its models; with
+        other layers the planner chooses the packs."""
+        own = {name: changes[name] for name in ("layers", "hidden") if name in changes}
+
+        def other(trained: Trained) -> Trained:
+            return replace(
+                trained,
+                model=replace(trained.model, **own),
+                minibatch=changes.get("batch", trained.minibatch),
+                packs="" if "layers" in own else trained.packs,
+                changes=trained.changes | {n: changes[n] for n in ("seed",) if n in changes},
+            )
+
+        one, many = ("text", "pairs", "moved"), ("four", "grown")
+        settings = (replace(each, trained=other(each.trained)) for each in self.balance)
+        return replace(
+            self,
+            minibatches={} if "batch" in changes else self.minibatches,
+            steps=changes.get("steps", self.steps),
+            curve_steps=changes.get("steps", self.curve_steps),
+            balance=tuple(settings),
+            **{name: other(getattr(self, name)) for name in one},
+            **{name: tuple(map(other, getattr(self, name))) for name in many},
+        )
+
     @property
     def devices(self) -> int:
         """Devices this machine has for it: processes are not counted."""

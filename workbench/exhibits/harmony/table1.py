@@ -54,7 +54,7 @@ SHARE = 0.5
 SEARCHES = {OUR_PLAN: OUR_SEARCH, THEIR_PLAN: THEIR_SEARCH}
 """By whose plan was found."""
 OVERLAPPED = "overlapped_estimate_s"
-NOT_STORED = "no stored search"
+NOT_STORED, NOT_NAMED = "no stored search", "machine not kept; force=true measures here"
 HEAD = ("model", "plan", "U_F/U_B, packs", "search", "tried", "memory of a GPU", "step", "estimate")
 
 
@@ -86,6 +86,7 @@ class Searches(HarmonyExhibit):
         details = [
             row | {"quantity": quantity, "value": value, "unit": unit, "how": how, "source": source}
             | {"variant": _variant(source, row["variant"])}
+            | ({"hardware": plan.machine or NOT_NAMED} if source == MEASURED else {})
             for row, plan in zip(steps, plans.itertuples(), strict=True)
             for quantity, value, unit, source, how in (
                 ("search_s", plan.search_s, "s", MEASURED,
@@ -102,9 +103,7 @@ class Searches(HarmonyExhibit):
             if not pd.isna(value)
         ]  # fmt: skip
         searched = told[(told["setting"] != "") & (told["source"] == REFERENCE)]
-        return join(
-            searched, _not_stored(searched), recomputed(ten), table(steps), table(details)
-        ).assign(hardware=lambda rows: rows["hardware"].where(rows["source"] != MEASURED, ""))
+        return join(searched, _not_stored(searched), recomputed(ten), table(steps), table(details))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
         """Nothing is missing: nothing runs."""
@@ -121,6 +120,7 @@ class Searches(HarmonyExhibit):
         searches = pick(part, quantity="search_s")
         draw.bars(axes["search"], searches, names, "search (s)", column="model", number="{:.3g}")
         axes["search"].axhline(MOST_S, color="#888888", lw=0.8, ls="--")
+        axes["search"].set_ylim(top=max(1.1 * MOST_S, axes["search"].get_ylim()[1]))
         draw.title(axes["search"], f"search, Harmony-PP; dashed: {MOST_S:g} s")
         steps = pick(part, quantity="iteration_s")
         used = pick(part, quantity="gpus", variant=THEIR_PLAN)

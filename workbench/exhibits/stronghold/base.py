@@ -50,6 +50,7 @@ class StrongholdExhibit(Exhibit):
 
     name_form, notebook_form, words_form = "fig{figure}", "stronghold_{figure}", "figure {figure}"
     heading_form, place_form = "Figure {figure}: {title}", "section {section}"
+    headline_form = "STRONGHOLD (SC'22), figure {figure}"
 
     def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
         return sizes.named(size)
@@ -109,7 +110,7 @@ class StrongholdExhibit(Exhibit):
         return PAGE_IN if at.size.name != "paper" or self.wide else COLUMN_IN
 
     def paint(self, at: Opened, figure: Figure, rows: pd.DataFrame) -> None:
-        self.draw(figure, rows, same_scale=at.size.name == "paper")
+        self.draw(figure, rows, same_scale=at.size.name == "paper", overlay=at.overlay)
 
     @abstractmethod
     def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
@@ -119,15 +120,17 @@ class StrongholdExhibit(Exhibit):
     def ratios(self, axes: Any, rows: pd.DataFrame) -> None:
         """Draw what may be compared between machines."""
 
-    def draw(self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool = True) -> None:
-        """One panel where all is of one machine, else absolute values beside ratios. `same_scale`:
-        the rows have the published size."""
-        if same_scale and not _of_here(rows).any():
+    def draw(
+        self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool = True, overlay: bool = False
+    ) -> None:
+        """One panel where all is of one machine, or laid over each other (`overlay`), else absolute
+        values beside ratios. `same_scale`: the rows have the published size."""
+        if same_scale and (overlay or not _of_here(rows).any()):
             self.absolute(figure.subplots(), rows)
         else:
             self._panels(figure, rows, same_scale=same_scale)
         self.legend(figure, rows)
-        drawing.small_print(figure, *notes_of_measured(rows), *drawing.daggers(rows))
+        drawing.small_print(figure, *drawing.daggers(rows), *notes_of_measured(rows))
 
     def legend(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Say above the axes what the marks are."""

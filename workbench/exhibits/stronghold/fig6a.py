@@ -47,6 +47,7 @@ class LargestModel(StrongholdExhibit):
         "Within the same device and host memory, STRONGHOLD trains a larger model than Megatron-"
         "LM, L2L, ZeRO-Offload and ZeRO-Infinity."
     )
+    takes = ("hidden", "batch", "window", "methods", "seed")
     quantity, unknown_size = "parameters", "reduced size and budgets"
 
     def specs(self, size: Size) -> list[RunSpec]:
@@ -94,7 +95,9 @@ class LargestModel(StrongholdExhibit):
         names = drawing.names_of(METHODS)
         drawing.bars(axes, part, names, "relative to Megatron-LM", number="{:.2f}")
 
-    def draw(self, figure: Any, rows: pd.DataFrame, *, same_scale: bool = True) -> None:
+    def draw(
+        self, figure: Any, rows: pd.DataFrame, *, same_scale: bool = True, overlay: bool = False
+    ) -> None:
         """Sizes of all machines share the axes at the paper's budgets."""
         if same_scale:
             names, words = drawing.names_of(METHODS), "size (billion parameters)"
@@ -103,7 +106,7 @@ class LargestModel(StrongholdExhibit):
             self._panels(figure, rows, same_scale=False)
         self.legend(figure, rows)
         note = "At a bar: the size and, where known, the tier that was full."
-        drawing.small_print(figure, note, *notes_of_measured(rows), *drawing.daggers(rows))
+        drawing.small_print(figure, *drawing.daggers(rows), note, *notes_of_measured(rows))
 
     def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
         """STRONGHOLD against each baseline, in parameters."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -34,6 +35,7 @@ class ThroughputAtLargest(StrongholdExhibit):
         "At the largest model a baseline can train, STRONGHOLD is faster than L2L, ZeRO-Offload "
         "and ZeRO-Infinity, and keeps most of Megatron-LM's speed."
     )
+    takes = ("hidden", "batch", "steps", "seed", "overlay")
     wide, unknown_size = True, "reduced size and budgets"
 
     def stages(self, at: Opened, *, force: bool = False, planned: bool = False) -> Iterator[Stage]:
@@ -47,7 +49,7 @@ class ThroughputAtLargest(StrongholdExhibit):
                 largest[search.spec.method] = search.layers or search.guess if planned else found
         yield at.sweep(self.specs(at.size, largest), force=force)
 
-    def specs(self, size: Size, largest: dict[str, int]) -> list[RunSpec]:
+    def specs(self, size: Size, largest: Mapping[str, int] = MappingProxyType({})) -> list[RunSpec]:
         """For each baseline: itself and STRONGHOLD on its largest model (layers by method, as far
         as known), under the same budgets.
 

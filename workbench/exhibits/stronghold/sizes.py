@@ -12,7 +12,7 @@ Tests have a fourth, ``tiny``, of seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.core.bytesize import parse_bytes
@@ -58,6 +58,22 @@ class Size:
     """Emulated link between host and device, each way, of timed runs on our own runtime."""
     device_memory: int | None = None
     """Cap of the device in the throughput comparisons, in bytes."""
+    seed: int | None = None
+    """None: the one of all runs."""
+
+    def changed(self, **changes: Any) -> Size:
+        """The size with other `layers`, `hidden`, `batch`, `window`, `steps` or `seed`; several
+        layers are those of figure 8b, several windows those of figure 9."""
+        own = {name: changes.pop(name) for name in ("layers", "hidden") if name in changes}
+        if isinstance(own.get("layers"), tuple):
+            changes["depths"] = own.pop("layers")
+        if "hidden" in own:
+            changes["search_hidden"] = own["hidden"]
+        if isinstance(window := changes.get("window"), tuple):
+            changes["windows"] = changes.pop("window")
+        elif window:
+            changes["small_window"] = window
+        return replace(self, model=replace(self.model, **own), **changes)
 
     def spec(self, method: str, **changes: Any) -> RunSpec:
         """The run of one method; `layers` and `hidden` may be changed like any field."""
@@ -75,6 +91,7 @@ class Size:
             "device_memory": self.device_memory,
             "activations": "recompute",  # as published
         }
+        values |= {} if self.seed is None else {"seed": self.seed}
         return RunSpec.of(**{**values, **changes})
 
     def timed(self, method: str, **changes: Any) -> RunSpec:

@@ -49,6 +49,7 @@ class Accuracy(VarunaExhibit):
     claim = (
         "How long a step takes in any shape, and what a device holds, is known before it is run."
     )
+    takes = ("layers", "hidden", "seed")
     columns = {
         "pair": "shape", "quantity": "quantity", "value": "value", "unit": "unit",
         "source": "source", "hardware": "hardware", "status": "status", "how": "how",
@@ -112,8 +113,8 @@ class Accuracy(VarunaExhibit):
             for words, quantity, of, bound in () if shared else BOUNDS:
                 both = beside(own, quantity).dropna(subset="error")
                 here = 1 - both["error"].abs().agg(of) if len(both) else None
-                words = f"error of {words}: at most {bound:.0%} (1 less it)"
-                yield at_least(words, None, here, 1 - bound, series, why=_told(both))
+                words, why = f"error of {words}: at most {bound:.0%}", _told(both)
+                yield at_least(words, None, here, 1 - bound, series, why=why, is_ratio=False)
             yield _choice(steps, series, SHARED if shared else "")
 
 
@@ -203,9 +204,9 @@ def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
     for at, row in enumerate(steps.itertuples()):
         axes.plot(at, 100 * row.error, **_look(row.ranks))
         if pd.isna(row.error):
-            words = "no prediction" if row.value > 0 else drawing.missing_words(row.status)
+            words = "no prediction" if row.value > 0 else drawing.upright_words(row.status)
             axes.annotate(words, (at, 0.5), fontsize=drawing.NOTE_PT, color=GREY, **place)
-    axes.plot(range(len(peaks)), 100 * peaks["error"], **CROSS)  # of the same runs
+    axes.plot([at + 0.25 for at in range(len(peaks))], 100 * peaks["error"], **CROSS)  # same runs
     for bound in (0.0,) if "cpu" in set(steps["device"]) else (-WORST, 0.0, WORST):
         axes.axhline(100 * bound, color=GREY, lw=0.6, ls="--" if bound else "-", zorder=0)
     axes.set_xticks(range(len(steps)), steps["pair"], rotation=90 if len(steps) > 8 else 0)

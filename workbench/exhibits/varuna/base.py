@@ -19,7 +19,7 @@ from workbench.model.corpus import STDLIB
 class VarunaExhibit(Exhibit):
     """An exhibit with the columns that it lists and the claims that it judges."""
 
-    system = "Varuna"
+    system, headline_form = "Varuna", "Varuna (EuroSys'22)"
     introduction = (
         "Varuna (EuroSys'22): pipelines on machines that come and go",
         "Exhibits of the third system. The values of its paper were not available to this project: "
@@ -27,6 +27,11 @@ class VarunaExhibit(Exhibit):
         "simulator of the same rules gives; hatched (in lines: half filled) is simulated, filled "
         "is measured.",
     )
+
+    @property
+    def words(self) -> str:
+        return f"Varuna, {self.figure.removeprefix('varuna_')}"
+
     about: ClassVar[str]
     """Where its numbers are from, if nothing runs."""
 

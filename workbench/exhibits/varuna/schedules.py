@@ -49,6 +49,7 @@ class Schedules(VarunaExhibit):
         "One rule makes Varuna's lists, and as forward passes go first where a gradient is late, a "
         "step takes less time than GPipe's."
     )
+    takes = ("layers", "hidden", "steps", "seed")
     columns = {
         "quantity": "quantity", "label": "what", "chart": "chart", "value": "value", "unit": "unit",
         "source": "source", "status": "status", "note": "published", "how": "how",
