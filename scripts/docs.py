@@ -54,7 +54,7 @@ def matrix() -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in methods.known().values():
         devices = "several" if row.parallel else "one"
-        loop = getattr(row, "driven", "")  # steps in a user's own loop
+        loop = row.driven  # steps in a user's own loop
         own = "yes" if row.modules else "in Python" if loop else "no"
         disk = "yes" if takes(row.name, "optimizer_tier") else "no"
         after = "any" if row.portable else "its own"
@@ -166,10 +166,12 @@ def artifact() -> str:
 
 
 def dials(exhibit: Exhibit) -> dict[str, list[str]]:
-    """Size -> what runs and how long it takes, as the exhibit's notebook says it."""
+    """Size -> what runs and how long it takes, as the exhibit's notebook says it where runs are
+    made."""
     text = (NOTEBOOKS / f"{exhibit.notebook}.py").read_text()
     found = re.findall(r"^# \| (\w+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
-    return {size: told for size, *told in found}
+    nothing = dict.fromkeys(("smoke", "small", "paper"), ["nothing", "seconds"])
+    return nothing | {size: told for size, *told in found}
 
 
 def expect(folder: Path) -> None:
