@@ -78,7 +78,7 @@ def test_a_claim_from_preview_to_verdict(panel: EvaluationPanel, store: Store) -
     shown.run.click()
     until(panel, lambda: shown.claim.status.state == "done")
     assert [record.status for record in store.records()] == ["ok", "ok"]
-    assert (shown.progress.value, shown.progress.max) == (2, 2)
+    until(panel, lambda: (shown.progress.value, shown.progress.max) == (2, 2))
     until(panel, lambda: not shown.claim.stale and shown.claim.shown.done)
     until(panel, lambda: shown.picture.value != before)
     assert "measured" in shown.verdict.value

@@ -178,6 +178,7 @@ def test_of_many_shapes_those_that_are_far_slower_are_not_looked_at(monkeypatch)
 def test_a_plan_shows_what_was_compared(capsys, tmp_path):
     words = ["plan", "-m", "varuna", "--ranks", "4", "-b", "8", "-l", "6", "--hidden", "64"]
     words += ["--heads", "4", "--seq", "32", "--vocab", "256", "--results", str(tmp_path)]
+    words += ["--machine", "v100-32gb"]
     assert cli.main(words) == 0
     told = capsys.readouterr().out
     assert cli.main([*words, "--json"]) == 0

@@ -35,7 +35,7 @@ def test_one_count_of_a_claims_runs_and_busy_ones_are_repeated(panel, monkeypatc
     store.write(busy := record(first, key=key_of(first), others={"cores": 0.34}))
     panel.claims.selected_index = 0
     panel.tick()
-    assert "1 cached, 1 to run" in section.preview.value
+    assert "1 finished, 1 to run" in section.preview.value
     assert (section.progress.value, section.progress.max) == (1, 2), "no empty bar beside it"
     assert "1 done, 1 pending" in section.state.value
 

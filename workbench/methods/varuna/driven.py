@@ -33,8 +33,11 @@ class Pipelined(Steps):
                     f"{name} is given; {spec.method} keeps no budget here, leave it out"
                 )
         device = device_of("cpu" if spec.device == "cpu" else -1, local)
+        found = dist.is_initialized()
         join(device)
         world, rows = dist.get_world_size(), torch.tensor(spec.batch, device=device)
+        self._alone = world == 1 and not found
+        """Whether the process group is of this process alone, and made here."""
         stages = world if task.stages is None else task.stages
         if stages < 1 or world % stages:
             raise ValueError(f"stages is {stages}; it must divide the {world} processes")
@@ -84,3 +87,5 @@ class Pipelined(Steps):
 
     def close(self) -> None:
         self._model.close()
+        if self._alone:
+            dist.destroy_process_group()
