@@ -18,7 +18,7 @@ from workbench.exhibits.base import Stage
 from workbench.runs.expected import expected
 from workbench.runs.index import Index
 from workbench.runs.planning import Answer, answer
-from workbench.runs.progress import format_seconds
+from workbench.runs.progress import FINISHED, format_seconds
 from workbench.runs.search import Search, at_layers
 from workbench.runs.store import Store
 
@@ -97,7 +97,7 @@ def _row(run: str, spec: RunSpec | None = None, **values: Any) -> dict[str, Any]
 
 
 def cached(record: RunRecord) -> str:
-    return f"finished {record.started[:16].replace('T', ' ')}"
+    return f"{FINISHED} {record.started[:16].replace('T', ' ')}"
 
 
 def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:

@@ -19,6 +19,8 @@ from workbench.core.spec import RunSpec
 from workbench.runs.events import Event
 from workbench.runs.sweep import Sweep
 
+FINISHED = "finished"
+"""Begins the state of a run that has its record, in previews."""
 QUIET_S = 10.0
 """Longest silence between two lines where there is no terminal."""
 

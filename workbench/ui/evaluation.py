@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
-from workbench.runs.progress import format_seconds
+from workbench.runs.progress import FINISHED, format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import Answer, HelperProcess
 from workbench.ui.log_tail import last_lines
@@ -157,7 +157,7 @@ class Evaluation:
         if claim.live or not preview:
             return claim.status.counts
         states = [row["state"] for row in preview[:-1]]
-        done = sum(state.startswith("cached") for state in states)
+        done = sum(state.startswith(FINISHED) for state in states)
         failed = min(claim.status.counts.get("failed", 0), len(states) - done)
         return {"done": done, "failed": failed, "pending": len(states) - done - failed}
 

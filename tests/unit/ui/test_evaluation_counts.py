@@ -44,7 +44,7 @@ def test_one_count_of_a_claims_runs_and_busy_ones_are_repeated(panel, monkeypatc
     monkeypatch.setattr(Campaign, "status", lambda _: Status(state="done", counts={"done": 1}))
     for _ in range(2):  # its runs have ended: looked at anew
         panel.tick()
-    assert "2 cached, 0 to run" in section.preview.value
+    assert "2 finished, 0 to run" in section.preview.value
     assert (section.progress.value, section.progress.max) == (2, 2)
     assert "cannot be told: the machine was busy" in section.verdict.value
     started = []
