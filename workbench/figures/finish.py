@@ -42,14 +42,20 @@ def fit_labels(figure: Any) -> None:
     """Break labels that are longer than their axes, then print smaller those that still are."""
     for break_it in (True, False):
         figure.draw_without_rendering()
+        fits = True
         for axes in figure.axes:
             for label, side in ((axes.xaxis.label, "width"), (axes.yaxis.label, "height")):
                 room, words = getattr(axes.bbox, side), label.get_text()
                 share = getattr(label.get_window_extent(), side) / room if words else 0.0
-                if share > FULL and break_it:
+                if share <= FULL:
+                    continue
+                fits = False
+                if break_it:
                     label.set_text(in_two_lines(words))
-                elif share > FULL:
+                else:
                     label.set_fontsize(label.get_fontsize() * FULL / share)
+        if fits:  # drawing is what takes long
+            return
 
 
 def in_two_lines(words: str) -> str:
