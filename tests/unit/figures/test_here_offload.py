@@ -108,13 +108,15 @@ def test_searches_and_windows_are_no_bars_of_the_comparison(tmp_path: Path) -> N
     assert "stronghold" in set(offload.shares_of(rows_of(tmp_path, lines))["method"])
 
 
-def test_a_case_without_a_plain_run_says_so_and_the_rest_is_drawn(tmp_path: Path) -> None:
+def test_a_missing_case_is_named_and_the_rest_is_drawn(tmp_path: Path) -> None:
     lines = [row for row in benchmark() if (row["layers"], row["batch"]) != (100, 16)]
     lines = [row for row in lines if (row["method"], row["layers"]) != ("plain", 78)]
     words = flat(drawn(rows_of(tmp_path, lines)))
+    assert "Not measured: 100 layers at batch 16 (plain, stronghold)" in words
     assert "no plain run" not in words, "plain (keep) is one"
     lines = [row for row in lines if (row["method"], row["layers"]) != ("plain (keep)", 78)]
     words = flat(drawn(rows_of(tmp_path, lines)))
+    assert "78 layers at batch 4 (plain)" in words
     assert "78 layers, 4.0 B no plain run" in words
 
 
@@ -130,7 +132,9 @@ def test_a_case_without_a_plain_run_says_so_and_the_rest_is_drawn(tmp_path: Path
 )
 def test_any_part_of_a_campaign_is_drawn(lines: list[dict], tmp_path: Path) -> None:
     rows = rows_of(tmp_path, lines)
-    assert_nothing_leaves(drawn(rows))
+    paper = drawn(rows)
+    assert_nothing_leaves(paper)
+    assert "Not measured" in flat(paper)
     assert len(goals(rows)) == 14
 
 

@@ -194,11 +194,18 @@ def test_the_words_at_bars_end_below_the_titles(whole) -> None:
         assert all(t.get_window_extent().y1 <= title + 1 for t in axes.texts), titles(axes)
 
 
-def test_what_has_no_rows_is_left_out(whole, tmp_path: Path) -> None:
+def test_what_has_no_rows_is_left_out_and_named(whole, tmp_path: Path) -> None:
     paper = drawn(rows_of(tmp_path, [line("zero-infinity", speed=15.0)]))
     assert [titles(axes).replace("\u00a0", " ") for axes in paper.axes] == [
         "throughput, measured: GPT-2 XL, 1.6 B"
     ]
+    words = flat(paper)
+    assert "bytes over the host links (no run counts them)" in words
+    assert "predictions (no run has one)" in words
+    assert "scaling (no model ran on several numbers of GPUs in one round" in words
+    assert "minibatch 64 (Harmony-PP, Harmony-DP, data parallel without a cap)" in words
+    assert "minibatch 16 (Harmony-PP, Harmony-DP, ZeRO-Infinity, data parallel" in words
+    assert "Not measured" not in flat(whole[1])
 
 
 def test_what_moves_nothing_over_the_host_links_has_no_bar_there(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.judge import Goal
 from workbench.exhibits.hardware.offload_goals import goals, of_setting
-from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, preferred, table
+from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN
 from workbench.published.here import LABELS, offload_runs
@@ -26,6 +26,8 @@ from workbench.published.sheet import days
 BATCHES = (4, 16)
 MODEL = (2048, 1024, "bf16")
 """Hidden size, sequence and type of the benchmark's models; others are named."""
+CASES = ((32, 4), (78, 4), (100, 4), (78, 16), (100, 16))
+"""Layers and batch that the goals are about."""
 WITHIN = 0.05
 """The band of good predictions."""
 HEIGHT_IN = 6.2
@@ -133,10 +135,24 @@ def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def missing_cases(rows: pd.DataFrame) -> list[str]:
+    """Models and batches that lack STRONGHOLD, plain training, or both."""
+    hidden, seq, dtype = MODEL
+    rows = rows[(rows["hidden"] == hidden) & (rows["seq"] == seq) & (rows["dtype"] == dtype)]
+    out = []
+    for layers, batch in CASES:
+        part = rows[(rows["layers"] == layers) & (rows["batch"] == batch)]
+        absent = [name for name in (PLAIN, "stronghold") if not (part["method"] == name).any()]
+        if absent:
+            out.append(f"{layers} layers at batch {batch} ({', '.join(absent)})")
+    return out
+
+
 def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what a bar and a point is."""
+    """The small print: where the numbers are from, what a bar and a point is, what is missing."""
     when = days(rows["date"])
     hidden, seq, dtype = MODEL
+    absent = missing_cases(rows)
     return [
         f"All bars and points are measured, on {rows['hardware'].iloc[0]}, {when}: hidden size "
         f"{hidden}, sequence {seq}, {dtype}, unless a model is named otherwise. B: billion "
@@ -146,6 +162,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
         "those on this project's runtime, of the setting above, which the goals are about. "
         f"Methods without points have no plan here. The band is {WITHIN:.0%}.",
+        f"Not measured: {'; '.join(absent)}." if absent else "",
     ]
 
 

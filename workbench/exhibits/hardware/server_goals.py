@@ -99,6 +99,20 @@ def _over_dp(batch: int) -> Wanted:
     return Wanted(text, metric, least=1.0, form="{:.2f} times")
 
 
+def missing(rows: pd.DataFrame) -> list[str]:
+    """Minibatches of GPT-2 XL that lack runs the goals are about, and whose."""
+    out = []
+    for batch, *_ in OVER_ZERO:
+        free = Setting("", {**XL, "method": ROOF, "batch": batch, "ranks": GPUS})
+        names = (PP, DP, ZERO)
+        absent = [LABELS[name] for name in names if _at(name, batch).run(rows) is None]
+        if free.run(rows, device_cap_gib=None) is None:
+            absent.append(f"{LABELS[ROOF]} without a cap")
+        if absent:
+            out.append(f"{_setting(batch)} ({', '.join(absent)})")
+    return out
+
+
 def _setting(batch: int) -> str:
     return f"GPT-2 XL on {GPUS} GPUs of {CAP_GIB} GiB, minibatch {batch}"
 

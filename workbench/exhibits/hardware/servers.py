@@ -17,7 +17,7 @@ from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware import server_panels as panels
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.judge import Goal
-from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals
+from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals, missing
 from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
@@ -156,9 +156,10 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
 
 
 def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what a mark is, what did not end."""
+    """The small print: where the numbers are from, what a mark is, what is missing."""
     when = days(rows["date"])
     bars = panels.shown(rows)
+    moved, series = panels.moving(bars), panels.series_of(bars)
     out = [
         f"All bars, lines and points are measured, on {rows['hardware'].iloc[0]}, {when}: bf16 and "
         "sequence 1024, unless a model is named otherwise. GPT-2 XL: 48 layers of hidden size "
@@ -169,13 +170,13 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "run. Whiskers: speeds at the quartiles of its step times, of which only the distance is "
         "kept, laid evenly about the median."
     ]
-    if len(panels.moving(bars)):
+    if len(moved):
         out.append(
             "Host links: loads and stores of a step, all GPUs together, in multiples of the "
             "model's weights |W|. Bars: counted by the runtime. Half filled: what the plan said "
             "before. Methods without bars move none or do not count them."
         )
-    if panels.series_of(bars):
+    if series:
         out.append("In proportion: the speed on the fewest GPUs, times as many.")
     if _predicted(rows):
         out.append(
@@ -183,9 +184,23 @@ def notes(rows: pd.DataFrame) -> list[str]:
             "runs: those on this project's runtime. The bands are "
             f"{STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
         )
+    absent = _not_drawn(len(moved) > 0, len(series) > 0, _predicted(rows))
+    out += [f"Not drawn: {'; '.join(absent)}."] if absent else []
     lost = panels.unfinished(rows)
     out += [f"No run came to an end: {'; '.join(lost)}."] if lost else []
+    lacking = missing(rows)
+    out += [f"Not measured: {'; '.join(lacking)}."] if lacking else []
     return out
+
+
+def _not_drawn(moved: bool, scaling: bool, predicted: bool) -> list[str]:
+    """Panels without a row, and why."""
+    why = {
+        "bytes over the host links (no run counts them)": moved,
+        "scaling (no model ran on several numbers of GPUs in one round, all else equal)": scaling,
+        "predictions (no run has one)": predicted,
+    }
+    return [words for words, there in why.items() if not there]
 
 
 EXHIBIT = Servers()
