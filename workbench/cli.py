@@ -19,7 +19,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,9 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return import_module(f"workbench.{words[0]}").main(words[1:])
         if words[:1] == ["varuna"]:
             return import_module("workbench.cli_varuna").main(words[1:])
-        for flag, name in pairwise(words):
-            if flag in ("-m", "--method"):  # options of another package's are flags, too
-                methods.lookup(name)
+        # Options of another package's method are flags, too.
+        methods.lookup(_method_in(words))
         arguments = make_parser().parse_args(words)
         return arguments.handler(arguments)
     except (ValueError, OSError) as error:
@@ -68,6 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted; everything that was running has been ended")
         return INTERRUPTED
+
+
+def _method_in(words: Sequence[str]) -> str | None:
+    """The method that is named, however its flag is written."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-m", "--method", nargs="?")
+    return parser.parse_known_args(words)[0].method
 
 
 def make_parser() -> argparse.ArgumentParser:

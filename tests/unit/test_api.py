@@ -87,7 +87,7 @@ def test_a_method_of_another_package_is_named_by_metadata_and_run(
         assert cli.main([*words, *flags]) == 0
         return json.loads(capsys.readouterr().out)
 
-    record = told("run", "-m", "mine", "--knob", "3")
+    record = told("run", "--method=mine", "--knob", "3")
     assert (record["losses"], record["spec"]["options"]) == ([3.0, 3.0], {"knob": 3})
     assert methods.known()["mine"].label == "Mine"
     planned = told("plan", "-m", "all", "--knob", "2")["methods"]

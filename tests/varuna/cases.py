@@ -151,8 +151,8 @@ def profiled(out: str, per_host: int, sizes: list[int], replicas: int) -> dict:
 
 
 def take_turns(stages: int, folder: str, nbytes: int) -> list[str]:
-    """What processes of one host tell each other while they make a module of so many bytes: all but
-    the first wait, where they may, until two are at it."""
+    """Lines that processes of one host write as each begins and ends to make a module of so many
+    bytes. Where they may make it at once, all but the first wait for each other."""
     rank, log = dist.get_rank(), Path(folder, "log")
 
     def make(told: str | None) -> str:

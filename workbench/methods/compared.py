@@ -71,14 +71,18 @@ def notes_of(spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int) -> lis
     if not spec.custom and (short := model.shortened()) is not model:
         told = [f"compared on its first {short.layers} layers, which show every kind"]
         model = short
-    wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
-    if wanted > free:
-        return [
-            f"not compared with the module as it is written: that takes {format_bytes(wanted)} of "
-            f"memory, and {format_bytes(free)} are free"
-        ]
+    if lacking := lacks_memory(model):
+        return [f"not compared with the module as it is written: that {lacking}"]
     again = make_model(spec, seed) if spec.custom else model
     return told + compare(model, again, rows, seed)
+
+
+def lacks_memory(model: LayeredModel) -> str:
+    """That a comparison takes more memory than is free; empty where it does not."""
+    wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
+    if wanted <= free:
+        return ""
+    return f"takes {format_bytes(wanted)} of memory, and {format_bytes(free)} are free"
 
 
 def _time(model: LayeredModel, rows: Rows) -> str:

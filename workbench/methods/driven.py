@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 from torch import Tensor
 
 from workbench.core import methods
-from workbench.core.bytesize import format_bytes
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.compare import SAMPLES, Rows, compare
-from workbench.methods.compared import COPIES
+from workbench.methods.compared import lacks_memory
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
@@ -163,10 +161,6 @@ def _profile(spec: RunSpec, model: Decomposed, batches: Draws, results: Path) ->
 def _compare(model: Decomposed, rows: Rows, seed: int) -> None:
     """Compare the layers with the module as it is written, on some samples. Raises ValueError
     where they would train otherwise, or memory does not suffice to tell."""
-    wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
-    if wanted > free:
-        raise ValueError(
-            f"to compare the layers with the module takes {format_bytes(wanted)} of memory, and "
-            f"{format_bytes(free)} are free"
-        )
+    if lacking := lacks_memory(model):
+        raise ValueError(f"to compare the layers with the module {lacking}")
     compare(model, model, rows, seed)

@@ -59,11 +59,6 @@ def counted(verdicts: pd.Series) -> str:
     return ", ".join(found) or "nothing is judged"
 
 
-def sections(exhibits: list[Shown], outcomes: dict[str, Outcome], cell: Cell) -> list[Html]:
-    """All figures, then all tables."""
-    return figures(exhibits, outcomes) + tables(exhibits, cell)
-
-
 def figures(exhibits: Iterable[Shown], outcomes: dict[str, Outcome]) -> list[Html]:
     """A section an exhibit, and before those of a system its introduction, where it has one."""
     out: list[Html] = []

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from workbench.figures.finish import finish
 from workbench.figures.style import PAGE_IN, styled
+from workbench.report import sections
 
 HEADLINE = "A paper (CONF'22), figure 1a: Effect of something on something else"
 
@@ -21,6 +22,11 @@ def printed(draw: Callable[..., None], *what: Any, width: float = PAGE_IN, **mor
         finish(paper, HEADLINE)
         paper.draw_without_rendering()
     return paper
+
+
+def in_report(exhibits: list) -> str:
+    """What the report says of exhibits, figures and tables."""
+    return "".join(sections.figures(exhibits, {}) + sections.tables(exhibits, lambda *_: None))
 
 
 def words(paper: Figure) -> str:

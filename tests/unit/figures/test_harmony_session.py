@@ -8,13 +8,14 @@ import pandas as pd
 import pytest
 
 from tests.unit.figures.harmony_runs import EXHIBITS, run
+from tests.unit.figures.paper import in_report
 from workbench.core import host
 from workbench.exhibits import HARMONY, open_exhibit
 from workbench.exhibits.harmony import base, table
 from workbench.exhibits.session import Session
 from workbench.figures import rows as tidy
 from workbench.published import harmony_plans
-from workbench.report.sections import sections, shown_exhibits, verdicts_of
+from workbench.report.sections import shown_exhibits, verdicts_of
 from workbench.runs.resolve import key_of
 from workbench.ui import evaluation_work
 
@@ -145,7 +146,7 @@ def test_the_evaluation_knows_what_runs(tmp_path: Path) -> None:
 def test_the_report_has_a_section_an_exhibit(tmp_path: Path) -> None:
     session = with_one_run("harmony_21", tmp_path)
     exhibits = shown_exhibits(HARMONY, "tiny", session.store, {})
-    text = "".join(sections(exhibits, {}, lambda name, value: None))
+    text = in_report(exhibits)
     for name in EXHIBITS:
         assert f'id="{name}"' in text
     assert text.count("data:image/svg+xml") == len(EXHIBITS)

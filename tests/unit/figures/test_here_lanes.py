@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
-from tests.unit.figures.paper import flat, printed
+from tests.unit.figures.paper import flat, in_report, printed
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.hardware import lanes, offload_table
 from workbench.exhibits.hardware.lanes_table import (
@@ -26,7 +26,6 @@ from workbench.exhibits.hardware.lanes_table import (
 )
 from workbench.published.here import offload_runs
 from workbench.published.lanes import Lanes, measured_steps, read_lanes
-from workbench.report.sections import sections
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
@@ -239,7 +238,7 @@ def test_without_steps_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     assert session.figure(rows).paths[0].exists()
     assert "nothing to show" in flat(session.draw(rows))
     assert session.verdict(rows).empty
-    section = "".join(sections([(session, session.rows())], {}, None))
+    section = in_report([(session, session.rows())])
     assert section.count("nothing to show") == 1
     assert "data:image" not in section
 
@@ -266,7 +265,7 @@ def test_a_bad_file_stops_it_with_the_sentence(tmp_path: Path) -> None:
 def test_the_report_has_figure_and_bounds(tmp_path: Path) -> None:
     write_step(tmp_path)
     session = open_exhibit("here_lanes", "smoke", tmp_path)
-    text = "".join(sections([(session, session.rows())], {}, None))
+    text = in_report([(session, session.rows())])
     assert "data:image/svg+xml" in text
     assert "host memory, 7.0 GB or 70 ms at its ceiling" in text
     assert "57.14" in text

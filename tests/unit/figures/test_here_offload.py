@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.unit.figures.offload import benchmark, line, runs_of, write
-from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
+from tests.unit.figures.paper import assert_nothing_leaves, flat, in_report, printed
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.hardware import offload
 from workbench.exhibits.hardware.judge import as_table
@@ -19,7 +19,6 @@ from workbench.exhibits.hardware.offload_table import table
 from workbench.figures.style import LOOKS
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.published.here import LABELS, offload_runs
-from workbench.report.sections import sections
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
@@ -372,7 +371,7 @@ def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     if lines:
         write(tmp_path, lines)
     session = open_exhibit("here_offload", "smoke", tmp_path)
-    text = "".join(sections([(session, session.rows())], {}, lambda name, value: None))
+    text = in_report([(session, session.rows())])
     assert "at least 4.5 times ZeRO-Offload" in text
     assert ("data:image/svg+xml" in text) == bool(lines)
     assert ("nothing to show" in text) != bool(lines)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from tests.unit.figures.paper import assert_nothing_leaves, flat, printed
+from tests.unit.figures.paper import assert_nothing_leaves, flat, in_report, printed
 from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.hardware import server_panels, servers
@@ -20,7 +20,6 @@ from workbench.exhibits.hardware.server_table import MODEL, table
 from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.figures.verdict import MISSING
 from workbench.published.servers import LABELS
-from workbench.report.sections import sections
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
@@ -295,7 +294,7 @@ def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     if lines:
         write(tmp_path, lines)
     session = open_exhibit("here_servers", "smoke", tmp_path)
-    text = "".join(sections([(session, session.rows())], {}, lambda name, value: None))
+    text = in_report([(session, session.rows())])
     assert 'id="here_servers"' in text
     assert "Harmony-PP at or above Harmony-DP" in text
     assert ("data:image/svg+xml" in text) == ("host links (weights)" in text) == bool(lines)

@@ -22,7 +22,7 @@ def run(method: str, off: float, **changes) -> RunRecord:
 
 
 def test_every_run_that_trained_is_there_and_the_worst_is_named(tmp_path: Path) -> None:
-    """Of methods that no figure of STRONGHOLD has, too, and of one that diverged in the end."""
+    """The table has runs of all methods, also one that diverged in the end."""
     store = Store(tmp_path)
     runs = [run("stronghold", 0.04), run("harmony-pp", 0.65), run("varuna", 0.1, status="diverged")]
     for each in (*runs, replace(out_of_memory(SMOKE.timed("l2l")), key="oom")):

@@ -50,7 +50,7 @@ def test_at_least() -> None:
 
 
 def test_a_busy_machine_tells_nothing_and_an_idle_one_that_a_claim_fails() -> None:
-    """Whatever the numbers are; and of claims alone in which a busy run has a part."""
+    """A claim with a busy run cannot be told, whatever its numbers are; other claims can."""
     slow = {"step_seconds": [9.0, 4.0, 4.0]}
     idle = eight_a(l2l={"others": {"cores": 0.1}}, stronghold=slow)
     assert idle["L2L"].verdict == FAILS, "a point that is far off on an idle machine stays"

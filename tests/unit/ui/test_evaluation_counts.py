@@ -1,4 +1,4 @@
-"""What a claim's section says of its runs is what the results folder has, and busy runs are made
+"""A claim's section tells of its runs as the results folder has them, and busy runs are made
 again."""
 
 from __future__ import annotations
