@@ -4,11 +4,11 @@
         -- --layers 48 --hidden 1600 --heads 25 --bf16
     python -m benchmarks.jobs --out FOLDER --size tiny
 
-The script is examples/gpt.py, whose flags stand behind ``--``. A first job saves nothing; a second
-one saves every `EVERY` steps, and after two of these one of its workers is killed between two
-checkpoints. Steps are compared by their means, those with saves over two periods, so that all
-steps around a save count. The loss is told in parts: until it is seen, until the next round is told
-to start, until workers have made their stages, until they have read the checkpoint, and a step.
+The script is examples/gpt.py, whose flags stand behind ``--``. The job saves every `EVERY` steps.
+After three saves one of its workers is killed, between two checkpoints. Steps before the first save
+are compared with those of two periods, by their means, so that all steps around a save count. The
+loss is told in parts: until it is seen, until the next round is told to start, until workers have
+made their stages, until they have read the checkpoint, and a step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from workbench.runs import provenance
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "examples" / "gpt.py"
 EVERY, WARMUP = 10, 3
-"""Steps from save to save, and those that begin a job."""
+"""Steps from save to save, and those that begin the job."""
 TINY = ["--layers", "2", "--hidden", "32", "--heads", "2", "--seq", "32", "--vocab", "256"]
 LIMIT_S, LOOK_S = 600.0, 0.02
 
@@ -116,18 +116,17 @@ def job(*asked: Any) -> Iterator[Job]:
 
 def measure(folder: Path, slots: int, batch: int, words: Sequence[str]) -> dict[str, Any]:
     """Seconds of steps with and without saves, and of the parts of a loss."""
-    saves, quiet = ["--save_every", str(EVERY), "--save", str(folder / "saved")], ["--steps", "999"]
-    with job(folder / "quiet", slots, batch, [*words, *quiet]) as one:
-        one.wait(lambda: len(one.steps()) >= WARMUP + EVERY)
-        alone = fmean(one.steps()[WARMUP : WARMUP + EVERY])
-    with job(folder / "saving", slots, batch, [*words, *quiet, *saves]) as one:
-        one.wait(lambda: len(one.steps()) >= WARMUP + 2 * EVERY + EVERY // 2)
-        saving = fmean(one.steps()[WARMUP : WARMUP + 2 * EVERY])
-        nbytes = sum(f.stat().st_size for f in newest(folder / "saved").iterdir())
+    saved = folder / "saved"
+    saves = ["--steps", "999", "--save_every", str(EVERY), "--save", str(saved)]
+    with job(folder / "job", slots, batch, [*words, *saves]) as one:
+        one.wait(lambda: len(one.steps()) >= 3 * EVERY + EVERY // 2)
+        steps = one.steps()
+        alone, saving = fmean(steps[WARMUP:EVERY]), fmean(steps[EVERY : 3 * EVERY])
+        nbytes = sum(f.stat().st_size for f in newest(saved).iterdir())
         rank, before = one.worker(slots - 1), len(one.steps())
         killed = time.time()
         os.kill(rank, signal.SIGKILL)
-        seen = one.told("died", killed)
+        seen = one.told("died|failed", killed)
         begun = one.told("resumed", seen)
         done = one.told(r"step \d+ is done", begun)
         first_s = one.wait(lambda: one.steps()[before:])[0]
@@ -162,6 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--size", choices=("tiny", "given"), default="given")
     add("words", nargs="*", metavar="...", help="flags of examples/gpt.py")
     given = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the job, too
     out = given.out.resolve()
     script = [*(TINY if given.size == "tiny" else given.words), "--text", str(SCRIPT)]
     words = [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.helpers import wait_for
-from workbench.core.parents import is_stopped
+from workbench.core.parents import is_ending, is_stopped
 from workbench.elastic.agent import CUT_OFF_S, STOPPED_S, Agent, Seat
 from workbench.elastic.messages import Message, Order
 from workbench.elastic.worker import Worker
@@ -82,6 +82,22 @@ def test_a_stopped_worker_is_seen(place: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         asyncio.run(drive(child.pid))
         child.kill()
+
+
+def test_a_killed_worker_is_seen_before_the_kernel_has_freed_what_it_held(place: Path) -> None:
+    async def drive(child: subprocess.Popen) -> None:
+        agent = Driven(place)
+        agent.seat(child.pid)
+        agent._look(agent._heard_s)
+        assert agent.told == []
+        child.kill()  # and it stays in the table, as its parent does not ask for it
+        wait_for(lambda: is_ending(child.pid))
+        agent._look(agent._heard_s)
+        agent._look(agent._heard_s)
+        assert [m.failure for m in agent.told] == ["died"]
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        asyncio.run(drive(child))
 
 
 @pytest.mark.parametrize("gone", [True, False])

@@ -239,9 +239,10 @@ def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -
 def test_a_cut_that_was_measured_stays_with_its_shape() -> None:
     held = Held(A, B)
     assert held.begun(A, B)[A].cut == ""
-    held.tell(A, "cut", cut="3 5")
+    held.tell(A, "cut", cut="3 5", nbytes=640)
     held.tell(B, "ended", rank=2, failure="died")
-    assert held.over(A, B)[B].cut == "3 5"
+    start = held.over(A, B)[B]
+    assert (start.cut, start.nbytes) == ("3 5", 640)
     held.members.notice(B, held.now, held.now)
     held.after(0.1, A, B)
     held.leave(4)

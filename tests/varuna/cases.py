@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tests.varuna import net
 from workbench.core.stage_map import StageMap
@@ -150,21 +151,28 @@ def profiled(out: str, per_host: int, sizes: list[int], replicas: int) -> dict:
     return {"kept": kept, "model": [profiler.model.name, profiler.model.digest]}
 
 
-def take_turns(stages: int, folder: str, nbytes: int) -> list[str]:
+def take_turns(stages: int, folder: str, side: int) -> list[str]:
     """Lines that processes of one host write as each begins and ends to make a module of so many
-    bytes. Where they may make it at once, all but the first wait for each other."""
+    weights a side, and takes its part of it. Where there is room for all, the others end when the
+    first has taken its part and both have begun."""
     rank, log = dist.get_rank(), Path(folder, "log")
 
-    def make(told: str | None) -> str:
+    def write(line: str) -> None:
         with log.open("a") as file:
-            file.write(f"{told or 'first'} begins\n")
-        while rank and not nbytes and log.read_text().count("told begins") < stages - 1:
+            file.write(f"{line}\n")
+
+    def whole() -> nn.Module:
+        write("begins")
+        while rank and side == 1 and len(log.read_text().splitlines()) < 5:
             time.sleep(0.01)
-        with log.open("a") as file:
-            file.write(f"{told or 'first'} ends\n")
+        write("ends")
+        return nn.Linear(side, side, device="meta")
+
+    def make(module: nn.Module, told: str | None) -> str:
+        write(f"{told or 'first'} takes")
         return "told"
 
-    in_turn(make, rank, dist.new_group(backend="gloo"), says=lambda own: (own, nbytes or 1))
+    in_turn(whole, make, rank, dist.new_group(backend="gloo"), says=lambda own: own)
     return log.read_text().splitlines()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from torch import nn
 from tests.varuna import net
 from tests.varuna.workers import Workers
 from workbench.core.stage_map import StageMap
+from workbench.elastic.worker import Worker
 from workbench.methods.varuna import CutPoint, get_this_rank_config_varuna
+from workbench.methods.varuna.lifeline import Lifeline
 from workbench.methods.varuna.slices import Slices
 from workbench.methods.varuna.written import check_written
 
@@ -119,6 +123,22 @@ OTHERS = {
     "step-00000001 is of batch 6; this run has 5": {"batch": 5},
     "step-00000001 is of module '.*'; this run has '": {"blocks": 5},
 }
+
+
+def test_a_job_that_goes_on_needs_the_checkpoint_that_it_goes_on_from(tmp_path):
+    lifeline = object.__new__(Lifeline)
+    for resume_step, refused in ((None, False), (20, True)):
+        line, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lifeline.worker = Worker(
+            line, round=2, rank=0, batch=8, folder=tmp_path, resume_step=resume_step
+        )
+        lifeline.check_loaded(tmp_path, 20)
+        with (
+            pytest.raises(ValueError, match="no checkpoint.*one of step 20")
+            if refused
+            else (nullcontext())
+        ):
+            lifeline.check_loaded(tmp_path, None)
 
 
 def test_all_processes_refuse_and_train_nevertheless(workers, tmp_path):

@@ -1,4 +1,4 @@
-"""Processes of the system: ones that end with their parent, and ones that stand still."""
+"""Processes of the system: ones that end with their parent, stand still, or are about to end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PF_EXITING = 4
+"""Flag of a process that the kernel takes apart (Linux, sched.h)."""
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
@@ -30,6 +32,18 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped a process; False where the system does not tell."""
+    return _stat(pid)[:1] == [b"T"]
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process does nothing any more and the kernel frees what it holds, which takes
+    seconds where it has pinned memory or a GPU's; False where the system does not tell."""
+    fields = _stat(pid)
+    return len(fields) > 6 and bool(int(fields[6]) & _PF_EXITING)
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields behind a process's name; none where there are none."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    return False
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return []

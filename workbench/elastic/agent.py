@@ -28,7 +28,7 @@ from statistics import median
 
 import psutil
 
-from workbench.core.parents import is_stopped
+from workbench.core.parents import is_ending, is_stopped
 from workbench.elastic.entry import PLACE, run_round
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 
@@ -261,9 +261,7 @@ class Agent:
 
     def _gone(self, seat: Seat) -> None:
         """A worker's process has ended."""
-        while self._hear(seat):  # it may have said why
-            pass
-        self._fail(seat, "died")
+        self._died(seat)
         for descriptor in (seat.death, seat.line):
             self._loop.remove_reader(descriptor)
         os.close(seat.death)
@@ -271,6 +269,11 @@ class Agent:
         end_group(seat.pid, signal.SIGKILL)  # whatever it started
         if self._seats.get(seat.rank) is seat:
             del self._seats[seat.rank]
+
+    def _died(self, seat: Seat) -> None:
+        while self._hear(seat):  # it may have said why
+            pass
+        self._fail(seat, "died")
 
     def _fail(self, seat: Seat, how: str) -> None:
         if not seat.left:
@@ -290,6 +293,8 @@ class Agent:
         elif now - self._heard_s > CUT_OFF_S:
             self._ended.set()
         for seat in self._seats.values():
+            if not seat.left and is_ending(seat.pid):
+                self._died(seat)
             stopped = is_stopped(seat.pid)
             seat.stopped_s = (seat.stopped_s or now) if stopped else None
             if stopped and now - seat.stopped_s >= STOPPED_S:

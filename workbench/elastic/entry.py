@@ -97,7 +97,8 @@ def work(job: Order, begin: Message, agent: str) -> None:
     line.send(pack(Message(kind="here", round=begin.round, rank=rank, pid=os.getpid())))
     own = os.dup(line.fileno())  # the worker's, whose threads may outlive the script
     about = {"pid": os.getpid(), "line": own, "round": begin.round, "rank": rank}
-    about |= {"batch": job.batch, "cut": start.cut, "profiling": start.profiling}
+    about |= {"batch": job.batch, "cut": start.cut, "nbytes": start.nbytes}
+    about |= {"resume_step": start.resume_step, "profiling": start.profiling}
     os.environ[AGENT] = json.dumps({**about, "folder": job.folder})
     places = StageMap.of(start.stages, start.replicas)
     flags = {

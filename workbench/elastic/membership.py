@@ -112,6 +112,7 @@ class Membership:
         self._listed, self._profiling = dict(hosts), profiling
         self._cuts: dict[tuple[str, int], str] = {}
         """Shape and chunk -> slices of each stage, as a first rank has measured it."""
+        self._nbytes = 0
         self._notices: dict[str, float] = {}
         self._changes: list[float] = []
         self._costs: list[float] = []
@@ -195,6 +196,7 @@ class Membership:
             self.newest = max(self.newest or 0, told.step)
         elif told.kind == "cut":
             self._cuts[str(ours.shape), ours.shape.chunk] = told.cut
+            self._nbytes = told.nbytes
         elif told.kind == "wanted":
             self._save("a worker was sent SIGUSR1", now)
         elif told.kind == "over":
@@ -382,6 +384,6 @@ class Membership:
             start = Start(
                 port=0, host=index, hosts=len(seats), first=own.start, count=len(own),
                 stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, cut=cut,
-                resume_step=self.newest, profiling=self._profiling,
+                nbytes=self._nbytes, resume_step=self.newest, profiling=self._profiling,
             )  # fmt: skip
             self.out.append((name, Message(kind="start", round=self.number, start=start)))

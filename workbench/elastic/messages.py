@@ -51,6 +51,8 @@ class Start:
     resume_step: int | None
     cut: str = ""
     """Of the shape (placement.py)."""
+    nbytes: int = 0
+    """Of the whole module's parameters, where an earlier round has told."""
     profiling: str = ""
     """Folder into which the script profiles, instead of training."""
 
@@ -63,7 +65,7 @@ class Message:
         "hello", "beat", "ready", "notice", "stop", "bye",  # agents and people; the manager's beats
         "start", "save", "end", "over",  # a round: its workers save and leave, are ended, are gone
         "here", "step", "working", "wanted", "ended",  # workers; a save is wanted by SIGUSR1
-        "cut",  # how the first rank has cut the model, for later rounds of this shape
+        "cut",  # how the first rank has cut the model, and the model's bytes, for later rounds
         "ask", "yes", "no", "committed",  # checkpoints: may this one be put in its place?
     ]  # fmt: skip
     token: str = ""
@@ -79,6 +81,7 @@ class Message:
     seconds: float = 0.0
     forward_s: float | None = None
     cut: str = ""
+    nbytes: int = 0
     failure: str = ""
     """How a worker failed; empty for one that ended on purpose."""
 

@@ -38,12 +38,13 @@ class Worker:
 
     def __init__(
         self, line: socket.socket, *, round: int, rank: int, batch: int, folder: Path,
-        cut: str = "", profiling: str = "",
+        cut: str = "", nbytes: int = 0, resume_step: int | None = None, profiling: str = "",
     ) -> None:  # fmt: skip
-        """`batch` is the samples of a whole step, `folder` the run's, on this host; `cut` and
-        `profiling` are those of messages.Start."""
+        """`batch` is the samples of a whole step, `folder` the run's, on this host; the rest are
+        those of messages.Start."""
         self.round, self.rank, self.batch, self.folder = round, rank, batch, folder
-        self.cut, self.profiling = cut, profiling
+        self.cut, self.nbytes = cut, nbytes
+        self.resume_step, self.profiling = resume_step, profiling
         self._line, self._lock = line, threading.RLock()
         self._answer: Message | None = None
         self._wanted = self._signalled = self._left = False
@@ -98,10 +99,10 @@ class Worker:
         """Checkpoint `step` is in its place, whole, and forced to the disk."""
         self._tell("committed", step=step)
 
-    def has_cut(self, cut: str) -> None:
+    def has_cut(self, cut: str, nbytes: int) -> None:
         """The first rank tells the slices of each stage, so that no later round of this shape
-        measures them."""
-        self._tell("cut", cut=cut)
+        measures them, and the bytes of the module's parameters."""
+        self._tell("cut", cut=cut, nbytes=nbytes)
 
     def leave(self) -> None:
         """This worker's process is about to end on purpose: training is done, or it has saved. A

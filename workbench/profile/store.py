@@ -4,7 +4,8 @@
     RESULTS/profiles/<device class>/units-<key>.json   costs of a model's units at one micro-batch
     RESULTS/profiles/<device class>/limits-<key>.json  sizes of micro-batches (limits.py)
     RESULTS/profiles/<device class>/wires-<ranks>.json links of several ranks, all in use, and what
-                                                       passes take where they share a processor
+                                                       passes take where they share a processor;
+                                                       a file for each setting of NCCL's variables
 
 Unit costs do not depend on the depth of the model, so a sweep over layers measures once. Every
 file says which machine it was measured on; on another one (another processor, GPU, number of cores
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -164,7 +166,14 @@ def rehearsed(
 
 
 def _wires_path(ranks: int, results: Path, machine: Machine) -> Path:
-    return folder_of(results, machine) / f"wires-{ranks}.json"
+    """Named by NCCL's settings, too: they decide whether sums go by NVLink or by sockets."""
+    settings = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")
+    }
+    key = f"-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]}" if settings else ""
+    return folder_of(results, machine) / f"wires-{ranks}{key}.json"
 
 
 def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile | None:

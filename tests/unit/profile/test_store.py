@@ -15,10 +15,14 @@ import pytest
 from workbench import cli
 from workbench.core.spec import RunSpec
 from workbench.profile import ceilings as measuring
-from workbench.profile import measure, store
+from workbench.profile import measure, store, wires
 from workbench.profile.machine import Machine, this_machine
-from workbench.profile.profile import Hardware
+from workbench.profile.profile import Hardware, Wires
 from workbench.profile.table import Ceilings, Figure
+
+RATES = (
+    "load_bytes_per_s", "store_bytes_per_s", "message_bytes_per_s", "reduce_bytes_per_s",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -126,6 +130,27 @@ def test_layers_are_measured_anew_before_a_run_when_the_machine_has_changed(
 def stored_costs(results: Path) -> dict:
     (path,) = results.glob("profiles/*/units-*.json")
     return json.loads(path.read_text())
+
+
+def test_links_are_measured_for_each_setting_of_nccl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = [3e9, 1e9]
+
+    def instead(ranks: int, device: str) -> Wires:
+        return Wires(ranks=ranks, message_latency_s=1e-5, **dict.fromkeys(RATES, rates.pop()))
+
+    monkeypatch.setattr(wires, "measure", instead)
+    spec = RunSpec(method="harmony-pp", ranks=2, device="cpu")
+    nvlink = store.wires_for(spec, tmp_path)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    assert store.wires_for(spec, tmp_path) == nvlink
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    sockets = store.wires_for(spec, tmp_path)
+    assert sockets != nvlink
+    assert store.wires_for(spec, tmp_path, measure=False) == sockets
+    monkeypatch.delenv("NCCL_P2P_DISABLE")
+    assert store.wires_for(spec, tmp_path, measure=False) == nvlink
 
 
 def test_an_emulated_link_is_in_the_profile(

@@ -75,10 +75,20 @@ class Lifeline:
         if self.worker is not None:
             self.worker.progress(step, seconds, forward_s)
 
-    def has_cut(self, cut: str) -> None:
-        """This process, the first, has found where to cut the module."""
+    def has_cut(self, cut: str, nbytes: int) -> None:
+        """This process, the first, has found where to cut the module, of so many bytes."""
         if self.worker is not None:
-            self.worker.has_cut(cut)
+            self.worker.has_cut(cut, nbytes)
+
+    def check_loaded(self, folder: Path, step: int | None) -> None:
+        """Raise ValueError where the launcher's job goes on from a checkpoint, and a folder has
+        none: the script would begin anew unnoticed."""
+        wanted = None if self.worker is None else self.worker.resume_step
+        if wanted is not None and step is None:
+            raise ValueError(
+                f"{folder} has no checkpoint, and this job goes on from one of step {wanted}; give "
+                "load_checkpoint the folder into which checkpoints are written"
+            )
 
     def busy(self) -> None:
         """This process gets on with something that is no step."""

@@ -1,13 +1,14 @@
 """Each process makes the module, cuts it, keeps its stage's slices, and lets go of the rest.
 
-The first process of a host does so alone, with all cores. Where the host's memory has room for as
-many whole modules as there are processes, the others follow at once, else one after the other.
-Whoever refuses the module has all of them refuse it. Where nobody has said where to cut, the first
-rank goes ahead alone and measures that (cutting.py).
+The first process of a host makes it alone. Where the host's memory has room for as many whole
+modules as there are processes, the others make theirs while the first one cuts, else one after the
+other; in a later round of a launcher's job all do at once. Whoever refuses the module has all of
+them refuse it. Where nobody has said where to cut, the first rank measures that (cutting.py).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +68,6 @@ class Own:
 class Question:
     """What is to be made."""
 
-    model: nn.Module | Callable[[], nn.Module]
     get_batch: Callable[..., Inputs]
     places: StageMap
     shares: Shares
@@ -82,10 +82,10 @@ class Question:
     cut: str
     """Slices of each stage, where they are given."""
 
-    def make(self, rank: int, told: str | None) -> Own:
+    def make(self, rank: int, module: nn.Module, told: str | None) -> Own:
         """A rank's part; the first rank compares the slices with the module, and its cut is `told`
         to the others. Raises ValueError for a module that cannot be trained so."""
-        slices = Slices(made(self.model), self.get_batch)
+        slices = Slices(module, self.get_batch)
         if rank == 0:
             check_written(slices, self.device)
         positions, (here, _) = self.places.stages, self.places.place(rank)
@@ -106,7 +106,7 @@ class Question:
             "held": slices.owners(units[here]),
             "digest": digest_of(slices.shapes()),
             "cut": cut_of(stages),
-            "nbytes": sum(parameter.nbytes for parameter in slices.module.parameters()),
+            "nbytes": bytes_of(slices.module),
         }
         slices.keep(units[here])
         kept = {
@@ -142,32 +142,52 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def in_turn(
-    make: Callable[[Any], Made], turn: int, everybody: dist.ProcessGroup,
-    says: Callable[[Made], tuple[Any, int]] = lambda _: (None, 0),
-) -> Made:  # fmt: skip
-    """Make the part of this process when those of its host with a lower `turn` have. The first
-    rank's turn is 0. The others are told what it `says` of its part, and of the bytes of a whole
-    module: where there is room for as many as there are turns, they take theirs at once. Raises
-    ValueError on all processes where one refuses."""
-    last, own = torch.tensor(turn), []
-    dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
-    threads, told = torch.get_num_threads(), None
+def has_room(nbytes: int) -> bool:
+    """Whether this host has memory for a module of so many bytes in each of its processes; False
+    where the bytes are not known (0)."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    return 0 < ROOM * nbytes * processes < psutil.virtual_memory().available
 
-    def mine(now: int) -> Any:
-        if now != turn:
-            return None, 0
-        torch.set_num_threads(available_cores())
-        try:
-            own.append(make(told))
-        finally:
-            torch.set_num_threads(threads)
+
+def in_turn(
+    whole: Callable[[], nn.Module], make: Callable[[nn.Module, Any], Made], turn: int,
+    everybody: dist.ProcessGroup, says: Callable[[Made], Any] = lambda _: None,
+) -> Made:  # fmt: skip
+    """Have a process of each host make the `whole` module and, of it, its own part, and then that
+    of the next `turn`; the first rank's turn is 0. Others are told what the first rank `says` of
+    its part. Where a host has room for a module in each process, its others make theirs while the
+    first takes its part. Raises ValueError on all processes where one refuses."""
+    last, modules, own = torch.tensor(turn), [], []
+    dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
+
+    def hold() -> int:
+        modules.append(whole())
+        return bytes_of(modules[0])
+
+    def take(told: Any) -> Any:
+        own.append(make(modules.pop() if modules else whole(), told))
         return says(own[0])
 
-    for now in range(int(last) + 1):
-        first = as_one(partial(mine, now), everybody)[0]
-        if now == 0:
-            told, nbytes = first
-            if nbytes and turn and psutil.virtual_memory().available > ROOM * nbytes * int(last):
-                turn = 1
+    nbytes = _as_one(hold, everybody, when=turn == 0)
+    early = turn > 0 and has_room(nbytes)
+    told = _as_one(hold if early else partial(take, None), everybody, when=early or turn == 0)
+    turn = 1 if early else turn
+    for now in range(1, int(last) + 1):
+        _as_one(partial(take, told), everybody, when=now == turn)
     return own[0]
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Of its parameters."""
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def _as_one(do: Callable[[], Any], everybody: dist.ProcessGroup, *, when: bool) -> Any:
+    """Do something here, with all cores, while other processes do theirs; returns what the first
+    rank found."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(available_cores())
+    try:
+        return as_one(do if when else lambda: None, everybody)[0]
+    finally:
+        torch.set_num_threads(threads)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
 from workbench.methods.varuna.groups import carrier, check_world, device_of, group, join, neighbours
 from workbench.methods.varuna.lifeline import Lifeline
 from workbench.methods.varuna.logs import WorkerLogs
-from workbench.methods.varuna.making import Question, in_turn
+from workbench.methods.varuna.making import Question, has_room, in_turn, made
 from workbench.methods.varuna.shares import Shares
 from workbench.methods.varuna.slices import Inputs, check_inputs
 from workbench.methods.varuna.stage import Given, dtype_of
@@ -124,20 +125,21 @@ class Varuna:
         self._everybody = dist.new_group(backend="gloo")
         chosen = worker.cut if worker is not None and plan.stages_each == 1 else ""
         question = Question(
-            model=model, get_batch=get_batch_fn, places=self.map, shares=self._shares,
+            get_batch=get_batch_fn, places=self.map, shares=self._shares,
             stages_each=plan.stages_each, shared_weights=shared_weights or (),
             device=self._device, dtype=self._dtype, order=order, cut=stages or chosen,
             recomputes=activations == "recompute",
         )  # fmt: skip
-        turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
+        alone = isinstance(model, nn.Module) or (worker is not None and has_room(worker.nbytes))
+        turn = 0 if alone else max(0, local_rank)
         turn += self.rank > 0 and not question.cut  # after the first rank, if that is to measure
         make = partial(question.make, self.rank)
-        own = in_turn(make, turn, self._everybody, says=lambda own: (own.cut, own.nbytes))
+        own = in_turn(partial(made, model), make, turn, self._everybody, says=attrgetter("cut"))
         self.stages = own.cut
         """Slices of each stage."""
         self._lifeline.busy()
         if self.rank == 0 and plan.stages_each == 1:
-            self._lifeline.has_cut(own.cut)
+            self._lifeline.has_cut(own.cut, own.nbytes)
         logs = logs or self._lifeline.logs
         place = {"stage": self.stage, "replica": self.replica}
         self._logs = WorkerLogs(Path(logs), self.map, chunk=chunk_size, **place) if logs else None
@@ -302,8 +304,11 @@ class Varuna:
     def load_checkpoint(self, global_store: str | Path | None = None) -> int | None:
         """Take up the newest whole checkpoint of a folder, by default that of the launcher's job,
         of any number of stages and replicas; returns the steps done by it, None where there is
-        none. Every process calls it."""
-        found = self._checkpoints.load(self._store(global_store))
+        none. Every process calls it. Raises ValueError for a checkpoint of another module or batch,
+        and where there is none though the launcher's job goes on from one."""
+        folder = self._store(global_store)
+        found = self._checkpoints.load(folder)
+        self._lifeline.check_loaded(folder, found)
         self._lifeline.busy()
         return found
 

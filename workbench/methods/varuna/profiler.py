@@ -72,8 +72,10 @@ class Profiler:
             raise ValueError(f"gpus_per_node is {gpus_per_node}; it must be 1 or more")
         self._everybody = dist.new_group(backend="gloo")
 
-        def make(_: None) -> tuple[Slices, dict[str, bool], tuple[form.Tied, ...], form.Named]:
-            slices = Slices(made(model), get_batch)
+        def make(
+            module: nn.Module, _: None
+        ) -> tuple[Slices, dict[str, bool], tuple[form.Tied, ...], form.Named]:
+            slices = Slices(module, get_batch)
             every = [range(unit, unit + 1) for unit in range(slices.count)]
             copies(slices, every, shared_weights or ())  # refuses names that are none
             if self.rank == 0:
@@ -87,7 +89,8 @@ class Profiler:
             return own
 
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
-        self._slices, self._learning, self._tied, self.model = in_turn(make, turn, self._everybody)
+        own = in_turn(partial(made, model), make, turn, self._everybody)
+        self._slices, self._learning, self._tied, self.model = own
         """`model`: its name in the profile, with a digest of parameters, inputs and precision."""
         self.machine = form.machine_of(self._device.type)
         self._network = Network(self._everybody, backend, self._device, self._per_host)
