@@ -30,7 +30,7 @@ from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.methods.driven import OutsideRate, Steps, Task
 from workbench.model.drawn import generators
-from workbench.model.objective import PREFIX, Batch, LossFunction, Objective
+from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.manifest import steps_in
 
@@ -61,12 +61,16 @@ class Engine:
         disk_memory: str | int | None = None,
         seed: int = 0,
         stages: int | None = None,
+        weight_of: Weigh | None = None,
         results: str | Path = REPOSITORY_RESULTS,
         **options: Any,
     ) -> None:
-        """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``. Gradients
-        are clipped by their global norm to `clip`. A batch is computed in `microbatches` equal
-        parts, whose mean losses count alike. Budgets are bytes, or text such as ``24GiB``. `seed`
+        """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``; its
+        ``params`` may be groups of the module's parameters, one with and one without weight decay.
+        Gradients are clipped by their global norm to `clip`. A batch is computed in `microbatches`
+        equal parts. `weight_of(batch)` gives a tensor of how many labels of each row count in
+        the mean loss, ``(batch["labels"] != -100).sum(1)``; by default all rows count alike.
+        Budgets are bytes, or text such as ``24GiB``. `seed`
         is that of random numbers in forward passes. `results` is where measurements of this machine
         are kept. `options` are the method's own. Where torchrun has started several processes, each
         makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
@@ -85,12 +89,14 @@ class Engine:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
         self._module, self._stages, self._results = model, stages, user_path(results)
-        try:
-            self.optimizer = torch.optim.AdamW([nn.Parameter(torch.empty(0))], **optimizer_config)
-            """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
-        except TypeError as error:
-            raise ValueError(f"optimizer_config is {optimizer_config!r}: {error}") from None
-        (group,) = self.optimizer.param_groups
+        self._weight_of, self._several = weight_of, microbatches > 1 or world > 1
+        config = dict(optimizer_config)
+        groups = config.pop("params", None)
+        self.optimizer = _adamw([nn.Parameter(torch.empty(0))], config)
+        """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
+        (group,), self._no_decay = self.optimizer.param_groups, frozenset[str]()
+        if groups is not None:
+            group["weight_decay"], self._no_decay = decays_of(model, groups, config)
         if wrong := [name for name in NOT_OURS if group[name]]:
             raise ValueError(f"{wrong[0]} is on in optimizer_config; no method here computes that")
         memory = {"device": device_memory, "host": host_memory, "disk": disk_memory}
@@ -130,7 +136,14 @@ class Engine:
         names, of a tuple as many of the first tensors as it needs.
 
         Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded."""
-        taken = Batch(batch)
+        taken = Batch(batch, self._weight_of)
+        if self._several and self._weight_of is None and taken.ignores:
+            raise ValueError(
+                "the batch has labels of -100, which torch's losses leave out, and is computed in "
+                "several parts: give weight_of, such as lambda batch: (batch['labels'] != -100)"
+                ".sum(1)"
+            )
+        taken.check_parts(self._fields["microbatches"])
         if self._steps is None:
             with generators(self._fields["seed"]):  # the user's are left as they were
                 self._begin(taken, loss_fn)
@@ -144,7 +157,8 @@ class Engine:
     def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
         """Make all that waits for a batch."""
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
-        objective = Objective(self._module, loss_fn, first)
+        weighs = self._weight_of is not None
+        objective = Objective(self._module, loss_fn, first, weighs=weighs, no_decay=self._no_decay)
         shape = ModelSpec(
             family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
@@ -152,6 +166,7 @@ class Engine:
         task = Task(
             spec=OutsideRate(**self._fields, batch=first.rows, model=shape), objective=objective,
             first=first, results=self._results, folder=Path(self._folder.name), stages=self._stages,
+            weight_of=self._weight_of,
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)
         self._first, self._loss = first, _identity(loss_fn)
@@ -204,6 +219,43 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def decays_of(
+    module: nn.Module, groups: Any, config: Mapping[str, Any]
+) -> tuple[float, frozenset[str]]:
+    """The weight decay of a module's parameters in groups as torch's AdamW takes them, and the
+    names of those that have none. Raises ValueError for groups that differ in more, for one that
+    leaves a parameter out, and for parameters that are none of the module's."""
+    made = _adamw(groups, config).param_groups
+    every = module.named_parameters(remove_duplicate=False)
+    names: dict[int, list[str]] = {}
+    for name, parameter in every:
+        names.setdefault(id(parameter), []).append(name)
+    own = {id(p): group["weight_decay"] for group in made for p in group["params"]}
+    if own.keys() - names.keys():
+        raise ValueError("params in optimizer_config has a parameter that is none of the model's")
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if lacking := [name for name, parameter in trained if id(parameter) not in own]:
+        raise ValueError(
+            f"{lacking[0]} is in no group of params in optimizer_config; give it to one, or set "
+            "its requires_grad to False"
+        )
+    decays = {decay for decay in own.values() if decay} or {0.0}
+    alike = [{k: v for k, v in g.items() if k not in ("params", "weight_decay")} for g in made]
+    if len(decays) > 1 or any(group != alike[0] for group in alike):
+        raise ValueError(
+            "groups of params in optimizer_config differ in more than that some have no "
+            "weight_decay; no method here computes that"
+        )
+    return decays.pop(), frozenset(n for p, decay in own.items() if not decay for n in names[p])
+
+
+def _adamw(params: Any, config: Mapping[str, Any]) -> torch.optim.AdamW:
+    try:
+        return torch.optim.AdamW(params, **config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"optimizer_config is {dict(config)!r}: {error}") from None
 
 
 def _identity(function: LossFunction) -> Any:

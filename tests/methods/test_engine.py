@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -60,11 +60,29 @@ def net() -> Net:
     return Net()
 
 
-def batches(steps: int = STEPS, rows: int = ROWS) -> Iterator[dict[str, Tensor]]:
+def batches(
+    steps: int = STEPS, rows: int = ROWS, *, padded: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """Labels of `padded` ones end after one to six tokens."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         tokens = torch.randint(20, (rows, 7), generator=generator)
-        yield {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+        ends = torch.randint(1, 7, (rows, 1), generator=generator) if padded else 6
+        labels = tokens[:, 1:].where(torch.arange(6) < ends, -100)
+        yield {"tokens": tokens[:, :-1], "labels": labels}
+
+
+def in_groups(module: nn.Module) -> list[dict]:
+    """As most people train: matrices decay, norms and biases do not."""
+    every = [p for p in module.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in every if p.dim() > 1], "weight_decay": 0.3},
+        {"params": [p for p in every if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def labels_of(batch: dict[str, Tensor]) -> Tensor:
+    return (batch["labels"] != -100).sum(1)
 
 
 def loss_of(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -75,12 +93,12 @@ def warmed(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSched
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 5))
 
 
-def torchs() -> tuple[list[float], dict[str, Tensor]]:
+def torchs(groups: Callable | None = None, **how) -> tuple[list[float], dict[str, Tensor]]:
     """The loop that anybody would write."""
     module, losses = net(), []
-    optimizer = torch.optim.AdamW(module.parameters(), lr=LR)
+    optimizer = torch.optim.AdamW((groups or nn.Module.parameters)(module), lr=LR)
     scheduler = warmed(optimizer)
-    for batch in batches():
+    for batch in batches(**how):
         optimizer.zero_grad()
         loss = loss_of(module(batch["tokens"]), batch)
         loss.backward()
@@ -97,10 +115,12 @@ def engine(tmp_path_factory):
     return partial(_engine, tmp_path_factory.mktemp("results"))
 
 
-def _engine(results, method: str, module: nn.Module | None = None, **options) -> Engine:
+def _engine(
+    results, method: str, module: nn.Module | None = None, config: dict | None = None, **options
+) -> Engine:
     module = module or net()
     options = {"clip": CLIP, "device": "cpu", "results": results, **options}
-    return Engine(module, {"lr": LR}, method=method, **options)
+    return Engine(module, config or {"lr": LR}, method=method, **options)
 
 
 def near(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -122,6 +142,38 @@ def test_twenty_steps_are_torchs(engine, method) -> None:
     assert losses == pytest.approx(wanted, rel=1e-6)
     near(found, weights)
     assert all(torch.equal(value, untouched[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["l2l", "varuna"])
+def test_labels_that_do_not_count_and_groups_without_decay_are_torchs(engine, method) -> None:
+    wanted, weights = torchs(in_groups, steps=6, padded=True)
+    module = net()
+    config = {"lr": LR, "params": in_groups(module)}
+    with engine(method, module, config, weight_of=labels_of, **WAYS[method]) as made:
+        scheduler, losses = warmed(made.optimizer), []
+        for batch in batches(6, padded=True):
+            losses.append(made.step(batch, loss_of))
+            scheduler.step()
+        found = made.state_dict()
+    assert losses == pytest.approx(wanted, rel=1e-6)
+    near(found, weights)
+
+
+def test_what_would_weigh_wrong_is_refused(engine) -> None:
+    batch, module = next(batches(padded=True)), net()
+    with engine("plain", microbatches=2) as made, pytest.raises(ValueError, match="give weight_of"):
+        made.step(batch, loss_of)
+    none = {**batch, "labels": batch["labels"].index_fill(0, torch.arange(2), -100)}
+    made, words = engine("plain", microbatches=2, weight_of=labels_of), "in micro-batch 0 of 2"
+    with made, pytest.raises(ValueError, match=words):
+        made.step(none, loss_of)
+    for groups, words in (
+        (in_groups(module)[:1], "blocks.0.norm.weight is in no group"),
+        (in_groups(net()), "none of the model's"),
+        ([in_groups(module)[0], {**in_groups(module)[1], "lr": 1.0}], "differ in more"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            engine("plain", module, {"lr": LR, "params": groups})
 
 
 def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:

@@ -21,7 +21,7 @@ from workbench.methods.compared import lacks_memory
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
-from workbench.model.objective import Batch, Handed, Objective
+from workbench.model.objective import Batch, Handed, Objective, Weigh
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
@@ -78,6 +78,7 @@ class Task:
     """For what is gone when the training is closed."""
     stages: int | None
     """Stages of a pipeline, where the user gives them."""
+    weight_of: Weigh | None = None
 
 
 class InOneProcess(Steps):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,10 @@ from workbench.model.refused import refuse
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(outputs of the module, batch) -> the mean loss of the batch, one number."""
+Weigh = Callable[[Any], Tensor]
+"""Batch -> how many labels of each of its samples count in the mean loss, [B]."""
+IGNORED = -100
+"""`ignore_index` of torch's losses."""
 PREFIX = "module."
 """Begins the names of the module's tensors in its `Objective`."""
 
@@ -35,8 +39,9 @@ class Batch:
     """A user's batch: tensors of B rows each in any tuples, lists and dictionaries, with other
     values between them that stay as they are from batch to batch."""
 
-    def __init__(self, batch: Any) -> None:
-        """Raises ValueError for a batch without tensors, or with tensors of unlike rows."""
+    def __init__(self, batch: Any, weight_of: Weigh | None = None) -> None:
+        """Raises ValueError for a batch without tensors, or with tensors of unlike rows, and where
+        `weight_of` gives no number a row."""
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         leaves, self.form = tree_flatten(batch)
         self.tensors = [leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor)]
@@ -51,6 +56,28 @@ class Batch:
                     f"the batch has tensors of {tuple(self.tensors[0].shape)} and of "
                     f"{tuple(tensor.shape)}; the first dimension of each counts its samples"
                 )
+        self.weights = torch.ones(self.rows) if weight_of is None else _weighed(weight_of(batch))
+        """How much each row counts in the mean loss, fp32 on the CPU."""
+        if self.weights.shape != (self.rows,) or not (self.weights >= 0).all():
+            raise ValueError(
+                f"weight_of gives {self.weights.tolist()!r:.80} for a batch of {self.rows} rows; "
+                "it must give a number from 0 on for each"
+            )
+
+    def check_parts(self, parts: int) -> None:
+        """Raise ValueError for a micro-batch without a label, whose mean loss is no number."""
+        sums = [float(each.sum()) for each in self.weights.split(-(-self.rows // parts))]
+        if min(sums) == 0:
+            raise ValueError(
+                f"no label counts in micro-batch {sums.index(0)} of {parts}, so that it has no "
+                "mean loss; give fewer microbatches, or leave out samples without a label"
+            )
+
+    @property
+    def ignores(self) -> bool:
+        """Whether its labels seem to have torch's mark of those that do not count, -100."""
+        whole = (t for t in self.tensors if not t.is_floating_point() and t.dtype != torch.bool)
+        return any(bool((tensor == IGNORED).any()) for tensor in whole)
 
     def __deepcopy__(self, memo: dict) -> Batch:
         return self
@@ -85,11 +112,22 @@ class Batch:
 class Objective(nn.Module):
     """The mean loss of a module's outputs, called with the tensors of a batch."""
 
-    def __init__(self, module: nn.Module, loss_fn: LossFunction, first: Batch) -> None:
-        """Shares the module's parameters, in a copy of its structure. Raises ValueError for a
-        module that cannot be copied, or whose arguments a batch like `first` does not have."""
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_fn: LossFunction,
+        first: Batch,
+        *,
+        weighs: bool = False,
+        no_decay: Collection[str] = (),
+    ) -> None:
+        """Shares the module's parameters, in a copy of its structure. `weighs`: rows of batches may
+        count unequally. Parameters of the module in `no_decay` are trained without weight decay.
+        Raises ValueError for a module that cannot be copied, or whose arguments a batch like
+        `first` does not have."""
         super().__init__()
-        self.name = type(module).__name__
+        self.name, self.weighs = type(module).__name__, weighs
+        self.no_decay = {PREFIX + name for name in no_decay}
         refuse(module, self.name)
         every = module.parameters()
         own = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in every}
@@ -132,23 +170,34 @@ class Objective(nn.Module):
                     parameter.copy_(weights[layers[unit].state[name]])
 
         empty(layers)
-        model = AllDecay(
+        model = Layered(
             self, layers, initial, hidden=1, vocab=1, max_seq=1,
             targets=torch.zeros(EXAMPLE), frozen=frozen, foreign=True,
         )  # fmt: skip
         return model, weights
 
 
-class AllDecay(Decomposed):
-    """Layers all of whose trained parameters AdamW decays, as torch's own does."""
+class Layered(Decomposed):
+    """Layers of an `Objective`. AdamW decays all trained parameters, as torch's own does, but for
+    those that the user's groups leave out. Targets are how much each sample counts."""
+
+    _module: Objective
 
     def decays(self, unit: int, local_name: str) -> bool:
-        return self.learns(unit, local_name)
+        left_out = self._units[unit].state[local_name] in self._module.no_decay
+        return self.learns(unit, local_name) and not left_out
+
+    @property
+    def counts_differ(self) -> bool:
+        return self._module.weighs
+
+    def counted(self, targets: Tensor) -> list[float]:
+        return targets.tolist()
 
 
 class Handed:
-    """Samples that a user's loop hands over step by step, each followed by a zero: the targets that
-    methods want beside are in the batch. A `Data`."""
+    """Samples that a user's loop hands over step by step, each followed by how much it counts: the
+    targets that methods want beside are in the batch. A `Data`."""
 
     def __init__(self, first: Batch, model: Decomposed) -> None:
         self._now = first
@@ -164,7 +213,13 @@ class Handed:
         """Consecutive samples of the step that was taken last."""
         first = samples[0] % self._now.rows
         part = slice(first, first + len(samples))
-        return *(tensor[part] for tensor in self._now.tensors), torch.zeros(len(samples))
+        return *(tensor[part] for tensor in self._now.tensors), self._now.weights[part]
+
+
+def _weighed(found: Any) -> Tensor:
+    if not isinstance(found, Tensor):
+        raise ValueError(f"weight_of gives a {type(found).__name__}; it must give a tensor")
+    return found.detach().to("cpu", torch.float32)
 
 
 def one_number(out: Any, _: Any) -> Tensor:

@@ -43,16 +43,35 @@ class Pipelined(Steps):
             raise ValueError(f"stages is {stages}; it must divide the {world} processes")
         dist.all_reduce(rows)
         self._group, self._clip = spec.group, spec.clip
+        objective, first = task.objective, task.first
+        weigh = (
+            None
+            if task.weight_of is None
+            else (
+                lambda tensors: float(
+                    task.weight_of(first.filled([tensors[name] for name in sorted(tensors)])).sum()
+                )
+            )
+        )
         self._model = Varuna(
-            task.objective, str(StageMap.of(stages, world // stages)), task.first.named,
+            objective, str(StageMap.of(stages, world // stages)), first.named,
             int(rows) // stages, -(-spec.batch // spec.microbatches), local_rank=local,
             device=device, bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
+            weight_of=weigh,
         )  # fmt: skip
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()
+        named = [*self._model.named_parameters()]
+        groups = [
+            {
+                "params": [p for name, p in named if (name in objective.no_decay) == left_out],
+                "weight_decay": 0.0 if left_out else spec.weight_decay,
+            }
+            for left_out in (False, True)
+        ]
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=spec.group["lr"], betas=(spec.beta1, spec.beta2),
-            eps=spec.eps, weight_decay=spec.weight_decay,
+            [group for group in groups if group["params"]],
+            lr=spec.group["lr"], betas=(spec.beta1, spec.beta2), eps=spec.eps,
         )  # fmt: skip
         self._model.set_optimizer(self._optimizer)
 
