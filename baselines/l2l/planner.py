@@ -17,6 +17,7 @@ from __future__ import annotations
 from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import as_plan, evaluate
+from workbench.methods.module_layers import in_layers
 from workbench.profile.budgets import Budgets
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
@@ -26,6 +27,7 @@ from workbench.schedule.schedule import DISK
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """Plan L2L's one layout: a single weight buffer and a single gradient buffer."""
+    spec, profile = in_layers(spec, profile)
     budgets = Budgets.of(spec, profile, allocated=True)
     head = len(profile.units) - 1
     layout = Layout(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from itertools import product
 
 import pytest
@@ -13,12 +14,15 @@ from baselines.plain_training import Training
 from tests.methods import kinds, torchs
 from tests.methods.grammar import GENOMES, REFUSED_FLOORS, REFUSED_HABITS, drawn_as
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, half
-from tests.methods.plain import spec_for
+from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.test_modules import crew_for, packs_for
+from workbench.core import methods
 from workbench.methods.compared import ensure
+from workbench.methods.train import Training as Planned
 from workbench.model import ModelSpec, make_model
 from workbench.model.drawn import generators
 from workbench.model.keyed import make_keyed
+from workbench.profile import store
 from workbench.runtime import checkpoint
 from workbench.runtime.statistics import undivided
 from workbench.schedule.build.division import packs_of
@@ -73,6 +77,22 @@ def assert_trains(run: Training, trained) -> None:
     run.run()
     statistics = undivided(run.model, run.whole.units)
     assert_equal(trained, run.history.losses, run.parameters(), statistics)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), half(product([*TRAIN, "together"], ["stronghold", "l2l"]))
+)
+def test_layers_that_come_and_go_are_torchs_own_loop(name, method, tmp_path, monkeypatch):
+    hardware = made_up_profile(spec_for()).hardware
+    monkeypatch.setattr(store, "hardware", lambda *_: hardware)
+    how = {"window": 2, "resident": 0, "pulled": 1} if method == "stronghold" else {}
+    spec = spec_of(name, method=method, microbatches=2, **how)
+    ensure(spec, tmp_path, Silent())
+    plan = methods.load(method).plan(spec, store.profile_for(spec, tmp_path))
+    with closing(Planned(spec, plan, tmp_path)) as run:
+        run.run(Silent())
+        found = run.history.losses, run.parameters(), run.statistics()
+    assert_equal(by_torch(spec, 2), *found)
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,6 @@ def _profile(spec: RunSpec, model: Decomposed, batches: Draws, results: Path) ->
     how = {"seq": spec.model.seq, "dtype": DTYPES[spec.dtype], "device": device}
     costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how)
     units = [costs[model.kind(unit)] for unit in range(model.num_units)]
-    for end in (0, model.head):  # whose gradients are made beside those of the micro-batches before
-        more = units[end].backward_scratch_bytes + units[end].parameters * nbytes
-        units[end] = replace(units[end], backward_scratch_bytes=more)
     return Profile(
         hardware=hardware(results, device), units=tuple(units), microbatch=spec.microbatch,
         seq=spec.model.seq, weight_bytes=nbytes, library_bytes=library_bytes,

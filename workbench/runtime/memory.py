@@ -139,7 +139,7 @@ class Memory:
         both = self._host("moments", {u: MOMENTS * n for u, n in here.items()}, torch.float32)
         rests = self._host("master weights' rest", here, torch.int16) if self._narrow else {}
         for unit in here:
-            exp_avg, exp_avg_sq = both[unit].split(flats[unit].numel)
+            exp_avg, exp_avg_sq = both[unit].view(MOMENTS, flats[unit].numel)
             self._states[unit] = States(
                 weights=working[unit],
                 rest=rests.get(unit),

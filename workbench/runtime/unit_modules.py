@@ -58,7 +58,8 @@ class UnitModules:
             if not (self.ends(unit) and self.ends(owner)):
                 raise ValueError(
                     f"parameter {model.state_name(unit, local)!r} is used in layers {owner} and "
-                    f"{unit}; under this method only the first and the last layer may share some"
+                    f"{unit}; under this method only the first and the last layer may share some; "
+                    "plain trains it"
                 )
             shared = self._modules[owner].get_parameter(owners)
             path, _, leaf = local.rpartition(".")

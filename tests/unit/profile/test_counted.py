@@ -63,10 +63,11 @@ def planned(capsys, method: str, words: list[str], folder: Path) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("method", ["harmony-pp", "dp-swap"])
+@pytest.mark.parametrize("method", ["harmony-pp", "dp-swap", "stronghold"])
 @pytest.mark.parametrize("family", ["bert", "vgg", "resnet"])
 def test_modules_are_planned_before_anything_is_measured(method, family, tmp_path, capsys):
-    found = planned(capsys, method, [*SIZES, "--set", f"family={family}"], tmp_path)
+    ranks = ["--ranks", "1"] if method == "stronghold" else []
+    found = planned(capsys, method, [*SIZES, "--set", f"family={family}", *ranks], tmp_path)
     assert found["fits"]
     assert found["profile"] == "published"
     assert found["step_seconds"] > 0
@@ -85,6 +86,6 @@ def test_a_hugging_face_decoder_costs_about_what_a_gpt_does(method, tmp_path, ca
 
 
 def test_a_method_without_modules_says_so(tmp_path, capsys):
-    words = ["plan", "-m", "stronghold", "--set", "family=vgg", "--results", str(tmp_path)]
+    words = ["plan", "-m", "zero-offload", "--set", "family=vgg", "--results", str(tmp_path)]
     assert cli.main(words) == 2
-    assert "stronghold trains decoders only, and the model is a vgg" in capsys.readouterr().err
+    assert "zero-offload trains decoders only, and the model is a vgg" in capsys.readouterr().err

@@ -41,6 +41,7 @@ from dataclasses import replace
 from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
 from workbench.methods.evaluate import STEPS, Candidate, as_plan, evaluate
+from workbench.methods.module_layers import in_layers
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache, go_on
 from workbench.methods.stronghold.quick import QUICK_STEPS, Before, QuickSearch
@@ -58,6 +59,7 @@ RECENT = 8
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The fastest choice within the budgets; the smallest window where times are equal."""
+    spec, profile = in_layers(spec, profile)
     budgets = Budgets.of(spec, profile, allocated=True)
     choice = _searched(spec, profile, budgets, EvaluationCache(spec, profile))
     return _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
@@ -65,6 +67,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
 
 def fits(spec: RunSpec, profile: Profile) -> bool:
     """Whether any choice is within the budgets, without a search for the fastest."""
+    spec, profile = in_layers(spec, profile)
     return Search(spec, profile, Budgets.of(spec, profile, allocated=True)).fits()
 
 
@@ -90,6 +93,7 @@ class Planner:
 
         The first ones fit and are simulated, but not checked by all rules.
         """
+        spec, profile = in_layers(spec, profile)
         budgets = Budgets.of(spec, profile, allocated=True)
         if self._asked != (spec, profile):
             self._begin(spec, profile, budgets)
@@ -117,6 +121,7 @@ class Planner:
 
     def fits(self, spec: RunSpec, profile: Profile) -> bool:
         """Whether any plan fits the budgets; evaluations of earlier questions are used."""
+        spec, profile = in_layers(spec, profile)
         cache = self._known(spec, profile)
         if cache is None:  # a new one is not kept, since nothing interrupts it
             cache = EvaluationCache(spec, profile)
