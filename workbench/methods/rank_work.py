@@ -21,11 +21,14 @@ def run_rank(context: RankContext, perturb: Perturb | None = None) -> None:
     order, folder, board = context.order, context.folder, context.board
     spec = RunSpec.from_dict(order["spec"])
     model = make_model(spec.model, spec.seed)
+    batches = load_batches(spec, model, folder.parent / "cache")
+    schedule = from_json((folder / "schedule.json").read_text())
+    context.parts.end("model, data, schedule")
     rank = Rank(
         spec,
-        from_json((folder / "schedule.json").read_text()),
+        schedule,
         model,
-        load_batches(spec, model, folder.parent / "cache"),
+        batches,
         folder=folder,
         board=board,
         host=[*map(Path, order["host"])],
@@ -35,14 +38,16 @@ def run_rank(context: RankContext, perturb: Perturb | None = None) -> None:
         record_from=order["record_from"],
         origin=order["origin"],
         on_failure=context.fail,
+        part=context.parts.end,
     )
+    start = dict(context.parts.seconds)
     try:
         board.come(Stage.READY)
         for first, end in order["segments"]:
             board.await_allowed(end)
             rank.run(first, end - first)
             board.drain(end)
-        context.tell(_measured(rank))
+        context.tell(_measured(rank) | {"start": start})
     finally:
         rank.close()
 

@@ -13,7 +13,7 @@ import torch
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter, Untold
+from workbench.core.reporter import COMPILING, Reporter, Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.history import check_start
 from workbench.methods.rank_training import RankTraining
@@ -51,8 +51,11 @@ def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mo
     report.phase(f"laying out {format_bytes(made.peak_bytes[HOST_TIER])} of host memory")
     with closing(RankTraining(spec, made.schedule, folder, device=spec.device)) as training:
         training.run(report)
-        took = max((result["compile_s"] for result in training.results()), default=0.0)
-        report.event("compiled", took=took)
+        if found := training.results():
+            slowest = max((each["start"] for each in found), key=lambda parts: sum(parts.values()))
+            report.event("ranks", parts=slowest)
+            later = max(each["compile_s"] - each["start"][COMPILING] for each in found)
+            report.event("compiled", took=later)
         return outcome(training, made, folder)
 
 

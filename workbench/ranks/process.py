@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
+from workbench.core.reporter import COMPILING, compile_seconds
 from workbench.model.custom import look_here
 from workbench.ranks.failures import Failure, failure_of
 from workbench.ranks.launcher import LED, ORDER
@@ -36,6 +39,24 @@ PATIENCE = timedelta(hours=12)
 """Collectives wait as long as others compute: the watchdog tells who hangs, not their timeout."""
 
 
+class StartParts:
+    """Where a rank's start goes: seconds of its parts, one after the other, from the moment at
+    which its process began."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._at, self._compiled_s = psutil.Process().create_time(), 0.0
+
+    def end(self, name: str) -> None:
+        """The part that goes on now has a name and ends. What torch's compiler took in it counts as
+        ``compiling``."""
+        now, compiled_s = time.time(), compile_seconds()
+        took = compiled_s - self._compiled_s
+        self.seconds[name] = now - self._at - took
+        self.seconds[COMPILING] = self.seconds.get(COMPILING, 0.0) + took
+        self._at, self._compiled_s = now, compiled_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankContext:
     """Inputs of a rank's work."""
@@ -48,6 +69,7 @@ class RankContext:
     board: Board
     order: Mapping[str, Any]
     """The order that the launcher was started with."""
+    parts: StartParts
 
     def tell(self, result: Mapping[str, Any]) -> None:
         """Say what this rank has measured: it is done."""
@@ -71,6 +93,8 @@ def main(folder: Path, rank: int, **more: Any) -> int:
         path, sizes = order["board"]
         board = Board(Path(path), rank=rank, **sizes)
         board.come(Stage.HERE)
+        parts = StartParts()
+        parts.end("imports")
         context = RankContext(
             folder=folder,
             rank=rank,
@@ -78,9 +102,11 @@ def main(folder: Path, rank: int, **more: Any) -> int:
             device=_device(order["device"], rank, sizes["ranks"]),
             board=board,
             order=order,
+            parts=parts,
         )
         if order["meets"]:
             _meet(context)
+        parts.end("its device, meeting the others")
         import_module(order["work"]).run_rank(context, **more)
     except Failed as error:
         print(f"rank {rank} stops: {error}", file=sys.stderr)

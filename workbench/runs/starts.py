@@ -8,10 +8,12 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+from workbench.core.reporter import COMPILING
 from workbench.runs.events import Event, EventReader
 from workbench.runs.jobfile import JobFile
 
-WORKER, IMPORTS, COMPILE, FIRST = "starting its process", "imports", "compiling", "first step"
+WORKER, IMPORTS, FIRST = "starting its process", "imports", "first step"
+RANKS = "waiting for the ranks"
 TOLD_S = 0.05
 """Shorter parts are not told."""
 
@@ -42,12 +44,20 @@ def parts_of(events: list[Event], began: float) -> dict[str, float]:
                 at += took
             else:  # ranks tell in the end what their first step was
                 parts[FIRST] -= took
+        elif kind == "ranks":  # and what the slowest of them did while they were waited for
+            own, waited = dict(event["parts"]), parts.pop(RANKS, 0.0)
+            compiled += min(own.get(COMPILING, 0.0), waited)
+            waited -= min(own.pop(COMPILING, 0.0), waited)
+            for part, seconds in reversed(own.items()):
+                parts[f"ranks: {part}"] = min(seconds, waited)
+                waited -= min(seconds, waited)
+            parts[RANKS] = waited
         elif name and kind in ("started", "phase", "step", "exit"):
             part = FIRST if kind == "step" else name
             parts[part] = parts.get(part, 0.0) + event["time"] - at
             name = {"started": IMPORTS, "phase": event.get("text", "")}.get(kind, "")
             at = event["time"]
-    told = parts | {COMPILE: compiled}
+    told = parts | {COMPILING: compiled}
     return {name: round(seconds, 2) for name, seconds in told.items() if seconds >= TOLD_S}
 
 

@@ -84,17 +84,19 @@ class Rank:
         record_from: int = 0,
         origin: float | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
+        part: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`host` are files that all ranks map; in `folder` they tell each other of their inboxes.
         Events count from `origin`, of the clock that all processes of a machine share
         (time.perf_counter). `on_failure` is told at once why this rank fails, while its lanes may
-        still wait for a message that never comes."""
+        still wait for a message that never comes. `part` is told the end of each part of this."""
         self.board, self._folder, rank = board, folder, board.position
         schedule = schedule.of_replica(board.replica, spec.batch)
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()
         self.host = SharedHost(host, schedule, rank, pin=device.type == "cuda")
+        part("page-locking host memory")
         try:
             layouts = layouts_of(model)
             updates = host_updates(
@@ -108,6 +110,7 @@ class Rank:
                 device,
                 self.board.check,
             )
+            part("updates, places of messages")
             self.engine = PackEngine(
                 model,
                 schedule,
@@ -123,6 +126,7 @@ class Rank:
                 inbox=inbox,
                 folder=folder,
             )
+            part("device memory, passes")
             self.executor = Executor(
                 schedule,
                 self.engine.perform,
@@ -138,6 +142,7 @@ class Rank:
                 on_failure=on_failure,
             )
             self.meter.avoid_fragments()
+            part("lanes")
         except BaseException:
             self.board.fail()
             self.host.close()

@@ -1,0 +1,20 @@
+"""The parts of a start that a record tells."""
+
+from __future__ import annotations
+
+from workbench.runs.starts import parts_of
+
+
+def test_ranks_tell_what_they_did_while_they_were_waited_for() -> None:
+    """Of the slowest rank's ten seconds the first three passed while the run made weights."""
+    own = {"imports": 4.0, "compiling": 2.0, "page-locking": 1.0, "passes": 3.0}
+    told = (
+        ("started", 1.0, {}), ("phase", 2.0, {"text": "starting 2 ranks"}),
+        ("phase", 5.0, {"text": "waiting for the ranks"}), ("phase", 12.0, {"text": "training"}),
+        ("step", 14.0, {}), ("ranks", 20.0, {"parts": own}), ("compiled", 20.0, {"took": 0.5}),
+    )  # fmt: skip
+    found = parts_of([{"event": kind, "time": at, **more} for kind, at, more in told], 0.0)
+    assert found == {
+        "starting its process": 1.0, "imports": 1.0, "starting 2 ranks": 3.0, "first step": 1.5,
+        "ranks: imports": 1.0, "ranks: page-locking": 1.0, "ranks: passes": 3.0, "compiling": 2.5,
+    }  # fmt: skip
