@@ -8,6 +8,7 @@ axis is broken into two lines, and printed smaller where that is not enough.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 HEAD_PT, LINE_IN = 8, 0.14
@@ -39,23 +40,35 @@ def finish(figure: Any, headline: str) -> None:
 
 
 def fit_labels(figure: Any) -> None:
-    """Break labels that are longer than their axes, then print smaller those that still are."""
-    for break_it in (True, False):
-        figure.draw_without_rendering()
-        fits = True
-        for axes in figure.axes:
-            for label, side in ((axes.xaxis.label, "width"), (axes.yaxis.label, "height")):
-                room, words = getattr(axes.bbox, side), label.get_text()
-                share = getattr(label.get_window_extent(), side) / room if words else 0.0
-                if share <= FULL:
-                    continue
-                fits = False
-                if break_it:
-                    label.set_text(in_two_lines(words))
-                else:
-                    label.set_fontsize(label.get_fontsize() * FULL / share)
-        if fits:  # drawing is what takes long
-            return
+    """Break labels that are longer than their axes, then print smaller those that still are. The
+    figure keeps the layout that this ends in: to lay it out takes longer than to draw it."""
+    engine = figure.get_layout_engine()
+    for change in (_broken, _smaller, None):
+        engine.execute(figure)
+        long = [] if change is None else [*_too_long(figure)]
+        for label, share in long:
+            change(label, share)
+        if not long:
+            break
+    figure.set_layout_engine("none")
+
+
+def _too_long(figure: Any) -> Iterator[tuple[Any, float]]:
+    """Labels, and the shares of their axes that they take."""
+    for axes in figure.axes:
+        for label, side in ((axes.xaxis.label, "width"), (axes.yaxis.label, "height")):
+            if label.get_text():
+                share = getattr(label.get_window_extent(), side) / getattr(axes.bbox, side)
+                if share > FULL:
+                    yield label, share
+
+
+def _broken(label: Any, share: float) -> None:
+    label.set_text(in_two_lines(label.get_text()))
+
+
+def _smaller(label: Any, share: float) -> None:
+    label.set_fontsize(label.get_fontsize() * FULL / share)
 
 
 def in_two_lines(words: str) -> str:
