@@ -69,14 +69,16 @@ class RankTraining:
         self.flats = [layout.flat for layout in self.layouts]
         self.batches = load_batches(spec, self.model, folder / "cache")
         self.history = History(spec, folder, self.batches)
-        # Memory without a name: gone with its last user, and fit to be page-locked.
-        self._descriptors = make_shared(host_layout(schedule)[1])
+        self._descriptors: list[int] = []
         self._launcher: RankLauncher | None = None
         try:
             self._launcher = RankLauncher(
                 self.folder, WORK, Board.sizes(schedule), device=device, process=process
             )
+            self._launcher.prepare()  # ranks import while memory is laid out
             self.board = self._launcher.board
+            # Memory without a name: gone with its last user, and fit to be page-locked.
+            self._descriptors = make_shared(host_layout(schedule)[1])
             self._memory = [Path(f"/proc/{os.getpid()}/fd/{fd}") for fd in self._descriptors]
             self._host = SharedHost(self._memory, schedule, 0, pin=False)
             self.states = host_updates(
@@ -157,6 +159,7 @@ class RankTraining:
         first, processes = self.board.steps, self._launcher.processes
         self._watchdog = Watchdog(self.schedule, self.board, self._limits, first, processes)
         if not segments:
+            self._launcher.leave()
             return
         order = {
             "spec": self.spec.to_dict(),

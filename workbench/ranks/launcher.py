@@ -1,11 +1,12 @@
 """The processes of a run's ranks on one machine: started, checked, ended.
 
-The process of the run makes the board that all ranks share, writes what they are to do to a file of
-their folder, and starts one process a rank (process.py) in its own process group, so that they end
-with it. A rank that fails or is killed shows it by its exit status; its peers fail moments later,
-or wait for ever in a collective. So failures are gathered for a moment, the one that is the cause
-is raised (failures.py), and the ranks that are left are killed. A watchdog names the rank that
-hangs (watchdog.py).
+The process of the run makes the board that all ranks share and starts one process a rank
+(process.py) in its own process group, so that they end with it. Each is told on its standard input
+what it will need, and imports that while the rest is prepared; then what it is to do. A rank that
+fails or is killed shows it by its exit status; its peers fail moments later, or wait for ever in a
+collective. So failures are gathered for a moment, the one that is the cause is raised
+(failures.py), and the ranks that are left are killed. A watchdog names the rank that hangs
+(watchdog.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,6 @@ from workbench.runtime.board import Board
 from workbench.runtime.shared import make_shared
 
 PROCESS = (sys.executable, "-m", "workbench.ranks.process")
-ORDER = "order.json"
-"""File of the ranks' folder that says what to do."""
 POLL_S = 0.005
 """Between two looks at the ranks."""
 LED = 2
@@ -62,23 +62,44 @@ class RankLauncher:
         path = Path(f"/proc/{os.getpid()}/fd/{self._memory}")
         Board.make(path, **sizes)
         self.board = Board(path, rank=0, **sizes)
-        self._order = {"work": work, "device": device, "board": [str(path), dict(sizes)]}
+        self._own = {"work": work, "device": device, "board": [str(path), dict(sizes)]}
 
-    def start(self, order: Mapping[str, Any], *, meets: bool) -> None:
-        """Start all ranks; `order` is for `work`. With `meets` they join a process group first."""
-        told = {**self._order, **order, "meets": meets}
-        (self.folder / ORDER).write_text(json.dumps(told))
+    def prepare(self) -> None:
+        """Start the processes of all ranks, which wait for an order; one whose launcher is gone
+        ends."""
         there = {**os.environ, **import_path()}
         for rank in range(self.count):
             command = [*self._process, str(self.folder), str(rank)]
             output = (self.folder / f"log-{rank}.txt").open("w") if self._quiet else None
             self.processes.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=there
+                    command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=there
                 )
             )
             if output is not None:
                 output.close()
+        self._tell(self._own)
+
+    def start(self, order: Mapping[str, Any], *, meets: bool) -> None:
+        """Have all ranks begin; `order` is for `work`. With `meets` they join a process group
+        first."""
+        if not self.processes:
+            self.prepare()
+        self._tell({**order, "meets": meets})
+
+    def _tell(self, what: Mapping[str, Any]) -> None:
+        line = json.dumps(what).encode() + b"\n"
+        for process in self.processes:
+            with suppress(BrokenPipeError):  # its end is seen by `check`
+                process.stdin.write(line)
+                process.stdin.flush()
+
+    def leave(self) -> None:
+        """End processes that wait for an order, since there is nothing to do."""
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        self.processes.clear()
 
     def running(self) -> list[int]:
         """Ranks whose processes have not ended."""
@@ -112,6 +133,8 @@ class RankLauncher:
         """End what has not ended after so long, and give the board's memory back."""
         deadline = time.monotonic() + patience_s
         for process in self.processes:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

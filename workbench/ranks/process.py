@@ -1,8 +1,8 @@
 """The process of one rank: ``python -m workbench.ranks.process FOLDER RANK``.
 
-Started by launcher.py, in the run's process group, so it ends with the run. What it is to do lies
-in the folder; how it ended is its exit status, with ``result-RANK.json`` or
-``failure-RANK.json``.
+Started by launcher.py, in the run's process group, so it ends with the run. The first line of its
+standard input says what it will need, the second what it is to do; without a second one it ends.
+How it ended is its exit status, with ``result-RANK.json`` or ``failure-RANK.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from workbench.core.reporter import COMPILING, compile_seconds
 from workbench.model.custom import look_here
 from workbench.ranks.failures import Failure, failure_of
-from workbench.ranks.launcher import LED, ORDER
+from workbench.ranks.launcher import LED
 from workbench.ranks.stack_probe import answer_from
 from workbench.runtime.board import Board, Failed, Stage
 from workbench.runtime.loopback import join
@@ -89,25 +89,28 @@ def main(folder: Path, rank: int, **more: Any) -> int:
     look_here()
     answer_from(folder, rank)
     try:
-        order = json.loads((folder / ORDER).read_text())
-        path, sizes = order["board"]
-        board = Board(Path(path), rank=rank, **sizes)
-        board.come(Stage.HERE)
-        parts = StartParts()
+        parts, own = StartParts(), _told()
+        path, sizes = own["board"]
+        board, work = Board(Path(path), rank=rank, **sizes), import_module(own["work"])
         parts.end("imports")
+        device = _device(own["device"], rank, sizes["ranks"])
+        parts.end("its device")
+        order = _told()
+        parts.end("waiting for memory")
+        board.come(Stage.HERE)
         context = RankContext(
             folder=folder,
             rank=rank,
             ranks=sizes["ranks"],
-            device=_device(order["device"], rank, sizes["ranks"]),
+            device=device,
             board=board,
             order=order,
             parts=parts,
         )
         if order["meets"]:
             _meet(context)
-        parts.end("its device, meeting the others")
-        import_module(order["work"]).run_rank(context, **more)
+        parts.end("meeting the others")
+        work.run_rank(context, **more)
     except Failed as error:
         print(f"rank {rank} stops: {error}", file=sys.stderr)
         return LED
@@ -118,11 +121,20 @@ def main(folder: Path, rank: int, **more: Any) -> int:
     return 0
 
 
+def _told() -> dict[str, Any]:
+    """What the launcher says next. Ends this process where that is gone, or needs no rank."""
+    line = sys.stdin.readline()
+    if not line:
+        raise Failed("nobody wants this rank any more")
+    return json.loads(line)
+
+
 def _device(kind: str, rank: int, ranks: int) -> torch.device:
     use_rank_threads(kind, ranks)
     if kind != "cuda":
         return torch.device(kind)
     torch.cuda.set_device(rank)
+    torch.cuda.synchronize()  # makes its context
     return torch.device(kind, rank)
 
 
