@@ -148,6 +148,7 @@ class Engine:
             with generators(self._fields["seed"]):  # the user's are left as they were
                 self._begin(taken, loss_fn)
         taken.check_like(self._first)
+        self._check_unchanged()
         if _identity(loss_fn) != self._loss:
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         loss = self._steps.step(taken)
@@ -170,9 +171,27 @@ class Engine:
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)
         self._first, self._loss = first, _identity(loss_fn)
+        self._modes = _modes(self._module)
         if self._load_from is not None:
             self._steps.load(self._load_from[0])
             self._load_from = None
+
+    def _check_unchanged(self) -> None:
+        """Raise ValueError for a change from outside that no method here follows."""
+        group = self.optimizer.param_groups[0]
+        now = {name: group[name] for name in ("eps", "weight_decay")}
+        now |= {"beta1": group["betas"][0], "beta2": group["betas"][1]}
+        for name, value in now.items():
+            if self._fields[name] != value:
+                raise ValueError(
+                    f"{name} of the optimizer is {value} now, and was {self._fields[name]}; only "
+                    "the learning rate may change (OneCycleLR: cycle_momentum=False)"
+                )
+        if _modes(self._module) != self._modes:
+            raise ValueError(
+                "the model's parameters that are trained, or its modules' modes of training and "
+                "evaluation, are others than in the first step; make another engine"
+            )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
@@ -256,6 +275,14 @@ def _adamw(params: Any, config: Mapping[str, Any]) -> torch.optim.AdamW:
         return torch.optim.AdamW(params, **config)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer_config is {dict(config)!r}: {error}") from None
+
+
+def _modes(module: nn.Module) -> tuple[list[bool], list[bool]]:
+    """All that a user can switch: parameters that are trained, and modes."""
+    return (
+        [parameter.requires_grad for parameter in module.parameters()],
+        [part.training for part in module.modules()],
+    )
 
 
 def _identity(function: LossFunction) -> Any:

@@ -232,13 +232,16 @@ class Remembering(Net):
 
 
 def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
-    batch = next(batches())
+    batch, partly = next(batches()), Net()
+    partly.blocks[2].eval()
     wrong = {
         "takes tokens": (Net(), {"words": batch["tokens"]}, loss_of),
         "counts its samples": (Net(), {"tokens": batch["tokens"], "labels": torch.ones(3)}, None),
         "it must return the mean loss": (Net(), batch, lambda out, batch: out),
         "choose with torch.where": (Choosing(), batch, loss_of),
         "in every forward pass": (Remembering(), batch, loss_of),
+        "is in evaluation mode; call": (Net().eval(), batch, loss_of),
+        "'blocks.2' is in evaluation mode, which": (partly, batch, loss_of),
         "one layer": (nn.Linear(4, 4), torch.ones(2, 4), lambda out, batch: out.mean()),
     }
     for words, (module, given, loss) in wrong.items():
@@ -250,6 +253,15 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
             made.step(next(batches(rows=3)), loss_of)
         with pytest.raises(ValueError, match="another function"):
             made.step(batch, lambda out, batch: loss_of(out, batch) * 2)
+        torch.optim.lr_scheduler.OneCycleLR(made.optimizer, 0.1, total_steps=9)
+        with pytest.raises(ValueError, match="beta1 of the optimizer is .*cycle_momentum=False"):
+            made.step(batch, loss_of)
+    module = net()
+    with engine("plain", module) as made:
+        made.step(batch, loss_of)
+        module.embed.weight.requires_grad_(False)
+        with pytest.raises(ValueError, match="are others than in the first step"):
+            made.step(batch, loss_of)
     for method, config, words in (
         ("zero-infinity", {}, "of one's own loop in 1 process; l2l, stronghold, plain do"),
         ("plain", {"amsgrad": True}, "amsgrad is on"),

@@ -129,6 +129,8 @@ class Objective(nn.Module):
         self.name, self.weighs = type(module).__name__, weighs
         self.no_decay = {PREFIX + name for name in no_decay}
         refuse(module, self.name)
+        if not module.training:
+            raise ValueError(f"{self.name} is in evaluation mode; call its train() before")
         every = module.parameters()
         own = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in every}
         try:

@@ -36,3 +36,18 @@ def refuse(model: nn.Module, name: str) -> None:
                 "not have; put what it does into the module's forward pass, as by a mask on the "
                 "weight"
             )
+    if model.training and (part := _kept_from_training(model)):
+        raise ValueError(
+            f"{name}: {part!r} is in evaluation mode, which the module's own train() would end; "
+            "override train() so that it stays in that mode"
+        )
+
+
+def _kept_from_training(model: nn.Module) -> str:
+    """Path of a part that somebody has set to evaluation mode by hand."""
+    modes = {part: part.training for part in model.modules()}
+    model.train()
+    found = [path for path, part in model.named_modules() if part.training != modes[part]]
+    for part, mode in modes.items():
+        part.training = mode
+    return next(iter(found), "")
