@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -174,6 +175,28 @@ def test_what_would_weigh_wrong_is_refused(engine) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             engine("plain", module, {"lr": LR, "params": groups})
+
+
+@pytest.mark.parametrize("method", ["stronghold", "varuna"])
+def test_a_model_of_hugging_face_is_torchs(engine, method) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 20}
+    config = transformers.LlamaConfig(**sizes, intermediate_size=64, use_cache=False)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).train()
+    theirs, losses, wanted = copy.deepcopy(model), [], []
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR)
+    with engine(method, model, clip=None) as made:
+        for batch in batches(4):
+            batch = {"input_ids": batch["tokens"], "labels": batch["tokens"]}
+            losses.append(made.step(batch, lambda outputs, _: outputs.loss))
+            optimizer.zero_grad()
+            loss = theirs(**batch).loss
+            loss.backward()
+            optimizer.step()
+            wanted.append(loss.item())
+        near(made.state_dict(), theirs.state_dict())
+    assert losses == pytest.approx(wanted, rel=1e-6)
 
 
 def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:

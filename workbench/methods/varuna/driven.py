@@ -53,12 +53,16 @@ class Pipelined(Steps):
                 )
             )
         )
-        self._model = Varuna(
-            objective, str(StageMap.of(stages, world // stages)), first.named,
-            int(rows) // stages, -(-spec.batch // spec.microbatches), local_rank=local,
-            device=device, bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
-            weight_of=weigh,
-        )  # fmt: skip
+        try:
+            self._model = Varuna(
+                objective, str(StageMap.of(stages, world // stages)), first.named,
+                int(rows) // stages, -(-spec.batch // spec.microbatches), local_rank=local,
+                device=device, bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
+                weight_of=weigh,
+            )  # fmt: skip
+        except ValueError as error:  # which speaks of the two as one module
+            told = str(error).replace(type(objective).__name__, objective.name)
+            raise ValueError(told) from None
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()
         named = [*self._model.named_parameters()]
