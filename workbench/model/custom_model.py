@@ -23,6 +23,8 @@ from workbench.model.text import load_text
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
+APART = ", such as the parts of an nn.Sequential or nn.ModuleList"
+"""Ends what is said of a module that is one layer."""
 ASKS = (
     "; values must not decide what is called or how much there is: choose with torch.where "
     "or a mask"
@@ -88,7 +90,7 @@ def make_layered(spec: ModelSpec, seed: int = 0) -> Decomposed:
             raise ValueError(f"{error.reason}{_advice(made, error)}") from error
     if len(layers) < 2:
         raise ValueError(
-            f"{spec.family} made a model of one layer, {type(module).__name__}; two are needed"
+            f"{spec.family} made a model of one layer, {type(module).__name__}; two are needed{APART}"
         )
     empty(layers)
     model = Decomposed(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from workbench.model.custom_model import ASKS, EXAMPLE, empty
+from workbench.model.custom_model import APART, ASKS, EXAMPLE, empty
 from workbench.model.decompose import Undecomposed, decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.frozen import thaw
@@ -163,7 +163,7 @@ class Objective(nn.Module):
                 reason = self.name + error.reason.removeprefix(type(self).__name__)
                 raise ValueError(reason + ASKS * error.asks) from error
         if len(layers) < 2:
-            raise ValueError(f"{self.name} is one layer; two or more with weights are needed")
+            raise ValueError(f"{self.name} is one layer; two with weights are needed{APART}")
 
         @torch.no_grad()
         def initial(module: nn.Module, unit: int, seed: int) -> None:
