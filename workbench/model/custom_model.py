@@ -90,7 +90,8 @@ def make_layered(spec: ModelSpec, seed: int = 0) -> Decomposed:
             raise ValueError(f"{error.reason}{_advice(made, error)}") from error
     if len(layers) < 2:
         raise ValueError(
-            f"{spec.family} made a model of one layer, {type(module).__name__}; two are needed{APART}"
+            f"{spec.family} made a model of one layer, {type(module).__name__}; "
+            f"two are needed{APART}"
         )
     empty(layers)
     model = Decomposed(
