@@ -296,7 +296,7 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
 
 @pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (1, 2)])
 def test_two_processes_train_it_as_one_does(stages, replicas) -> None:
-    wanted, weights = torchs()
+    wanted, weights = torchs(in_groups, padded=True)
     with Workers() as workers:
         told = workers.run("driven", stages=stages, replicas=replicas)
     for one in told:

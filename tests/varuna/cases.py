@@ -181,13 +181,15 @@ def driven(stages: int, replicas: int) -> dict:
     from tests.methods import test_engine as user
     from workbench import Engine
 
+    module = user.net()
     engine = Engine(
-        user.net(), {"lr": user.LR}, method="varuna", stages=stages, clip=user.CLIP, device="cpu"
-    )
+        module, {"lr": user.LR, "params": user.in_groups(module)}, method="varuna", stages=stages,
+        clip=user.CLIP, device="cpu", weight_of=user.labels_of,
+    )  # fmt: skip
     with engine:
         scheduler, losses = user.warmed(engine.optimizer), []
         rows, replica = user.ROWS // replicas, dist.get_rank() // stages
-        for batch in user.batches():
+        for batch in user.batches(padded=True):
             part = {name: t[replica * rows : (replica + 1) * rows] for name, t in batch.items()}
             losses.append(engine.step(part, user.loss_of))
             scheduler.step()
