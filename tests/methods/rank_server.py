@@ -54,11 +54,11 @@ def _server() -> tuple[Path, subprocess.Popen]:
 
 
 def ask(path: str, *words: str) -> int:
-    """Let the server have a rank, with this process's output; its exit status. Ends by the signal
-    that ended it."""
+    """Let the server have a rank, with this process's input and output; its exit status. Ends by
+    the signal that ended it."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
-        socket.send_fds(server, [json.dumps(words).encode()], [1, 2])
+        socket.send_fds(server, [json.dumps(words).encode()], [0, 1, 2])
         told = server.recv(16)
     status = int(told) if told else DIED
     if status < 0:
@@ -92,7 +92,7 @@ def serve(path: Path) -> None:
 def _tend_rank(asked: socket.socket, main) -> None:
     """Fork the rank, and tell how it ended; end it with whoever asked."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    words, descriptors, _, _ = socket.recv_fds(asked, 1 << 16, 2)
+    words, descriptors, _, _ = socket.recv_fds(asked, 1 << 16, 3)
     rank = os.fork()
     if rank == 0:
         asked.close()
@@ -111,7 +111,7 @@ def _tend_rank(asked: socket.socket, main) -> None:
 def _be_rank(words: list[str], descriptors: list[int], main) -> None:
     status = DIED
     try:
-        for number, descriptor in enumerate(descriptors, start=1):
+        for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
         what, folder, rank = words
         status = main(what, Path(folder), int(rank))

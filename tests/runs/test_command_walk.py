@@ -41,7 +41,7 @@ NAMED = [
     [*RUN, "-m", "l2l", "--steps", "4", "--warmup-steps", "5"],
     [*RUN, "-m", "l2l", "--steps", "9", "--warmup-steps", "5", "--set", "lr_decay_steps=4"],
     [*RUN, "-m", "l2l", "--set", "lr_decay_steps=0"],
-    [*RUN, "-m", "l2l", "--set", "family=own:net"],
+    [*RUN, "-m", "megatron-lm", "--set", "family=own:net"],
     ["run", "-m", "l2l", "--hf-config", "gpt2", "-l", "8"],
     *(["run", "-m", "l2l", "--hf-config", name] for name in (*FILES, HOME)),
     *([*RUN, "-m", "l2l", "--timeout", value] for value in ("nan", "inf", "-1", "0", "x")),
@@ -104,6 +104,7 @@ def command_lines() -> Iterator[tuple[list[str], str]]:
     flags = {name: f"--{name.replace('_', '-')}" for name in (*FIELDS, *options)}
     for name in hints():
         has = options[name].methods[0] if name in options else "l2l"
+        has = "megatron-lm" if name == "family" else has  # others take modules of one's own
         for value in refused_by(name):
             given = [flags[name], value] if name in flags else ["--set", f"{name}={value}"]
             method = [] if name == "method" else ["-m", has]
