@@ -90,19 +90,21 @@ def test_what_the_system_said_to_a_rank_out_of_memory_is_told(tmp_path):
 
 
 def test_where_there_is_no_room_for_ranks_nothing_is_left_open(tmp_path, monkeypatch):
-    make_shared, made = trainings.make_shared, []
+    make_shared, made = launcher.make_shared, []
 
-    def full(_, what):
-        raise OutOfMemory(tier="host", what=what, asked=1, in_use=0, budget=None)
+    def full(_):
+        raise OutOfMemory(tier="host", what="all ranks", asked=1, in_use=0, budget=None)
 
-    def kept(nbytes):
-        made.extend(make_shared(nbytes))
+    def kept(nbytes, what):
+        made.extend(make_shared(nbytes, what))
         return list(made)
 
-    monkeypatch.setattr(launcher, "make_shared", full)
-    monkeypatch.setattr(trainings, "make_shared", kept)
-    with pytest.raises(OutOfMemory, match="the board needs"):
+    monkeypatch.setattr(launcher, "make_shared", kept)
+    monkeypatch.setattr(trainings, "make_shared", full)
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(OutOfMemory, match="all ranks needs"):
         RankTraining(spec_for(), schedule_for(PACKS, spec_for()), tmp_path, device="cpu")
+    assert {child.pid for child in psutil.Process().children()} <= before
     assert made
     for descriptor in made:
         with pytest.raises(OSError, match="Bad file descriptor"):
