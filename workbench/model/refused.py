@@ -47,7 +47,7 @@ def _kept_from_training(model: nn.Module) -> str:
     """Path of a part that somebody has set to evaluation mode by hand."""
     modes = {part: part.training for part in model.modules()}
     model.train()
-    found = [path for path, part in model.named_modules() if part.training != modes[part]]
+    found = [path for path, part in model.named_modules() if part.training and not modes[part]]
     for part, mode in modes.items():
         part.training = mode
     return next(iter(found), "")
