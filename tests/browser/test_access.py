@@ -64,7 +64,7 @@ def go_to(tab: Page, title: str) -> None:
     tab.get_by_role("tab", name=title, exact=True).click()
     first = {
         "Results": tab.locator(".wb-card img"),
-        "Plan": tab.locator("canvas"),
+        "Plan": tab.get_by_text("On the device for good"),
         "Sweep": tab.get_by_label("vocab", exact=True),
         "Evaluate": tab.get_by_role("button", name="fig8b: Scaling with depth"),
     }
@@ -82,7 +82,7 @@ def test_all_of_it_is_named_and_reached_with_the_keyboard(
         if title == "Plan":
             sliders = controls(tab)["slider"]
             assert sliders == [
-                "layers", "batch", "device memory", "host memory", "disk", "link speed",
+                "layers", "batch", "devices", "device memory", "host memory", "disk", "link speed",
             ]  # fmt: skip
             assert [name for name in reached if name in sliders] == sliders
         if title == "Evaluate":
