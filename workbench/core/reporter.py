@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 COMPILERS = ("_compile.compile_inner", "backward._backward_impl")
 """Names by which torch counts the time that its compiler takes."""
-COMPILING = "compiling"
-"""Name of that part of a start."""
+COMPILING, RANKS = "compiling", "waiting for the ranks"
+"""Parts of a start: torch's compiler, and until the processes of all ranks are ready."""
 
 
 class Reporter(Protocol):

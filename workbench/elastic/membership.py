@@ -113,6 +113,7 @@ class Membership:
         self._cuts: dict[tuple[str, int], str] = {}
         """Shape and chunk -> slices of each stage, as a first rank has measured it."""
         self._nbytes = 0
+        """Bytes of the module's parameters, as the first rank of a round has told."""
         self._notices: dict[str, float] = {}
         self._changes: list[float] = []
         self._costs: list[float] = []

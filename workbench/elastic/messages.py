@@ -52,7 +52,7 @@ class Start:
     cut: str = ""
     """Of the shape (placement.py)."""
     nbytes: int = 0
-    """Of the whole module's parameters, where an earlier round has told."""
+    """Bytes of the module's parameters; 0 where no earlier round has told."""
     profiling: str = ""
     """Folder into which the script profiles, instead of training."""
 

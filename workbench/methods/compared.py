@@ -78,7 +78,8 @@ def notes_of(spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int) -> lis
 
 
 def lacks_memory(model: LayeredModel) -> str:
-    """That a comparison takes more memory than is free; empty where it does not."""
+    """End of a sentence that says how much memory a comparison takes and how much is free; empty
+    where there is enough."""
     wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
     if wanted <= free:
         return ""

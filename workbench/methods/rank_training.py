@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from workbench.core.reporter import Reporter
+from workbench.core.reporter import RANKS, Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import load_batches
@@ -106,7 +106,7 @@ class RankTraining:
             write_initial(
                 self.model, self.states, self.flats, self.spec.seed, watch=self._launcher.check
             )
-        report.phase("waiting for the ranks")
+        report.phase(RANKS)
         self._await_ready(first)
         report.phase("training")
         seen = first

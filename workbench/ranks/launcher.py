@@ -132,9 +132,10 @@ class RankLauncher:
     def close(self, patience_s: float = 0.0) -> None:
         """End what has not ended after so long, and give the board's memory back."""
         deadline = time.monotonic() + patience_s
-        for process in self.processes:
+        for process in self.processes:  # those that wait for an order end now
             with suppress(BrokenPipeError):
                 process.stdin.close()
+        for process in self.processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

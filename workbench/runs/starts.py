@@ -8,12 +8,11 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from workbench.core.reporter import COMPILING
+from workbench.core.reporter import COMPILING, RANKS
 from workbench.runs.events import Event, EventReader
 from workbench.runs.jobfile import JobFile
 
 WORKER, IMPORTS, FIRST = "starting its process", "imports", "first step"
-RANKS = "waiting for the ranks"
 TOLD_S = 0.05
 """Shorter parts are not told."""
 

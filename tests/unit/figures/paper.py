@@ -25,7 +25,7 @@ def printed(draw: Callable[..., None], *what: Any, width: float = PAGE_IN, **mor
 
 
 def in_report(exhibits: list) -> str:
-    """What the report says of exhibits, figures and tables."""
+    """HTML of the report for these exhibits: their figures, then their tables."""
     return "".join(sections.figures(exhibits, {}) + sections.tables(exhibits, lambda *_: None))
 
 

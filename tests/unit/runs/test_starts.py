@@ -6,7 +6,8 @@ from workbench.runs.starts import parts_of
 
 
 def test_ranks_tell_what_they_did_while_they_were_waited_for() -> None:
-    """Of the slowest rank's ten seconds the first three passed while the run made weights."""
+    """The slowest rank took ten seconds. The run made weights during the first three, and waited
+    for the ranks during the other seven."""
     own = {"imports": 4.0, "compiling": 2.0, "page-locking": 1.0, "passes": 3.0}
     told = (
         ("started", 1.0, {}), ("phase", 2.0, {"text": "starting 2 ranks"}),
