@@ -89,7 +89,9 @@ class Engine:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
         self._module, self._stages, self._results = model, stages, user_path(results)
-        self._weight_of, self._several = weight_of, microbatches > 1 or world > 1
+        self._weight_of = weight_of
+        self._several = microbatches > 1 or stages not in (None, world)
+        """Whether a batch is computed in micro-batches, or by replicas."""
         config = dict(optimizer_config)
         groups = config.pop("params", None)
         self.optimizer = _adamw([nn.Parameter(torch.empty(0))], config)
