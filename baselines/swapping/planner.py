@@ -12,7 +12,7 @@ from dataclasses import replace
 from baselines.swapping.division import build, divided
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
-from workbench.methods.options import Visits, check_visits
+from workbench.methods.options import Visits
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.rank_plans import binding, check_shares
 from workbench.model import make_model, units_of
@@ -34,7 +34,6 @@ STEPS = 3
 
 def check(spec: RunSpec, mode: str) -> None:
     """Raise ValueError, before anything is measured, for what no plan can take."""
-    check_visits(spec)
     asked: Visits = spec.options
     if asked.backward_size not in ("auto", asked.forward_size):
         raise ValueError(

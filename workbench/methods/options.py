@@ -48,6 +48,15 @@ class Clipping(Options):
     taken back where gradients are clipped after all, or wait for it. Exact either way."""
 
 
+IGNORED = {
+    "microbatches": (1, "both passes divide the batch by forward_size and backward_size"),
+    "activations": ("recompute", "the input of each pack is kept and the rest computed again"),
+    "link_bytes_per_s": (None, "the link to the host is the machine's own"),
+    "disk_memory": (None, "nothing is on the disk"),
+}
+"""Field of all methods -> what it may be beside 'auto' where layers visit, and why nothing else."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Visits(Options):
     """Options of methods whose layers visit several ranks from the host, and divide the batch."""
@@ -67,6 +76,13 @@ class Visits(Options):
             value = getattr(self, name)
             if value != "auto" and not 1 <= value <= spec.batch:
                 raise ValueError(f"{name} is {value}; it must be 1 to {spec.batch}, or auto")
+        for name, (only, why) in IGNORED.items():
+            value = getattr(spec, name)
+            if value not in (only, "auto"):
+                raise ValueError(
+                    f"{name} is {value!r}; with {spec.method} {why}, leave it at "
+                    f"{'none' if only is None else repr(only)}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,24 +96,6 @@ class Chunks(Options):
         super().check(spec)
         if self.chunks < 2:
             raise ValueError(f"chunks is {self.chunks}; an interleaved rank has two stages or more")
-
-
-IGNORED = {
-    "microbatches": (1, "both passes divide the batch by forward_size and backward_size"),
-    "activations": ("recompute", "the input of each pack is kept and the rest computed again"),
-    "link_bytes_per_s": (None, "the link to the host is the machine's own"),
-    "disk_memory": (None, "nothing is on the disk"),
-}
-"""Field of all methods -> what it may be beside 'auto' where layers visit, and why nothing else."""
-
-
-def check_visits(spec: RunSpec) -> None:
-    """Raise ValueError for a field that a method of `Visits` would ignore."""
-    for name, (only, why) in IGNORED.items():
-        value = getattr(spec, name)
-        if value not in (only, "auto"):
-            word = "none" if only is None else repr(only)
-            raise ValueError(f"{name} is {value!r}; with {spec.method} {why}, leave it at {word}")
 
 
 def numbers_of_units(name: str, text: str, example: str) -> list[int]:

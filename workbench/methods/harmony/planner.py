@@ -14,7 +14,6 @@ from workbench.methods.harmony.memory_estimate import SearchProblem
 from workbench.methods.harmony.options import NO_PACKS, Options
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.search import Found, outlook, scheduled, search, settles
-from workbench.methods.options import check_visits
 from workbench.methods.rank_plans import binding, check_shares
 from workbench.model import make_model, units_of
 from workbench.profile.budgets import Budgets
@@ -174,7 +173,6 @@ def _notes(spec: RunSpec, found: Found, model: LayeredModel) -> Iterator[str]:
 
 def check(spec: RunSpec, mode: str) -> None:
     """Raise ValueError, before anything is measured, for what no plan can take."""
-    check_visits(spec)
     _pinned(spec, mode)
     check_shares(spec, mode)
 
