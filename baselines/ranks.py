@@ -130,10 +130,13 @@ class _Run:
         """Duration of the longest step so far. The first counts too, although layers are compiled
         in it: the second may take as long where a disk or a slow link bounds both."""
         steps = _steps_of(spec)
-        self._launcher = RankLauncher(folder, __name__, Board.sizes(steps), device=spec.device)
-        processes = self._launcher.processes
+        self._launcher = RankLauncher(folder, __name__, spec.ranks, device=spec.device)
+        self._board, processes = (
+            self._launcher.make_board(Board.sizes(steps)),
+            self._launcher.processes,
+        )
         ask = partial(stack_probe.where, folder, processes)
-        self._watchdog = Watchdog(steps, self._launcher.board, LIMITS, 0, processes, ask)
+        self._watchdog = Watchdog(steps, self._board, LIMITS, 0, processes, ask)
 
     def run(self, report: Reporter) -> list[Outcome]:
         """Start all ranks and wait for them, telling what rank 0 tells; what each measured."""
@@ -179,7 +182,7 @@ class _Run:
     def _heard(self, kind: str, event: dict[str, Any]) -> None:
         every = self._spec.save_every
         if kind == "step":
-            self._launcher.board.report(event["step"] + 1)
+            self._board.report(event["step"] + 1)
             self._longest_s = max(self._longest_s, event["seconds"])
         self._saving = kind == "step" and every > 0 and (event["step"] + 1) % every == 0
 

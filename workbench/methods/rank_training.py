@@ -44,6 +44,13 @@ TIMELINE_STEPS = 3
 WORK = "workbench.methods.rank_work"
 
 
+def launcher_of(
+    folder: Path, ranks: int, *, device: str, process: Sequence[str] = PROCESS
+) -> RankLauncher:
+    """Of a run's ranks, in the run's folder; they may be prepared before there is a schedule."""
+    return RankLauncher(folder / "ranks", WORK, ranks, device=device, process=process)
+
+
 class RankTraining:
     """A run of one schedule on its ranks."""
 
@@ -55,11 +62,13 @@ class RankTraining:
         *,
         device: str,
         process: Sequence[str] = PROCESS,
+        launcher: RankLauncher | None = None,
         limits: Limits = LIMITS,
     ) -> None:
-        """`folder` is the run's own. Raises ValueError for a schedule of another model or batch,
-        or one that breaks a rule, and OutOfMemory where the host has no room."""
-        self.spec, self.schedule, self.folder = spec, schedule, folder / "ranks"
+        """`folder` is the run's own; `launcher` one that has begun already (`launcher_of`).
+        Raises ValueError for a schedule of another model or batch, or one that breaks a rule, and
+        OutOfMemory where the host has no room."""
+        self.spec, self.schedule = spec, schedule
         self._limits = limits
         self.model = make_model(spec.model, spec.seed)
         self.layouts = layouts_of(self.model)
@@ -70,13 +79,13 @@ class RankTraining:
         self.batches = load_batches(spec, self.model, folder / "cache")
         self.history = History(spec, folder, self.batches)
         self._descriptors: list[int] = []
-        self._launcher: RankLauncher | None = None
+        ranks = schedule.mesh.processes
+        self._launcher = launcher or launcher_of(folder, ranks, device=device, process=process)
+        self.folder = self._launcher.folder
         try:
-            self._launcher = RankLauncher(
-                self.folder, WORK, Board.sizes(schedule), device=device, process=process
-            )
+            self._launcher.resize(ranks)
             self._launcher.prepare()  # ranks import while memory is laid out
-            self.board = self._launcher.board
+            self.board = self._launcher.make_board(Board.sizes(schedule))
             # Memory without a name: gone with its last user, and fit to be page-locked.
             self._descriptors = make_shared(host_layout(schedule)[1])
             self._memory = [Path(f"/proc/{os.getpid()}/fd/{fd}") for fd in self._descriptors]
@@ -190,8 +199,7 @@ class RankTraining:
         self._close_memory()
 
     def _close_memory(self) -> None:
-        if self._launcher is not None:
-            self._launcher.close(END_S)
+        self._launcher.close(END_S)
         while self._descriptors:
             os.close(self._descriptors.pop())
 

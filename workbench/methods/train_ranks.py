@@ -16,7 +16,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import COMPILING, Reporter, Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.history import check_start
-from workbench.methods.rank_training import RankTraining
+from workbench.methods.rank_training import RankTraining, launcher_of
 from workbench.methods.train import check_data, told_of, write_timeline
 from workbench.profile.limits import limits_for
 from workbench.profile.probe import NoRoom
@@ -45,18 +45,23 @@ def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mo
     report.phase("profiling")
     profiles = profiles_for(planner, spec, folder.parents[1], report)
     report.phase("planning")
-    made = planner.plan(spec, profiles, mode=mode)
-    made = replace(made, spread=profiles[min(profiles)].hardware.spread)
-    report.event("plan", **made.to_dict())
-    report.phase(f"laying out {format_bytes(made.peak_bytes[HOST_TIER])} of host memory")
-    with closing(RankTraining(spec, made.schedule, folder, device=spec.device)) as training:
-        training.run(report)
-        if found := training.results():
-            slowest = max((each["start"] for each in found), key=lambda parts: sum(parts.values()))
-            report.event("ranks", parts=slowest)
-            later = max(each["compile_s"] - each["start"][COMPILING] for each in found)
-            report.event("compiled", took=later)
-        return outcome(training, made, folder)
+    with closing(launcher_of(folder, spec.ranks, device=spec.device)) as launcher:
+        launcher.prepare()  # ranks import meanwhile
+        made = planner.plan(spec, profiles, mode=mode)
+        made = replace(made, spread=profiles[min(profiles)].hardware.spread)
+        report.event("plan", **made.to_dict())
+        report.phase(f"laying out {format_bytes(made.peak_bytes[HOST_TIER])} of host memory")
+        training = RankTraining(spec, made.schedule, folder, device=spec.device, launcher=launcher)
+        with closing(training):
+            training.run(report)
+            if found := training.results():
+                slowest = max(
+                    (each["start"] for each in found), key=lambda parts: sum(parts.values())
+                )
+                report.event("ranks", parts=slowest)
+                later = max(each["compile_s"] - each["start"][COMPILING] for each in found)
+                report.event("compiled", took=later)
+            return outcome(training, made, folder)
 
 
 def profiles_for(

@@ -52,9 +52,10 @@ def measure(ranks: int, device: str) -> Wires:
     takes too long, and leaves none behind."""
     with tempfile.TemporaryDirectory(prefix="wires-") as name:
         sizes = {"actions": ranks, "ranks": ranks, "units": 0}
-        with closing(RankLauncher(Path(name), __name__, sizes, device=device, quiet=True)) as ran:
+        with closing(RankLauncher(Path(name), __name__, ranks, device=device, quiet=True)) as ran:
             deadline = monotonic() + LONGEST_S
             try:
+                ran.make_board(sizes)
                 ran.start({}, meets=True)
                 while ran.check(lambda: TOO_LONG if monotonic() > deadline else None):
                     sleep(0.02)

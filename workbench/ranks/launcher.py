@@ -1,8 +1,8 @@
 """The processes of a run's ranks on one machine: started, checked, ended.
 
-The process of the run makes the board that all ranks share and starts one process a rank
-(process.py) in its own process group, so that they end with it. Each is told on its standard input
-what it will need, and imports that while the rest is prepared; then what it is to do. A rank that
+The process of the run starts one process a rank (process.py) in its own process group, so that they
+end with it, and makes the board that all share. Each is told on its standard input what it will
+need, and imports that while the run plans and lays out memory; then what it is to do. A rank that
 fails or is killed shows it by its exit status; its peers fail moments later, or wait for ever in a
 collective. So failures are gathered for a moment, the one that is the cause is raised
 (failures.py), and the ranks that are left are killed. A watchdog names the rank that hangs
@@ -35,38 +35,51 @@ LED = 2
 
 
 class RankLauncher:
-    """One process a rank, and the board on which all tell how far they are."""
+    """One process a rank."""
 
     def __init__(
         self,
         folder: Path,
         work: str,
-        sizes: Mapping[str, int],
+        ranks: int,
         *,
         device: str,
         process: Sequence[str] = PROCESS,
         quiet: bool = False,
     ) -> None:
-        """`work` names a module whose ``run_rank(context)`` every rank calls; `sizes` are the
-        board's (`Board.sizes`); `device` is ``cpu`` or ``cuda``. With `quiet` the output of a rank
-        goes to ``log-RANK.txt`` in `folder`, which is emptied. Raises OutOfMemory where the host
-        has no room for the board."""
-        self.folder, self.count = folder, sizes["ranks"]
+        """`work` names a module whose ``run_rank(context)`` each of so many `ranks` calls; `device`
+        is ``cpu`` or ``cuda``. With `quiet` the output of a rank goes to ``log-RANK.txt`` in
+        `folder`, which is emptied."""
+        self.folder, self.count = folder, ranks
         self.processes: list[subprocess.Popen] = []
-        self._process, self._quiet = process, quiet
+        self._process, self._quiet, self._memory = process, quiet, -1
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():  # of an attempt before
             old.unlink()
+        self._own = {"work": work, "device": device, "ranks": ranks}
+
+    def resize(self, ranks: int) -> None:
+        """Have so many ranks, which a plan may leave fewer; processes that wait for other counts
+        end, since each has its share of the cores."""
+        if ranks != self.count:
+            self.leave()
+            self.count = self._own["ranks"] = ranks
+
+    def make_board(self, sizes: Mapping[str, int]) -> Board:
+        """The board on which all ranks tell how far they are; `sizes` are its own (`Board.sizes`).
+        Raises OutOfMemory where the host has no room for it."""
         # Memory without a name: gone with its last user, and fit to be page-locked.
         (self._memory,) = make_shared(0, "the board")
         path = Path(f"/proc/{os.getpid()}/fd/{self._memory}")
         Board.make(path, **sizes)
-        self.board = Board(path, rank=0, **sizes)
-        self._own = {"work": work, "device": device, "board": [str(path), dict(sizes)]}
+        self._board = str(path), dict(sizes)
+        return Board(path, rank=0, **sizes)
 
     def prepare(self) -> None:
-        """Start the processes of all ranks, which wait for an order; one whose launcher is gone
-        ends."""
+        """Start the processes of all ranks, unless they are there; they wait for an order, and end
+        where their launcher is gone."""
+        if self.processes:
+            return
         there = {**os.environ, **import_path()}
         for rank in range(self.count):
             command = [*self._process, str(self.folder), str(rank)]
@@ -81,11 +94,10 @@ class RankLauncher:
         self._tell(self._own)
 
     def start(self, order: Mapping[str, Any], *, meets: bool) -> None:
-        """Have all ranks begin; `order` is for `work`. With `meets` they join a process group
-        first."""
-        if not self.processes:
-            self.prepare()
-        self._tell({**order, "meets": meets})
+        """Have all ranks begin, once there is a board; `order` is for `work`. With `meets` they
+        join a process group first."""
+        self.prepare()
+        self._tell({**order, "meets": meets, "board": self._board})
 
     def _tell(self, what: Mapping[str, Any]) -> None:
         line = json.dumps(what).encode() + b"\n"

@@ -90,18 +90,19 @@ def main(folder: Path, rank: int, **more: Any) -> int:
     answer_from(folder, rank)
     try:
         parts, own = StartParts(), _told()
-        path, sizes = own["board"]
-        board, work = Board(Path(path), rank=rank, **sizes), import_module(own["work"])
+        work = import_module(own["work"])
         parts.end("imports")
-        device = _device(own["device"], rank, sizes["ranks"])
+        device = _device(own["device"], rank, own["ranks"])
         parts.end("its device")
         order = _told()
-        parts.end("waiting for memory")
+        parts.end("waiting for the plan and memory")
+        path, sizes = order["board"]
+        board = Board(Path(path), rank=rank, **sizes)
         board.come(Stage.HERE)
         context = RankContext(
             folder=folder,
             rank=rank,
-            ranks=sizes["ranks"],
+            ranks=own["ranks"],
             device=device,
             board=board,
             order=order,
@@ -135,6 +136,7 @@ def _device(kind: str, rank: int, ranks: int) -> torch.device:
         return torch.device(kind)
     torch.cuda.set_device(rank)
     torch.cuda.synchronize()  # makes its context
+    import_module("torch._inductor.compile_fx")  # takes seconds, and passes are compiled soon
     return torch.device(kind, rank)
 
 
