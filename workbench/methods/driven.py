@@ -136,6 +136,7 @@ def planned(task: Task) -> Steps:
     be trained so."""
 
     def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
+        model.check_shared()
         profile = _profile(spec, model, batches, task.results)
         plan = methods.load(spec.method).plan(spec, profile)
         return Training(spec, plan, task.folder, given=(model, batches))
