@@ -305,6 +305,7 @@ def lookup(name: Any) -> Method | None:
     return found
 
 
+@cache
 def pipelines() -> dict[str, Method]:
     """The pipelines of our own, a row for each order."""
     return {

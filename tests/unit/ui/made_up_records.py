@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -106,6 +107,12 @@ def fill_many(store: Store, count: int) -> None:
         folder = store.folder(key_of(number))
         folder.mkdir(parents=True)
         (folder / "record.json").write_text(text.replace(started, day))
+
+
+def lines_in(cells: bytes) -> list[list[Any]]:
+    """Rows of the columns that the page is sent."""
+    columns = json.loads(gzip.decompress(cells))
+    return [list(line) for line in zip(*columns, strict=True)]
 
 
 def put_timeline(store: Store, key: str, scale: float = 1.0) -> None:
