@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import ipywidgets as widgets
@@ -35,6 +36,7 @@ from tests.unit.ui.made_up_records import (
 from workbench.runs.store import Store
 from workbench.ui import runs_table_panel
 from workbench.ui.helper_process import HelperProcess
+from workbench.ui.runs_plot import Plot, draw, plot_rows
 from workbench.ui.runs_table_panel import RunsTablePanel
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -226,6 +228,38 @@ def test_a_sweep_has_its_runs_plot_commands_and_end(panel: RunsTablePanel) -> No
     look(panel)
     assert panel.sweep.value == ""
     assert rows_of(panel).keys() == {key_of(n) for n in range(30)}, "what finished stays"
+
+
+def test_a_sweep_over_two_fields_is_a_line_for_each_value_of_the_second(
+    panel: RunsTablePanel,
+) -> None:
+    store, batches = panel.runs_table.store, [1 << power for power in range(10)]
+    for place, (layers, batch) in enumerate(product((8, 16, 24), batches)):
+        speed = {"samples_per_second": 100 * batch / layers}
+        put(store, record(200 + place, method="l2l", layers=layers, batch=batch, **speed))
+    put_sweep(store, "two", range(200, 230), layers=[8, 16, 24], batch=batches)
+    look(panel)
+    panel.sweep.value = "two"
+    settle(panel)
+    plot = panel.plot.plot
+    assert plot == Plot("layers", "samples_per_second", colour="batch", lines=True)
+    assert "over layers, 30 runs, a line for each batch" in panel.plot.picture.image.value
+    rows, fields = panel.runs_table.rows(), panel.runs_table.state.fields
+    figure = draw(plot, plot_rows(plot, rows, fields), fields)
+    drawn = figure.axes[0].get_lines()
+    lines = [line for line in drawn if line.get_linestyle() not in ("None", "none")]
+    assert [[*line.get_ydata()] for line in lines] == [
+        [100 * batch / layers for layers in (8, 16, 24)] for batch in batches
+    ]
+    dashes = [line._unscaled_dash_pattern for line in lines]
+    marks = [line.get_marker() for line in drawn if line not in lines]
+    assert len(set(zip(dashes, marks, strict=True))) == 10, "told apart without colours, in print"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [str(batch) for batch in batches]
+    panel.sweep.value = ""
+    settle(panel)
+    assert panel.plot.plot.colour == "method"
+    assert not panel.plot.lines.value
 
 
 def test_losses_of_what_runs_are_drawn_as_it_runs(
