@@ -243,7 +243,9 @@ def _plan(arguments: argparse.Namespace) -> int:
         measure(specs, store, _complain)
     ask = largest if arguments.largest else fastest
     if arguments.largest and (slow := searching(specs)):
-        _complain(f"{', '.join(slow)} search at each depth: up to 20 s each on a common machine")
+        _complain(
+            f"{', '.join(slow)} search at each depth: some 10 s each, a minute where hundreds fit"
+        )
     answers, not_planned = answer_all(specs, store, arguments.machine, ask)
     best = recommend(answers)
     if arguments.json:

@@ -238,7 +238,8 @@ def test_methods_that_search_are_asked_for_their_largest_model_too(tmp_path: Pat
 
 def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
     shape = {"layers": 2, "hidden": 64, "heads": 2, "seq": 32, "vocab": 64}
-    question = Question.of(machine="h100-80gb", ranks=2, device_memory=4 << 20, **shape)
+    budgets = {"device_memory": 4 << 20, "host_memory": 4 << 20}
+    question = Question.of(machine="h100-80gb", ranks=2, **budgets, **shape)
     assert "--ranks 2" in question.command()
     work = PlannerWork(Store(tmp_path))
     while not (fields := work.work_on(question, 60.0))["done"]:
@@ -247,3 +248,6 @@ def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
     assert list(rows) == methods.compared(2, ModelSpec())
     assert {"data-parallel", "1f1b", "harmony-pp"} <= {name for name in rows if rows[name].fits}
     assert rows["torch-zero-bubble"].refused, "torch plans it by itself"
+    for method in ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap"):
+        assert 2 <= rows[method].largest_layers < 20
+        assert not rows[method].largest_open
