@@ -263,7 +263,9 @@ def test_middle_layers_that_share_weights_are_refused_unmeasured(
     module = net()
     module.blocks[3].inner.weight = module.blocks[0].inner.weight
     made = _engine(tmp_path, method, module)
-    with pytest.raises(ValueError, match="blocks.3.inner.weight' is used in layers .* plain"):
+    with pytest.raises(
+        ValueError, match="parameter 'blocks.3.inner.weight' is used in layers .* plain"
+    ):
         made.step(next(iter(batches())), loss_of)
     assert not [*tmp_path.iterdir()]
 
