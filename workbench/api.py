@@ -7,17 +7,19 @@ process of its own, as from the command line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli_spec import specs_for
+from workbench.core.paths import user_path
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.runs.best import answer_all, recommend
 from workbench.runs.events import Event
 from workbench.runs.inputs import check_inputs
+from workbench.runs.logs import read_log
 from workbench.runs.overrides import make_spec
 from workbench.runs.planning import Answer
 from workbench.runs.resolve import resolve
@@ -90,10 +92,19 @@ def sweep(
         return run_visibly(read, made, on_event)
 
 
-def records(results: str | Path | None = None) -> DataFrame:
-    """All records of a results folder, one a row: settings, status, losses, times and bytes."""
+def records(
+    results: str | Path | None = None, *, logs: str | Path | Sequence[str | Path] = ()
+) -> DataFrame:
+    """All records of a results folder, one a row: settings, status, losses, times and bytes; then
+    a row for each of `logs`, files that STRONGHOLD's artifact, Megatron-LM or DeepSpeed printed,
+    whose ``source`` is ``log``. Raises ValueError for a file that is no log of theirs."""
+    import pandas
+
     with _one_sentence():
-        return _store(results).table()
+        table = _store(results).table()
+        paths = [user_path(log) for log in ([logs] if isinstance(logs, str | Path) else logs)]
+        rows = [read_log(path).row(path.name) for path in paths]
+        return pandas.concat([table, pandas.DataFrame(rows)], ignore_index=True) if rows else table
 
 
 def _store(results: str | Path | None) -> Store:

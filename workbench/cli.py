@@ -169,7 +169,7 @@ def _add_store_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from workbench.runs.inputs import check_inputs
+    from workbench.runs.inputs import check_inputs, check_modules
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
@@ -180,6 +180,7 @@ def _run(arguments: argparse.Namespace) -> int:
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
     check_inputs(specs, store)
+    check_modules(specs)
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, timeout=arguments.timeout)
     records = []
@@ -231,7 +232,7 @@ def _code(record: Any) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli_plan import print_plans
-    from workbench.runs.best import answer_all, fastest, largest, recommend
+    from workbench.runs.best import answer_all, fastest, largest, recommend, searching
     from workbench.runs.planning import measure
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
@@ -241,6 +242,10 @@ def _plan(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
         measure(specs, store, _complain)
     ask = largest if arguments.largest else fastest
+    if arguments.largest and (slow := searching(specs)):
+        _complain(
+            f"{', '.join(slow)} search at each depth: some 10 s each, a minute where hundreds fit"
+        )
     answers, not_planned = answer_all(specs, store, arguments.machine, ask)
     best = recommend(answers)
     if arguments.json:

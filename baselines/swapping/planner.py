@@ -14,7 +14,7 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Visits
 from workbench.methods.pipeline.draft import Pipeline
-from workbench.methods.rank_plans import binding, check_shares
+from workbench.methods.rank_plans import binding, check_shares, check_states
 from workbench.model import make_model, units_of
 from workbench.partition.chain import min_max_partition
 from workbench.profile.budgets import Budgets
@@ -52,6 +52,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     sizes = profiled_sizes(model, spec, profiles)
     server = server_of(profile, spec)
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
+    check_states(sizes, units_of(spec.model), budgets.host)
     found: list[Plan] = []
     lacking: dict[str, int] = {}
     least = profile.limits.smallest if profile.limits else 1

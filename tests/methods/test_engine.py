@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from tests.varuna.workers import Workers
 from workbench import Engine
 from workbench.core import methods
+from workbench.methods import driven
 
 ROWS, STEPS, CLIP, LR = 4, 20, 0.5, 1e-2
 WAYS = {
@@ -252,6 +253,21 @@ class Remembering(Net):
     def forward(self, tokens: Tensor) -> Tensor:
         self.seen = getattr(self, "seen", 0) + 1
         return super().forward(tokens) * self.seen
+
+
+@pytest.mark.parametrize("method", ["stronghold", "l2l"])
+def test_middle_layers_that_share_weights_are_refused_unmeasured(
+    tmp_path, monkeypatch, method
+) -> None:
+    monkeypatch.setattr(driven, "_profile", None)  # measuring would be a TypeError
+    module = net()
+    module.blocks[3].inner.weight = module.blocks[0].inner.weight
+    made = _engine(tmp_path, method, module)
+    with pytest.raises(
+        ValueError, match="parameter 'blocks.3.inner.weight' is used in layers .* plain"
+    ):
+        made.step(next(iter(batches())), loss_of)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_cannot_be_trained_is_one_sentence(engine) -> None:

@@ -115,3 +115,25 @@ def test_a_cap_that_no_layer_fits_in_is_told_before_anything_is_timed(tmp_path, 
         profiles_for(planner, spec, tmp_path, Silent())
     assert refused.value.tier == DEVICE
     assert not [*tmp_path.glob("profiles/*/units-*.json")]
+
+
+SHARING = """
+
+def shared(spec):
+    module, data = net(spec)
+    module[3].inner.weight = module[1].inner.weight
+    return module, data
+"""
+
+
+@pytest.mark.parametrize("method", ["stronghold", "l2l"])
+def test_middle_layers_that_share_weights_are_refused_before_anything_is_written(
+    tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE + SHARING)
+    words = ("--set", "family=mine:shared", "-l", "4", "--hidden", "16", "--steps", "1")
+    refused = run(tmp_path, "-m", method, *words)
+    assert refused.returncode == 2, refused.stderr
+    told = "workbench: parameter '3.inner.weight' is used in layers 1 and 3; under this method only"
+    assert refused.stderr.startswith(told), refused.stderr
+    assert not (tmp_path / "results").exists()

@@ -3,7 +3,8 @@
 It is data: modules and classes are named as text, and imported when used. Each module offers
 ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``, and, where planning
 takes a while, ``fits(spec, profile) -> bool``. One that chooses its own micro-batches also offers
-``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples.
+``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples, and where that takes a while
+``plan_soon``, which is asked how many layers fit.
 """
 
 from __future__ import annotations
@@ -304,6 +305,7 @@ def lookup(name: Any) -> Method | None:
     return found
 
 
+@cache
 def pipelines() -> dict[str, Method]:
     """The pipelines of our own, a row for each order."""
     return {

@@ -21,7 +21,7 @@ from workbench.methods.compared import lacks_memory
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
-from workbench.model.objective import Batch, Handed, Objective, Weigh
+from workbench.model.objective import PREFIX, Batch, Handed, Objective, Weigh
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
@@ -136,6 +136,7 @@ def planned(task: Task) -> Steps:
     be trained so."""
 
     def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
+        model.check_shared(PREFIX)
         profile = _profile(spec, model, batches, task.results)
         plan = methods.load(spec.method).plan(spec, profile)
         return Training(spec, plan, task.folder, given=(model, batches))

@@ -9,6 +9,7 @@ from pathlib import Path
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
+from workbench.model import make_model
 from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 
@@ -28,6 +29,7 @@ def trained_by(
         from workbench.profile.store import profile_for
 
         # A text that is not there should be said before minutes of measuring, not after.
+        make_model(spec.model, spec.seed).check_shared()
         check_data(spec, report, folder)
         check_start(spec, folder)
         report.phase("profiling")

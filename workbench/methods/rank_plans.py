@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.model import units_of
+from workbench.profile.unit_costs import Sizes
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
 from workbench.schedule.build.division import DP
+from workbench.schedule.plan import DoesNotFit
+from workbench.schedule.schedule import HOST_TIER
 from workbench.schedule.simulate import Simulation
 
 LANES = {
@@ -29,6 +33,18 @@ def check_shares(spec: RunSpec, mode: str) -> None:
         raise ValueError(
             f"ranks is {spec.ranks}; the model has {units} units (layers, embedding and head), so "
             f"at most {units} ranks have any"
+        )
+
+
+def check_states(sizes: Sizes, units: int, host_bytes: int) -> None:
+    """Raise DoesNotFit, before any schedule is built, where weights and optimizer states of so many
+    units alone are more than the host holds."""
+    least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
+    if least > host_bytes:
+        raise DoesNotFit(
+            f"more than {format_bytes(least)} of host memory are needed, "
+            f"{format_bytes(host_bytes)} are there",
+            tier=HOST_TIER,
         )
 
 

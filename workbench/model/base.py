@@ -262,6 +262,18 @@ class LayeredModel(ABC):
         """Elements of the parameters the unit owns."""
         return sum(shape.numel() for shape in self.shapes(unit).values())
 
+    def check_shared(self, prefix: str = "") -> None:
+        """Raise ValueError for a parameter of several layers that a method cannot train whose
+        middle layers visit the device one after another; told without the prefix of its name."""
+        ends = (0, self.head)
+        for (unit, local), (owner, _) in self.tied().items():
+            if owner != unit and not (unit in ends and owner in ends):
+                name = self.state_name(unit, local).removeprefix(prefix)
+                raise ValueError(
+                    f"parameter {name!r} is used in layers {owner} and {unit}; under this method "
+                    "only the first and the last layer may share some; plain trains it"
+                )
+
     def parameters_count(self) -> int:
         """Elements of all parameters, tied ones counted once."""
         return sum(self.unit_parameters(unit) for unit in range(self.num_units))

@@ -27,13 +27,13 @@ def ways(spec: RunSpec) -> list[RunSpec]:
     return found
 
 
-def fastest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
-    """The method's best answer. Raises ValueError."""
+def fastest(spec: RunSpec, store: Store, machine: str | None, *, soon: bool = False) -> Answer:
+    """The method's best answer, `soon` by a part of a long search. Raises ValueError."""
     first, *others = ways(spec)
-    found = [answer(first, store, machine=machine)]
+    found = [answer(first, store, machine=machine, soon=soon)]
     for way in others:
         with suppress(ValueError):
-            found.append(answer(way, store, machine=machine))
+            found.append(answer(way, store, machine=machine, soon=soon))
     return min((a for a in found if a.plan.fits), key=lambda a: rank(a.plan), default=found[0])
 
 
@@ -44,7 +44,12 @@ def largest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
         raise ValueError(f"layers of {spec.model.family} are not alike: --largest is for decoders")
     limit = min(DEEPEST, MOST_PASSES // max(spec.microbatches, spec.ranks))
     most = max(planned_largest(way, store, limit=limit, machine=machine) for way in ways(spec))
-    return fastest(at_layers(spec, max(1, most)), store, machine)
+    return fastest(at_layers(spec, max(1, most)), store, machine, soon=True)
+
+
+def searching(specs: list[RunSpec]) -> list[str]:
+    """Methods among them that choose packs or places by a search, seconds at each depth."""
+    return [spec.method for spec in specs if hasattr(spec.options, "forward_size")]
 
 
 def answer_all(
@@ -58,8 +63,6 @@ def answer_all(
     answers, not_planned = [], {}
     for spec in specs:
         try:
-            if ask is largest and len(specs) > 1 and hasattr(spec.options, "forward_size"):
-                raise ValueError("its packs are searched for at each depth: give -m")
             answers.append(ask(spec, store, machine))
         except ValueError as error:
             if spec is specs[-1] and not answers:

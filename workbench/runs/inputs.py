@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from workbench.core import methods
 from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
@@ -38,3 +39,11 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
         elif text != STDLIB and model.family == "bert":
             load_pairs(text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0)
+
+
+def check_modules(specs: list[RunSpec]) -> None:
+    """Raise ValueError for a user's own module whose layers share what the method cannot share. For
+    a process of its own: it imports torch and the module's file, which may change later."""
+    for spec in specs:
+        if spec.model.custom and methods.find(spec.method).driven == methods.PLANNED:
+            make_model(spec.model, spec.seed).check_shared()

@@ -23,6 +23,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from workbench.core.methods import METHODS
 from workbench.core.model_spec import ModelSpec
@@ -129,6 +130,24 @@ class ParsedLog:
     def samples_per_second(self) -> float:
         """Mean over all log points."""
         return mean(point.samples_per_second for point in self.points)
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The log as a row of `workbench.records`: seconds, bytes, and None for what it does not
+        say. A log has averages of some iterations each, so that its lists are shorter."""
+        peak, points = self.memory_mib.get("max_allocated"), self.points
+        return {
+            "key": name, "source": "log", "method": self.method, "status": self.status,
+            "message": self.message, "layers": self.layers, "hidden": self.hidden,
+            "heads": self.heads, "seq": self.seq, "batch": self.batch, "window": self.window,
+            "parameters": self.parameters,
+            "step_seconds": self.median_ms / 1000 if points else None,
+            "samples_per_second": self.samples_per_second if points else None,
+            "final_loss": points[-1].loss if points else None,
+            "peak_device_bytes": None if peak is None else round(peak * 2**20),
+            "notes": "; ".join(self.notes), "started": self.date,
+            "losses": [point.loss for point in points],
+            "all_step_seconds": [point.elapsed_ms / 1000 for point in points],
+        }  # fmt: skip
 
 
 def read_log(path: str | Path) -> ParsedLog:

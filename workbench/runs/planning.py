@@ -66,10 +66,13 @@ class Answer:
         }
 
 
-def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer:
+def answer(
+    spec: RunSpec, store: Store, *, machine: str | None = None, soon: bool = False
+) -> Answer:
     """The plan of the spec's method; `fits` is False where nothing fits. Raises ValueError.
 
-    `machine` names another one, or its file; None is this machine.
+    `machine` names another one, or its file; None is this machine. `soon`: by a part of a search
+    that takes a while.
     """
     check_method(spec, gpus=machine is None)
     heard: list[str] = []
@@ -77,7 +80,7 @@ def answer(spec: RunSpec, store: Store, *, machine: str | None = None) -> Answer
     profile = profiles[min(profiles)]
     hardware = profile.hardware
     try:
-        plan = plan_from(on_machine(spec, hardware), profiles)
+        plan = plan_from(on_machine(spec, hardware), profiles, soon=soon)
     except DoesNotFit as refusal:
         plan = Plan(
             method=spec.method,
@@ -156,7 +159,7 @@ def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -
             held.release()
 
 
-def plan_from(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
+def plan_from(spec: RunSpec, profiles: Mapping[int, Profile], *, soon: bool = False) -> Plan:
     """The plan of the spec's method from profiles by samples in a micro-batch; its notes say where
     a run would have more of them. Raises ValueError, DoesNotFit where nothing fits."""
     from workbench.profile.several import in_proportion
@@ -165,18 +168,20 @@ def plan_from(spec: RunSpec, profiles: Mapping[int, Profile]) -> Plan:
     if not hasattr(module, "plan_sizes"):
         (profile,) = profiles.values()
         return module.plan(spec, profile)
-    plan = module.plan_sizes(spec, profiles)
+    soon = soon and hasattr(module, "plan_soon")
+    plan = (module.plan_soon if soon else module.plan_sizes)(spec, profiles)
     note = in_proportion(spec, profiles)
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
-def fits(spec: RunSpec, store: Store, machine: str | None = None) -> bool:
-    """Whether the spec's method has a plan within the budgets. Raises ValueError."""
+def fits(spec: RunSpec, store: Store, machine: str | None = None, *, soon: bool = False) -> bool:
+    """Whether the spec's method has a plan within the budgets; `soon` as in `answer`. Raises
+    ValueError."""
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
         profile = choose_profile(spec, store, machine)
         return module.fits(on_machine(spec, profile.hardware), profile)
-    return answer(spec, store, machine=machine).plan.fits
+    return answer(spec, store, machine=machine, soon=soon).plan.fits
 
 
 def choose_profiles(

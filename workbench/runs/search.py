@@ -72,7 +72,7 @@ def planned_largest(spec: RunSpec, store: Store, *, limit: int, machine: str | N
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if fits(at_layers(spec, middle), store, machine):
+        if fits(at_layers(spec, middle), store, machine, soon=True):
             low = middle
         else:
             high = middle - 1

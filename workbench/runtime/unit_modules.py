@@ -52,15 +52,10 @@ class UnitModules:
             self._modules[unit] = self._module_on(unit, memory.weights(unit))
             if self.ends(unit):
                 flats[unit].point_gradients(self._modules[unit], gradients[unit])
+        model.check_shared()
         for (unit, local), (owner, owners) in model.tied().items():
             if owner == unit:  # under two names of one module
                 continue
-            if not (self.ends(unit) and self.ends(owner)):
-                raise ValueError(
-                    f"parameter {model.state_name(unit, local)!r} is used in layers {owner} and "
-                    f"{unit}; under this method only the first and the last layer may share some; "
-                    "plain trains it"
-                )
             shared = self._modules[owner].get_parameter(owners)
             path, _, leaf = local.rpartition(".")
             setattr(self._modules[unit].get_submodule(path), leaf, shared)

@@ -199,10 +199,10 @@ class PlannerWork:
             plan = better
         yield FULL, spec, plan
 
-    def _plan_of(self, spec: RunSpec, profile: Profile) -> Plan:
+    def _plan_of(self, spec: RunSpec, profile: Profile, soon: bool = False) -> Plan:
         """The plan from a profile, or from those of several micro-batches that are stored."""
         stored = {} if self._question.machine else stored_sizes(spec, self._store)
-        plan = plan_from(spec, stored or {profile.microbatch: profile})
+        plan = plan_from(spec, stored or {profile.microbatch: profile}, soon=soon)
         return told(plan, profile.hardware, spec.ranks)
 
     def _planner(self, method: str) -> Any:
@@ -267,20 +267,20 @@ class PlannerWork:
                 spec, profile = at_layers(spec, layers), at_depth(profile, layers)
             planner, module = self._planner(method), methods.load(method)
             quick = getattr(planner, "fits", None) or getattr(module, "fits", None)
+            soon = layers is not None
             try:
-                found = quick(spec, profile) if quick else self._plan_of(spec, profile).fits
+                found = quick(spec, profile) if quick else self._plan_of(spec, profile, soon).fits
             except ValueError:
                 found = False
             self._done[key] = found
         return self._done[key]
 
     def _find_largest(self, method: str) -> None:
-        """The most layers that fit, starting from what was found last; not of a method that also
-        searches for micro-batches, which would take minutes."""
+        """The most layers that fit, starting from what was found last."""
         row, layers = self._rows[method], self._question.spec.model.layers
         if row.largest_layers is not None or at_depth(self._profile, 1) is None:
             return
-        if row.refused or hasattr(methods.load(method), "plan_sizes"):
+        if row.refused:
             return
         parts = self._question.spec.microbatches
         limit = max(min(DEEPEST, MOST_PASSES // parts), layers)

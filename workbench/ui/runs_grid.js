@@ -20,11 +20,19 @@ function condition(text, number) {
   return (v) => words.split(/\s+/).every((word) => String(v).toLowerCase().includes(word));
 }
 
+// Rows of the columns that the kernel sends compressed.
+async function unpacked(view) {
+  if (!view?.byteLength) return [];
+  const stream = new Blob([view]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const columns = await new Response(stream).json();
+  return (columns[0] ?? []).map((_, row) => columns.map((column) => column[row]));
+}
+
 function render({ model, el }) {
   const box = document.createElement("div");
   box.className = "wb-runs";
   el.append(box);
-  let table = null, columns = [], rows = "", quiet = false, told = null;
+  let table = null, columns = [], rows = [], quiet = false, told = null, sent = 0;
 
   const typed = () => [...box.querySelectorAll("thead input")];
 
@@ -46,7 +54,7 @@ function render({ model, el }) {
     node.className = "display compact";
     box.replaceChildren(node);
     table = new DataTable(node, {
-      data: JSON.parse(rows = model.get("rows")),
+      data: rows,
       columns: columns.map(({ name, title, number, shown }, place) => ({
         title: escaped(title), footer: escaped(title), visible: before?.seen[name] ?? shown,
         className: number ? "n" : "", type: number ? "amount" : "string",
@@ -140,7 +148,7 @@ function render({ model, el }) {
   function replace() {
     const active = document.activeElement;
     const focused = box.contains(active) && active.closest("tr")?.id;
-    table.clear().rows.add(JSON.parse(rows = model.get("rows"))).draw(false);
+    table.clear().rows.add(rows).draw(false);
     choose();
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   }
@@ -155,14 +163,21 @@ function render({ model, el }) {
     event.preventDefault();
   });
   const toggle = (row) => (row.selected() ? row.deselect() : row.select());
-  const all = () => {
-    if (JSON.stringify(columns) !== JSON.stringify(model.get("columns"))) build();
-    else if (rows !== model.get("rows")) replace();
+  const all = async () => {
+    const turn = ++sent;
+    const found = await unpacked(model.get("rows"));
+    if (turn !== sent) return; // others came meanwhile
+    rows = found;
+    if (!table || JSON.stringify(columns) !== JSON.stringify(model.get("columns"))) build();
+    else replace();
   };
-  build();
+  all();
   model.on("change:rows change:columns", all);
-  model.on("change:chosen", choose);
-  return () => (model.off("change:rows change:columns", all), model.off("change:chosen", choose));
+  const chosenThere = () => table && choose();
+  model.on("change:chosen", chosenThere);
+  return () => (
+    model.off("change:rows change:columns", all), model.off("change:chosen", chosenThere)
+  );
 }
 
 export default { render };

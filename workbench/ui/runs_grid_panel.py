@@ -39,8 +39,9 @@ class RunsGrid(anywidget.AnyWidget):
     _css = bundled("css") + (HERE / "runs_grid.css").read_text()
     columns = traitlets.List(traitlets.Dict()).tag(sync=True)
     """``name, title, number, shown`` of each; the first is the run's key."""
-    rows = traitlets.Unicode("[]").tag(sync=True)
-    """JSON: a list a run, numbers as numbers, everything else as text."""
+    rows = traitlets.Bytes().tag(sync=True)
+    """JSON, compressed by gzip: a list a column, numbers as numbers, everything else as text; empty
+    for no runs."""
     chosen = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """Keys, the first chosen first."""
     listed = traitlets.List(traitlets.Unicode(), None, allow_none=True).tag(sync=True)

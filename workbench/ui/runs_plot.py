@@ -28,6 +28,8 @@ PALETTE = (
     ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"), ("#777777", "<"),
 )  # fmt: skip
 """Looks that colour-blind readers, and readers of a grey print, tell apart."""
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
+"""Lines of neighbours; seven of them and eight looks together tell 56 values apart."""
 FILLS = {
     "published": {"markerfacecolor": "white", "markeredgewidth": 1.2},
     "simulated": {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.8},
@@ -95,7 +97,9 @@ def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> str:
     count = {place: sum(row["drawn"] == place for row in found) for place in (VALUE, EDGE, NOWHERE)}
     text = f"{fields[plot.y].label} over {fields[plot.x].label}, {_runs(count[VALUE])}"
     if plot.colour:
-        text += f", coloured by {fields[plot.colour].label}"
+        text += (
+            f", {'a line for each' if plot.lines else 'coloured by'} {fields[plot.colour].label}"
+        )
     if count[EDGE]:
         text += f"; {_runs(count[EDGE])} without a result above, with the reason"
     if count[NOWHERE]:
@@ -106,11 +110,13 @@ def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> str:
 def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
     """The figure of `plot_rows`, as wide as a page."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     from workbench.figures.style import LOOKS, PAGE_IN, styled
 
     names = sorted({row["colour"] for row in found}, key=lambda v: (isinstance(v, str), v))
-    looks = {name: PALETTE[min(i, len(PALETTE) - 1)] for i, name in enumerate(names)}
+    looks = {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
+    dashes = {name: DASHES[place % len(DASHES)] for place, name in enumerate(names)}
     own = {told.label_of(name): (look.color, look.marker) for name, look in LOOKS.items()}
     looks |= {name: own[name] for name in names if name in own}
     x, y = (_Axis(axis, plot, found, fields) for axis in "xy")
@@ -132,7 +138,8 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
                     for at_x, at_y in points:
                         of.setdefault(at_x, []).append(at_y)
                     middle = [median(of[value]) for value in sorted(of)]
-                    axes.plot(sorted(of), middle, color=looks[name][0], label="_")
+                    look = {"color": looks[name][0], "linestyle": dashes[name]}
+                    axes.plot(sorted(of), middle, label="_", **look)
                 words = told.cell(plot.colour, name) + f", {source}" * (source != "measured")
                 _marks(axes, points, words, *looks[name], FILLS[source])
             else:  # its x has a place on the axis
@@ -152,8 +159,16 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
         axes.set(xlim=limits[0], ylim=limits[1])
         handles, words = axes.get_legend_handles_labels()
         once = {word[:LONGEST]: handle for handle, word in zip(handles, words, strict=True)}
+        if plot.lines:  # an entry of a line shows its dashes beside its mark
+            told_by = {told.cell(plot.colour, name)[:LONGEST]: name for name in names}
+            once |= {
+                word: (handle, Line2D([], [], color=looks[name][0], linestyle=dashes[name]))
+                for word, handle in once.items()
+                if (name := told_by.get(word)) is not None
+            }
         title = fields[plot.colour].label if plot.colour else None
-        figure.legend(once.values(), once.keys(), loc="outside right upper", title=title)
+        more = {"title": title, "handlelength": 3.5 if plot.lines else None}
+        figure.legend(once.values(), once.keys(), loc="outside right upper", **more)
     return figure
 
 

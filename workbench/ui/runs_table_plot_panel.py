@@ -3,7 +3,7 @@ draws: by matplotlib, or by plotly where it is installed, to point at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ PLOTLY = find_spec("plotly")
 TOOLTIPS = {
     "x": "Field along the horizontal axis; fields that vary come first",
     "y": "Field along the vertical axis; fields that vary come first",
-    "colour": "Field that colours and shapes tell apart",
+    "colour": "Field that colours, shapes and lines tell apart",
 }
 NO_AXIS = SENTENCES | {"sweep"}
 
@@ -141,10 +141,12 @@ class PlotPanel:
 
     def fill(self) -> None:
         """Offer the fields that there are; what is chosen stays until another sweep is shown."""
-        known = self.runs_table.state.fields
-        usual = usual_plot(known)
+        known, sweep = self.runs_table.state.fields, self.runs_table.sweep
         names = [name for name in known if name not in NO_AXIS]
-        fresh, self._sweep = self._sweep != self.runs_table.sweep, self.runs_table.sweep
+        fresh = bool(names) and self._sweep != sweep
+        usual = usual_plot(known, self.runs_table.sweeps.swept(sweep) if fresh and sweep else ())
+        if fresh:
+            self._sweep, self.lines.value = sweep, usual.lines
         for what, control in self.fields.items():
             options = [("nothing", NONE)] * (what == "colour")
             options += [(_words(known[name]), name) for name in names]
@@ -174,10 +176,16 @@ class PlotPanel:
         return self.runs_table.state.version, self.plot, self._keys(), self.pointed.value, root
 
 
-def usual_plot(fields: Mapping[str, Field]) -> Plot:
-    """The plot that says most of the records there are: a result over a setting."""
-    x = next((n for n in FIRST_SETTINGS if n in fields and fields[n].varies), "started")
+def usual_plot(fields: Mapping[str, Field], swept: Sequence[str] = ()) -> Plot:
+    """The plot that says most of the records there are: a result over a setting; of a sweep over
+    one field or two, over the first that is a number, a line for each value of the other."""
     y = next((n for n in ("samples_per_second", *FIRST_RESULTS) if n in fields), "steps_done")
+    there = [name for name in swept if name in fields]
+    numbers = [name for name in there if fields[name].kind == "number"]
+    if numbers and len(there) <= 2:
+        other = next((name for name in there if name != numbers[0]), "method")
+        return Plot(x=numbers[0], y=y, colour=other, lines=True)
+    x = next((n for n in FIRST_SETTINGS if n in fields and fields[n].varies), "started")
     return Plot(x=x, y=y)
 
 

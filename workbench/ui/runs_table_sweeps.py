@@ -63,6 +63,13 @@ class Sweeps:
                 words = {"data": data, "root": str(self.store.root)}
                 self._listed[name] = helper.ask("workbench.ui.previewer:listed", **words)
 
+    def swept(self, name: str) -> list[str]:
+        """Fields that the sweep's grid has several values of, the first ones first."""
+        with suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
+            grid = read_object(Campaign(self.store, name).folder / "sweep.json", "sweep")["grid"]
+            return [field for field, values in grid.items() if len(values) > 1]
+        return []
+
     def running(self, names: Iterable[str]) -> list[str]:
         """Keys of the runs that these sweeps have in work."""
         found = [Campaign(self.store, name).status() for name in names]

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import workbench
+from tests.unit.ui.made_up_records import put, record
 from workbench.runs import legacy
 from workbench.runs.logs import ParsedLog, clean, parse_log, read_log
 from workbench.runs.overrides import make_spec
+from workbench.runs.store import Store
 
 REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "stronghold"
 needs_samples = pytest.mark.skipif(
@@ -231,3 +234,23 @@ def test_a_log_appended_to_after_a_restart_counts_each_iteration_once() -> None:
     assert [(p.iteration, p.loss) for p in log.points] == [(10, 3.0), (20, 2.4), (30, 2.0)]
     assert log.points[0].skipped_iterations is None
     assert any("2 iterations stand twice" in note for note in log.notes)
+
+
+def test_a_log_is_a_row_beside_records(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(log_of(9.5, 8.25, ms=500.0, tail=END))
+    killed = NAME.replace("l-16", "l-32")
+    (tmp_path / killed).write_text("RuntimeError: CUDA out of memory\n")
+    put(Store(tmp_path), record(1))
+    table = workbench.records(tmp_path, logs=[tmp_path / NAME, tmp_path / killed])
+    assert [*table.source] == ["measured", "log", "log"]
+    assert [*table.status] == ["ok", "ok", "oom_device"]
+    assert {"key", "source", *table.columns} == {*workbench.records(tmp_path).columns}
+    told = table.iloc[1]
+    assert (told.key, told.method, told.layers, told.window) == (NAME, "stronghold", 16, 15)
+    assert (told.step_seconds, told.samples_per_second, told.losses) == (0.5, 1.5, [9.5, 8.25])
+    assert table.iloc[2].losses == []
+    (tmp_path / "words.txt").write_text("hello")
+    with pytest.raises(ValueError, match="words.txt is no log of a known form"):
+        workbench.records(tmp_path, logs=tmp_path / "words.txt")
+    with pytest.raises(ValueError, match="cannot be read"):
+        workbench.records(tmp_path, logs=str(tmp_path / "none.txt"))

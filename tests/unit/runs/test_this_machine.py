@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -217,9 +218,28 @@ def test_the_largest_model_is_the_last_that_fits(tmp_path: Path, capsys) -> None
     assert told["peak_bytes"]["device"] <= 6 << 20
 
 
+def test_methods_that_search_are_asked_for_their_largest_model_too(tmp_path: Path, capsys) -> None:
+    words = ["plan", "--largest", "--ranks", "2", "--machine", "h100-80gb", "--json", *TINY]
+    budgets = ["--device-memory", "1MiB", "--host-memory", "4MiB", "--results", str(tmp_path)]
+    assert cli.main([*words, *budgets]) == 0
+    told, err = capsys.readouterr()
+    assert "harmony-pp, harmony-dp, pp-swap, dp-swap search at each depth" in err
+    found = json.loads(told)
+    layers = {each["method"]: each["layers"] for each in found["methods"] if each["fits"]}
+    shape = {"hidden": 64, "heads": 2, "seq": 32, "vocab": 64, "ranks": 2}
+    shape |= {"device_memory": 1 << 20, "host_memory": 4 << 20}
+    for method in ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap"):
+        fit = make_spec({**shape, "method": method, "layers": layers[method]})
+        more = fit.with_(model=replace(fit.model, layers=layers[method] + 1))
+        assert planning.fits(fit, Store(tmp_path), "h100-80gb"), method
+        assert not planning.fits(more, Store(tmp_path), "h100-80gb", soon=True), method
+    assert not {"harmony-pp", "harmony-dp", "pp-swap", "dp-swap"} & found["not_planned"].keys()
+
+
 def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
     shape = {"layers": 2, "hidden": 64, "heads": 2, "seq": 32, "vocab": 64}
-    question = Question.of(machine="h100-80gb", ranks=2, device_memory=4 << 20, **shape)
+    budgets = {"device_memory": 4 << 20, "host_memory": 4 << 20}
+    question = Question.of(machine="h100-80gb", ranks=2, **budgets, **shape)
     assert "--ranks 2" in question.command()
     work = PlannerWork(Store(tmp_path))
     while not (fields := work.work_on(question, 60.0))["done"]:
@@ -228,3 +248,6 @@ def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
     assert list(rows) == methods.compared(2, ModelSpec())
     assert {"data-parallel", "1f1b", "harmony-pp"} <= {name for name in rows if rows[name].fits}
     assert rows["torch-zero-bubble"].refused, "torch plans it by itself"
+    for method in ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap"):
+        assert 2 <= rows[method].largest_layers < 20
+        assert not rows[method].largest_open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -108,6 +109,12 @@ def fill_many(store: Store, count: int) -> None:
         (folder / "record.json").write_text(text.replace(started, day))
 
 
+def lines_in(cells: bytes) -> list[list[Any]]:
+    """Rows of the columns that the page is sent."""
+    columns = json.loads(gzip.decompress(cells))
+    return [list(line) for line in zip(*columns, strict=True)]
+
+
 def put_timeline(store: Store, key: str, scale: float = 1.0) -> None:
     """Two steps of a load, a forward and a backward pass and an update, 10 ms a step."""
     events = []
@@ -128,9 +135,10 @@ def put_timeline(store: Store, key: str, scale: float = 1.0) -> None:
     (store.folder(key) / "timeline.json").write_text(json.dumps(data))
 
 
-def put_sweep(store: Store, name: str, numbers: Iterable[int]) -> Campaign:
+def put_sweep(store: Store, name: str, numbers: Iterable[int], **grid: list[Any]) -> Campaign:
     """A named sweep that started some of the runs."""
-    campaign = Campaign.create(store, {"name": name, "base": {"method": "l2l"}})
+    data = {"name": name, "base": {"method": "l2l"}, **({"grid": grid} if grid else {})}
+    campaign = Campaign.create(store, data)
     events = [{"time": 1.0, "event": "point", "index": i, "key": key_of(n), "where": None}
               for i, n in enumerate(numbers)]  # fmt: skip
     (campaign.folder / "events.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in events))

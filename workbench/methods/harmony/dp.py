@@ -1,7 +1,10 @@
 """Harmony-DP: every rank has all packs and its share of the samples."""
 
+from functools import partial
+
 from workbench.methods.harmony import planner
 from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import DP
 
 plan, plan_sizes, train, measure = on_ranks(planner, DP)
+plan_soon = partial(planner.plan_soon, mode=DP)

@@ -35,19 +35,31 @@ if TYPE_CHECKING:
 STEPS = 3
 RECORDED_TRIALS = 24
 """Schedules of recorded passes that may be found too large before others are tried."""
+SOON_TRIALS, SOON_WORK = 8, 100_000
+"""Schedules, and micro-batches in estimates, of a search that is to take about a second."""
 LATE = 1.4
 """How many times as long as in a profile launched passes may take, where the lanes of copies and
 updates share the interpreter with the one that launches (an H100, micro-batches of 4 samples)."""
 PUBLISHED_RULES = (
     "micro-batches and packs are those of the published rules, at the costs of this server"
 )
+SOON = "packs are the best of a few: -l with this depth, without --largest, compares all"
 IN_PART = (
     "all packs of so many layers, micro-batches and ranks take too long to compare: a part was, "
     "evenly spread"
 )
 
 
-def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
+def plan_soon(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
+    """A plan from a small part of the search: to ask how many layers fit, depth after depth.
+    Raises as `plan` does, and where only plans fit that the whole search would come to late."""
+    check(spec, mode)
+    found = plan(spec, profiles, mode=mode, soon=True)
+    searched = _pinned(spec, mode) is None and spec.options.packing != FAITHFUL
+    return replace(found, notes=(*found.notes, SOON)) if searched else found
+
+
+def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: bool = False) -> Plan:
     """The plan of a spec, from profiles by samples in a micro-batch. Raises DoesNotFit where no
     packs keep the budgets, ValueError for pinned packs that cannot be and for profiles of another
     model."""
@@ -84,7 +96,13 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     if asked.packing == FAITHFUL:
         found = faithful.choose(problem, sizes, model.num_units, server, profiles)
     elif pinned is None:
-        found = _searched(spec, problem, launched, sizes, server)
+        few = {"most_simulated": SOON_TRIALS, "last_resort": False, "most_work": SOON_WORK}
+        how = problem if spec.replay == "on" else launched
+        found = (
+            search(how, sizes, model.num_units, server, **few)
+            if soon
+            else _searched(spec, problem, launched, sizes, server)
+        )
     else:
         schedule = scheduled(pinned, problem, sizes)
         if not records(schedule):
@@ -121,7 +139,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
         moved_bytes=found.schedule.moved_bytes(),
         binding=binding(simulated, spec.ranks),
         settings=settings,
-        notes=tuple(_notes(spec, found, model)),
+        notes=tuple(_notes(spec, found, model, soon)),
     )
 
 
@@ -157,11 +175,11 @@ def _searched(
     return other if LATE * other.seconds < found.seconds else found
 
 
-def _notes(spec: RunSpec, found: Found, model: LayeredModel) -> Iterator[str]:
+def _notes(spec: RunSpec, found: Found, model: LayeredModel, soon: bool) -> Iterator[str]:
     packs = found.packs
     if spec.options.packing == FAITHFUL:
         yield PUBLISHED_RULES
-    if found.in_part:
+    if found.in_part and not soon:
         yield IN_PART
     if model.alike and packs.forward_size != packs.backward_size:
         why = model.couples or "samples of a user's own module may depend on each other"

@@ -1,7 +1,10 @@
 """Harmony-PP: packs dealt out to the ranks in turn, outputs sent from device to device."""
 
+from functools import partial
+
 from workbench.methods.harmony import planner
 from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import PP
 
 plan, plan_sizes, train, measure = on_ranks(planner, PP)
+plan_soon = partial(planner.plan_soon, mode=PP)

@@ -30,6 +30,7 @@ from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProb
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.step_time import StepTimeEstimate
+from workbench.methods.rank_plans import check_states
 from workbench.profile.server import Server, ServerCosts, records
 from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.schedule.action import Kind
@@ -96,14 +97,14 @@ def search(
     most_trials: int = MOST_TRIALS,
     last_resort: bool = True,
     most_work: float = MOST_WORK,
+    most_simulated: float = inf,
 ) -> Found:
     """The fastest plan of a model of so many units. Raises DoesNotFit, saying what lacks, after
     `most_trials` plans that do not fit. As a last resort plans are tried that hardly can. Where all
-    plans would be more than `most_work` to look at, a part of them is."""
-    least = sum(sizes.weight_bytes(unit) + sizes.state_bytes(unit) for unit in range(units))
-    if least > problem.host_bytes:
-        raise _lacks(least, HOST_TIER, problem, "more than ")
-    searching = _Search(problem, sizes, units, server, most_work)
+    plans would be more than `most_work` to look at, a part of them is; it ends without a plan after
+    `most_simulated` schedules."""
+    check_states(sizes, units, problem.host_bytes)
+    searching = _Search(problem, sizes, units, server, most_work, most_simulated)
     best = searching.found(problem.device_bytes, most_trials, last_resort)
     if most_work == inf or best.in_part or best.seconds < WORTH_S:
         return best
@@ -145,6 +146,7 @@ class _Search:
         units: int,
         server: Server,
         most_work: float = MOST_WORK,
+        most_simulated: float = inf,
     ) -> None:
         self._setting, self._sizes, self._units, self._server = problem, sizes, units, server
         self._costs = {
@@ -161,6 +163,7 @@ class _Search:
         self._memory = MemoryEstimate(sizes, units, problem.recorded_below_s)
         self._step_time = StepTimeEstimate(sizes, server, units, self._memory.recorded)
         self._all_work = self._most_work = most_work
+        self._most_simulated = most_simulated
         self.trials = 0
         self.work = 0.0
         """Work done, counted in micro-batches of estimates."""
@@ -175,7 +178,7 @@ class _Search:
         self._most_work, foreseen = self._all_work, device_bytes
         sizes = [foreseen, int(foreseen * (1 + MORE))] if last_resort else [foreseen]
         candidates = chain.from_iterable(map(self._candidates, sizes))
-        while len(self._seen) < most_trials and (tried := self._first(candidates)):
+        while self._goes_on(most_trials) and (tried := self._first(candidates)):
             if self._all_work < inf and not self._in_part:
                 tried += self._with_fewer(tried)
             found, shortage = self._fitting(tried)
@@ -198,6 +201,9 @@ class _Search:
         if host > problem.host_bytes:
             raise _lacks(host, HOST_TIER, problem)
         raise _lacks(peak, DEVICE, problem)
+
+    def _goes_on(self, most_trials: int) -> bool:
+        return len(self._seen) < most_trials and self.trials < self._most_simulated
 
     def _least(self) -> int:
         """Bytes of a device for which there are candidates, to a few percent."""
@@ -246,7 +252,7 @@ class _Search:
         one that lacks fewest lacks as it was, 0 or less where the host lacks them."""
         problem, shortages = self._setting, []
         first = {*map(id, tried)}
-        while tried:
+        while tried and (not shortages or self.trials < self._most_simulated):
             best = min(tried, key=lambda one: one.seconds)
             tried.remove(best)
             proved = validate(best.schedule)
@@ -301,11 +307,9 @@ class _Search:
         return _Tried(packs=packs, schedule=schedule, seconds=seconds, less=less)
 
 
-def _lacks(needed: int, tier: str, problem: SearchProblem, how: str = "") -> DoesNotFit:
+def _lacks(needed: int, tier: str, problem: SearchProblem) -> DoesNotFit:
     there = problem.host_bytes if tier == HOST_TIER else problem.device_bytes
-    text = (
-        f"{how}{format_bytes(needed)} of {tier} memory are needed, {format_bytes(there)} are there"
-    )
+    text = f"{format_bytes(needed)} of {tier} memory are needed, {format_bytes(there)} are there"
     return DoesNotFit(text, tier=tier)
 
 
