@@ -18,6 +18,7 @@ from workbench.core import methods
 ROWS, STEPS, CLIP, LR = 4, 20, 0.5, 1e-2
 WAYS = {
     "plain": {},
+    "megatron-lm": {"microbatches": 2},
     "l2l": {"microbatches": 2, "activations": "host"},
     "stronghold": {"window": 2, "resident": 1},
     "varuna": {"microbatches": 2},
@@ -213,7 +214,7 @@ def test_a_checkpoint_goes_on_under_another_method(engine, tmp_path) -> None:
             if number == 2:
                 first.save(tmp_path / "kept")
         wanted = first.state_dict()
-    with engine("plain") as second:
+    with engine("megatron-lm") as second:
         assert second.load(tmp_path / "kept") == second.steps == 3
         for batch in [*batches(6)][second.steps :]:
             later.append(second.step(batch, loss_of))
@@ -286,7 +287,7 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
         with pytest.raises(ValueError, match="are others than in the first step"):
             made.step(batch, loss_of)
     for method, config, words in (
-        ("zero-infinity", {}, "of one's own loop in 1 process; l2l, stronghold, plain do"),
+        ("zero-infinity", {}, "loop in 1 process; megatron-lm, l2l, stronghold, plain do"),
         ("plain", {"amsgrad": True}, "amsgrad is on"),
         ("plain", {"momentum": 1}, "momentum"),
     ):

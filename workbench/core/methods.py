@@ -61,6 +61,7 @@ METHODS = {
             label="Megatron-LM",
             module="baselines.megatron",
             summary="everything on the device",
+            driven=PLANNED,
         ),
         Method(
             name="l2l",
