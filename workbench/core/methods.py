@@ -123,6 +123,7 @@ PEERS = {
             module="baselines.fsdp",
             summary="weights and optimizer on the host (torch's FSDP2)",
             portable=True,
+            driven="baselines.fsdp.run:driven",
         ),
         Method(
             name="zero-twin-flow",
