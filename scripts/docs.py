@@ -55,13 +55,13 @@ def matrix() -> str:
     for row in methods.known().values():
         devices = "several" if row.parallel else "one"
         loop = row.driven  # steps in a user's own loop
-        own = "yes" if row.modules else "in Python" if loop else "no"
+        own = "yes" if row.modules else "`Engine`" if loop else "no"
         disk = "yes" if takes(row.name, "optimizer_tier") else "no"
         after = "any" if row.portable else "its own"
         alike.setdefault((devices, "yes", own, disk, "yes", after), []).append(row.name)
     heads = ("methods", "devices", "Hugging Face", "own modules", "disk", "resume", "checkpoints")
     lines = [(", ".join(map("`{}`".format, names)), *able) for able, names in alike.items()]
-    return table(heads, lines)
+    return table(heads, lines).replace(" --- ", "---")  # README counts its words
 
 
 def readme() -> str:

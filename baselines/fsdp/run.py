@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,17 @@ from baselines.stepping import Stepping
 from baselines.transfer_counter import TransferCounter
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter
+from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
+from workbench.methods.driven import InOneProcess, Steps, Task
 from workbench.methods.history import History
 from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, set_parameter
+from workbench.model.keyed import norms_in
+from workbench.model.modules import Decomposed
+from workbench.model.objective import PREFIX
+from workbench.model.text import Batches
 from workbench.model.whole import Whole
 from workbench.runtime.loopback import join
 from workbench.runtime.storage import DTYPES
@@ -62,6 +67,45 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         run = Training(spec, report, folder)
         run.run()
         return run.outcome()
+
+
+def driven(task: Task) -> Steps:
+    """Steps that a user's loop asks for; a process group that is there already is used. Raises
+    ValueError for what FSDP2 does not offer."""
+    refuse(task.spec)
+
+    def make(spec: RunSpec, *given: Any) -> Training:
+        refuse_module(given[0])
+        with ExitStack() as group:
+            if not distributed.is_initialized():
+                group.enter_context(single_rank(resolve_device(spec.device)))
+            run = Training(spec, Untold(), task.folder, given=given)
+            run.group = group.pop_all()
+            return run
+
+    return InOneProcess(task, make)
+
+
+def refuse_module(model: Decomposed) -> None:
+    """Raise ValueError for a module of whose weights some are not trained or are in several blocks,
+    or that has BatchNorm."""
+    for unit in range(model.num_units):
+        for name in model.shapes(unit):
+            full = model.state_name(unit, name).removeprefix(PREFIX)
+            if not model.learns(unit, name):
+                raise ValueError(
+                    f"{full} is not trained; fsdp trains all parameters, use plain or stronghold"
+                )
+    for (unit, name), (owner, _) in model.tied().items():
+        if (owner, unit) != (0, model.head):
+            raise ValueError(
+                f"{model.state_name(unit, name).removeprefix(PREFIX)} is in layers {owner} and "
+                f"{unit}; fsdp shares weights of the first and the last layer alone, use plain or "
+                "stronghold"
+            )
+    for unit in range(model.num_units):
+        if norms_in(model.build(unit, seed=0, device="meta")):
+            raise ValueError("the model has BatchNorm; fsdp does not train it, use plain")
 
 
 def refuse(spec: RunSpec) -> None:
@@ -91,14 +135,24 @@ def single_rank(device: torch.device) -> Iterator[None]:
 class Training(Stepping):
     """One training by FSDP2, inside a process group."""
 
-    def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        report: Reporter,
+        folder: Path,
+        *,
+        given: tuple[LayeredModel, Batches] | None = None,
+    ) -> None:
+        """`given`: a model and data that the spec does not name."""
+        self.group = ExitStack()
+        """Process group that ends with the training, where it has one."""
         self.spec, self.report, self.folder = spec, report, folder
         self.device = resolve_device(spec.device)
         self.on_gpu = self.device.type == "cuda"
         use_device_threads(self.device.type)
         if self.on_gpu:
             cap_device(self.device, spec.device_memory)
-        self.model = make_model(spec.model, spec.seed)
+        self.model = given[0] if given else make_model(spec.model, spec.seed)
         self.host_bytes = host_bytes(self.model, pinned=self.on_gpu)
         if spec.host_memory is not None and self.host_bytes > spec.host_memory:
             raise OutOfMemory(
@@ -108,10 +162,10 @@ class Training(Stepping):
                 in_use=0,
                 budget=spec.host_memory,
             )
-        self.batches = load_batches(spec, self.model, folder / "cache")
+        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
         maker, self.update = fastest(spec, self.device)
         report.phase("sharding the model")
-        self.whole = _sharded(self.model, spec, self.device)
+        self.whole = _sharded(self.model, spec, self.device, keeps=given is None)
         self.blocks = compile_blocks(self.whole, spec, self.device)
         report.phase(f"training with {self.blocks}, update by {self.update}")
         with torch.no_grad():
@@ -186,12 +240,20 @@ class Training(Stepping):
         done = next_step - len(self.history.skipped)
         self.history.save(next_step, done, self.holder, self.report)
 
+    def statistics(self) -> dict[str, Tensor]:
+        """None: there is no BatchNorm."""
+        return {}
+
     def resume(self) -> int:
         """Returns the first step to do. The masters are the weights."""
         first = self.history.resume(self.holder, self.report)
         if first:
             self.holder.set_steps(self.history.updates_done)
         return first
+
+    def close(self) -> None:
+        """End the process group."""
+        self.group.close()
 
 
 def host_bytes(model: LayeredModel, *, pinned: bool) -> int:
@@ -208,13 +270,17 @@ def host_bytes(model: LayeredModel, *, pinned: bool) -> int:
     return total
 
 
-def _sharded(model: LayeredModel, spec: RunSpec, device: torch.device) -> Whole:
+def _sharded(model: LayeredModel, spec: RunSpec, device: torch.device, *, keeps: bool) -> Whole:
     """The whole model with everyone's initial weights, each block sharded as soon as it is made:
-    so a model is never in memory twice. What is outside the blocks is the root's."""
+    so a model is never in memory twice. What is outside the blocks is the root's. With
+    `keeps` blocks' weights stay for the backward pass where there is room, which is known of a
+    decoder only."""
     settings = _settings(spec, device)
     units: list[nn.Module] = []
     parameters = [model.unit_parameters(unit) for unit in range(model.num_units)]
-    fetched_again = model.head - 1 - kept_blocks(spec, parameters, _room(device, spec))
+    fetched_again = (
+        model.head - 1 - kept_blocks(spec, parameters, _room(device, spec) if keeps else 0)
+    )
     for unit in range(model.num_units):
         module = model.build(unit, seed=spec.seed)
         for (tied, name), (owner, owner_name) in model.tied().items():
@@ -224,7 +290,9 @@ def _sharded(model: LayeredModel, spec: RunSpec, device: torch.device) -> Whole:
             fully_shard(module, reshard_after_forward=unit <= fetched_again, **settings)
         units.append(module)
     whole = Whole(model, units, seed=spec.seed, checkpoint=spec.activations != "keep")
-    fully_shard(whole, **settings)
+    # The tree of a module that is cut into layers has their parts, not the layers.
+    sharded = {p for unit in units[1 : model.head] for p in unit.parameters()}
+    fully_shard(whole, ignored_params=sharded, **settings)
     return whole
 
 

@@ -19,6 +19,7 @@ from workbench.methods import driven
 ROWS, STEPS, CLIP, LR = 4, 20, 0.5, 1e-2
 WAYS = {
     "plain": {},
+    "megatron-lm": {"microbatches": 2},
     "l2l": {"microbatches": 2, "activations": "host"},
     "stronghold": {"window": 2, "resident": 1},
     "varuna": {"microbatches": 2},
@@ -202,8 +203,37 @@ def test_a_model_of_hugging_face_is_torchs(engine, method) -> None:
 
 def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:
     driven = {row.name: row.driven for row in methods.known().values() if row.driven}
-    assert {*driven.values()} == {driven[name] for name in WAYS}
+    assert {*driven.values()} == {driven[name] for name in (*WAYS, "fsdp")}
     assert {name for name, path in driven.items() if path == methods.PLANNED} <= {*WAYS}
+
+
+def test_what_fsdp_trains_is_torchs_and_goes_on_under_stronghold(engine, tmp_path) -> None:
+    wanted, weights = torchs(lambda module: module.requires_grad_(True).parameters(), steps=10)
+    losses, module = [], net().requires_grad_(True)
+    for method, part in (("fsdp", slice(5)), ("stronghold", slice(5, 10))):
+        with engine(method, module, microbatches=2) as made:
+            assert made.load(tmp_path) == (part.start or None)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(
+                made.optimizer, lambda step, made=made: min(1.0, made.steps / 5)
+            )
+            for batch in [*batches(10)][part]:
+                losses.append(made.step(batch, loss_of))
+                scheduler.step()
+            made.save(tmp_path)
+            found = made.state_dict()
+        assert not torch.distributed.is_initialized()
+    assert losses == pytest.approx(wanted, rel=1e-6)
+    near(found, weights)
+    twice, normed = net().requires_grad_(True), net().requires_grad_(True)
+    twice.blocks[3].inner.weight = twice.blocks[1].inner.weight
+    normed.blocks[2].norm = nn.BatchNorm1d(6)
+    for words, wrong in {
+        "blocks.1.inner.weight is not trained; fsdp trains all": net(),
+        "inner.weight is in layers": twice,
+        "has BatchNorm; fsdp": normed,
+    }.items():
+        with engine("fsdp", wrong) as made, pytest.raises(ValueError, match=words):
+            made.step(next(batches()), loss_of)
 
 
 def test_a_checkpoint_goes_on_under_another_method(engine, tmp_path) -> None:
@@ -214,7 +244,7 @@ def test_a_checkpoint_goes_on_under_another_method(engine, tmp_path) -> None:
             if number == 2:
                 first.save(tmp_path / "kept")
         wanted = first.state_dict()
-    with engine("plain") as second:
+    with engine("megatron-lm") as second:
         assert second.load(tmp_path / "kept") == second.steps == 3
         for batch in [*batches(6)][second.steps :]:
             later.append(second.step(batch, loss_of))
@@ -302,7 +332,7 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
         with pytest.raises(ValueError, match="are others than in the first step"):
             made.step(batch, loss_of)
     for method, config, words in (
-        ("zero-infinity", {}, "of one's own loop in 1 process; l2l, stronghold, plain do"),
+        ("zero-infinity", {}, "1 process; megatron-lm, l2l, stronghold, plain, fsdp do"),
         ("plain", {"amsgrad": True}, "amsgrad is on"),
         ("plain", {"momentum": 1}, "momentum"),
     ):

@@ -62,6 +62,7 @@ METHODS = {
             label="Megatron-LM",
             module="baselines.megatron",
             summary="everything on the device",
+            driven=PLANNED,
         ),
         Method(
             name="l2l",
@@ -123,6 +124,7 @@ PEERS = {
             module="baselines.fsdp",
             summary="weights and optimizer on the host (torch's FSDP2)",
             portable=True,
+            driven="baselines.fsdp.run:driven",
         ),
         Method(
             name="zero-twin-flow",
