@@ -290,9 +290,10 @@ def _sharded(model: LayeredModel, spec: RunSpec, device: torch.device, *, keeps:
             fully_shard(module, reshard_after_forward=unit <= fetched_again, **settings)
         units.append(module)
     whole = Whole(model, units, seed=spec.seed, checkpoint=spec.activations != "keep")
-    # The tree of a module that is cut into layers has their parts, not the layers.
-    sharded = {p for unit in units[1 : model.head] for p in unit.parameters()}
-    fully_shard(whole, ignored_params=sharded, **settings)
+    if not keeps:  # the tree of a module that is cut into layers has their parts, not the layers
+        inside = {p for unit in units[1 : model.head] for p in unit.parameters()}
+        settings["ignored_params"] = inside
+    fully_shard(whole, **settings)
     return whole
 
 
