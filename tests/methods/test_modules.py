@@ -285,7 +285,7 @@ def test_micro_batches_are_alike_where_samples_depend_on_them(model, pairs):
         method="harmony-pp", model=model, ranks=2, batch=4, text=text_for(model, pairs),
         clipping="auto",
     )  # fmt: skip
-    profiles = {size: made_up_profile(spec.with_(microbatches=4 // size)) for size in (1, 2, 4)}
+    profiles = {size: made_up_profile(spec.with_(batch=size)) for size in (1, 2, 4)}
     for asked in ({}, {"forward_size": 2}, {"backward_size": 4}):
         plan = planner.plan(spec.with_(**asked), profiles, mode="pp")
         chosen = plan.settings

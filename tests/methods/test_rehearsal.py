@@ -60,7 +60,7 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
     answered.enter("ranks: what a pass takes beyond its plan", 0.1, seconds)
     assert profiles_for(planner, spec, tmp_path, second) == profiles
     assert told(second) == []
-    stored = stored_profile(spec.with_(microbatches=3), tmp_path)
+    stored = stored_profile(spec.with_(batch=2), tmp_path)
     assert stored.hardware.wires.pass_overhead_s == seconds
 
 

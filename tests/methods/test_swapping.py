@@ -43,7 +43,7 @@ def spec_for(**changes):
 
 
 def sizes_for(spec):
-    profile = made_up_profile(spec.with_(microbatches=spec.batch))
+    profile = made_up_profile(spec.with_(batch=1))
     return ProfiledSizes({1: profile}, tied={MODEL.layers + 1: (0, MODEL.vocab * MODEL.hidden)})
 
 
@@ -104,7 +104,7 @@ def test_what_has_room_is_not_swapped():
 @pytest.mark.parametrize("mode", ["dp", "pp"])
 def test_the_plan_keeps_its_budget_or_says_what_lacks(mode):
     spec = spec_for(method=f"{mode}-swap", batch=8, ranks=2)
-    profiles = {1: made_up_profile(spec.with_(microbatches=spec.batch))}
+    profiles = {1: made_up_profile(spec.with_(batch=1))}
     made = plan(spec, profiles, mode=mode)
     budget = made.peak_bytes["device"] - 1
     less = plan(spec.with_(device_memory=budget), profiles, mode=mode)
