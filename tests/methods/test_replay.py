@@ -262,7 +262,8 @@ def assert_equal_to_the_bit(spec, folder, schedule_of):
             crew.close()
 
     if spec.dtype == "bf16":
-        run(True, steps=1)  # chooses the kernels
+        for replay in (True, False):  # chooses the kernels: ranks that tune at a time may differ
+            run(replay, steps=1)
     (launched, expected), (replayed, found) = run(False), run(True)
     assert replayed.losses == launched.losses
     assert all(torch.equal(found[key], value) for key, value in expected.items())
