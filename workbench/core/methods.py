@@ -307,7 +307,6 @@ def lookup(name: Any) -> Method | None:
     return found
 
 
-@cache
 def pipelines() -> dict[str, Method]:
     """The pipelines of our own, a row for each order."""
     return {
