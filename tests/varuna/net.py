@@ -31,14 +31,14 @@ class Net(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(WORDS, HIDDEN)
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
-        self.cuts = [CutPoint() for _ in range(blocks)]
+        self._cuts = [CutPoint() for _ in range(blocks)]
         self.batchnorm = nn.BatchNorm1d(SEQ) if batchnorm else nn.Identity()
         self.out = nn.Linear(HIDDEN, WORDS, bias=False)
         self.out.weight = self.embed.weight
 
     def forward(self, tokens, mask, labels, shift=None, flag=True, nothing=None):
         x, seen = self.batchnorm(self.embed(tokens) + shift), mask.float()
-        for cut, block in zip(self.cuts, self.blocks, strict=True):
+        for cut, block in zip(self._cuts, self.blocks, strict=True):
             x = block(cut(x), seen)
         return nn.functional.cross_entropy(self.out(x).flatten(0, 1), labels.flatten())
 

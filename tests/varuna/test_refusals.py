@@ -64,6 +64,7 @@ NO_STACK = "cannot be cut at 'cut': what crosses it must be stacks of samples .*
         ("'cut' is called 2 times in .*; call .* once", lambda m, x: m.b(m.cut(m.cut(m.a(x))))),
         ("'end' is called never in .*; call .* once", lambda m, x: m.b(m.cut(m.a(x)))),
         (NO_STACK + r"\[4\]", lambda m, x: m.end(m.b(m.cut(m.a(x).mean(0))))),
+        (NO_STACK + r"\[4\]$", lambda m, x: m.end(m.b(m.cut(m.a(x).mean(0))) * x)),
         (NO_STACK + r"\[B\+1, 4\]", lambda m, x: m.end(m.b(m.cut(torch.cat([m.a(x), x[:1]]))))),
         ("nothing .* before the cut at 'cut'; move it", lambda m, x: m.end(m.b(m.a(m.cut(x))))),
         ("slices 1 to 1 of 3 have no weights .*; use", lambda m, x: m.b(m.end(m.cut(m.a(x)) * 2))),

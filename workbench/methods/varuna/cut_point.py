@@ -25,12 +25,10 @@ def cut_points(model: nn.Module) -> list[str]:
     known = {id(part) for part in model.modules()}
     for part in [*model.modules()]:
         for name, value in [*vars(part).items()]:
-            if name.startswith("_"):
-                continue
             for number, found in enumerate(_listed(value)):
                 if id(found) not in known:
                     known.add(id(found))
-                    part.add_module(f"{name}_cut_{number}", found)
+                    part.add_module(f"{name}[{number}]", found)
     return [path for path, part in model.named_modules() if isinstance(part, CutPoint)]
 
 

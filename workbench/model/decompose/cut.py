@@ -152,7 +152,8 @@ class _Cutter:
             if calls[path] != 1:
                 times = f"{calls[path]} times" if calls[path] else "never"
                 raise ValueError(
-                    f"{path!r} is called {times} in a forward pass; call what cuts exactly once"
+                    f"{path!r} is called {times} in a forward pass; call a module that marks a "
+                    "cut exactly once"
                 )
         for position, i in enumerate(self.order):
             call = self.trace.calls[i]
@@ -163,8 +164,9 @@ class _Cutter:
                     f"nothing is computed before the cut at {call.target!r}; move it behind the "
                     "first weights"
                 )
-            if not self._may_cut(position):
-                shapes = [self.trace.shapes[n] for n in self.crossing[position]]
+            at_odds = [n for n in call.refs() if self.samples[n] and self.samples[n][1] is None]
+            if at_odds or not self._may_cut(position):
+                shapes = [self.trace.shapes[n] for n in at_odds or self.crossing[position]]
                 raise ValueError(
                     f"the model cannot be cut at {call.target!r}: what crosses it must be stacks "
                     f"of samples that nothing writes to later, and it is {_in_words(shapes)}"
