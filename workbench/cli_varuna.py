@@ -1,7 +1,7 @@
 """``workbench varuna``: a script on all slots of a list of hosts, which may come and go.
 
-Exit codes: 0 training is done; 2 the input is wrong, and nothing was written; 3 it failed; 130 it
-was stopped.
+Exit codes: 0 training is done; 2 the input is wrong, and nothing was written before workers saw
+that; 3 it failed; 130 it was stopped.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ def _train(given: argparse.Namespace) -> int:
         choose(sum(hosts.values()), given.gpus_per_node)  # of all hosts, one must be possible
     else:
         choose = in_thread(partial(_fastest, given.batch_size, profiles))
-    connect = tuple(shlex.split(given.connect))
+    try:
+        connect = tuple(shlex.split(given.connect))
+    except ValueError as error:
+        raise ValueError(f"--connect is {given.connect!r}: {error}") from None
     if "{command}" not in connect or not any("{host}" in word for word in connect):
         raise ValueError(f"--connect is {given.connect!r}; it must hold {{host}} and {{command}}")
     code_dir = user_path(given.code_dir).resolve()

@@ -236,6 +236,17 @@ def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -
         assert re.fullmatch(str(outcome), str(held.members.outcome))
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_input_that_no_worker_takes_ends_a_job_at_once_unless_steps_were_done(steps: int) -> None:
+    held = Held(A)
+    held.begun(A)
+    for _ in range(steps):
+        held.step(1, 2)
+    held.tell(A, "ended", rank=1, failure="failed: ValueError: 6 stages of 5 slices")
+    assert held.members.refused == (not steps)
+    assert str(held.members.outcome).endswith("6 stages of 5 slices") == (not steps)
+
+
 def test_a_cut_that_was_measured_stays_with_its_shape() -> None:
     held = Held(A, B)
     assert held.begun(A, B)[A].cut == ""
@@ -259,6 +270,7 @@ def test_a_profile_that_is_not_there_and_one_by_which_nothing_fits_end_the_job()
         held.leave(2)
         held.over(A)
         assert re.fullmatch(outcome, held.members.outcome)
+        assert held.members.refused
 
 
 def test_slow_machines_are_named() -> None:

@@ -136,7 +136,7 @@ def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixtu
 def test_a_script_that_takes_no_profiling_is_told_so(run: Run) -> None:
     run.hosts("127.0.0.2")
     run.start("--profiling")
-    assert run.manager.wait(240) == 3
+    assert run.manager.wait(240) == 2
     assert run.told("status 2: given --profiling=DIR, the script must run a Profiler into DIR")
 
 

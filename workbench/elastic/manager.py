@@ -129,7 +129,8 @@ class Manager:
         )  # fmt: skip
 
     async def run(self) -> str:
-        """Returns how the job ended: ``done``, ``stopped``, or why it failed."""
+        """Returns how the job ended: ``done``, ``stopped``, or why it failed. Raises ValueError
+        where a user gave what cannot be trained."""
         members, loop = self._members, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -149,6 +150,8 @@ class Manager:
                     line.write(pack(Message(kind="beat")))
                 await asyncio.sleep(TICK_S)
             self._say(f"the job ends: {members.outcome}")
+            if members.refused:
+                raise ValueError(members.outcome)
             return members.outcome
         finally:
             server.close()
@@ -324,7 +327,7 @@ def _end(agent: asyncio.subprocess.Process, number: int) -> None:
 
 def serve(job: Job, *, resume: bool) -> str:
     """Run a job to its end in this process. Raises ValueError where its folder or its address does
-    not fit, before anything is written."""
+    not fit, before anything is written, and where workers refuse what they are given."""
     folder, address = Path(job.order.folder), job.order.address
     before = read_file(State, folder)
     if before is not None and not resume:

@@ -35,8 +35,9 @@ SLOW, SAMPLES = 1.15, 5
 """A worker so much over its stage's median is slow; how many forward passes are looked at."""
 FRUITLESS = 3
 """Rounds in a row in which a worker fails before a step is done: there is no use in another."""
-REFUSED = "ended with", "failed: ValueError"
-"""Failures of a script that will profile in no other round either."""
+ENDED, WRONG = "ended with", "failed: ValueError"
+"""Failures of a script that will not profile in another round either, and of one that is given what
+cannot be trained."""
 LACKING = (
     "{}: given --profiling=DIR, the script must run a Profiler into DIR, which hosts share, and "
     "end, as examples/gpt.py does; or give --nstages and --chunk_size"
@@ -103,6 +104,8 @@ class Membership:
         self.number, self.newest = number, newest
         self.outcome: str | None = None
         """``done``, ``stopped`` or why the job failed; None while it goes on."""
+        self.refused = False
+        """Whether that is what a user has to mend."""
         self.out: list[tuple[str, Message | None]] = []
         """What to tell to hosts; None where an agent is to be started."""
         self.slow: dict[str, float] = {}
@@ -248,11 +251,16 @@ class Membership:
             self._say(what)
             full = told.failure.startswith("failed: OSError") and not ours.gains
             self._fruitless += ours.step is None or full  # a full disk is so in the next round, too
-            if self._profiling and told.failure.startswith(REFUSED):
-                self.outcome = LACKING.format(what) if REFUSED[0] in what else what
+            if self._profiling and told.failure.startswith(ENDED):
+                self._refuse(LACKING.format(what))
+            elif self._stepped_s is None and told.failure.startswith(WRONG):
+                self._refuse(what)
             elif self._fruitless == FRUITLESS:
                 self.outcome = f"{FRUITLESS} rounds in a row failed without a new step: {what}"
         self._end(now)
+
+    def _refuse(self, why: str) -> None:
+        self.outcome, self.refused = why, True
 
     # -- rounds --------------------------------------------------------------------------------
     def stop(self, now: float) -> None:
@@ -354,11 +362,12 @@ class Membership:
         try:
             shape, why = (choose(slots, self._per_host), "") if slots else (None, "none is there")
         except OSError as error:
-            shape, why, self.outcome = None, "", LACKING.format(error)
+            shape, why = None, ""
+            self._refuse(LACKING.format(error))
         except ValueError as error:
             shape, why = None, str(error)
             if self._stepped_s is None and self._there() == self._listed:
-                self.outcome = why
+                self._refuse(why)
         if why and why != self._waits:
             self._say(f"waiting for hosts: {why}")
         self._waits = why

@@ -76,7 +76,7 @@ def shares(batch: int, replicas: int) -> tuple[int, ...]:
     ValueError where a replica would have none."""
     if batch < replicas:
         raise ValueError(
-            f"a batch of {batch} is too small for {replicas} replicas, by one a sample"
+            f"a batch of {batch} is too small for {replicas} replicas, which need a sample each"
         )
     return tuple(batch // replicas + (each < batch % replicas) for each in range(replicas))
 
@@ -97,7 +97,7 @@ def read_list(text: str, slots: int) -> dict[str, int]:
             )
         found[hit[1]] = int(hit[2] or slots)
     if not found:
-        raise ValueError("the machine list names no host")
+        raise ValueError("the machine list names no host; write ADDRESS or ADDRESS:SLOTS a line")
     return found
 
 
