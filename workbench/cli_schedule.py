@@ -83,6 +83,7 @@ def show_schedule(arguments: argparse.Namespace) -> None:
         "ranks": ranks, "microbatches": micros, "per-host": arguments.per_host,
         "stash": micros if arguments.stash is None else arguments.stash,
         "seeds": arguments.seeds, "replicas": arguments.replicas,
+        "chunks": 1 if arguments.chunks is None else arguments.chunks,
     }  # fmt: skip
     for what, number in counts.items():
         if not 1 <= number <= MOST:

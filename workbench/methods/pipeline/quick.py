@@ -129,7 +129,8 @@ def timeline(
         alone = [max(0.0, t + d) for t, d in zip(alone, late, strict=True)]
     starts, ends, ended = times(graph, alone, contention or Undisturbed())
     if ended < graph.num_nodes:
-        raise ValueError("the order deadlocks: its passes wait for each other")
+        few = "" if rule.stash is None else f" with a stash of {rule.stash}; use a larger one"
+        raise ValueError(f"the order deadlocks: its passes wait for each other{few}")
     own = ((rank, each) for rank, those in enumerate(passes) for each in those)
     return [
         Timed(each, rank, start, end)
