@@ -225,7 +225,9 @@ def test_a_round_that_profiles_comes_first() -> None:
 def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -> None:
     for failure, outcome in (
         ("died", None),
+        ("failed: RuntimeError: Connection closed by peer", None),
         ("failed: OSError: full", f"3 rounds .* without a new step: rank 0 on {A} failed: .*full"),
+        ("failed: KeyError: 5", f"3 rounds .* without a new step: rank 0 on {A} failed: .*5"),
     ):
         held = Held(A)
         held.begun(A)

@@ -34,7 +34,9 @@ HORIZON_S = 1800.0
 SLOW, SAMPLES = 1.15, 5
 """A worker so much over its stage's median is slow; how many forward passes are looked at."""
 FRUITLESS = 3
-"""Rounds in a row in which a worker fails before a step is done: there is no use in another."""
+"""Rounds in a row without a new step in which a worker fails: there is no use in another."""
+PEERS = "failed: RuntimeError", "failed: Dist"
+"""Failures of workers whose peers are gone."""
 ENDED, WRONG = "ended with", "failed: ValueError"
 """Failures of a script that will not profile in another round either, and of one that is given what
 cannot be trained."""
@@ -249,8 +251,9 @@ class Membership:
         else:
             what = f"rank {told.rank} on {name} {told.failure}"
             self._say(what)
-            full = told.failure.startswith("failed: OSError") and not ours.gains
-            self._fruitless += ours.step is None or full  # a full disk is so in the next round, too
+            by_itself = told.failure.startswith(("failed", ENDED))
+            again = by_itself and not told.failure.startswith(PEERS) and not ours.gains
+            self._fruitless += ours.step is None or again  # in the next round, too
             if self._profiling and told.failure.startswith(ENDED):
                 self._refuse(LACKING.format(what))
             elif self._stepped_s is None and told.failure.startswith(WRONG):
