@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from math import isfinite
 from pathlib import Path
 
 from workbench.cli_spec import Parser
@@ -197,8 +198,8 @@ def _door(folder: Path) -> Door | None:
 def _unix(text: str) -> float:
     """Unix time of ``+SECONDS`` or of an ISO time with its zone."""
     try:
-        if text.startswith("+"):
-            return time.time() + float(text)
+        if text.startswith("+") and isfinite(seconds := float(text)):
+            return time.time() + seconds
         at = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"{text!r} is no time; write +SECONDS or 2026-11-27T15:30Z") from None
@@ -213,7 +214,8 @@ def _show(folder: Path) -> None:
         raise ValueError(f"{folder} holds no job")
     served = "" if _door(folder) else "; no manager serves it"
     print(f"round {state.round}, {state.phase}{served}")
-    print(f"shape {state.shape}, step {state.step}, newest checkpoint {state.committed}")
+    newest = state.committed or "none"
+    print(f"shape {state.shape or 'none'}, step {state.step or 'none'}, newest checkpoint {newest}")
     for host, phase in state.hosts.items():
         ranks = ", ".join(map(str, state.ranks.get(host, ())))
         print(f"{host}  {phase}  ranks {ranks or 'none'}  spare {state.spare.get(host, 0)}")
