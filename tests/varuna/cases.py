@@ -114,6 +114,9 @@ def misuse(wrong: list[dict], others: list[dict], folder: str, **case: int) -> d
         model = made(**case | kw)
         model.set_optimizer(net.sgd(model.parameters())[0])
         saying(model.load_checkpoint, folder)
+    model = made(**case)
+    model.set_optimizer(net.sgd(model.parameters())[0])
+    saying(model.checkpoint, folder)
     return {"said": said, "loss": loss}
 
 

@@ -124,11 +124,12 @@ OTHERS = {
     "step-00000001 is of batch 6; this run has 5": {"batch": 5},
     "step-00000001 is of module '.*'; this run has '": {"blocks": 5},
 }
+USED = "step-00000001 is of another training, .* at step 0; give an empty folder, or call load_ch"
 
 
 def test_a_job_that_goes_on_needs_the_checkpoint_that_it_goes_on_from(tmp_path):
     lifeline = object.__new__(Lifeline)
-    for resume_step, refused in ((None, False), (20, True)):
+    for resume_step, refused in ((None, False), (0, False), (20, True)):
         line, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline.worker = Worker(
             line, round=2, rank=0, batch=8, folder=tmp_path, resume_step=resume_step
@@ -147,7 +148,7 @@ def test_all_processes_refuse_and_train_nevertheless(workers, tmp_path):
     results = workers.run("misuse", wrong=[*WRONG.values()], others=[*OTHERS.values()], **case)
     for result in results:
         assert "error" not in result, result
-        for sentence, said in zip([*WRONG, *CALLS, *OTHERS], result["said"], strict=True):
+        for sentence, said in zip([*WRONG, *CALLS, *OTHERS, USED], result["said"], strict=True):
             assert re.match(f"[^\n]*{sentence}[^\n]*$", said), said
     assert results[0]["loss"] == results[1]["loss"] > 0
 

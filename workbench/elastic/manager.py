@@ -125,7 +125,7 @@ class Manager:
             job.hosts, job.choose, batch=job.order.batch, per_host=job.per_host, morph=job.morph,
             horizon_s=job.horizon_s, now=time.monotonic(), say=self._say,
             number=before.round if before else -bool(job.profiling), profiling=job.profiling,
-            newest=before.committed if before else None,
+            newest=before.committed or 0 if before else None,  # workers may have saved since
         )  # fmt: skip
 
     async def run(self) -> str:

@@ -199,20 +199,26 @@ def load_newest(
     units: Units,
     group: dist.ProcessGroup | None = None,
     check: Callable[[Saved], None] = lambda saved: None,
+    spare: Path | None = None,
 ) -> tuple[Loaded | None, list[str]]:
-    """`load` the newest checkpoint of which all is sound that is read, on every process the same;
-    None where there is none. Also returns notes on those that were passed over, and why. `check` is
-    called before any tensor is read, and may raise ValueError. Raises ValueError as it and `load`
-    do, and where all are damaged."""
+    """`load` the newest checkpoint of a folder, or of a `spare` one, of which all is sound that is
+    read, on every process the same; None where there is none. Also returns notes on those that were
+    passed over, and why. `check` is called before any tensor is read, and may raise ValueError.
+    Raises ValueError as it and `load` do, and where all are damaged."""
     loaded: list[Loaded] = []
 
     def take(saved: Saved) -> None:
         check(saved)
         loaded.append(load(saved, units, group))
 
-    names = as_one(lambda: [path.name for path in steps_in(folder)], group)[0]
+    folders = [folder, spare] if spare else [folder]
+
+    def there() -> list[tuple[int, str, int]]:
+        every = ((k, p, n) for k, each in enumerate(folders) for p, n in steps_in(each).items())
+        return sorted(((n, p.name, k) for k, p, n in every), reverse=True)
+
     _, notes = take_newest(
-        [folder / name for name in names],
+        [folders[k] / name for _, name, k in as_one(there, group)[0]],
         take,
         Untold(),
         lambda path: as_one(lambda: Saved.read(path), group)[_rank(group)],

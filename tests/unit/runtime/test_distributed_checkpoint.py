@@ -197,6 +197,14 @@ def test_a_damaged_one_is_passed_over_by_all(tmp_path, how) -> None:
     assert (how == "flipped") == (newest(tmp_path)[0].path.name == "step-00000002")
 
 
+def test_the_newest_of_a_folder_and_a_spare_one_is_taken(tmp_path) -> None:
+    part, spare = Part("adamw", range(2)), tmp_path / "spare"
+    for folder, step in ((tmp_path, 9), (spare, 10)):
+        part.save(folder, step).wait()
+    found = [load_newest(tmp_path, weights(part.parameters), spare=each) for each in (None, spare)]
+    assert [loaded.saved.manifest.next_step for loaded, _ in found] == [9, 10]
+
+
 def test_what_changes_after_save_returned_is_not_what_is_written(tmp_path, monkeypatch) -> None:
     part, real, go = Part("adamw", range(2)).train(range(3)), ours.save_file, threading.Event()
     monkeypatch.setattr(ours, "save_file", lambda *words: (go.wait(60), real(*words)))

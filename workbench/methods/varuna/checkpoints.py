@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,8 @@ from torch import Tensor
 from workbench.methods.varuna.kept import decoded, encoded
 from workbench.methods.varuna.step_end import Ended, LossScale
 from workbench.runtime.distributed_checkpoint import Saving, load_newest, save
-from workbench.runtime.manifest import Manifest, Saved
+from workbench.runtime.groups import as_one
+from workbench.runtime.manifest import Manifest, Saved, steps_in
 from workbench.runtime.optimizer_state import (
     Parameters,
     optimizer_tensors,
@@ -80,6 +82,7 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._kept: list[Stateful] = []
         self._saving: Saving | None = None
+        self._goes_on = False
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
 
@@ -103,6 +106,8 @@ class Checkpoints:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
         if self._saving is not None:
             self._saving.wait()
+        elif not self._goes_on:
+            as_one(partial(self._check_new, folder), self._group)
         units, numbers = optimizer_tensors(self.optimizer, self._owned)
         done, steps = self.progress, len(self.progress.losses)
         manifest = Manifest(
@@ -124,12 +129,13 @@ class Checkpoints:
         )
         return self._saving
 
-    def load(self, folder: Path) -> int | None:
-        """Take up the newest whole checkpoint; returns its step, None where there is none. Raises
-        ValueError for one of another module or batch, or with other things kept."""
+    def load(self, folder: Path, spare: Path | None = None) -> int | None:
+        """Take up the newest whole checkpoint of a folder or a spare one; returns its step, None
+        where there is none. Raises ValueError for one of another module or batch, or with other
+        things kept."""
         if self.optimizer is None:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
-        loaded, _ = load_newest(folder, weights(self._held), self._group, self._check)
+        loaded, _ = load_newest(folder, weights(self._held), self._group, self._check, spare)
         if loaded is None:
             return None
         manifest = loaded.saved.manifest
@@ -147,8 +153,18 @@ class Checkpoints:
         for name, value in loaded.data.get("scale", {}).items():
             setattr(self._scale, name, value)
         known = {name: getattr(manifest, name) for name in vars(self.progress)}
-        self.progress = Progress(**known)
+        self.progress, self._goes_on = Progress(**known), True
         return manifest.next_step
+
+    def _check_new(self, folder: Path) -> None:
+        """Raise ValueError where a later checkpoint would be taken for one of this training."""
+        steps = len(self.progress.losses)
+        newer = [path for path, step in steps_in(folder).items() if step > steps]
+        if newer:
+            raise ValueError(
+                f"{newer[0]} is of another training, and this one is at step {steps}; give an "
+                "empty folder, or call load_checkpoint first"
+            )
 
     def _check(self, saved: Saved) -> None:
         """Raise ValueError for a checkpoint of another training."""

@@ -84,7 +84,7 @@ class Lifeline:
         """Raise ValueError where the launcher's job goes on from a checkpoint, and a folder has
         none: the script would begin anew unnoticed."""
         wanted = None if self.worker is None else self.worker.resume_step
-        if wanted is not None and step is None:
+        if wanted and step is None:
             raise ValueError(
                 f"{folder} has no checkpoint, and this job goes on from one of step {wanted}; give "
                 "load_checkpoint the folder into which checkpoints are written"

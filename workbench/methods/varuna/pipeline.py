@@ -303,11 +303,12 @@ class Varuna:
 
     def load_checkpoint(self, global_store: str | Path | None = None) -> int | None:
         """Take up the newest whole checkpoint of a folder, by default that of the launcher's job,
-        of any number of stages and replicas; returns the steps done by it, None where there is
+        which is looked into in any case: it has what was saved before the script named a folder. Of
+        any number of stages and replicas; returns the steps done by it, None where there is
         none. Every process calls it. Raises ValueError for a checkpoint of another module or batch,
         and where there is none though the launcher's job goes on from one."""
         folder = self._store(global_store)
-        found = self._checkpoints.load(folder)
+        found = self._checkpoints.load(folder, self._lifeline.folder)
         self._lifeline.check_loaded(folder, found)
         self._lifeline.busy()
         return found
