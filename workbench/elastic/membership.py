@@ -38,8 +38,7 @@ FRUITLESS = 3
 PEERS = "failed: RuntimeError", "failed: Dist"
 """Failures of workers whose peers are gone."""
 ENDED, WRONG = "ended with", "failed: ValueError"
-"""Failures of a script that will not profile in another round either, and of one that is given what
-cannot be trained."""
+"""Failures of a script that cannot profile, and of one that is given what cannot be trained."""
 LACKING = (
     "{}: given --profiling=DIR, the script must run a Profiler into DIR, which hosts share, and "
     "end, as examples/gpt.py does; or give --nstages and --chunk_size"
@@ -251,9 +250,8 @@ class Membership:
         else:
             what = f"rank {told.rank} on {name} {told.failure}"
             self._say(what)
-            by_itself = told.failure.startswith(("failed", ENDED))
-            again = by_itself and not told.failure.startswith(PEERS) and not ours.gains
-            self._fruitless += ours.step is None or again  # in the next round, too
+            own = told.failure.startswith(("failed", ENDED)) and not told.failure.startswith(PEERS)
+            self._fruitless += ours.step is None or (own and not ours.gains)
             if self._profiling and told.failure.startswith(ENDED):
                 self._refuse(LACKING.format(what))
             elif self._stepped_s is None and told.failure.startswith(WRONG):
