@@ -210,6 +210,7 @@ def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:
 def test_what_fsdp_trains_is_torchs_and_goes_on_under_stronghold(engine, tmp_path) -> None:
     wanted, weights = torchs(lambda module: module.requires_grad_(True).parameters(), steps=10)
     losses, module = [], net().requires_grad_(True)
+    others = torch.distributed.is_initialized()  # a group of a test before is used, and stays
     for method, part in (("fsdp", slice(5)), ("stronghold", slice(5, 10))):
         with engine(method, module, microbatches=2) as made:
             assert made.load(tmp_path) == (part.start or None)
@@ -221,7 +222,7 @@ def test_what_fsdp_trains_is_torchs_and_goes_on_under_stronghold(engine, tmp_pat
                 scheduler.step()
             made.save(tmp_path)
             found = made.state_dict()
-        assert not torch.distributed.is_initialized()
+        assert torch.distributed.is_initialized() == others
     assert losses == pytest.approx(wanted, rel=1e-6)
     near(found, weights)
     twice, normed = net().requires_grad_(True), net().requires_grad_(True)
