@@ -131,10 +131,8 @@ class _Run:
         in it: the second may take as long where a disk or a slow link bounds both."""
         steps = _steps_of(spec)
         self._launcher = RankLauncher(folder, __name__, spec.ranks, device=spec.device)
-        self._board, processes = (
-            self._launcher.make_board(Board.sizes(steps)),
-            self._launcher.processes,
-        )
+        self._board = self._launcher.make_board(Board.sizes(steps))
+        processes = self._launcher.processes
         ask = partial(stack_probe.where, folder, processes)
         self._watchdog = Watchdog(steps, self._board, LIMITS, 0, processes, ask)
 

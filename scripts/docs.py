@@ -44,8 +44,8 @@ WORKLOAD = ["layers", "hidden", "seq", "batch", "dtype"]
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """A table of Markdown."""
     heads = [*heads]
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+    first, *lines = (f"| {' | '.join(map(str, line))} |\n" for line in (heads, *rows))
+    return "".join([first, f"|{'---|' * len(heads)}\n", *lines])
 
 
 # -- README.md: what each method can ------------------------------------------------------------
@@ -61,7 +61,7 @@ def matrix() -> str:
         alike.setdefault((devices, "yes", own, disk, "yes", after), []).append(row.name)
     heads = ("methods", "devices", "Hugging Face", "own modules", "disk", "resume", "checkpoints")
     lines = [(", ".join(map("`{}`".format, names)), *able) for able, names in alike.items()]
-    return table(heads, lines).replace(" --- ", "---")  # README counts its words
+    return table(heads, lines)
 
 
 def readme() -> str:

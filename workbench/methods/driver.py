@@ -28,7 +28,7 @@ def trained_by(
         from workbench.methods.train import check_data, train_planned  # imports torch
         from workbench.profile.store import profile_for
 
-        # A text that is not there should be said before minutes of measuring, not after.
+        # What cannot be trained should be said before minutes of measuring, not after.
         make_model(spec.model, spec.seed).check_shared()
         check_data(spec, report, folder)
         check_start(spec, folder)

@@ -47,7 +47,8 @@ WORK = "workbench.methods.rank_work"
 def launcher_of(
     folder: Path, ranks: int, *, device: str, process: Sequence[str] = PROCESS
 ) -> RankLauncher:
-    """Of a run's ranks, in the run's folder; they may be prepared before there is a schedule."""
+    """A launcher of the ranks of a run; `folder` is the run's own. Ranks may be prepared before the
+    run has a schedule."""
     return RankLauncher(folder / "ranks", WORK, ranks, device=device, process=process)
 
 

@@ -96,13 +96,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
     if asked.packing == FAITHFUL:
         found = faithful.choose(problem, sizes, model.num_units, server, profiles)
     elif pinned is None:
-        few = {"most_simulated": SOON_TRIALS, "last_resort": False, "most_work": SOON_WORK}
-        how = problem if spec.replay == "on" else launched
-        found = (
-            search(how, sizes, model.num_units, server, **few)
-            if soon
-            else _searched(spec, problem, launched, sizes, server)
-        )
+        found = (_searched_soon if soon else _searched)(spec, problem, launched, sizes, server)
     else:
         schedule = scheduled(pinned, problem, sizes)
         if not records(schedule):
@@ -173,6 +167,21 @@ def _searched(
     except DoesNotFit:  # less was foreseen than they need
         return found
     return other if LATE * other.seconds < found.seconds else found
+
+
+def _searched_soon(
+    spec: RunSpec,
+    problem: SearchProblem,
+    launched: SearchProblem,
+    sizes: ProfiledSizes,
+    server: Server,
+) -> Found:
+    """The best of few plans, in about a second."""
+    asked = problem if spec.replay == "on" else launched
+    return search(
+        asked, sizes, units_of(spec.model), server,
+        most_simulated=SOON_TRIALS, last_resort=False, most_work=SOON_WORK,
+    )  # fmt: skip
 
 
 def _notes(spec: RunSpec, found: Found, model: LayeredModel, soon: bool) -> Iterator[str]:
