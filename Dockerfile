@@ -19,6 +19,6 @@ COPY --chown=ubuntu:ubuntu pyproject.toml constraints.txt LICENSE README.md ./
 COPY --chown=ubuntu:ubuntu scripts scripts
 COPY --chown=ubuntu:ubuntu workbench workbench
 COPY --chown=ubuntu:ubuntu baselines baselines
-RUN python3 scripts/setup.py --gpu --no-ops && rm -rf /home/ubuntu/.cache/pip
+RUN python3 scripts/setup.py --gpu --no-ops && rm -rf /home/ubuntu/.cache
 COPY --chown=ubuntu:ubuntu . .
 CMD ["make", "lab", "LAB_ARGS=--no-browser"]

@@ -8,7 +8,7 @@ and for our host optimizer. What it does, in this order, saying so:
    version is installed first and alone, so that nothing else gets to choose it.
 2. DeepSpeed, and beside each other what compiles its native operators, once, into `.venv` (see
    baselines/deepspeed_ops.py), and everything else that pyproject.toml lists, at the versions of
-   constraints.txt.
+   constraints.txt: by uv, or by pip where uv cannot (installing.py).
 
 What was done is remembered in `.venv/share/workbench/setup.json` as a hash of all that it depends
 on, so that a second call returns at once and an interrupted one goes on. Standard library only.
@@ -28,6 +28,8 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
+
+from installing import Installer
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -50,7 +52,7 @@ print(json.dumps({
 """
 
 
-class SetupError(Exception):
+class SetupError(RuntimeError):
     """Something the user has to put right; its text is the whole message."""
 
 
@@ -141,7 +143,7 @@ def create_venv():
     STAMP.parent.mkdir(parents=True, exist_ok=True)
 
 
-def install_torch(gpu, pip_arguments):
+def install_torch(gpu, pip_arguments, installer):
     """Keep, borrow or install torch; return its version without a local suffix such as +cpu."""
     present = torch_of(PYTHON)
     if not pip_arguments and suitable(present, gpu):
@@ -152,6 +154,7 @@ def install_torch(gpu, pip_arguments):
         say(f"keeping torch {outside['version']} of {outside['folder']}")
         site = Path(sysconfig.get_path("purelib", vars={"base": str(VENV)}))
         (site / "workbench-outside.pth").write_text(outside["folder"] + "\n")
+        installer.use_pip()
         return outside["version"].split("+")[0]
     pip = [PYTHON, "-m", "pip"]
     pinned = pins()["torch"]
@@ -160,8 +163,11 @@ def install_torch(gpu, pip_arguments):
         say(f"  CUDA builds (gigabytes): make setup TORCH='torch=={pinned} --index-url URL'")
     if present is not None:
         run(f"removing torch {present['version']}", [*pip, "uninstall", "--yes", "torch"])
-    arguments = shlex.split(pip_arguments) or [f"torch=={pinned}", "-c", "constraints.txt"]
-    run(f"installing torch {pinned}", [*pip, "install", "--progress-bar", "off", *arguments])
+    title = f"installing torch {pinned}"
+    if pip_arguments:
+        run(title, [*pip, "install", "--progress-bar", "off", *shlex.split(pip_arguments)])
+    else:
+        installer.install(title, [f"torch=={pinned}", "-c", "constraints.txt"])
     installed = torch_of(PYTHON)
     if installed is None:
         raise SetupError(
@@ -178,22 +184,21 @@ def pins():
     return dict(line.strip().split("==") for line in lines if line.strip() and line[0] != "#")
 
 
-def install_packages(gpu, torch_version, *, ops):
+def install_packages(gpu, torch_version, installer, *, ops):
     """Install the rest of pyproject.toml at the versions of constraints.txt, keeping torch; return
     the process that builds operators meanwhile, where `ops` asks for one."""
     constraints = VENV / "share" / "workbench" / "constraints.txt"
-    held = dict(pins(), torch=torch_version)
-    constraints.write_text("".join(f"{name}=={version}\n" for name, version in held.items()))
-    pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off", "-c", constraints]
-    run("installing the build tools", [*pip, *BUILD_TOOLS])
+    versions = dict(pins(), torch=torch_version)
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+    installer.install("installing the build tools", ["-c", constraints, *BUILD_TOOLS])
     # Without isolation DeepSpeed's build sees the torch installed above and fetches no other.
-    pip.append("--no-build-isolation")
-    run("installing DeepSpeed", [*pip, "deepspeed"], env={"DS_BUILD_OPS": "0"})
+    held = ["-c", constraints, "--no-build-isolation"]
+    installer.install("installing DeepSpeed", [*held, "deepspeed"], {"DS_BUILD_OPS": "0"})
     builder = start_ops() if ops else None
     try:
         extras = "test,dev,hf" + (",megatron" if gpu else "")
         words = "installing JupyterLab and the other packages of pyproject.toml"
-        run(words, [*pip, "--editable", f".[{extras}]"])
+        installer.install(words, [*held, "--editable", f".[{extras}]"])
         settle_jupyterlab()
     except BaseException:
         if builder is not None:
@@ -241,7 +246,7 @@ def packages_digest(gpu):
         project["project"],
         project["build-system"],
         (ROOT / "constraints.txt").read_text(),
-        Path(__file__).read_text(),
+        *((ROOT / "scripts" / name).read_text() for name in ("setup.py", "installing.py")),
         [sys.version, sys.base_prefix, str(ROOT), gpu],
     )
 
@@ -294,8 +299,9 @@ def set_up(options):
     if options.torch or stamp.get("packages") != packages:
         create_venv()
         LOG.write_text("")
-        torch_version = install_torch(gpu, options.torch)
-        builder = install_packages(gpu, torch_version, ops=not options.no_ops)
+        installer = Installer(PYTHON, run, say, ROOT / "constraints.txt")
+        torch_version = install_torch(gpu, options.torch, installer)
+        builder = install_packages(gpu, torch_version, installer, ops=not options.no_ops)
         write_stamp(packages=packages)
         stamp = {"packages": packages}
     if stamp.get("ops") != ops and not options.no_ops and built(builder or start_ops()):
