@@ -19,13 +19,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
-import hashlib
 import importlib.metadata
 import importlib.util
-import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -34,7 +30,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from baselines.deepspeed_compile import RECIPE, compile_quickly
+from baselines.processor import keep_the_processors_name, processor
 
 READY = "ready"
 """File that says an operator was compiled and loaded; its library alone may be half linked."""
@@ -90,6 +88,7 @@ def extensions_dir(device: str | None = None) -> Path:
             f"py{sys.version_info.major}{sys.version_info.minor}",
             device,
             processor(),
+            RECIPE,
         )
     )
     return Path(sys.prefix) / "share" / "workbench" / "torch_extensions" / tag
@@ -161,33 +160,9 @@ def activate(device: str | None = None) -> Path:
     # First, so that the same ninja answers as when the operators were built: another rebuilds them.
     os.environ["PATH"] = os.pathsep.join([scripts, *others])
     clear_stale_locks(folder)
-    _keep_the_processors_name(folder)
+    compile_quickly()
+    keep_the_processors_name(folder)
     return folder
-
-
-def _keep_the_processors_name(folder: Path) -> None:
-    """Let DeepSpeed read what processor this is from `folder`, which is named after it: it asks
-    three times before it trains, and each time another process finds out, in more than a second."""
-    try:
-        import cpuinfo
-    except ImportError:  # then DeepSpeed does not ask
-        return
-    asked, path = cpuinfo.get_cpu_info, folder / "processor.json"
-    if hasattr(asked, "cache_info"):
-        return
-
-    @functools.cache
-    def told() -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads(path.read_text())
-        found = asked()
-        with contextlib.suppress(OSError):  # of another user, say
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(found))
-            part.replace(path)
-        return found
-
-    cpuinfo.get_cpu_info = told
 
 
 def _capabilities() -> str:
@@ -246,7 +221,16 @@ def build(
         echo(f"compiling {name}, wanted by {OPS[name].wanted_by}")
         with (folder / name / "build.log").open("w") as log:
             processes[name] = subprocess.Popen(
-                [sys.executable, __file__, "--device", device, "--compile", name],
+                [
+                    sys.executable,
+                    "-m",
+                    "baselines.deepspeed_ops",
+                    "--device",
+                    device,
+                    "--compile",
+                    name,
+                ],
+                cwd=Path(__file__).parent.parent,
                 env={**os.environ, "MAX_JOBS": str(jobs)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -308,16 +292,6 @@ def _compilers_at_once(builders: int) -> int:
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     fitting = int(memory_gib / (GIB_PER_COMPILER * builders))
     return max(1, min(os.cpu_count() or 1, fitting))
-
-
-def processor() -> str:
-    """Short name of this processor's instruction set, which the operators are compiled for."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        flags = next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        flags = platform.processor()
-    return f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 
 
 def _open_files() -> set[Path]:

@@ -1,4 +1,4 @@
-"""Installs packages into an environment: by uv, in a tenth of pip's time, and by pip where uv fails.
+"""Installs packages: by uv, in a tenth of the time that pip takes, and by pip where uv fails.
 
 uv reads none of pip's settings, so it is told here. Standard library only.
 """

@@ -218,7 +218,7 @@ def settle_jupyterlab():
 
 def start_ops():
     """Compile DeepSpeed's operators in a process, which reports on itself."""
-    say("checking DeepSpeed's native operators; compiling them takes 1 to 4 minutes, once")
+    say("checking DeepSpeed's native operators; compiling them takes 1 to 3 minutes, once")
     return subprocess.Popen(
         [str(PYTHON), "-u", "-W", "ignore", "-m", "baselines.deepspeed_ops"],
         cwd=str(ROOT),
@@ -258,7 +258,8 @@ def ops_digest(packages):
 
     places = [Path(base, "include/libaio.h") for base in ("/usr", "/usr/local", sys.base_prefix)]
     libaio = [path.exists() for path in places]
-    return digest(packages, deepspeed_ops.compiler(), libaio, deepspeed_ops.processor())
+    built = deepspeed_ops.compiler(), deepspeed_ops.processor(), deepspeed_ops.RECIPE
+    return digest(packages, libaio, *built)
 
 
 def read_stamp():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baselines import deepspeed_ops
+from baselines import deepspeed_ops, processor
 
 HOLD_A_LOCK = """
 import sys, time
@@ -97,7 +97,7 @@ def test_the_processor_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(2):  # processes
         monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: asked.append(1) or {"arch": "x"})
         for _ in range(2):
-            deepspeed_ops._keep_the_processors_name(tmp_path)
+            processor.keep_the_processors_name(tmp_path)
             assert cpuinfo.get_cpu_info() == {"arch": "x"}
     assert asked == [1]
 
