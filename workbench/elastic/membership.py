@@ -95,14 +95,15 @@ class Membership:
         self, hosts: Mapping[str, int], choose: Choose | None, *,
         batch: int, per_host: int, morph: Morph, now: float, say: Callable[[str], None],
         horizon_s: float | None = None, number: int = 0, newest: int | None = None,
-        profiling: str = "",
+        began: int | None = None, profiling: str = "",
     ) -> None:  # fmt: skip
-        """`say` takes what people want to know; `number` and `newest` are the last round and the
-        newest checkpoint of a job that goes on. `profiling` is the folder that is profiled into
-        before shapes are chosen; then that is all where nobody chooses."""
+        """`say` takes what people want to know; `number`, `newest` and `began` are the last round,
+        the newest checkpoint and the step before the first one of a job that goes on. `profiling`
+        is the folder that is profiled into before shapes are chosen; then that is all where nobody
+        chooses."""
         self.hosts = {host: Host(slots=slots) for host, slots in hosts.items()}
         self.round: Round | None = None
-        self.number, self.newest = number, newest
+        self.number, self.newest, self.began = number, newest, began
         self.outcome: str | None = None
         """``done``, ``stopped`` or why the job failed; None while it goes on."""
         self.refused = False
@@ -216,6 +217,8 @@ class Membership:
         return current and there and name in ours.seats
 
     def _step(self, ours: Round, told: Message, now: float) -> None:
+        if self.began is None:
+            self.began = told.step - 1
         if ours.step is None:
             since = ours.began_s if self._stepped_s is None else self._stepped_s
             self._costs.append(now - since)
@@ -396,5 +399,6 @@ class Membership:
                 port=0, host=index, hosts=len(seats), first=own.start, count=len(own),
                 stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, cut=cut,
                 nbytes=self._nbytes, resume_step=self.newest, profiling=self._profiling,
+                began=self.began,
             )  # fmt: skip
             self.out.append((name, Message(kind="start", round=self.number, start=start)))

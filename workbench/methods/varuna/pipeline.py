@@ -175,8 +175,9 @@ class Varuna:
         self._folder: Path | None = None
         continues = {"module": own.digest, "batch": batch_size, "seed": seed}
         self._checkpoints = Checkpoints(
-            own.held, own.owned, self._norms.named, continues, self.scale, first=self.replica == 0
-        )
+            own.held, own.owned, self._norms.named, continues, self.scale, first=self.replica == 0,
+            job=worker.job if worker else "", began=worker.began if worker else None,
+        )  # fmt: skip
 
     @property
     def steps(self) -> int:
@@ -305,8 +306,9 @@ class Varuna:
         """Take up the newest whole checkpoint of a folder, by default that of the launcher's job,
         which is looked into in any case: it has what was saved before the script named a folder. Of
         any number of stages and replicas; returns the steps done by it, None where there is
-        none. Every process calls it. Raises ValueError for a checkpoint of another module or batch,
-        and where there is none though the launcher's job goes on from one."""
+        none. Later rounds of a job take what it saved, or what its first one loaded. Every process
+        calls it. Raises ValueError for a checkpoint of another module or batch, and where there is
+        none though the launcher's job goes on from one."""
         folder = self._store(global_store)
         found = self._checkpoints.load(folder, self._lifeline.folder)
         self._lifeline.check_loaded(folder, found)
