@@ -10,9 +10,10 @@ import pytest
 
 from tests.runs.helpers import wait_for
 from workbench.elastic import membership
-from workbench.elastic.membership import Membership, pays
+from workbench.elastic.membership import Membership
 from workbench.elastic.messages import Message, Start
 from workbench.elastic.placement import Shape, fixed, in_thread
+from workbench.elastic.rounds import pays
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
@@ -228,6 +229,7 @@ def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -
         ("failed: RuntimeError: Connection closed by peer", None),
         ("failed: OSError: full", f"3 rounds .* without a new step: rank 0 on {A} failed: .*full"),
         ("failed: KeyError: 5", f"3 rounds .* without a new step: rank 0 on {A} failed: .*5"),
+        ("failed: RuntimeError: shape", f"3 rounds .* one error after step 1: rank 0 on {A} .*pe"),
     ):
         held = Held(A)
         held.begun(A)
@@ -236,6 +238,17 @@ def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -
             held.tell(A, "ended", rank=0, failure=failure)
             held.over(A)
         assert re.fullmatch(str(outcome), str(held.members.outcome))
+
+
+def test_errors_that_may_be_a_lost_peers_end_no_job_unless_they_are_equal() -> None:
+    held = Held(A)
+    held.begun(A)
+    for step, port in ((4, 1), (4, 2), (4, 3), (3, 1), (4, 1), (5, 1), (5, 1)):  # at 5, a new step
+        held.step(step, 2)
+        held.tell(A, "ended", rank=1, failure=f"failed: RuntimeError: Broken pipe [::1]:{port}")
+        held.over(A)
+    assert held.members.outcome is None
+    assert held.members.began == 3
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -284,3 +297,16 @@ def test_slow_machines_are_named() -> None:
             held.tell(A, "step", rank=rank, step=step, seconds=1.0, forward_s=forward_s)
     assert held.members.slow == {f"rank 4 on {C}": pytest.approx(1.2)}
     assert f"rank 4 on {C} is slow" in held.said[-1]
+
+
+@pytest.mark.parametrize(("unit_s", "slow"), [(1e-5, {}), (0.1, {f"rank 0 on {A}": 2.0})])
+def test_of_two_replicas_the_slower_one_is_named_and_passes_of_microseconds_are_not(
+    unit_s: float, slow: dict[str, float]
+) -> None:
+    held = Held(A, B)
+    held.begun(A, B)
+    for step in range(5):
+        for rank in range(4):
+            forward_s = unit_s * (1 + (rank == 0))
+            held.tell(A, "step", rank=rank, step=step, seconds=1.0, forward_s=forward_s)
+    assert held.members.slow == pytest.approx(slow)

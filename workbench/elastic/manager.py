@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,9 +25,11 @@ from workbench.core.files import FileLock
 from workbench.core.jsonfile import read_json
 from workbench.core.paths import import_path
 from workbench.core.schema import read_as
-from workbench.elastic.membership import Membership, Morph
+from workbench.elastic.addresses import is_here, listen
+from workbench.elastic.membership import Membership
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 from workbench.elastic.placement import Choose, read_list
+from workbench.elastic.rounds import Morph
 from workbench.elastic.worker import LOSS_LOG
 
 TICK_S = 0.2
@@ -90,25 +92,6 @@ def read_file(kind: type, folder: Path) -> Any:
         return read_as(kind, read_json(folder / name, name), name)
     except FileNotFoundError:
         return None
-
-
-def is_here(host: str) -> bool:
-    """Whether a host is this machine, by an address of its loopback interface."""
-    return host == "localhost" or host.startswith("127.")
-
-
-def address_towards(hosts: Sequence[str]) -> str:
-    """This machine's address on the interface by which it reaches the hosts. Raises ValueError for
-    a host that has no address."""
-    outside = next((host for host in hosts if not is_here(host)), None)
-    if outside is None:
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((outside, 9))  # sends nothing
-        except OSError as error:
-            raise ValueError(f"the host {outside} is not reached: {error.strerror}") from None
-        return probe.getsockname()[0]
 
 
 class Manager:
@@ -344,24 +327,10 @@ def serve(job: Job, *, resume: bool) -> str:
         raise ValueError(f"{folder} holds a job: give --resume, or another --folder")
     if before is None and resume:
         raise ValueError(f"{folder} holds no job that could be resumed")
-    with _listener(address, before.port if before else 0) as listener:
+    with listen(address, before.port if before else 0) as listener:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock.take(folder / "manager.lock")
         if lock is None:
             raise ValueError(f"a manager serves {folder} already; stop it, or wait for it")
         with lock:
             return asyncio.run(Manager(job, before, listener).run())
-
-
-def _listener(address: str, before: int) -> socket.socket:
-    """At the port of before, where agents that are left of then learn that they are; or another."""
-    for port in dict.fromkeys((before, 0)):
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address, port))
-            return listener
-        except OSError as error:
-            listener.close()
-            why = error.strerror
-    raise ValueError(f"the manager cannot listen at {address}: {why}; give another --manager_ip")

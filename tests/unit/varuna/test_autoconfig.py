@@ -83,6 +83,10 @@ def test_all_shapes_are_compared_one_stage_and_a_slice_a_stage_among_them(config
     stages, micro, seconds = made.get_min()
     best = made.candidates[0]
     assert (best.stages, best.micro, best.seconds, best.proved) == (stages, micro, seconds, True)
+    times = [row.seconds for row in made.candidates]
+    assert times == sorted(times)
+    proved = [row.proved for row in made.candidates]
+    assert proved != sorted(proved, reverse=True), "some that were proved are slower than foreseen"
     assert seconds == min(made.batch_times.values()) == made.batch_times[stages]
     assert made.micro_batch[stages] == micro
     assert set(made.batch_times) == set(range(1, 7))

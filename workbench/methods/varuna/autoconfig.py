@@ -232,8 +232,8 @@ class AutoConfig:
             activations="keep",
         )
         self.candidates, self.stages = search(self._question, self._network, self._proved)
-        """All shapes, the best first, those that are refused last; and slices of each stage of the
-        best, None where nothing fits."""
+        """All shapes, the best first, the others by their seconds, those that are refused last; and
+        slices of each stage of the best, None where nothing fits."""
         fitting = [row for row in reversed(self.candidates) if not row.reason]
         self.batch_times = {row.stages: row.seconds for row in fitting}
         """Stages -> seconds of the fastest shape with so many that fits; of those that are far from
