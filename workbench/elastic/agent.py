@@ -26,8 +26,9 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
 from statistics import median
 
+import psutil
+
 from workbench.core.parents import is_ending, is_stopped
-from workbench.elastic.addresses import interface_of
 from workbench.elastic.entry import PLACE, run_round
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 
@@ -306,6 +307,16 @@ def end_group(leader: int, number: int) -> None:
     """Send a signal to a process group of ours."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
+
+
+def interface_of(address: str) -> str | None:
+    """Network interface that has an address, where one has."""
+    if address.startswith("127."):
+        return "lo"
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return name
+    return None
 
 
 def main() -> None:

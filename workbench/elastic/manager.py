@@ -25,10 +25,9 @@ from workbench.core.files import FileLock
 from workbench.core.jsonfile import read_json
 from workbench.core.paths import import_path
 from workbench.core.schema import read_as
-from workbench.elastic.addresses import is_here, listen
 from workbench.elastic.membership import Membership
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
-from workbench.elastic.placement import Choose, read_list
+from workbench.elastic.placement import Choose, is_here, read_list
 from workbench.elastic.rounds import Morph
 from workbench.elastic.worker import LOSS_LOG
 
@@ -327,10 +326,24 @@ def serve(job: Job, *, resume: bool) -> str:
         raise ValueError(f"{folder} holds a job: give --resume, or another --folder")
     if before is None and resume:
         raise ValueError(f"{folder} holds no job that could be resumed")
-    with listen(address, before.port if before else 0) as listener:
+    with _listener(address, before.port if before else 0) as listener:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock.take(folder / "manager.lock")
         if lock is None:
             raise ValueError(f"a manager serves {folder} already; stop it, or wait for it")
         with lock:
             return asyncio.run(Manager(job, before, listener).run())
+
+
+def _listener(address: str, before: int) -> socket.socket:
+    """At the port of before, where agents that are left of then learn that they are; or another."""
+    for port in dict.fromkeys((before, 0)):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+            return listener
+        except OSError as error:
+            listener.close()
+            why = error.strerror
+    raise ValueError(f"the manager cannot listen at {address}: {why}; give another --manager_ip")

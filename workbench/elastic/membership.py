@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from workbench.elastic.failures import ENDED, LACKING, WRONG, Failures
 from workbench.elastic.messages import Message, Start
 from workbench.elastic.placement import Choose, Shape, fixed, place
-from workbench.elastic.rounds import SAMPLES, Morph, Round, Worth
+from workbench.elastic.rounds import ENDED, LACKING, SAMPLES, WRONG, Failures, Morph, Round, Worth
 
 LOST_S, STARTING_S = 4.0, 60.0
 """Longest silence of an agent that can start workers, and of one that comes up: then it is lost."""

@@ -1,13 +1,15 @@
-"""A round, and what its steps tell: which workers are slow, and whether another shape pays.
+"""Rounds, and what they tell: which workers are slow, whether another shape pays, and whether
+there is use in another round.
 
 Another shape pays where its samples over the horizon, the time to the next change of hosts, exceed
-those of the shape that runs by more than the morph costs: from the last step before it to the first
-one after it.
+those of the shape that runs by more than the morph costs, from the last step before it to the first
+one after it. A worker that dies, or fails as those do that lose a peer, says nothing against
+another round. A script that fails by itself does so again.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, median_low
@@ -20,6 +22,17 @@ HORIZON_S = 1800.0
 SLOW, SLOW_S, SAMPLES = 1.15, 1e-3, 5
 """A worker is slow whose passes take so many times its stage's median, and so many seconds more;
 how many forward passes are looked at."""
+FRUITLESS = 3
+"""Rounds after which there is no use in another."""
+RUNTIME = "failed: RuntimeError"
+LED, PEER = (RUNTIME, "failed: Dist"), ("peer", "gloo", "NCCL")
+"""Failures of workers that may have lost a peer, and words of errors that tell of one."""
+ENDED, WRONG = "ended with", "failed: ValueError"
+"""Failures of a script that cannot profile, and of one that is given what cannot be trained."""
+LACKING = (
+    "{}: given --profiling=DIR, the script must run a Profiler into DIR, which hosts share, and "
+    "end, as examples/gpt.py does; or give --nstages and --chunk_size"
+)
 
 Morph = Literal["always", "gain", "never"]
 
@@ -92,3 +105,27 @@ class Worth:
         if self.horizon_s is None and len(changes) > 2:
             horizon_s = fmean(b - a for a, b in zip(changes, changes[1:], strict=False))
         return pays(rate, rate * faster, horizon_s, median(self.costs_s))
+
+
+class Failures:
+    """Those since the last new step."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """A step is done for the first time, or a profile is made."""
+        self._fruitless, self._equal = 0, Counter[tuple[str, int | None]]()
+
+    def judge(self, failure: str, step: int | None, *, gains: bool) -> str:
+        """Count the first failure of a round, whose last step is `step`, and which `gains` if it
+        did a new one; why there is no use in another round, empty where there is."""
+        by_itself = failure.startswith(("failed", ENDED)) and not failure.startswith(LED)
+        self._fruitless += step is None or (by_itself and not gains)
+        if self._fruitless == FRUITLESS:
+            return f"{FRUITLESS} rounds in a row failed without a new step"
+        if failure.startswith(RUNTIME) and not any(word in failure for word in PEER):
+            self._equal[failure, step] += 1
+            if self._equal[failure, step] == FRUITLESS:
+                return f"{FRUITLESS} rounds failed with one error after step {step}"
+        return ""

@@ -195,13 +195,10 @@ def load(saved: Saved, units: Units, group: dist.ProcessGroup | None = None) -> 
 
 
 def load_newest(
-    folder: Path,
-    units: Units,
-    group: dist.ProcessGroup | None = None,
-    check: Callable[[Saved], None] = lambda saved: None,
-    spare: Path | None = None,
+    folder: Path, units: Units, group: dist.ProcessGroup | None = None,
+    check: Callable[[Saved], None] = lambda saved: None, spare: Path | None = None,
     takes: Callable[[Path, int], bool] = lambda path, step: True,
-) -> tuple[Loaded | None, list[str]]:
+) -> tuple[Loaded | None, list[str]]:  # fmt: skip
     """`load` the newest checkpoint of a folder, or of a `spare` one, of which all is sound that is
     read, on every process the same; None where there is none. Also returns notes on those that were
     passed over, and why. `takes` says which paths and steps are looked at; `check` is called before

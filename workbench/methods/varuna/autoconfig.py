@@ -222,15 +222,11 @@ class AutoConfig:
         others = [name for name in ORDERS if name != "varuna"]
         capacity = gpu_memory_capacity
         self._question = Question(
-            sizes=SliceSizes(self.profile),
-            units=len(self.profile.slices),
-            ranks=num_gpus,
-            batch=batch_size,
-            micros=self.profile.samples,
+            sizes=SliceSizes(self.profile), units=len(self.profile.slices), ranks=num_gpus,
+            batch=batch_size, micros=self.profile.samples, activations="keep",
             device_bytes=self.profile.device_bytes if capacity is None else parse_bytes(capacity),
             orders=("varuna", *others) if order == "auto" else (order,),
-            activations="keep",
-        )
+        )  # fmt: skip
         self.candidates, self.stages = search(self._question, self._network, self._proved)
         """All shapes, the best first, the others by their seconds, those that are refused last; and
         slices of each stage of the best, None where nothing fits."""

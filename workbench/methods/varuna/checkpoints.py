@@ -64,17 +64,10 @@ class Checkpoints:
     """Saves and loads one process's part."""
 
     def __init__(
-        self,
-        held: Parameters,
-        owned: Parameters,
-        statistics: Mapping[str, Tensor],
-        continues: dict[str, Any],
-        scale: LossScale,
-        *,
-        first: bool,
-        job: str = "",
-        began: int | None = None,
-    ) -> None:
+        self, held: Parameters, owned: Parameters, statistics: Mapping[str, Tensor],
+        continues: dict[str, Any], scale: LossScale, *,
+        first: bool, job: str = "", began: int | None = None,
+    ) -> None:  # fmt: skip
         """`held`: slice that owns a parameter -> name -> parameter of this stage; `owned` are those
         whose slices are this stage's. `statistics` are BatchNorm's, by their names, which of each
         stage's processes the `first` one saves. `continues` must be equal in a run that goes on.
@@ -115,22 +108,15 @@ class Checkpoints:
         units, numbers = optimizer_tensors(self.optimizer, self._owned)
         done, steps = self.progress, len(self.progress.losses)
         manifest = Manifest(
-            next_step=steps,
-            updates_done=steps - len(done.skipped),
+            next_step=steps, updates_done=steps - len(done.skipped), **asdict(done),
             continues=self._continues | ({"job": self._job} if self._job else {}),
-            **asdict(done),
-        )
+        )  # fmt: skip
         kept = [encoded(one.state_dict(), type(one).__name__) for one in self._kept]
         self._saving = save(
-            folder,
-            units,
-            manifest,
-            numbers=numbers,
+            folder, units, manifest, numbers=numbers, group=self._group, may_commit=may_commit,
             statistics=self._statistics if self._first else None,
             data={"scale": asdict(self._scale), "kept": kept},
-            group=self._group,
-            may_commit=may_commit,
-        )
+        )  # fmt: skip
         return self._saving
 
     def load(self, folder: Path, spare: Path | None = None) -> int | None:

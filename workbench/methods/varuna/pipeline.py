@@ -157,13 +157,9 @@ class Varuna:
             self.map, self.rank, backend, self._everybody, self._device, ring=plan.stages_each > 1
         )
         engine.transport = GroupTransport(
-            channels,
-            self._everybody,
-            process=lambda stage: self.map.rank(stage, self.replica),
-            forms=engine.forms,
-            latency=latency,
-            device=self._device,
-        )
+            channels, self._everybody, process=lambda stage: self.map.rank(stage, self.replica),
+            forms=engine.forms, latency=latency, device=self._device,
+        )  # fmt: skip
         self._engine = engine
         self._stepping = Stepping(
             engine, self._device, plan, position=self.stage, proves=self.rank == 0,
@@ -219,12 +215,9 @@ class Varuna:
     # -- training -------------------------------------------------------------------------------
 
     def set_optimizer(
-        self,
-        optimizer: torch.optim.Optimizer,
-        loss_scale: float | str = "dynamic",
-        init_loss_scale: float = 2.0**20,
-        min_loss_scale: float = 1.0,
-    ) -> None:
+        self, optimizer: torch.optim.Optimizer, loss_scale: float | str = "dynamic",
+        init_loss_scale: float = 2.0**20, min_loss_scale: float = 1.0,
+    ) -> None:  # fmt: skip
         """Name the optimizer of this stage's parameters. With fp16 the loss is scaled, by a number
         or by one that is halved after an overflow and doubled after 2,000 steps without one.
 
