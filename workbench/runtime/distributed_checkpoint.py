@@ -90,16 +90,11 @@ class Loaded:
 
 
 def save(
-    folder: Path,
-    units: Units,
-    manifest: Manifest,
-    *,
-    numbers: Mapping[str, Any] | None = None,
-    data: Mapping[str, Any] | None = None,
-    statistics: Mapping[str, Tensor] | None = None,
-    group: dist.ProcessGroup | None = None,
+    folder: Path, units: Units, manifest: Manifest, *,
+    numbers: Mapping[str, Any] | None = None, data: Mapping[str, Any] | None = None,
+    statistics: Mapping[str, Tensor] | None = None, group: dist.ProcessGroup | None = None,
     may_commit: Callable[[int], bool] = lambda step: True,
-) -> Saving:
+) -> Saving:  # fmt: skip
     """Begin to write ``folder/step-N``; returns when all that is given may change again.
 
     Every process of `group`, of gloo, calls it with the units that it holds, whole; one of those

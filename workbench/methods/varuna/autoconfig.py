@@ -198,16 +198,10 @@ class AutoConfig:
     """
 
     def __init__(
-        self,
-        num_gpus: int,
-        gpus_per_vm: int,
-        batch_size: int,
-        profile_folder: str | Path,
-        gpu_memory_capacity: int | str | None = None,
-        verbose: bool = True,
-        order: str = "varuna",
+        self, num_gpus: int, gpus_per_vm: int, batch_size: int, profile_folder: str | Path,
+        gpu_memory_capacity: int | str | None = None, verbose: bool = True, order: str = "varuna",
         model: Named | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Compare all shapes. Raises ValueError for a number below 1, an order that is none, and a
         profile that is not there or of another model. That nothing fits is said by `get_min`."""
         counts = {"num_gpus": num_gpus, "gpus_per_vm": gpus_per_vm, "batch_size": batch_size}
