@@ -10,6 +10,7 @@ import pytest
 
 from tests.runs.helpers import wait_for
 from workbench.elastic import membership
+from workbench.elastic.manager import Manager, State
 from workbench.elastic.membership import Membership
 from workbench.elastic.messages import Message, Start
 from workbench.elastic.placement import Shape, fixed, in_thread
@@ -110,7 +111,7 @@ def test_a_silent_host_ends_the_round_and_cannot_commit_any_more() -> None:
     assert not held.commit(B, 1), "its host was given up"
     assert not held.commit(A, 1), "the round is over"
     again = held.over(A)
-    assert (again[A].hosts, again[A].resume_step) == (1, 1)
+    assert (again[A].hosts, again[A].resume_step, again[A].began) == (1, 1, 0)
     assert held.commit(A, 2)
     assert not held.commit(A, 1), "a later round has begun"
     assert not held.members.connected(B, held.now), "it was not called again yet"
@@ -249,6 +250,31 @@ def test_errors_that_may_be_a_lost_peers_end_no_job_unless_they_are_equal() -> N
         held.over(A)
     assert held.members.outcome is None
     assert held.members.began == 3
+
+
+@pytest.mark.parametrize(
+    ("job", "committed", "began", "goes_on"),
+    [
+        ("a", None, None, (None, None)),  # no step was done
+        ("a", None, 0, (0, 0)),  # workers may have saved when the manager died
+        ("a", 9, 0, (9, 0)),
+        ("a", None, 7, (None, 7)),  # the script finds again what it began from
+        ("", None, None, (0, 0)),  # of an older version
+    ],
+)
+def test_a_job_that_is_resumed_knows_its_checkpoints(
+    job: str, committed: int | None, began: int | None, goes_on: tuple
+) -> None:
+    before = State(
+        round=1, phase="", shape=None, step=None, committed=committed, hosts={}, ranks={},
+        spare={}, events=[], port=0, job=job, began=began,
+    )  # fmt: skip
+    order = Mock(folder="run", batch=8)
+    what = Mock(hosts={A: 2}, order=order, profiling="", choose=fixed(2, 1, 8), per_host=2)
+    manager = Manager(what, before, Mock(getsockname=lambda: (A, 1)))
+    assert (manager._members.newest, manager._members.began, manager._id) == (*goes_on, job)
+    new = [Manager(what, None, Mock(getsockname=lambda: (A, 1))) for _ in range(2)]
+    assert len({each._id for each in new}) == 2
 
 
 @pytest.mark.parametrize("steps", [0, 1])
