@@ -152,7 +152,7 @@ class Varuna:
         of = self.replica, self.map.replicas
         self._norms = ReplicaStatistics(self._stages[0].model, modules, of, replicas)
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
-        engine = StageEngine(own.stages, self._weights.gradients, replicas)
+        self._engine = engine = StageEngine(own.stages, self._weights.gradients, replicas)
         channels = neighbours(
             self.map, self.rank, backend, self._everybody, self._device, ring=plan.stages_each > 1
         )
@@ -160,7 +160,6 @@ class Varuna:
             channels, self._everybody, process=lambda stage: self.map.rank(stage, self.replica),
             forms=engine.forms, latency=latency, device=self._device,
         )  # fmt: skip
-        self._engine = engine
         self._stepping = Stepping(
             engine, self._device, plan, position=self.stage, proves=self.rank == 0,
             perturb=perturb, records=self._logs is not None,
