@@ -20,9 +20,9 @@ from pathlib import Path
 
 from workbench.cli_spec import Parser
 from workbench.core.paths import user_path
-from workbench.elastic.manager import Door, Job, State, address_towards, read_file, serve
+from workbench.elastic.manager import Door, Job, State, read_file, serve
 from workbench.elastic.messages import LONGEST, Message, Order, pack
-from workbench.elastic.placement import Shape, fixed, in_thread, read_list
+from workbench.elastic.placement import Shape, address_towards, fixed, in_thread, read_list
 from workbench.methods.varuna.profile import load
 
 CODES = {"done": 0, "stopped": 130}
@@ -99,7 +99,7 @@ def _train(given: argparse.Namespace) -> int:
     if not script.is_file():
         raise ValueError(f"there is no script {script}")
     order = Order(
-        address=given.manager_ip or address_towards([*hosts]), port=0, token="", host="",
+        address=given.manager_ip or address_towards(hosts, print), port=0, token="", host="",
         folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
         arguments=tuple(given.arguments), variables=_variables(given.env_file),
         batch=given.batch_size, preload=tuple(filter(None, given.preload.split(","))),

@@ -10,9 +10,11 @@ import pytest
 
 from tests.runs.helpers import wait_for
 from workbench.elastic import membership
-from workbench.elastic.membership import Membership, pays
+from workbench.elastic.manager import Manager, State
+from workbench.elastic.membership import Membership
 from workbench.elastic.messages import Message, Start
 from workbench.elastic.placement import Shape, fixed, in_thread
+from workbench.elastic.rounds import pays
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
@@ -109,7 +111,7 @@ def test_a_silent_host_ends_the_round_and_cannot_commit_any_more() -> None:
     assert not held.commit(B, 1), "its host was given up"
     assert not held.commit(A, 1), "the round is over"
     again = held.over(A)
-    assert (again[A].hosts, again[A].resume_step) == (1, 1)
+    assert (again[A].hosts, again[A].resume_step, again[A].began) == (1, 1, 0)
     assert held.commit(A, 2)
     assert not held.commit(A, 1), "a later round has begun"
     assert not held.members.connected(B, held.now), "it was not called again yet"
@@ -228,6 +230,7 @@ def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -
         ("failed: RuntimeError: Connection closed by peer", None),
         ("failed: OSError: full", f"3 rounds .* without a new step: rank 0 on {A} failed: .*full"),
         ("failed: KeyError: 5", f"3 rounds .* without a new step: rank 0 on {A} failed: .*5"),
+        ("failed: RuntimeError: shape", f"3 rounds .* one error after step 1: rank 0 on {A} .*pe"),
     ):
         held = Held(A)
         held.begun(A)
@@ -236,6 +239,42 @@ def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -
             held.tell(A, "ended", rank=0, failure=failure)
             held.over(A)
         assert re.fullmatch(str(outcome), str(held.members.outcome))
+
+
+def test_errors_that_may_be_a_lost_peers_end_no_job_unless_they_are_equal() -> None:
+    held = Held(A)
+    held.begun(A)
+    for step, port in ((4, 1), (4, 2), (4, 3), (3, 1), (4, 1), (5, 1), (5, 1)):  # at 5, a new step
+        held.step(step, 2)
+        held.tell(A, "ended", rank=1, failure=f"failed: RuntimeError: Broken pipe [::1]:{port}")
+        held.over(A)
+    assert held.members.outcome is None
+    assert held.members.began == 3
+
+
+@pytest.mark.parametrize(
+    ("job", "committed", "began", "goes_on"),
+    [
+        ("a", None, None, (None, None)),  # no step was done
+        ("a", None, 0, (0, 0)),  # workers may have saved when the manager died
+        ("a", 9, 0, (9, 0)),
+        ("a", None, 7, (None, 7)),  # the script finds again what it began from
+        ("", None, None, (0, 0)),  # of an older version
+    ],
+)
+def test_a_job_that_is_resumed_knows_its_checkpoints(
+    job: str, committed: int | None, began: int | None, goes_on: tuple
+) -> None:
+    before = State(
+        round=1, phase="", shape=None, step=None, committed=committed, hosts={}, ranks={},
+        spare={}, events=[], port=0, job=job, began=began,
+    )  # fmt: skip
+    order = Mock(folder="run", batch=8)
+    what = Mock(hosts={A: 2}, order=order, profiling="", choose=fixed(2, 1, 8), per_host=2)
+    manager = Manager(what, before, Mock(getsockname=lambda: (A, 1)))
+    assert (manager._members.newest, manager._members.began, manager._id) == (*goes_on, job)
+    new = [Manager(what, None, Mock(getsockname=lambda: (A, 1))) for _ in range(2)]
+    assert len({each._id for each in new}) == 2
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -284,3 +323,16 @@ def test_slow_machines_are_named() -> None:
             held.tell(A, "step", rank=rank, step=step, seconds=1.0, forward_s=forward_s)
     assert held.members.slow == {f"rank 4 on {C}": pytest.approx(1.2)}
     assert f"rank 4 on {C} is slow" in held.said[-1]
+
+
+@pytest.mark.parametrize(("unit_s", "slow"), [(1e-5, {}), (0.1, {f"rank 0 on {A}": 2.0})])
+def test_of_two_replicas_the_slower_one_is_named_and_passes_of_microseconds_are_not(
+    unit_s: float, slow: dict[str, float]
+) -> None:
+    held = Held(A, B)
+    held.begun(A, B)
+    for step in range(5):
+        for rank in range(4):
+            forward_s = unit_s * (1 + (rank == 0))
+            held.tell(A, "step", rank=rank, step=step, seconds=1.0, forward_s=forward_s)
+    assert held.members.slow == pytest.approx(slow)

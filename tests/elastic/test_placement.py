@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
 from workbench import cli_varuna
 from workbench.elastic.messages import Message, Order, pack, unpack
-from workbench.elastic.placement import (
-    fixed,
-    place,
-    read_list,
-    shares,
-)
+from workbench.elastic.placement import address_towards, fixed, place, read_list, shares
 
 
 def test_a_list_of_machines() -> None:
@@ -31,6 +28,38 @@ def test_shares_are_exact_and_ranks_fill_hosts_in_turn() -> None:
         fixed(4, 1, 8)(3, 2)
     seats = place(fixed(2, 1, 9)(7, 4), {"a": 4, "b": 1, "c": 2, "d": 1})
     assert seats == {"a": range(4), "b": range(4, 5), "c": range(5, 6)}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address", "lacking"),
+    [
+        (["127.0.0.2", "localhost"], "127.0.0.1", []),
+        (["127.0.0.2", "far"], "10.0.0.9", []),
+        (["none", "127.0.0.2", "far", "nobody"], "10.0.0.9", ["none"]),
+        (["none", "localhost"], "127.0.0.1", ["none"]),
+        (["none", "nobody"], None, []),
+    ],
+)
+def test_hosts_without_an_address_are_named_and_others_give_it(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str], address: str | None, lacking: list[str]
+) -> None:
+    def connect(to: tuple[str, int]) -> None:
+        if to[0] != "far":
+            raise socket.gaierror(-2, "Name or service not known")
+
+    opened, said = MagicMock(), []
+    opened.return_value.__exit__.return_value = None
+    opened.return_value.__enter__.return_value = MagicMock(
+        connect=connect, getsockname=lambda: ("10.0.0.9", 4711)
+    )
+    monkeypatch.setattr(socket, "socket", opened)
+    if address is None:
+        with pytest.raises(ValueError, match="^the host none is .*; the host nobody is .*_ip$"):
+            address_towards(hosts, said.append)
+    else:
+        assert address_towards(hosts, said.append) == address
+    told = "the host {} is not reached: Name or service not known; the job begins without it"
+    assert said == [told.format(host) for host in lacking]
 
 
 def test_messages_are_data_of_known_kinds() -> None:

@@ -6,7 +6,9 @@ started makes no difference to the question.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -240,6 +242,18 @@ def test_ranks_wait_for_whoever_reports(clip, tmp_path, clock):
 def test_what_ranks_that_have_ended_did_not_tell_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(RankTraining, "_known", lambda crew, step: step < 2)
     assert_fails("all ranks have ended, and step 2 of 6 has not", PACKS, tmp_path, "")
+
+
+@pytest.mark.parametrize("looks", range(6))
+def test_a_cause_that_ends_between_any_two_looks_is_seen(looks, tmp_path, clock):
+    dead = SimpleNamespace(poll=lambda: 1)
+    ends = SimpleNamespace(poll=iter([*[None] * looks, *[-signal.SIGKILL] * 99]).__next__)
+    ranks = launcher.RankLauncher(tmp_path, "", 2, device="cpu")
+    ranks.processes = [dead, ends]
+    told = {"type": "RuntimeError", "message": "closed", "time": 0.0, "lost_peer": True}
+    (tmp_path / "failure-0.json").write_text(json.dumps(told))
+    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
+        ranks.check()
 
 
 def test_the_cause_is_named_and_not_what_it_led_to(tmp_path, monkeypatch):

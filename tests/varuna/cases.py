@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from torch import nn
 
 from tests.varuna import net
 from workbench.core.stage_map import StageMap
+from workbench.elastic.worker import AGENT, Worker
 from workbench.methods.varuna import Profiler, Varuna
 from workbench.methods.varuna.making import in_turn
 
@@ -118,6 +121,45 @@ def misuse(wrong: list[dict], others: list[dict], folder: str, **case: int) -> d
     model.set_optimizer(net.sgd(model.parameters())[0])
     saying(model.checkpoint, folder)
     return {"said": said, "loss": loss}
+
+
+def of_jobs(folder: str) -> list:
+    """Steps that rounds of jobs go on from, and a refusal. An old job saves step 2 in F; so does
+    another one, which has gone on from it, step 3; a new job has saved step 1 aside."""
+    Worker.may_commit = lambda *_: True
+    case, shared = {"stages": 1, "replicas": 1, "batch": 2, "chunk": 2}, Path(folder, "F")
+
+    def round(job: str, began: int | None, resume_step: int | None = None) -> Varuna:
+        line, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        about = {"pid": os.getpid(), "line": line.detach(), "round": 1, "rank": 0, "batch": 2}
+        about |= {"folder": f"{folder}/{job}", "job": job, "began": began}
+        os.environ[AGENT] = json.dumps(about | {"resume_step": resume_step})
+        model = made(**case)
+        model.set_optimizer(net.sgd(model.parameters())[0])
+        return model
+
+    def save(model: Varuna, steps: int, to: Path | None = None) -> None:
+        for step in range(steps):
+            model.step(share_of(model, 2, step))
+        model.checkpoint(to).wait()
+
+    save(round("old", None), 2, shared)
+    save(round("new", None), 1)
+    goes_on = round("new", 0, 1)
+    found = [goes_on.load_checkpoint(shared)]
+    try:
+        save(goes_on, 0, shared)
+    except ValueError as error:
+        found.append(str(error))
+    found += [round("none", began, began).load_checkpoint(shared) for began in (0, 2, None)]
+    other = round("other", None)
+    other.load_checkpoint(shared)
+    save(other, 1, shared)
+    del os.environ[AGENT]
+    plain = made(**case)
+    plain.set_optimizer(net.sgd(plain.parameters())[0])
+    later = (round("other", 2, 3), round("none", 2), round("", 0))
+    return found + [each.load_checkpoint(shared) for each in (plain, *later)]
 
 
 class Dies:

@@ -143,6 +143,14 @@ def test_a_job_that_goes_on_needs_the_checkpoint_that_it_goes_on_from(tmp_path):
             lifeline.check_loaded(tmp_path, None)
 
 
+def test_a_job_goes_on_from_its_own_checkpoints_and_from_the_one_that_it_began_with(
+    workers, tmp_path
+):
+    (found,) = workers.run("of_jobs", folder=str(tmp_path))
+    assert found[:1] + found[2:] == [1, None, 2, 2, 3, 3, 2, 3]
+    assert re.match(r"\S*F/step-00000002 is of another training, .* at step 1; give", found[1])
+
+
 def test_all_processes_refuse_and_train_nevertheless(workers, tmp_path):
     case = {"stages": 1, "replicas": 2, "batch": 6, "chunk": 3, "folder": str(tmp_path)}
     results = workers.run("misuse", wrong=[*WRONG.values()], others=[*OTHERS.values()], **case)

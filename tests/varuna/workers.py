@@ -6,6 +6,7 @@ with Workers() as workers:
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -16,10 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process that forks is to have one thread
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(["tests.varuna.cases", "torch._dynamo"])
 LIMIT_S = 240
-"""Ends a hang."""
+"""Ends a hang; half a minute before that, a rank that hangs writes where it is."""
 
 
 class Workers(AbstractContextManager):
@@ -29,7 +31,7 @@ class Workers(AbstractContextManager):
 
     def run(self, what: str, **case: Any) -> list[dict]:
         """Results of all ranks of a case of cases.py. A rank that fails has ``{"error": text}``;
-        one that was killed, ``{"signal": number}``."""
+        one that was killed, ``{"signal": number}``; one that hangs, ``{"hangs": True}``."""
         ranks = case.get("stages", 1) * case.get("replicas", 1)
         with TemporaryDirectory(prefix="workers-") as folder:
             processes = [
@@ -38,10 +40,14 @@ class Workers(AbstractContextManager):
             ]
             for process in processes:
                 process.start()
+            hung = []
             for process in processes:
                 process.join(LIMIT_S)
+                hung.append(process.is_alive())
                 process.kill()
                 process.join()
+            if any(hung):
+                return [{"hangs": each} for each in hung]
             told = [Path(folder) / str(rank) for rank in range(ranks)]
             return [
                 json.loads(path.read_text()) if path.exists() else {"signal": -process.exitcode}
@@ -50,6 +56,8 @@ class Workers(AbstractContextManager):
 
 
 def _work(what: str, case: dict[str, Any], rank: int, ranks: int, folder: Path) -> None:
+    faulthandler.dump_traceback_later(LIMIT_S - 30)
+
     import torch
 
     from tests.varuna import cases

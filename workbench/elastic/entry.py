@@ -99,6 +99,7 @@ def work(job: Order, begin: Message, agent: str) -> None:
     about = {"pid": os.getpid(), "line": own, "round": begin.round, "rank": rank}
     about |= {"batch": job.batch, "cut": start.cut, "nbytes": start.nbytes}
     about |= {"resume_step": start.resume_step, "profiling": start.profiling}
+    about |= {"job": job.job, "began": start.began}
     os.environ[AGENT] = json.dumps({**about, "folder": job.folder})
     places = StageMap.of(start.stages, start.replicas)
     flags = {

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,9 +25,10 @@ from workbench.core.files import FileLock
 from workbench.core.jsonfile import read_json
 from workbench.core.paths import import_path
 from workbench.core.schema import read_as
-from workbench.elastic.membership import Membership, Morph
+from workbench.elastic.membership import Membership
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
-from workbench.elastic.placement import Choose, read_list
+from workbench.elastic.placement import Choose, is_here, read_list
+from workbench.elastic.rounds import Morph
 from workbench.elastic.worker import LOSS_LOG
 
 TICK_S = 0.2
@@ -77,6 +78,10 @@ class State:
     spare: dict[str, int]
     events: list[tuple[float, str]]
     port: int
+    job: str = ""
+    """Id that the job's checkpoints name; those of a state without one name none."""
+    began: int | None = None
+    """Step that its first round went on from."""
 
 
 def read_file(kind: type, folder: Path) -> Any:
@@ -88,25 +93,6 @@ def read_file(kind: type, folder: Path) -> Any:
         return None
 
 
-def is_here(host: str) -> bool:
-    """Whether a host is this machine, by an address of its loopback interface."""
-    return host == "localhost" or host.startswith("127.")
-
-
-def address_towards(hosts: Sequence[str]) -> str:
-    """This machine's address on the interface by which it reaches the hosts. Raises ValueError for
-    a host that has no address."""
-    outside = next((host for host in hosts if not is_here(host)), None)
-    if outside is None:
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((outside, 9))  # sends nothing
-        except OSError as error:
-            raise ValueError(f"the host {outside} is not reached: {error.strerror}") from None
-        return probe.getsockname()[0]
-
-
 class Manager:
     """Serves one job until it is done, fails or is stopped."""
 
@@ -115,17 +101,21 @@ class Manager:
         self._job, self._folder, self._listener = job, Path(job.order.folder), listener
         self._token, self._port = secrets.token_hex(16), listener.getsockname()[1]
         self._events = [*before.events] if before else []
+        self._id = before.job if before else secrets.token_hex(8)
         self._lines: dict[str, asyncio.StreamWriter] = {}
         self._agents: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task] = set()
         self._store: tuple[int | None, Any] = (None, None)
         self._written: dict[str, str] = {}
         self._list = ""
+        newest, began = (before.committed, before.began) if before else (None, None)
+        if began == 0 or before and not self._id:
+            newest, began = newest or 0, 0  # workers may have saved since
         self._members = Membership(
             job.hosts, job.choose, batch=job.order.batch, per_host=job.per_host, morph=job.morph,
             horizon_s=job.horizon_s, now=time.monotonic(), say=self._say,
             number=before.round if before else -bool(job.profiling), profiling=job.profiling,
-            newest=before.committed or 0 if before else None,  # workers may have saved since
+            newest=newest, began=began,
         )  # fmt: skip
 
     async def run(self) -> str:
@@ -186,6 +176,7 @@ class Manager:
             phase=members.outcome or (ours.phase if ours else "waiting"),
             shape=str(ours.shape) if ours else None, step=ours.step if ours else None,
             committed=members.newest, events=self._events[-EVENTS:], port=self._port,
+            job=self._id, began=members.began,
             hosts={name: host.phase for name, host in members.hosts.items()},
             ranks={name: [*ranks] for name, ranks in ours.seats.items()} if ours else {},
             spare=members.spare() if ours else {},
@@ -262,7 +253,8 @@ class Manager:
                 self._members.lost(host, time.monotonic(), f"{command[0]}: {error.strerror}")
                 return
         self._agents[host] = agent
-        order = replace(self._job.order, host=host, port=self._port, token=self._token)
+        own = {"host": host, "port": self._port, "token": self._token, "job": self._id}
+        order = replace(self._job.order, **own)
         with suppress(ConnectionError):
             agent.stdin.write(pack(order))
             await agent.stdin.drain()

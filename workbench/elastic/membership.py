@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from workbench.elastic.messages import Message, Start
 from workbench.elastic.placement import Choose, Shape, fixed, place
+from workbench.elastic.rounds import ENDED, LACKING, SAMPLES, WRONG, Failures, Morph, Round, Worth
 
 LOST_S, STARTING_S = 4.0, 60.0
 """Longest silence of an agent that can start workers, and of one that comes up: then it is lost."""
@@ -29,28 +29,6 @@ RETRY_S, LONGEST_RETRY_S = 30.0, 600.0
 SAVING_S, ENDING_S = 600.0, 15.0
 """Workers that have not left so long after they were to are ended; an agent that has not ended
 them so long after that is lost."""
-HORIZON_S = 1800.0
-"""Between changes, before there are three."""
-SLOW, SAMPLES = 1.15, 5
-"""A worker so much over its stage's median is slow; how many forward passes are looked at."""
-FRUITLESS = 3
-"""Rounds in a row without a new step in which a worker fails: there is no use in another."""
-PEERS = "failed: RuntimeError", "failed: Dist"
-"""Failures of workers whose peers are gone."""
-ENDED, WRONG = "ended with", "failed: ValueError"
-"""Failures of a script that cannot profile, and of one that is given what cannot be trained."""
-LACKING = (
-    "{}: given --profiling=DIR, the script must run a Profiler into DIR, which hosts share, and "
-    "end, as examples/gpt.py does; or give --nstages and --chunk_size"
-)
-
-Morph = Literal["always", "gain", "never"]
-
-
-def pays(now: float, then: float, horizon_s: float, cost_s: float) -> bool:
-    """Whether `then` samples a second, after `cost_s` without any, make more of the horizon than
-    `now`."""
-    return then * (horizon_s - cost_s) > now * horizon_s
 
 
 @dataclass(kw_only=True)
@@ -66,28 +44,6 @@ class Host:
     leaving: bool = False
 
 
-@dataclass(kw_only=True)
-class Round:
-    """One that has begun and is not over."""
-
-    number: int
-    shape: Shape
-    seats: dict[str, range]
-    slots: dict[str, int]
-    """Of all hosts that were there."""
-    began_s: float
-    phase: Literal["running", "saving", "ending"] = "running"
-    since_s: float = 0.0
-    step: int | None = None
-    """That was done last."""
-    gains: bool = False
-    """Whether some step was done for the first time."""
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
-    forwards: dict[int, deque[float]] = field(default_factory=dict)
-    left: set[int] = field(default_factory=set)
-    over: set[str] = field(default_factory=set)
-
-
 class Membership:
     """All times are of one clock that the caller reads, in seconds."""
 
@@ -95,14 +51,15 @@ class Membership:
         self, hosts: Mapping[str, int], choose: Choose | None, *,
         batch: int, per_host: int, morph: Morph, now: float, say: Callable[[str], None],
         horizon_s: float | None = None, number: int = 0, newest: int | None = None,
-        profiling: str = "",
+        began: int | None = None, profiling: str = "",
     ) -> None:  # fmt: skip
-        """`say` takes what people want to know; `number` and `newest` are the last round and the
-        newest checkpoint of a job that goes on. `profiling` is the folder that is profiled into
-        before shapes are chosen; then that is all where nobody chooses."""
+        """`say` takes what people want to know; `number`, `newest` and `began` are the last round,
+        the newest checkpoint and the step before the first one of a job that goes on. `profiling`
+        is the folder that is profiled into before shapes are chosen; then that is all where nobody
+        chooses."""
         self.hosts = {host: Host(slots=slots) for host, slots in hosts.items()}
         self.round: Round | None = None
-        self.number, self.newest = number, newest
+        self.number, self.newest, self.began = number, newest, began
         self.outcome: str | None = None
         """``done``, ``stopped`` or why the job failed; None while it goes on."""
         self.refused = False
@@ -111,19 +68,18 @@ class Membership:
         """What to tell to hosts; None where an agent is to be started."""
         self.slow: dict[str, float] = {}
         """Slow workers of this round, and by how much."""
-        self._choose, self._batch, self._per_host = choose, batch, per_host
-        self._morph, self._horizon_s, self._say = morph, horizon_s, say
+        self._choose, self._batch, self._per_host, self._say = choose, batch, per_host, say
+        self._worth = Worth(morph=morph, batch=batch, horizon_s=horizon_s)
+        self._failures = Failures()
         self._listed, self._profiling = dict(hosts), profiling
         self._cuts: dict[tuple[str, int], str] = {}
         """Shape and chunk -> slices of each stage, as a first rank has measured it."""
         self._nbytes = 0
         """Bytes of the module's parameters, as the first rank of a round has told."""
         self._notices: dict[str, float] = {}
-        self._changes: list[float] = []
-        self._costs: list[float] = []
         self._stepped_s: float | None = None
         self._began_s = self._ticked_s = now
-        self._settled, self._fruitless, self._waits = False, 0, ""
+        self._settled, self._waits = False, ""
         self._furthest = newest or 0
 
     # -- hosts ---------------------------------------------------------------------------------
@@ -132,7 +88,7 @@ class Membership:
         before, self._listed = self._listed, dict(hosts)
         for name in hosts.keys() - before.keys():
             self._say(f"{name} is on the list, with {hosts[name]} slots")
-            self._changes.append(now)
+            self._worth.changes.append(now)
             host = self.hosts.setdefault(name, Host(slots=hosts[name]))
             host.retry_s, host.fails, host.leaving = now, 0, False
         for name in before.keys() - hosts.keys():
@@ -156,7 +112,7 @@ class Membership:
             return
         if not host.leaving and self.outcome is None:
             self._say(f"{name} is lost: {why}")
-            self._changes.append(now)
+            self._worth.changes.append(now)
             host.retry_s = now + min(LONGEST_RETRY_S, RETRY_S * 2**host.fails)
             host.fails += 1
         host.phase, host.leaving = "away", False
@@ -176,7 +132,7 @@ class Membership:
     def _leave(self, name: str, now: float) -> None:
         at, host = self._notices.pop(name, now), self.hosts.get(name)
         if host is not None:
-            self._changes.append(now)
+            self._worth.changes.append(now)
             host.retry_s, host.leaving = max(now, at) + AWAY_S, host.phase != "away"
             if not host.leaving and name not in self._listed:
                 del self.hosts[name]
@@ -216,28 +172,25 @@ class Membership:
         return current and there and name in ours.seats
 
     def _step(self, ours: Round, told: Message, now: float) -> None:
+        if self.began is None:
+            self.began = told.step - 1
         if ours.step is None:
             since = ours.began_s if self._stepped_s is None else self._stepped_s
-            self._costs.append(now - since)
+            self._worth.costs_s.append(now - since)
             self._say(f"step {told.step} is done, {now - since:.1f} s after the one before")
         ours.step, self._stepped_s = max(ours.step or 0, told.step), now
         if told.step > self._furthest:
-            self._furthest, self._fruitless, ours.gains = told.step, 0, True
+            self._furthest, ours.gains = told.step, True
+            self._failures.forget()
         if told.rank == 0:
             ours.seconds.append(told.seconds)
-        if told.forward_s is None:
+        if not told.forward_s:
             return
         ours.forwards.setdefault(told.rank, deque(maxlen=SAMPLES)).append(told.forward_s)
-        peers = range(told.rank % ours.shape.stages, ours.shape.ranks, ours.shape.stages)
-        times = [ours.forwards.get(peer, ()) for peer in peers]
-        if min(map(len, times)) == SAMPLES:
-            middles = [median(each) for each in times]
-            for peer, own in zip(peers, middles, strict=True):
-                host = next(host for host, seats in ours.seats.items() if peer in seats)
-                who, over = f"rank {peer} on {host}", own / median(middles)
-                if over > SLOW and who not in self.slow:
-                    self.slow[who] = over
-                    self._say(f"{who} is slow: {over:.2f} times its stage's median")
+        for who, over in ours.slow_peers(told.rank).items():
+            if who not in self.slow:
+                self.slow[who] = over
+                self._say(f"{who} is slow: {over:.2f} times its stage's median")
 
     def _ended(self, ours: Round, name: str, told: Message, now: float) -> None:
         if not told.failure:
@@ -246,18 +199,18 @@ class Membership:
                 return
             if ours.phase == "running":
                 done = self._choose is None or not self._profiling
-                self.outcome, self._profiling, self._fruitless = "done" if done else None, "", 0
+                self.outcome, self._profiling = "done" if done else None, ""
+                self._failures.forget()
         else:
             what = f"rank {told.rank} on {name} {told.failure}"
             self._say(what)
-            own = told.failure.startswith(("failed", ENDED)) and not told.failure.startswith(PEERS)
-            self._fruitless += ours.step is None or (own and not ours.gains)
+            why = self._failures.judge(told.failure, ours.step, gains=ours.gains)
             if self._profiling and told.failure.startswith(ENDED):
                 self._refuse(LACKING.format(what))
             elif self._stepped_s is None and told.failure.startswith(WRONG):
                 self._refuse(what)
-            elif self._fruitless == FRUITLESS:
-                self.outcome = f"{FRUITLESS} rounds in a row failed without a new step: {what}"
+            elif why:
+                self.outcome = f"{why}: {what}"
         self._end(now)
 
     def _refuse(self, why: str) -> None:
@@ -308,23 +261,8 @@ class Membership:
                     self._save(f"{name} goes, or has fewer slots", now)
             changed = self._there() not in ({}, ours.slots) and not self._profiling
             new = self._choice() if changed else None
-            if new is not None and self._is_worth(ours, new):
+            if new is not None and self._worth.exceeds(ours.shape, new, ours.seconds):
                 self._save(f"{new} instead of {ours.shape}", now)
-
-    def _is_worth(self, ours: Round, new: Shape) -> bool:
-        """Whether to morph although nothing was lost."""
-        old = ours.shape
-        if self._morph == "never" or (str(new), new.chunk) == (str(old), old.chunk):
-            return False
-        if self._morph == "always" or not ours.seconds:
-            return self._morph == "always"
-        predicted = old.seconds and new.seconds
-        faster = old.seconds / new.seconds if predicted else new.ranks / old.ranks
-        rate, changes = self._batch / median(ours.seconds), self._changes
-        horizon_s = self._horizon_s or HORIZON_S
-        if self._horizon_s is None and len(changes) > 2:
-            horizon_s = fmean(b - a for a, b in zip(changes, changes[1:], strict=False))
-        return pays(rate, rate * faster, horizon_s, median(self._costs))
 
     def _save(self, why: str, now: float) -> None:
         if self._profiling:
@@ -396,5 +334,6 @@ class Membership:
                 port=0, host=index, hosts=len(seats), first=own.start, count=len(own),
                 stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, cut=cut,
                 nbytes=self._nbytes, resume_step=self.newest, profiling=self._profiling,
+                began=self.began,
             )  # fmt: skip
             self.out.append((name, Message(kind="start", round=self.number, start=start)))

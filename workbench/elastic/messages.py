@@ -33,6 +33,8 @@ class Order:
     preload: tuple[str, ...] = ()
     """Modules that workers are forked with, beside torch."""
     batch: int
+    job: str = ""
+    """Its id, which its checkpoints name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class Start:
     replicas: int
     chunk: int
     resume_step: int | None
+    began: int | None = None
+    """Step that the job's first round went on from; None before a step was done."""
     cut: str = ""
     """Of the shape (placement.py)."""
     nbytes: int = 0

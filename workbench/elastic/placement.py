@@ -1,4 +1,4 @@
-"""Shapes of a round, and where its ranks lie.
+"""Shapes of a round, its hosts, and where its ranks lie.
 
 Stage i of P has the ranks i, i+P, i+2P, ...: neighbours in a pipeline are neighbours in a host, and
 replicas of a stage lie on other hosts. Hosts get their ranks one after the other.
@@ -7,7 +7,8 @@ replicas of a stage lie on other hosts. Hosts get their ranks one after the othe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from threading import Thread
 
@@ -99,6 +100,30 @@ def read_list(text: str, slots: int) -> dict[str, int]:
     if not found:
         raise ValueError("the machine list names no host; write ADDRESS or ADDRESS:SLOTS a line")
     return found
+
+
+def is_here(host: str) -> bool:
+    """Whether a host is this machine, by an address of its loopback interface."""
+    return host == "localhost" or host.startswith("127.")
+
+
+def address_towards(hosts: Collection[str], say: Callable[[str], object]) -> str:
+    """This machine's address on the interface by which it reaches the first host that has one.
+    `say` is told of those before it. Raises ValueError where no host has an address."""
+    lacking, address = [], "127.0.0.1"
+    for host in (host for host in hosts if not is_here(host)):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((host, 9))  # sends nothing
+                address = probe.getsockname()[0]
+                break
+            except OSError as error:
+                lacking.append(f"the host {host} is not reached: {error.strerror}")
+    if len(lacking) == len(hosts):
+        raise ValueError(f"{'; '.join(lacking)}; mend the machine list, or give --manager_ip")
+    for each in lacking:
+        say(f"{each}; the job begins without it")
+    return address
 
 
 def place(shape: Shape, slots: Mapping[str, int]) -> dict[str, range]:

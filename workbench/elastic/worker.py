@@ -39,12 +39,14 @@ class Worker:
     def __init__(
         self, line: socket.socket, *, round: int, rank: int, batch: int, folder: Path,
         cut: str = "", nbytes: int = 0, resume_step: int | None = None, profiling: str = "",
+        job: str = "", began: int | None = None,
     ) -> None:  # fmt: skip
         """`batch` is the samples of a whole step, `folder` the run's, on this host; the rest are
-        those of messages.Start."""
+        those of messages.Start, and the `job`'s id."""
         self.round, self.rank, self.batch, self.folder = round, rank, batch, folder
         self.cut, self.nbytes = cut, nbytes
         self.resume_step, self.profiling = resume_step, profiling
+        self.job, self.began = job, began
         self._line, self._lock = line, threading.RLock()
         self._answer: Message | None = None
         self._wanted = self._signalled = self._left = False

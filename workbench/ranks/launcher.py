@@ -124,10 +124,11 @@ class RankLauncher:
         failed = self._failed()
         until = time.monotonic() + NOTICE_S
         while failed and -signal.SIGKILL not in failed.values() and time.monotonic() < until:
-            if not self.running():
+            left = self.running()
+            failed = self._failed()  # after that: with whoever ended between the two
+            if not left:
                 break
             time.sleep(POLL_S)  # others may fail yet, and theirs may be the cause
-            failed = self._failed()
         if not running:
             failed = failed or self._failed(led=True)
         if failed:

@@ -90,16 +90,11 @@ class Loaded:
 
 
 def save(
-    folder: Path,
-    units: Units,
-    manifest: Manifest,
-    *,
-    numbers: Mapping[str, Any] | None = None,
-    data: Mapping[str, Any] | None = None,
-    statistics: Mapping[str, Tensor] | None = None,
-    group: dist.ProcessGroup | None = None,
+    folder: Path, units: Units, manifest: Manifest, *,
+    numbers: Mapping[str, Any] | None = None, data: Mapping[str, Any] | None = None,
+    statistics: Mapping[str, Tensor] | None = None, group: dist.ProcessGroup | None = None,
     may_commit: Callable[[int], bool] = lambda step: True,
-) -> Saving:
+) -> Saving:  # fmt: skip
     """Begin to write ``folder/step-N``; returns when all that is given may change again.
 
     Every process of `group`, of gloo, calls it with the units that it holds, whole; one of those
@@ -195,15 +190,14 @@ def load(saved: Saved, units: Units, group: dist.ProcessGroup | None = None) -> 
 
 
 def load_newest(
-    folder: Path,
-    units: Units,
-    group: dist.ProcessGroup | None = None,
-    check: Callable[[Saved], None] = lambda saved: None,
-    spare: Path | None = None,
-) -> tuple[Loaded | None, list[str]]:
+    folder: Path, units: Units, group: dist.ProcessGroup | None = None,
+    check: Callable[[Saved], None] = lambda saved: None, spare: Path | None = None,
+    takes: Callable[[Path, int], bool] = lambda path, step: True,
+) -> tuple[Loaded | None, list[str]]:  # fmt: skip
     """`load` the newest checkpoint of a folder, or of a `spare` one, of which all is sound that is
     read, on every process the same; None where there is none. Also returns notes on those that were
-    passed over, and why. `check` is called before any tensor is read, and may raise ValueError.
+    passed over, and why. `takes` says which paths and steps are looked at; `check` is called before
+    any tensor is read, and may raise ValueError.
     Raises ValueError as it and `load` do, and where all are damaged."""
     loaded: list[Loaded] = []
 
@@ -215,7 +209,7 @@ def load_newest(
 
     def there() -> list[tuple[int, str, int]]:
         every = ((k, p, n) for k, each in enumerate(folders) for p, n in steps_in(each).items())
-        return sorted(((n, p.name, k) for k, p, n in every), reverse=True)
+        return sorted(((n, p.name, k) for k, p, n in every if takes(p, n)), reverse=True)
 
     _, notes = take_newest(
         [folders[k] / name for _, name, k in as_one(there, group)[0]],

@@ -171,6 +171,20 @@ def test_measured_jitter_makes_steps_longer(config):
     assert config(**asked, profile=shaky).get_min() == shaken.get_min()
 
 
+def test_shapes_are_listed_by_their_seconds(config):
+    shaky = replace(
+        PROFILE,
+        within=replace(WITHIN, jitter=Deviation(sd_s=4e-3)),
+        between=replace(BETWEEN, jitter=Deviation(sd_s=2e-2)),
+        jitter=Deviation(sd_s=4e-3),
+    )
+    made = config(gpus=4, per_vm=2, gpu_memory_capacity="100MiB", profile=shaky)
+    fits = [row for row in made.candidates if not row.reason]
+    assert fits == [*made.candidates[: len(fits)]] == sorted(fits, key=lambda row: row.seconds)
+    proved = [row.proved for row in fits]
+    assert proved != sorted(proved, reverse=True), "one is slower, with jitter, than was foreseen"
+
+
 def test_other_orders_are_compared(config):
     every = config(gpus=4, order="auto", gpu_memory_capacity="160MiB")
     assert {row.order for row in every.candidates} >= {"varuna", "gpipe", "1f1b", "interleaved"}

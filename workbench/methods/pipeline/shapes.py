@@ -52,11 +52,10 @@ class Look:
 
     @property
     def merit(self) -> tuple:
-        """By which shapes are sorted. What was proved comes before what is foreseen, which is
-        further from the best."""
+        """By which shapes are sorted."""
         row = self.row
         seconds = inf if row.seconds is None else row.seconds
-        return bool(row.reason), not row.proved, seconds, row.ranks, row.stages
+        return bool(row.reason), seconds, row.ranks, row.stages
 
     def foresee(self) -> None:
         """Enter what is foreseen of the fastest cut."""
@@ -73,8 +72,9 @@ class Look:
 def search(
     question: Question, network: Network, prove: Prover, far: float = FAR
 ) -> tuple[tuple[Candidate, ...], Any]:
-    """All shapes, the one that is chosen first, those that are refused last; and what the prover
-    made of the first one, None where nothing fits."""
+    """All shapes: the one that is chosen, which is the fastest of those that are proved, the others
+    by their seconds, and those that are refused; and what the prover made of the first one, None
+    where nothing fits."""
     found = [*looks(question, network, far)]
     trials = [(cut, look) for look in found for cut in look.cuts]
     trials.sort(key=lambda each: (each[0].seconds, each[1].row.ranks, each[0].device_bytes))
@@ -102,6 +102,8 @@ def search(
         if look.made is None and not look.row.reason and nbytes > there:
             look.refuse(nbytes, there)
     found.sort(key=lambda look: look.merit)
+    chosen = next((look for look in found if look.made is not None), None)
+    found.sort(key=lambda look: look is not chosen)
     return tuple(look.row for look in found), found[0].made if found else None
 
 

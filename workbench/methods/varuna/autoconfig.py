@@ -198,16 +198,10 @@ class AutoConfig:
     """
 
     def __init__(
-        self,
-        num_gpus: int,
-        gpus_per_vm: int,
-        batch_size: int,
-        profile_folder: str | Path,
-        gpu_memory_capacity: int | str | None = None,
-        verbose: bool = True,
-        order: str = "varuna",
+        self, num_gpus: int, gpus_per_vm: int, batch_size: int, profile_folder: str | Path,
+        gpu_memory_capacity: int | str | None = None, verbose: bool = True, order: str = "varuna",
         model: Named | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Compare all shapes. Raises ValueError for a number below 1, an order that is none, and a
         profile that is not there or of another model. That nothing fits is said by `get_min`."""
         counts = {"num_gpus": num_gpus, "gpus_per_vm": gpus_per_vm, "batch_size": batch_size}
@@ -222,18 +216,14 @@ class AutoConfig:
         others = [name for name in ORDERS if name != "varuna"]
         capacity = gpu_memory_capacity
         self._question = Question(
-            sizes=SliceSizes(self.profile),
-            units=len(self.profile.slices),
-            ranks=num_gpus,
-            batch=batch_size,
-            micros=self.profile.samples,
+            sizes=SliceSizes(self.profile), units=len(self.profile.slices), ranks=num_gpus,
+            batch=batch_size, micros=self.profile.samples, activations="keep",
             device_bytes=self.profile.device_bytes if capacity is None else parse_bytes(capacity),
             orders=("varuna", *others) if order == "auto" else (order,),
-            activations="keep",
-        )
+        )  # fmt: skip
         self.candidates, self.stages = search(self._question, self._network, self._proved)
-        """All shapes, the best first, those that are refused last; and slices of each stage of the
-        best, None where nothing fits."""
+        """All shapes, the best first, the others by their seconds, those that are refused last; and
+        slices of each stage of the best, None where nothing fits."""
         fitting = [row for row in reversed(self.candidates) if not row.reason]
         self.batch_times = {row.stages: row.seconds for row in fitting}
         """Stages -> seconds of the fastest shape with so many that fits; of those that are far from

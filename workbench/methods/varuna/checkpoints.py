@@ -64,21 +64,18 @@ class Checkpoints:
     """Saves and loads one process's part."""
 
     def __init__(
-        self,
-        held: Parameters,
-        owned: Parameters,
-        statistics: Mapping[str, Tensor],
-        continues: dict[str, Any],
-        scale: LossScale,
-        *,
-        first: bool,
-    ) -> None:
+        self, held: Parameters, owned: Parameters, statistics: Mapping[str, Tensor],
+        continues: dict[str, Any], scale: LossScale, *,
+        first: bool, job: str = "", began: int | None = None,
+    ) -> None:  # fmt: skip
         """`held`: slice that owns a parameter -> name -> parameter of this stage; `owned` are those
         whose slices are this stage's. `statistics` are BatchNorm's, by their names, which of each
         stage's processes the `first` one saves. `continues` must be equal in a run that goes on.
-        Every process of the world makes it."""
+        `job` is the id of a launcher's job, and `began` the step that it went on from first, None
+        before a step was done. Every process of the world makes it."""
         self._held, self._owned, self._statistics = held, owned, statistics
         self._continues, self._scale, self._first = continues, scale, first
+        self._job, self._began = job, began
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._kept: list[Stateful] = []
         self._saving: Saving | None = None
@@ -106,36 +103,30 @@ class Checkpoints:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
         if self._saving is not None:
             self._saving.wait()
-        elif not self._goes_on:
+        else:
             as_one(partial(self._check_new, folder), self._group)
         units, numbers = optimizer_tensors(self.optimizer, self._owned)
         done, steps = self.progress, len(self.progress.losses)
         manifest = Manifest(
-            next_step=steps,
-            updates_done=steps - len(done.skipped),
-            continues=self._continues,
-            **asdict(done),
-        )
+            next_step=steps, updates_done=steps - len(done.skipped), **asdict(done),
+            continues=self._continues | ({"job": self._job} if self._job else {}),
+        )  # fmt: skip
         kept = [encoded(one.state_dict(), type(one).__name__) for one in self._kept]
         self._saving = save(
-            folder,
-            units,
-            manifest,
-            numbers=numbers,
+            folder, units, manifest, numbers=numbers, group=self._group, may_commit=may_commit,
             statistics=self._statistics if self._first else None,
             data={"scale": asdict(self._scale), "kept": kept},
-            group=self._group,
-            may_commit=may_commit,
-        )
+        )  # fmt: skip
         return self._saving
 
     def load(self, folder: Path, spare: Path | None = None) -> int | None:
         """Take up the newest whole checkpoint of a folder or a spare one; returns its step, None
-        where there is none. Raises ValueError for one of another module or batch, or with other
-        things kept."""
+        where there is none. A job that goes on takes its own alone, or the one that it began from.
+        Raises ValueError for one of another module or batch, or with other things kept."""
         if self.optimizer is None:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
-        loaded, _ = load_newest(folder, weights(self._held), self._group, self._check, spare)
+        how = {"check": self._check, "spare": spare, "takes": self._takes}
+        loaded, _ = load_newest(folder, weights(self._held), self._group, **how)
         if loaded is None:
             return None
         manifest = loaded.saved.manifest
@@ -160,11 +151,22 @@ class Checkpoints:
         """Raise ValueError where a later checkpoint would be taken for one of this training."""
         steps = len(self.progress.losses)
         newer = [path for path, step in steps_in(folder).items() if step > steps]
+        newer = [path for path in newer if not (self._goes_on and self._takes(path))]
         if newer:
             raise ValueError(
                 f"{newer[0]} is of another training, and this one is at step {steps}; give an "
                 "empty folder, or call load_checkpoint first"
             )
+
+    def _takes(self, path: Path, step: int | None = None) -> bool:
+        """Whether to look at a checkpoint: a job that goes on does at its own, at the one that it
+        began from, and at one that is too damaged to tell."""
+        if not self._job or self._began in (None, step):
+            return True
+        try:
+            return Saved.read(path).manifest.continues.get("job") == self._job
+        except OSError:
+            return True
 
     def _check(self, saved: Saved) -> None:
         """Raise ValueError for a checkpoint of another training."""

@@ -86,8 +86,8 @@ class Lifeline:
         wanted = None if self.worker is None else self.worker.resume_step
         if wanted and step is None:
             raise ValueError(
-                f"{folder} has no checkpoint, and this job goes on from one of step {wanted}; give "
-                "load_checkpoint the folder into which checkpoints are written"
+                f"{folder} has no checkpoint of this job, which goes on from one of step {wanted}; "
+                "give load_checkpoint the folder into which checkpoints are written"
             )
 
     def busy(self) -> None:

@@ -152,19 +152,14 @@ class Varuna:
         of = self.replica, self.map.replicas
         self._norms = ReplicaStatistics(self._stages[0].model, modules, of, replicas)
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, backend)
-        engine = StageEngine(own.stages, self._weights.gradients, replicas)
+        self._engine = engine = StageEngine(own.stages, self._weights.gradients, replicas)
         channels = neighbours(
             self.map, self.rank, backend, self._everybody, self._device, ring=plan.stages_each > 1
         )
         engine.transport = GroupTransport(
-            channels,
-            self._everybody,
-            process=lambda stage: self.map.rank(stage, self.replica),
-            forms=engine.forms,
-            latency=latency,
-            device=self._device,
-        )
-        self._engine = engine
+            channels, self._everybody, process=lambda stage: self.map.rank(stage, self.replica),
+            forms=engine.forms, latency=latency, device=self._device,
+        )  # fmt: skip
         self._stepping = Stepping(
             engine, self._device, plan, position=self.stage, proves=self.rank == 0,
             perturb=perturb, records=self._logs is not None,
@@ -175,8 +170,9 @@ class Varuna:
         self._folder: Path | None = None
         continues = {"module": own.digest, "batch": batch_size, "seed": seed}
         self._checkpoints = Checkpoints(
-            own.held, own.owned, self._norms.named, continues, self.scale, first=self.replica == 0
-        )
+            own.held, own.owned, self._norms.named, continues, self.scale, first=self.replica == 0,
+            job=worker.job if worker else "", began=worker.began if worker else None,
+        )  # fmt: skip
 
     @property
     def steps(self) -> int:
@@ -218,12 +214,9 @@ class Varuna:
     # -- training -------------------------------------------------------------------------------
 
     def set_optimizer(
-        self,
-        optimizer: torch.optim.Optimizer,
-        loss_scale: float | str = "dynamic",
-        init_loss_scale: float = 2.0**20,
-        min_loss_scale: float = 1.0,
-    ) -> None:
+        self, optimizer: torch.optim.Optimizer, loss_scale: float | str = "dynamic",
+        init_loss_scale: float = 2.0**20, min_loss_scale: float = 1.0,
+    ) -> None:  # fmt: skip
         """Name the optimizer of this stage's parameters. With fp16 the loss is scaled, by a number
         or by one that is halved after an overflow and doubled after 2,000 steps without one.
 
@@ -305,8 +298,9 @@ class Varuna:
         """Take up the newest whole checkpoint of a folder, by default that of the launcher's job,
         which is looked into in any case: it has what was saved before the script named a folder. Of
         any number of stages and replicas; returns the steps done by it, None where there is
-        none. Every process calls it. Raises ValueError for a checkpoint of another module or batch,
-        and where there is none though the launcher's job goes on from one."""
+        none. Later rounds of a job take what it saved, or what its first one loaded. Every process
+        calls it. Raises ValueError for a checkpoint of another module or batch, and where there is
+        none though the launcher's job goes on from one."""
         folder = self._store(global_store)
         found = self._checkpoints.load(folder, self._lifeline.folder)
         self._lifeline.check_loaded(folder, found)

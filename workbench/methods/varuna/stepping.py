@@ -76,14 +76,9 @@ def schedule_of(
 ) -> Schedule:
     """One step of any lists of passes, a unit a stage."""
     line = StageLine(
-        method=method,
-        passes=passes,
+        method=method, passes=passes, micro=1, replicas=replicas, clipped=False, **treatment,
         stages=[range(stage, stage + 1) for stage in range(len(passes) * chunks)],
-        micro=1,
-        replicas=replicas,
-        clipped=False,
-        **treatment,
-    )
+    )  # fmt: skip
     return Program(line, IdealSizes()).schedule()
 
 
@@ -154,16 +149,9 @@ class Stepping:
     """Executes steps on one process, a schedule for each number of micro-batches."""
 
     def __init__(
-        self,
-        engine: StageEngine,
-        device: torch.device,
-        plan: StepPlan,
-        *,
-        position: int,
-        proves: bool,
-        records: bool,
-        perturb: Perturb | None = None,
-    ) -> None:
+        self, engine: StageEngine, device: torch.device, plan: StepPlan, *,
+        position: int, proves: bool, records: bool, perturb: Perturb | None = None,
+    ) -> None:  # fmt: skip
         """`position` of the process in the pipeline. One process `proves` schedules before they
         run."""
         self._engine, self._device, self._perturb = engine, device, perturb
@@ -183,18 +171,11 @@ class Stepping:
             if self._proves and training:
                 validate(schedule)
             self._executors[key] = Executor(
-                schedule,
-                self._engine.perform,
-                self._device,
-                rank=self._position,
-                perturb=self._perturb,
-                record_from=self._record_from,
-                origin=0.0,
-                announce=self._engine.transport.announce,
-                together=self._device.type == "cuda",
-                on_failure=lambda _: self._engine.transport.stop(),
-                abandon_s=ABANDON_S,
-            )
+                schedule, self._engine.perform, self._device, rank=self._position,
+                perturb=self._perturb, record_from=self._record_from, origin=0.0,
+                announce=self._engine.transport.announce, together=self._device.type == "cuda",
+                on_failure=lambda _: self._engine.transport.stop(), abandon_s=ABANDON_S,
+            )  # fmt: skip
         if self._carries != key:
             self._engine.transport.use(self._executors[key].schedule)
             self._carries = key
