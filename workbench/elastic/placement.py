@@ -117,8 +117,9 @@ def address_towards(hosts: Collection[str], say: Callable[[str], object]) -> str
                 probe.connect((host, 9))  # sends nothing
                 address = probe.getsockname()[0]
                 break
-            except OSError as error:
-                lacking.append(f"the host {host} is not reached: {error.strerror}")
+            except (OSError, UnicodeError) as error:  # the second is of a name that can be none
+                why = getattr(error, "strerror", error)
+                lacking.append(f"the host {host} is not reached: {why}")
     if len(lacking) == len(hosts):
         raise ValueError(f"{'; '.join(lacking)}; mend the machine list, or give --manager_ip")
     for each in lacking:
