@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -74,7 +75,7 @@ class Engine:
         is that of random numbers in forward passes. `results` is where measurements of this machine
         are kept. `options` are the method's own. Where torchrun has started several processes, each
         makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
-        all, and pass equal rows.
+        all, and pass equal rows. Harmony and the swapping methods divide the model themselves.
 
         Raises ValueError, one sentence, for what cannot be trained so."""
         self._row, world = methods.find(method), int(os.environ.get("WORLD_SIZE", 1))
@@ -91,6 +92,7 @@ class Engine:
         self._module, self._stages, self._results = model, stages, user_path(results)
         self._weight_of = weight_of
         self._several = microbatches > 1 or stages not in (None, world)
+        self._several |= self._row.driven == methods.RANKED
         """Whether a batch is computed in micro-batches, or by replicas."""
         config = dict(optimizer_config)
         groups = config.pop("params", None)
@@ -162,12 +164,17 @@ class Engine:
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
         weighs = self._weight_of is not None
         objective = Objective(self._module, loss_fn, first, weighs=weighs, no_decay=self._no_decay)
+        fields = dict(self._fields)
+        if self._row.driven == methods.RANKED and (parts := fields["microbatches"]) > 1:
+            size = -(-first.rows // parts)  # which is how these methods divide it
+            divided = replace(fields["options"], forward_size=size, backward_size=size)
+            fields |= {"microbatches": 1, "options": divided}
         shape = ModelSpec(
             family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
         task = Task(
-            spec=OutsideRate(**self._fields, batch=first.rows, model=shape), objective=objective,
+            spec=OutsideRate(**fields, batch=first.rows, model=shape), objective=objective,
             first=first, results=self._results, folder=Path(self._folder.name), stages=self._stages,
             weight_of=self._weight_of,
         )  # fmt: skip

@@ -25,6 +25,13 @@ WAYS = {
     "varuna": {"microbatches": 2},
 }
 """Options of methods whose rows in the table say how a loop drives them."""
+RANKED = {
+    "harmony-pp": {"microbatches": 2},
+    "harmony-dp": {"forward_size": 2, "backward_size": 1},
+    "pp-swap": {},
+    "dp-swap": {"forward_size": 1},
+}
+"""Those whose schedules have several ranks."""
 
 
 class Block(nn.Module):
@@ -203,7 +210,8 @@ def test_a_model_of_hugging_face_is_torchs(engine, method) -> None:
 
 def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:
     driven = {row.name: row.driven for row in methods.known().values() if row.driven}
-    assert {*driven.values()} == {driven[name] for name in (*WAYS, "fsdp")}
+    assert {*driven.values()} == {driven[name] for name in (*WAYS, *RANKED, "fsdp")}
+    assert {name for name, path in driven.items() if path == methods.RANKED} == {*RANKED}
     assert {name for name, path in driven.items() if path == methods.PLANNED} <= {*WAYS}
 
 
@@ -257,18 +265,27 @@ def test_a_checkpoint_goes_on_under_another_method(engine, tmp_path) -> None:
             other.step(next(batches()), loss_of)
 
 
-def test_a_budget_is_kept_statistics_are_torchs_and_masks_are_everybodys(engine) -> None:
-    """Pairs as batches, BatchNorm and dropout; under a budget that holds no whole model."""
+def normed(batchnorm: bool = True) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    """A module with BatchNorm and dropout, and pairs as batches."""
     torch.manual_seed(0)
-    parts = [nn.Linear(8, 64, False)]
+    parts, norm = [nn.Linear(8, 64, False)], nn.BatchNorm1d if batchnorm else nn.LayerNorm
     for _ in range(4):
-        inner = nn.Linear(64, 64, False), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Tanh()
+        inner = nn.Linear(64, 64, False), norm(64), nn.Dropout(0.2), nn.Tanh()
         parts.append(nn.Sequential(*inner))
-    module, found = nn.Sequential(*parts, nn.Linear(64, 1)), {}
     data = [(torch.randn(8, 8), torch.randn(8, 1)) for _ in range(5)]
+    return nn.Sequential(*parts, nn.Linear(64, 1)), data
+
+
+def distance(out: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+    return F.mse_loss(out, pair[1])
+
+
+def test_a_budget_is_kept_statistics_are_torchs_and_masks_are_everybodys(engine) -> None:
+    """Under a budget that holds no whole model."""
+    (module, data), found = normed(), {}
     for method, how in {"plain": {}, "stronghold": {"device_memory": "150KiB"}}.items():
         with engine(method, module, **how) as made:
-            losses = [made.step(pair, lambda out, pair: F.mse_loss(out, pair[1])) for pair in data]
+            losses = [made.step(pair, distance) for pair in data]
             found[method] = losses, made.state_dict()
     assert found["stronghold"][0] == pytest.approx(found["plain"][0], rel=1e-6)
     near(found["stronghold"][1], found["plain"][1])
@@ -290,7 +307,7 @@ class Remembering(Net):
 def test_middle_layers_that_share_weights_are_refused_unmeasured(
     tmp_path, monkeypatch, method
 ) -> None:
-    monkeypatch.setattr(driven, "_profile", None)  # measuring would be a TypeError
+    monkeypatch.setattr(driven, "profile_of", None)  # measuring would be a TypeError
     module = net()
     module.blocks[3].inner.weight = module.blocks[0].inner.weight
     made = _engine(tmp_path, method, module)
@@ -349,3 +366,64 @@ def test_two_processes_train_it_as_one_does(stages, replicas) -> None:
     for one in told:
         assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
         near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)
+
+
+@pytest.mark.parametrize("method", RANKED)
+def test_ranks_train_it_and_one_process_goes_on(engine, tmp_path, method) -> None:
+    wanted, weights = torchs(in_groups, padded=True)
+    how = {"method": method, "save": str(tmp_path), "results": str(engine.args[0])}
+    ranks = 4 if method == "dp-swap" else 2  # the middle ones' labels are not the others' first
+    with Workers() as workers:
+        told = workers.run("driven", stages=1, replicas=ranks, **how, **RANKED[method])
+    for one in told:
+        assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
+        near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)
+        assert not one["left"]
+    module, half = net(), STEPS // 2
+    config = {"lr": LR, "params": in_groups(module)}
+    with engine("plain", module, config, weight_of=labels_of) as made:
+        assert made.load(tmp_path) == half
+        later = [made.step(batch, loss_of) for batch in [*batches(padded=True)][half:]]
+        near(made.state_dict(), weights)
+    assert later == pytest.approx(wanted[half:], rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["harmony-pp", "harmony-dp"])
+def test_two_ranks_go_on_with_statistics_masks_and_weights_of_bf16(
+    engine, tmp_path, method
+) -> None:
+    """With BatchNorm a micro-batch has the rows of a process unless told; bf16 is without."""
+    for dtype, near_by in (("fp32", 1e-6), ("bf16", 2e-3)):
+        (module, data), losses, kept = normed(dtype == "fp32"), [], tmp_path / dtype
+        with engine("plain", module, microbatches=2, dtype=dtype) as made:
+            for pair in data:
+                losses.append(made.step(pair, distance))
+                if made.steps == 2:
+                    made.save(kept)
+            wanted, norm = made.state_dict(), made.grad_norm
+        how = {"dtype": dtype, "results": str(engine.args[0]), "kept": str(kept)}
+        with Workers() as workers:
+            told = workers.run("goes_on", stages=1, replicas=2, method=method, **how)
+        for one in told:
+            assert one.get("losses") == pytest.approx(losses[2:], rel=near_by), one
+            assert one["norm"] == pytest.approx(norm, rel=5 * near_by)
+            for name, value in wanted.items():
+                found = torch.tensor(one["weights"][name])
+                torch.testing.assert_close(found, value, rtol=10 * near_by, atol=10 * near_by)
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "words"),
+    [
+        ("harmony-dp", "raises", "RankFailed: rank 1: no such luck"),
+        ("harmony-pp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
+        ("pp-swap", "closed", "RankFailed: another rank has closed its engine, in step 2"),
+        ("harmony-pp", "fewer", "ValueError: the processes have different numbers of rows"),
+        ("harmony-pp", "stages", "ValueError: stages is 2; leave it out"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
+    results = str(engine.args[0])
+    with Workers() as workers:
+        told = workers.run("failing", stages=1, replicas=2, method=method, results=results, how=how)
+    assert told[0]["said"].startswith(words), told

@@ -20,6 +20,7 @@ from workbench.methods.harmony import planner
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.rank_host import statistics
 from workbench.methods.rank_training import RankTraining
 from workbench.methods.train import load_batches
 from workbench.model import bert, make_model, units_of, vision
@@ -87,7 +88,7 @@ def assert_equals_original(spec, crew: RankTraining, micro: int) -> None:
     assert crew.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
     for found, expected in (
         (checkpoint.parameters(crew.model, crew.states, crew.flats), net.named_parameters()),
-        (crew.statistics(), net.named_buffers()),
+        (statistics(crew.folder, crew.schedule.mesh.processes), net.named_buffers()),
     ):
         expected = dict(expected)
         assert found.keys() == expected.keys()

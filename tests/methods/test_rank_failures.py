@@ -22,6 +22,7 @@ from tests.methods.plain import judge
 from tests.methods.test_ranks import PACKS, crew_of, schedule_for, spec_for
 from tests.runs.helpers import HANG_S, wait_for
 from workbench.core.model_spec import ModelSpec
+from workbench.methods import rank_host
 from workbench.methods import rank_training as trainings
 from workbench.methods.history import History
 from workbench.methods.rank_training import RankTraining
@@ -102,7 +103,7 @@ def test_where_there_is_no_room_for_ranks_nothing_is_left_open(tmp_path, monkeyp
         return list(made)
 
     monkeypatch.setattr(launcher, "make_shared", kept)
-    monkeypatch.setattr(trainings, "make_shared", full)
+    monkeypatch.setattr(rank_host, "make_shared", full)
     before = {child.pid for child in psutil.Process().children()}
     with pytest.raises(OutOfMemory, match="all ranks needs"):
         RankTraining(spec_for(), schedule_for(PACKS, spec_for()), tmp_path, device="cpu")

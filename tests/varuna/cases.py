@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -221,15 +222,19 @@ def take_turns(stages: int, folder: str, side: int) -> list[str]:
     return log.read_text().splitlines()
 
 
-def driven(stages: int, replicas: int) -> dict:
-    """Losses and weights of an engine that takes its steps of a loop; a replica has its rows."""
+def driven(
+    stages: int, replicas: int, method: str = "varuna", save: str | None = None, **how
+) -> dict:
+    """Losses and weights of an engine that takes its steps of a loop; a replica has its rows. Saved
+    after half of them, where asked for."""
     from tests.methods import test_engine as user
     from workbench import Engine
 
     module = user.net()
     engine = Engine(
-        module, {"lr": user.LR, "params": user.in_groups(module)}, method="varuna", stages=stages,
-        clip=user.CLIP, device="cpu", weight_of=user.labels_of,
+        module, {"lr": user.LR, "params": user.in_groups(module)}, method=method,
+        stages=stages if method == "varuna" else None, clip=user.CLIP, device="cpu",
+        weight_of=user.labels_of, **how,
     )  # fmt: skip
     with engine:
         scheduler, losses = user.warmed(engine.optimizer), []
@@ -238,5 +243,61 @@ def driven(stages: int, replicas: int) -> dict:
             part = {name: t[replica * rows : (replica + 1) * rows] for name, t in batch.items()}
             losses.append(engine.step(part, user.loss_of))
             scheduler.step()
+            if save and engine.steps == user.STEPS // 2:
+                engine.save(save)
         weights = {name: value.tolist() for name, value in engine.state_dict().items()}
-    return {"losses": losses, "weights": weights}
+    del engine, scheduler
+    gc.collect()
+    opened = map(str, Path("/proc/self/fd").iterdir())
+    files = [os.readlink(path) for path in opened if os.path.lexists(path)]
+    left = [path for path in files if "memfd" in path or "pidfd" in path or "workbench" in path]
+    return {"losses": losses, "weights": weights, "left": left}
+
+
+def failing(stages: int, replicas: int, method: str, results: str, how: str) -> dict:
+    """Words of the error that ends an engine's step on a rank, where the last one fails in its
+    third step, in some way, and stays until the first has heard of it."""
+    from tests.methods import test_engine as user
+    from workbench import Engine
+
+    def fails(action, step) -> None:
+        raise OSError("no such luck")
+
+    rank, said, heard = dist.get_rank(), "nothing", Path(results, f"heard-{method}-{how}")
+    given = {"method": method, "device": "cpu", "stages": 2 if how == "stages" else None}
+    with Engine(user.net(), {"lr": user.LR}, results=results, **given) as engine:
+        for number, batch in enumerate(user.batches(4, rows=2 - (rank and how == "fewer"))):
+            if rank and number == 2:
+                if how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if how == "closed":
+                    break
+                engine._steps._rank.executor._perturb = fails  # the others end in their own way
+            try:
+                engine.step(batch, user.loss_of)
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                break
+    if rank == 0:
+        heard.touch()
+    while not heard.exists():
+        time.sleep(0.01)
+    return {"said": said}
+
+
+def goes_on(stages: int, replicas: int, method: str, results: str, kept: str, dtype: str) -> dict:
+    """Losses, weights and the last norm of an engine that takes a checkpoint up, twice."""
+    from tests.methods import test_engine as user
+    from workbench import Engine
+
+    module, data = user.normed(dtype == "fp32")
+    given = {"clip": user.CLIP, "dtype": dtype, "results": results}
+    with Engine(module, {"lr": user.LR}, method=method, device="cpu", **given) as engine:
+        begins, rows = engine.load(kept), 8 // replicas
+        part = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
+        pairs = [tuple(tensor[part] for tensor in pair) for pair in data[begins:]]
+        engine.step(pairs[0], user.distance)
+        assert engine.load(kept) == engine.steps == begins  # as if that step had never been
+        losses = [engine.step(pair, user.distance) for pair in pairs]
+        weights = {name: value.tolist() for name, value in engine.state_dict().items()}
+        return {"losses": losses, "weights": weights, "norm": engine.grad_norm}

@@ -52,6 +52,8 @@ class Method:
 
 PLANNED = "workbench.methods.driven:planned"
 """Maker for all that plan for one device of this runtime."""
+RANKED = "workbench.methods.ranks_driven:Ranked"
+"""Maker for schedules of several ranks of one host."""
 PIPELINED = "workbench.methods.varuna.driven:Pipelined"
 """Maker for orders of pipelines."""
 METHODS = {
@@ -149,6 +151,7 @@ PARALLEL = {
             parallel=True,
             modules=True,
             portable=True,
+            driven=RANKED,
         ),
         Method(
             name="harmony-dp",
@@ -159,6 +162,7 @@ PARALLEL = {
             parallel=True,
             modules=True,
             portable=True,
+            driven=RANKED,
         ),
         Method(
             name="pp-swap",
@@ -169,6 +173,7 @@ PARALLEL = {
             parallel=True,
             modules=True,
             portable=True,
+            driven=RANKED,
         ),
         Method(
             name="dp-swap",
@@ -179,6 +184,7 @@ PARALLEL = {
             parallel=True,
             modules=True,
             portable=True,
+            driven=RANKED,
         ),
         Method(
             name="data-parallel",

@@ -94,7 +94,7 @@ class InOneProcess(Steps):
             )
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
-        _compare(model, self._handed.rows(range(min(SAMPLES, spec.batch))), spec.seed)
+        check_layers(model, self._handed, spec)
         shape = replace(spec.model, layers=max(1, model.layers))
         self._whole = make(replace(spec, model=shape), model, Draws(self._handed, spec.batch))
         weights.clear()  # they have been copied
@@ -137,29 +137,29 @@ def planned(task: Task) -> Steps:
 
     def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
         model.check_shared(PREFIX)
-        profile = _profile(spec, model, batches, task.results)
+        profile = profile_of(spec, model, batches.rows(range(spec.microbatch)), task.results)
         plan = methods.load(spec.method).plan(spec, profile)
         return Training(spec, plan, task.folder, given=(model, batches))
 
     return InOneProcess(task, make)
 
 
-def _profile(spec: RunSpec, model: Decomposed, batches: Draws, results: Path) -> Profile:
-    """The profile of the layers on this machine, measured now."""
-    *inputs, targets = batches.rows(range(spec.microbatch))
+def profile_of(spec: RunSpec, model: Decomposed, rows: Rows, results: Path) -> Profile:
+    """The profile of the layers on this machine for micro-batches of such rows, measured now."""
+    *inputs, targets = rows
     device, nbytes = resolve_device(spec.device).type, VALUE_BYTES[spec.dtype]
     how = {"seq": spec.model.seq, "dtype": DTYPES[spec.dtype], "device": device}
     costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how)
     units = [costs[model.kind(unit)] for unit in range(model.num_units)]
     return Profile(
-        hardware=hardware(results, device), units=tuple(units), microbatch=spec.microbatch,
+        hardware=hardware(results, device), units=tuple(units), microbatch=len(targets),
         seq=spec.model.seq, weight_bytes=nbytes, library_bytes=library_bytes,
     )  # fmt: skip
 
 
-def _compare(model: Decomposed, rows: Rows, seed: int) -> None:
+def check_layers(model: Decomposed, handed: Handed, spec: RunSpec) -> None:
     """Compare the layers with the module as it is written, on some samples. Raises ValueError
     where they would train otherwise, or memory does not suffice to tell."""
     if lacking := lacks_memory(model):
         raise ValueError(f"to compare the layers with the module {lacking}")
-    compare(model, model, rows, seed)
+    compare(model, model, handed.rows(range(min(SAMPLES, spec.batch))), spec.seed)

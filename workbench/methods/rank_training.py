@@ -7,36 +7,26 @@ ends the run within seconds, with its own cause; one that hangs is named with wh
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 from workbench.core.reporter import RANKS, Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
+from workbench.methods.rank_host import RankHost, check_runs
 from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import POLL_S, PROCESS, RankLauncher
 from workbench.ranks.watchdog import LIMITS, Limits, Watchdog
 from workbench.runtime.board import Board, Stage
-from workbench.runtime.checkpoint import MemoryHolder
-from workbench.runtime.match import check_empty, check_ranks_match
-from workbench.runtime.rank import host_updates, layouts_of
-from workbench.runtime.shared import SharedHost, host_layout, make_shared
-from workbench.runtime.statistics import merged, statistics_file
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.rank import layouts_of
 from workbench.runtime.unit_modules import write_initial
 from workbench.schedule.action import Kind
-from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
-from workbench.schedule.validate import validate
 
 END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
@@ -73,13 +63,10 @@ class RankTraining:
         self._limits = limits
         self.model = make_model(spec.model, spec.seed)
         self.layouts = layouts_of(self.model)
-        check_ranks_match(schedule, self.layouts, DTYPES[spec.dtype], spec)
-        check_empty(self.model, schedule, spec.batch)
-        _check_rules(schedule)
-        self.flats = [layout.flat for layout in self.layouts]
+        check_runs(spec, schedule, self.model, self.layouts)
         self.batches = load_batches(spec, self.model, folder / "cache")
         self.history = History(spec, folder, self.batches)
-        self._descriptors: list[int] = []
+        self._host: RankHost | None = None
         ranks = schedule.mesh.processes
         self._launcher = launcher or launcher_of(folder, ranks, device=device, process=process)
         self.folder = self._launcher.folder
@@ -87,26 +74,18 @@ class RankTraining:
             self._launcher.resize(ranks)
             self._launcher.prepare()  # ranks import while memory is laid out
             self.board = self._launcher.make_board(Board.sizes(schedule))
-            # Memory without a name: gone with its last user, and fit to be page-locked.
-            self._descriptors = make_shared(host_layout(schedule)[1])
-            self._memory = [Path(f"/proc/{os.getpid()}/fd/{fd}") for fd in self._descriptors]
-            self._host = SharedHost(self._memory, schedule, 0, pin=False)
-            self.states = host_updates(
-                spec, schedule, self._host, self.board, self.layouts,
-                dtype=DTYPES[spec.dtype], device=torch.device(device),
-            )  # fmt: skip
+            self._host = RankHost(
+                spec, schedule, self.model, self.layouts, self.board, device=device
+            )
+            self.states, self.flats = self._host.states, self._host.flats
         except BaseException:
             self._close_memory()
             raise
 
     def run(self, report: Reporter) -> None:
         """All steps that are left. Raises what made a rank fail."""
-        holder = MemoryHolder(self.model, self.states, self.flats)
-        first = self.history.resume(holder, report)
-        if self.history.statistics:
-            save_file(self.history.statistics, self.folder / statistics_file("all"))
-        norms = self.history.grad_norms
-        self.board.start_at(first, self.history.updates_done, norms[-1] if norms else None)
+        host = self._host
+        first = host.resume(self.history, self.folder, report)
         total, every = self.spec.steps, self.spec.save_every or self.spec.steps
         ends = [*range(first + every - first % every, total, every), total]
         segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]
@@ -126,16 +105,14 @@ class RankTraining:
             while self.board.drained < end or seen < end:
                 running = self._launcher.check(lambda end=end: self._watchdog.late(end))
                 if seen < min(self.board.steps, end) and self._known(seen):
-                    last = self._report(seen, last, report)
+                    last = host.ended(self.history, seen, last, report)
                     seen += 1
-                    self.board.report(seen)
                     continue
                 if not running:
                     raise RankFailed(f"all ranks have ended, and step {seen} of {total} has not")
                 time.sleep(POLL_S)
             if self.spec.save_every:
-                done = int(self.board.total[1]) if self.spec.clip is not None else end
-                self.history.save(end, done, holder, report, self.statistics())
+                host.save(self.history, end, self.folder, report)
         report.phase("ending")
         while running := self._launcher.running():
             self._launcher.check(lambda: self._watchdog.late(total))
@@ -152,14 +129,6 @@ class RankTraining:
                 raise RankFailed("all ranks have ended before they were ready")
             time.sleep(POLL_S)
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        """BatchNorm's running statistics at the end of the last segment, by their names."""
-        return merged(
-            path
-            for rank in range(self.schedule.mesh.processes)
-            if (path := self.folder / statistics_file(rank)).exists()
-        )
-
     def results(self) -> list[dict[str, Any]]:
         """Measurements of each rank."""
         return self._launcher.results()
@@ -173,7 +142,7 @@ class RankTraining:
             return
         order = {
             "spec": self.spec.to_dict(),
-            "host": [*map(str, self._memory)],
+            "host": self._host.paths,
             "segments": segments,
             "record_from": self.spec.steps - TIMELINE_STEPS,
             "origin": time.perf_counter(),
@@ -184,32 +153,14 @@ class RankTraining:
 
     def _known(self, step: int) -> bool:
         """Whether a step's norm is, if it has one: it is decided after the last backward pass."""
-        return self.spec.clip is None or self.board.norm_of(step) is not None
-
-    def _report(self, step: int, last: float, report: Reporter) -> float:
-        loss, ended = self.board.ended(step)
-        norm = self.board.norm_of(step) if self.spec.clip is not None else None
-        skipped = norm is not None and not abs(norm) < float("inf")
-        self.history.ended(step, loss, ended - last, norm, skipped=skipped, report=report)
-        return ended
+        return self.spec.clip is None or self._host.norm(step) is not None
 
     def close(self) -> None:
         """End what is left, and give the memory back."""
         self.board.stop()
-        self._host.close()
         self._close_memory()
 
     def _close_memory(self) -> None:
         self._launcher.close(END_S)
-        while self._descriptors:
-            os.close(self._descriptors.pop())
-
-
-def _check_rules(schedule: Schedule) -> None:
-    """Raise ValueError for what would hang or compute something else. The planner has proved its
-    own schedules; to prove one of a hundred layers again takes 0.2 to 0.5 s, and a rank 3 s to
-    start."""
-    try:
-        validate(schedule)
-    except ScheduleError as error:
-        raise ValueError(f"the schedule {schedule.name!r} cannot run: {error}") from error
+        if self._host is not None:
+            self._host.close()

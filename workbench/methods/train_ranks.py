@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from workbench.profile.profile import Profile
 from workbench.profile.rehearsal import with_overhead
 from workbench.profile.server import server_of
 from workbench.profile.several import of_size, pinned_sizes, sizes_of
-from workbench.profile.store import hardware, profile_for
+from workbench.profile.store import hardware, profile_for, silent
 from workbench.profile.table import Echo
 from workbench.runtime.shared import host_layout
 from workbench.runtime.tiers import OutOfMemory
@@ -110,18 +111,27 @@ def by_size(spec: RunSpec, results: Path, tell: Echo) -> dict[int, Profile]:
         limits = limits_for(spec, results, _device_bytes(spec, results, tell), tell)
     except NoRoom as error:
         raise DoesNotFit(str(error), tier=DEVICE) from error
-    *smaller, size = sizes_of(spec, limits)
+    found = up_to_room(sizes_of(spec, limits), profiled, tell)
+    return {size: replace(profile, limits=limits) for size, profile in found.items()}
+
+
+def up_to_room(
+    sizes: Sequence[int], profiled: Callable[[int], Profile], tell: Echo = silent
+) -> dict[int, Profile]:
+    """Profiles of micro-batches of these sizes, in their order; where a device has no room to time
+    the largest, of its half, its quarter, ... Raises DoesNotFit where the first is too large."""
+    *smaller, size = sizes
     found = {size: profiled(size) for size in smaller}
     while size > max(found, default=0):
         try:
             found[size] = profiled(size)
         except (OutOfMemory, torch.OutOfMemoryError) as error:
-            if size == limits.smallest:
+            if size == sizes[0]:
                 text = f"layers cannot be timed in micro-batches of {size}: {error}"
                 raise DoesNotFit(text, tier=DEVICE) from error
             tell(f"a micro-batch of {size} is more than the device has room to time")
             size //= 2
-    return {size: replace(profile, limits=limits) for size, profile in found.items()}
+    return found
 
 
 def _device_bytes(spec: RunSpec, results: Path, tell: Echo) -> int:

@@ -7,6 +7,8 @@ imports no torch, so that a command line can check a model before a framework is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from workbench.core.model_spec import ModelSpec
@@ -14,7 +16,14 @@ from workbench.core.model_spec import ModelSpec
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
-__all__ = ["ModelSpec", "make_model", "units_of"]
+__all__ = ["Made", "ModelSpec", "make_model", "units_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made(ModelSpec):
+    """A spec for planners, of a model that is there and that no name makes."""
+
+    model: Callable[[], LayeredModel] = field(compare=False)
 
 
 def make_model(spec: ModelSpec, seed: int = 0) -> LayeredModel:
@@ -24,6 +33,8 @@ def make_model(spec: ModelSpec, seed: int = 0) -> LayeredModel:
     Raises ValueError when the Hugging Face configuration a spec names is missing, malformed,
     changed since the spec was made, or when transformers is not installed.
     """
+    if isinstance(spec, Made):
+        return spec.model()
     if spec.family == "gpt":
         from workbench.model.gpt import GPT
 
@@ -39,6 +50,8 @@ def make_model(spec: ModelSpec, seed: int = 0) -> LayeredModel:
 
 def units_of(spec: ModelSpec) -> int:
     """Units of the model a spec describes. A user's own module is made to be counted, once."""
+    if isinstance(spec, Made):
+        return spec.model().num_units
     if not spec.custom:
         return spec.units
     from workbench.model.families import counted_units

@@ -77,6 +77,10 @@ class OnceNorm(_BatchNorm):
             own = tuple(None if t is None else t.clone() for t in own)
         return F.batch_norm(x, *own, self.weight, self.bias, True, rate or 0.0, self.eps)
 
+    def begin_anew(self) -> None:
+        """Count the next micro-batch, also one that was counted: a checkpoint is taken up."""
+        self._counted = None, 0
+
     def _is_new(self, running: Pass) -> bool:
         """Whether this call of a pass with gradients is no repetition."""
         call = running.calls[id(self)] = running.calls.get(id(self), 0) + 1

@@ -64,12 +64,15 @@ class Batch:
                 "it must give a number from 0 on for each"
             )
 
-    def check_parts(self, parts: int) -> None:
-        """Raise ValueError for a micro-batch without a label, whose mean loss is no number."""
-        sums = [float(each.sum()) for each in self.weights.split(-(-self.rows // parts))]
+    def check_parts(self, parts: int | Sequence[tuple[int, int]]) -> None:
+        """Raise ValueError for a micro-batch without a label, whose mean loss is no number: among
+        so many equal ones, or those of some rows, first to end."""
+        spans = [] if isinstance(parts, int) else parts
+        sizes = [end - first for first, end in spans] or -(-self.rows // parts)
+        sums = [float(each.sum()) for each in self.weights.split(sizes)]
         if min(sums) == 0:
             raise ValueError(
-                f"no label counts in micro-batch {sums.index(0)} of {parts}, so that it has no "
+                f"no label counts in micro-batch {sums.index(0)} of {len(sums)}, so it has no "
                 "mean loss; give fewer microbatches, or leave out samples without a label"
             )
 
@@ -202,20 +205,22 @@ class Handed:
     targets that methods want beside are in the batch. A `Data`."""
 
     def __init__(self, first: Batch, model: Decomposed) -> None:
-        self._now = first
+        self.batch = first
         shapes = str([[*model.shapes(unit).items()] for unit in range(model.num_units)])
         self.digest = hashlib.sha256(shapes.encode()).hexdigest()
         """Of the module: data is the loop's own matter."""
 
     def take(self, batch: Batch) -> None:
         """The samples of the next step."""
-        self._now = batch
+        self.batch = batch
 
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
-        """Consecutive samples of the step that was taken last."""
-        first = samples[0] % self._now.rows
-        part = slice(first, first + len(samples))
-        return *(tensor[part] for tensor in self._now.tensors), self._now.weights[part]
+        """Samples of the step that was taken last; views, where they are neighbours."""
+        first = samples[0] % self.batch.rows
+        part: slice | list[int] = slice(first, first + len(samples))
+        if samples[-1] - samples[0] + 1 != len(samples):
+            part = [sample % self.batch.rows for sample in samples]
+        return *(tensor[part] for tensor in self.batch.tensors), self.batch.weights[part]
 
 
 def _weighed(found: Any) -> Tensor:

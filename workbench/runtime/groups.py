@@ -6,15 +6,19 @@ Replicas of one stage of a pipeline add up their gradients, and no other stage's
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
+from workbench.runtime import loopback
+from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import Schedule
 
@@ -25,8 +29,10 @@ PATIENCE = timedelta(hours=12)
 class Groups:
     """A process group for each set of ranks; the world's, where that is all of them."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        """On every rank before the first step: torch makes a group with all, in one order."""
+    def __init__(self, schedule: Schedule, everybody: dist.ProcessGroup | None = None) -> None:
+        """On every rank before the first step: torch makes a group with all, in one order.
+        `everybody` is that of all ranks, the world's by default."""
+        self._everybody = everybody
         mesh = schedule.mesh
         self._ranks: dict[tuple, list[int]] = defaultdict(list)
         for action in sorted(schedule.actions, key=lambda action: action.rank):
@@ -41,22 +47,48 @@ class Groups:
     def add_up(self, values: Tensor, action: Action) -> int:
         """Make a rank's values the sum of all that take part; returns the first of these."""
         ranks = self._ranks[action.meeting]
-        dist.all_reduce(values, group=self._made.get((*ranks,)))
+        dist.all_reduce(values, group=self._made.get((*ranks,), self._everybody))
         return ranks[0]
+
+
+def device_of(device: int | str | torch.device, local_rank: int) -> torch.device:
+    """A process's device; -1 is its GPU, where there is one. Raises ValueError for one that is not
+    there."""
+    if device == -1:
+        number = max(0, local_rank)
+        device = number if torch.cuda.is_available() else "cpu"
+    found = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
+    if found.type == "cuda":
+        if (found.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device is {found}; there are {torch.cuda.device_count()} GPUs")
+        torch.cuda.set_device(found)
+    return found
+
+
+def join(device: torch.device) -> None:
+    """Join the world that the environment names, unless the script has; without one, that
+    of this process alone, which listens on loopback only."""
+    if dist.is_initialized():
+        return
+    if "RANK" in os.environ:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
+    else:
+        loopback.join(device, patience=PATIENCE)
 
 
 def as_one(do: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
     """Have every rank of a group do something; returns what all of them found, by rank. None is
     this process alone.
 
-    Raises, on every rank, the ValueError or OSError of the first one that has one.
+    Raises, on every rank, the ValueError or OSError of the first one that has one, or lacks memory.
     """
     if group is None:
         return [do()]
     told: list[Any] = [None] * dist.get_world_size(group)
     try:
         mine = do(), None
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError, OutOfMemory) as error:
         mine = None, (ValueError if isinstance(error, ValueError) else OSError)(str(error))
     dist.all_gather_object(told, mine, group=group)
     for _, error in told:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.distributed import ProcessGroup
 
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
@@ -56,14 +57,16 @@ class PackEngine:
         dtype: torch.dtype,
         inbox: Inbox,
         folder: Path,
+        group: ProcessGroup | None = None,
     ) -> None:
-        """In `folder` the ranks tell each other what their messages need."""
+        """In `folder` the ranks tell each other what their messages need. `group` is as for
+        `Rank`."""
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
         self.device, self.dtype, self.board, self.meter = device, dtype, board, meter
         position = board.position
         self.traffic = Traffic(device)
         self._host, self._layouts, self._updates = host, layouts, updates
-        self._groups = Groups(schedule)
+        self._groups, self._handed = Groups(schedule, group), group is not None
         mine = [action for action in schedule.actions if action.rank == position]
         self._numbers = {a.name: n for n, a in enumerate(schedule.actions) if a.kind is Kind.NORM}
         self._links = {action.name: links_of(action, schedule) for action in mine}
@@ -135,11 +138,12 @@ class PackEngine:
         self._residents.give_back()
 
     def end_step(self, step: int) -> None:
-        """Put this rank's part of the loss on the board, and get the next step's samples."""
+        """Put this rank's part of the loss on the board, and get the next step's samples, unless a
+        user's loop has yet to hand them over."""
         loss = self._passes.end_step(step)
         self.board.end_step(step, loss or 0.0, worked=loss is not None)
         self._updates.check(step)
-        if loss is not None:
+        if loss is not None and not self._handed:
             self._passes.prepare(step + 1)
 
     def close(self) -> None:

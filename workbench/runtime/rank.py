@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch.distributed import ProcessGroup
 
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
@@ -28,6 +29,9 @@ from workbench.runtime.threads import update_threads
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule.action import GUESS, Kind
 from workbench.schedule.schedule import DEVICE, Schedule
+
+ABANDON_S = 1.0
+"""How long a lane may wait for a peer after a failure, where nobody ends its process."""
 
 
 def layouts_of(model: LayeredModel) -> list[VisitLayout]:
@@ -85,11 +89,14 @@ class Rank:
         origin: float | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
         part: Callable[[str], None] = lambda name: None,
+        group: ProcessGroup | None = None,
     ) -> None:
         """`host` are files that all ranks map; in `folder` they tell each other of their inboxes.
         Events count from `origin`, of the clock that all processes of a machine share
         (time.perf_counter). `on_failure` is told at once why this rank fails, while its lanes may
-        still wait for a message that never comes. `part` is told the end of each part of this."""
+        still wait for a message that never comes. `part` is told the end of each part of this.
+        `group` adds up, of ranks that are processes of a user's loop: samples are there when a step
+        begins, and no earlier, and a lane that waits for a peer that is gone is left behind."""
         self.board, self._folder, rank = board, folder, board.position
         schedule = schedule.of_replica(board.replica, spec.batch)
         self.meter = device_meter(device, spec.device_memory)
@@ -99,7 +106,7 @@ class Rank:
         part("page-locking host memory")
         try:
             layouts = layouts_of(model)
-            updates = host_updates(
+            self.updates = host_updates(
                 spec, schedule, self.host, self.board, layouts, dtype=dtype, device=device
             )
             inbox = Inbox(
@@ -120,11 +127,12 @@ class Rank:
                 self.board,
                 self.meter,
                 layouts,
-                updates,
+                self.updates,
                 device=device,
                 dtype=dtype,
                 inbox=inbox,
                 folder=folder,
+                group=group,
             )
             part("device memory, passes")
             self.executor = Executor(
@@ -140,6 +148,7 @@ class Rank:
                 announce=self.engine.transport.announce,
                 together=device.type == "cuda",
                 on_failure=on_failure,
+                abandon_s=None if group is None else ABANDON_S,
             )
             self.meter.avoid_fragments()
             part("lanes")
@@ -152,12 +161,24 @@ class Rank:
         """So many steps from one on, after which the host has all weights and states; raises the
         first failure of this rank."""
         if not self.executor.step_numbers:
-            self.engine.bring()
-            if (saved := self._folder / statistics_file("all")).exists():
-                self.engine.statistics.read(saved)
+            self.bring()
+        self.advance(first, steps)
+        self.give_back(first + steps - 1)
+
+    def bring(self) -> None:
+        """Take up all weights, states and statistics that stay here, as the host has them."""
+        self.engine.bring()
+        if (saved := self._folder / statistics_file("all")).exists():
+            self.engine.statistics.read(saved)
+
+    def advance(self, first: int, steps: int = 1) -> None:
+        """So many steps from one on; raises the first failure of this rank."""
         with self.meter:
             self.executor.run(first, steps)
-        self.engine.give_back(first + steps - 1)
+
+    def give_back(self, step: int) -> None:
+        """After a step, let the host have them."""
+        self.engine.give_back(step)
         self.engine.statistics.write(self._folder / statistics_file(self.board.rank))
 
     def close(self) -> None:

@@ -142,12 +142,14 @@ class Statistics:
             save_file(values, path)
 
     def read(self, path: Path) -> None:
-        """Begin with the values of a file: only their number, where another rank has the rest."""
+        """Begin, also anew, with the values of a file: only their number, where another rank has
+        the rest."""
         values = load_file(path)
         for key, name in self._names.items():
             norm = self._norms[key[0]][key[1]]
-            if key[-1] == COUNT or norm in self._first or not self._calls[norm]:
-                self._value(key).copy_(values[name])
+            norm.begin_anew()
+            here = key[-1] == COUNT or norm in self._first or not self._calls[norm]
+            self._value(key).copy_(values[name]) if here else self._value(key).zero_()
 
     def _value(self, key: tuple[int, str, str]) -> Tensor:
         unit, path, what = key

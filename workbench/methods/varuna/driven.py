@@ -15,9 +15,9 @@ from torch import Tensor
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.driven import Steps, Task
-from workbench.methods.varuna.groups import device_of, join
 from workbench.methods.varuna.pipeline import Varuna
 from workbench.model.objective import Batch
+from workbench.runtime.groups import device_of, join
 from workbench.runtime.manifest import step_name
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -10,37 +9,10 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.stage_map import StageMap
-from workbench.runtime import loopback
 from workbench.runtime.group_transport import Channel
 from workbench.runtime.groups import PATIENCE
 
 CARRIERS = ("auto", "nccl", "gloo")
-
-
-def device_of(device: int | str | torch.device, local_rank: int) -> torch.device:
-    """A process's device; -1 is its GPU, where there is one. Raises ValueError for one that is not
-    there."""
-    if device == -1:
-        number = max(0, local_rank)
-        device = number if torch.cuda.is_available() else "cpu"
-    found = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
-    if found.type == "cuda":
-        if (found.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"device is {found}; there are {torch.cuda.device_count()} GPUs")
-        torch.cuda.set_device(found)
-    return found
-
-
-def join(device: torch.device) -> None:
-    """Join the world that the environment names, unless the script has; without one, that
-    of this process alone, which listens on loopback only."""
-    if dist.is_initialized():
-        return
-    if "RANK" in os.environ:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
-    else:
-        loopback.join(device, patience=PATIENCE)
 
 
 def carrier(wanted: str, device: torch.device) -> str:

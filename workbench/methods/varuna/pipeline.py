@@ -29,7 +29,7 @@ from torch import nn
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.varuna.checkpoints import Checkpoints, Stateful
-from workbench.methods.varuna.groups import carrier, check_world, device_of, group, join, neighbours
+from workbench.methods.varuna.groups import carrier, check_world, group, neighbours
 from workbench.methods.varuna.lifeline import Lifeline
 from workbench.methods.varuna.logs import WorkerLogs
 from workbench.methods.varuna.making import Question, has_room, in_turn, made
@@ -43,6 +43,7 @@ from workbench.model.base import Context
 from workbench.runtime.distributed_checkpoint import Saving
 from workbench.runtime.executor import Perturb
 from workbench.runtime.group_transport import GroupTransport
+from workbench.runtime.groups import device_of, join
 from workbench.runtime.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.statistics import ReplicaStatistics
 from workbench.schedule.action import Action

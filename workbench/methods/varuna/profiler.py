@@ -23,7 +23,7 @@ from torch import nn
 
 from workbench.methods.varuna import profile as form
 from workbench.methods.varuna.checkpoints import digest_of
-from workbench.methods.varuna.groups import carrier, device_of, join
+from workbench.methods.varuna.groups import carrier
 from workbench.methods.varuna.making import in_turn, made
 from workbench.methods.varuna.network_timing import Network
 from workbench.methods.varuna.slice_timing import MakeOptimizer, measure, memory_of, tied_in
@@ -31,7 +31,7 @@ from workbench.methods.varuna.slices import Inputs, Slices
 from workbench.methods.varuna.stage import dtype_of
 from workbench.methods.varuna.weights import copies
 from workbench.methods.varuna.written import check_written
-from workbench.runtime.groups import as_one
+from workbench.runtime.groups import as_one, device_of, join
 
 Found = dict[int, tuple[form.Slice, list[list[float]]]]
 """Slice -> it, with the sizes that found memory; and of each size seconds of single passes."""
