@@ -23,6 +23,7 @@ WAYS = {
     "l2l": {"microbatches": 2, "activations": "host"},
     "stronghold": {"window": 2, "resident": 1},
     "varuna": {"microbatches": 2},
+    "harmony-pp": {"microbatches": 2},
 }
 """Options of methods whose rows in the table say how a loop drives them."""
 RANKED = {

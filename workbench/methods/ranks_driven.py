@@ -66,7 +66,7 @@ class Ranked(Steps):
     steps = 0
 
     def __init__(self, task: Task) -> None:
-        """Raises ValueError for what cannot be trained so, DoesNotFit where no plan does."""
+        """Raises ValueError for what cannot be trained so, or does not fit."""
         spec = task.spec
         if task.stages is not None:
             raise ValueError(
@@ -85,10 +85,11 @@ class Ranked(Steps):
             raise
 
     def _begin(self, task: Task) -> None:
-        if not dist.is_initialized():
-            self._ends.callback(dist.destroy_process_group)
-            join(self._device)
+        found = dist.is_initialized()
+        join(self._device)
         self._number, self._ranks = dist.get_rank(), dist.get_world_size()
+        if not found and self._ranks == 1:  # several could not join a second time: theirs stays
+            self._ends.callback(dist.destroy_process_group)
         self._control = self._sums = self._group("gloo")
         if self._device.type == "cuda":
             self._sums = self._group("nccl")
@@ -113,10 +114,8 @@ class Ranked(Steps):
         for n, pid in enumerate(pids):
             if n != self._number:
                 self._others[os.pidfd_open(pid)] = n
-        shape = replace(task.spec.model, layers=max(1, model.layers))
-        spec = replace(
-            task.spec, model=shape, batch=task.first.rows * self._ranks, ranks=self._ranks
-        )
+        shape, batch = replace(task.spec.model, layers=max(1, model.layers)), sum(rows)
+        spec = replace(task.spec, model=shape, batch=batch, ranks=self._ranks)
         self._spec, self._layouts = spec, layouts_of(model)
         lead = as_one(lambda: None if self._number else self._lead(task), self._control)[0]
         schedule, self._folder = from_json(lead["schedule"]), Path(lead["folder"])
