@@ -35,8 +35,9 @@ from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.whole import make_whole
+from workbench.model.written import AsWritten
 from workbench.runtime.device_budget import device_meter
-from workbench.runtime.statistics import undivided
+from workbench.runtime.statistics import take_up, undivided
 from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_rank_threads
 
@@ -191,8 +192,9 @@ class Training(Stepping):
             for weight, master in self.masters.items():
                 if weight is not master:
                     weight.copy_(master)
-            for name, value in self.statistics().items():
-                value.copy_(self.history.statistics[name])
+            written = self.whole.written
+            others = [written.module] if isinstance(written, AsWritten) else []
+            take_up(self.model, self.whole.units, self.history.statistics, others)
         return first
 
     def close(self) -> None:

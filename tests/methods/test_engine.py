@@ -298,6 +298,19 @@ class Choosing(Net):
         return super().forward(tokens[tokens[:, 0] > 3])
 
 
+@pytest.mark.parametrize("method", ["plain", "stronghold", "varuna"])
+def test_a_step_that_is_done_again_counts_again(engine, tmp_path, method) -> None:
+    module, (first, second, *_) = normed()
+    with engine(method, module) as made:
+        made.step(first, distance)
+        made.save(tmp_path)
+        loss, wanted = made.step(second, distance), made.state_dict()
+        assert made.load(tmp_path) == 1
+        assert made.step(second, distance) == loss
+        found = made.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
 class Remembering(Net):
     def forward(self, tokens: Tensor) -> Tensor:
         self.seen = getattr(self, "seen", 0) + 1

@@ -164,8 +164,8 @@ class Training:
         """Go on from a checkpoint, where there is one; returns the first step to do."""
         history, first = self.history, self.history.resume(self._holder, self._report)
         self.engine.optimizer.resume(history.updates_done, history.grad_norms)
-        for name, value in self.engine.statistics.items() if first else ():
-            value.copy_(history.statistics[name])
+        if first:
+            self.engine.take_up(history.statistics)
         return first
 
     def statistics(self) -> dict[str, torch.Tensor]:

@@ -10,9 +10,10 @@ the same snapshot of learning rate, step number and coefficient.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
@@ -23,7 +24,7 @@ from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
 from workbench.runtime.optimizer import Optimizer, StepState
 from workbench.runtime.replay import Chain, Replays
-from workbench.runtime.statistics import undivided
+from workbench.runtime.statistics import take_up, undivided
 from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
@@ -109,7 +110,14 @@ class Engine:
     @property
     def statistics(self) -> dict[str, Tensor]:
         """BatchNorm's running ones, by their names in the whole model's `state_dict`."""
-        return undivided(self.model, (self._modules[unit] for unit in range(self.model.num_units)))
+        return undivided(self.model, self._units())
+
+    def take_up(self, statistics: Mapping[str, Tensor]) -> None:
+        """Have a checkpoint's, by their names there."""
+        take_up(self.model, self._units(), statistics)
+
+    def _units(self) -> Iterator[nn.Module]:
+        return (self._modules[unit] for unit in range(self.model.num_units))
 
     @property
     def stream(self) -> torch.cuda.Stream | None:

@@ -46,6 +46,21 @@ def undivided(model: LayeredModel, units: Iterable[nn.Module]) -> dict[str, Tens
     }
 
 
+def take_up(
+    model: LayeredModel,
+    units: Iterable[nn.Module],
+    saved: Mapping[str, Tensor],
+    others: Iterable[nn.Module] = (),
+) -> None:
+    """Have a checkpoint's statistics in the modules of a model that one process has whole, and
+    count a step that is done again; `others` run over the statistics of these."""
+    modules = [*units]
+    for name, value in undivided(model, modules).items():
+        value.copy_(saved[name])
+    for norm in (norm for module in (*modules, *others) for norm in norms_in(module).values()):
+        norm.begin_anew()
+
+
 class Statistics:
     """Running statistics of one rank's BatchNorms."""
 
@@ -196,6 +211,13 @@ class ReplicaStatistics:
                 self._calls[norm] += model.norm_calls(unit, path)
                 for what in STATISTICS:
                     self.named[name_of(model, unit, path, what)] = getattr(norm, what)
+
+    def take_up(self, saved: Mapping[str, Tensor]) -> None:
+        """Have a checkpoint's, and count a step that is done again."""
+        for name, value in self.named.items():
+            value.copy_(saved[name])
+        for norm in self._calls:
+            norm.begin_anew()
 
     def begin(self, micros: int) -> None:
         """Before a step of so many micro-batches a replica."""

@@ -7,7 +7,7 @@ them the optimizer's state, the loss scale, and whatever the script gave to `kee
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from workbench.methods.varuna.kept import decoded, encoded
 from workbench.methods.varuna.step_end import Ended, LossScale
@@ -29,6 +28,7 @@ from workbench.runtime.optimizer_state import (
     restore_optimizer,
     weights,
 )
+from workbench.runtime.statistics import ReplicaStatistics
 
 PATIENCE = timedelta(minutes=5)
 """How long a process that writes is waited for."""
@@ -64,13 +64,13 @@ class Checkpoints:
     """Saves and loads one process's part."""
 
     def __init__(
-        self, held: Parameters, owned: Parameters, statistics: Mapping[str, Tensor],
+        self, held: Parameters, owned: Parameters, statistics: ReplicaStatistics,
         continues: dict[str, Any], scale: LossScale, *,
         first: bool, job: str = "", began: int | None = None,
     ) -> None:  # fmt: skip
         """`held`: slice that owns a parameter -> name -> parameter of this stage; `owned` are those
-        whose slices are this stage's. `statistics` are BatchNorm's, by their names, which of each
-        stage's processes the `first` one saves. `continues` must be equal in a run that goes on.
+        whose slices are this stage's. `statistics` are BatchNorm's, which of each stage's processes
+        the `first` one saves. `continues` must be equal in a run that goes on.
         `job` is the id of a launcher's job, and `began` the step that it went on from first, None
         before a step was done. Every process of the world makes it."""
         self._held, self._owned, self._statistics = held, owned, statistics
@@ -114,7 +114,7 @@ class Checkpoints:
         kept = [encoded(one.state_dict(), type(one).__name__) for one in self._kept]
         self._saving = save(
             folder, units, manifest, numbers=numbers, group=self._group, may_commit=may_commit,
-            statistics=self._statistics if self._first else None,
+            statistics=self._statistics.named if self._first else None,
             data={"scale": asdict(self._scale), "kept": kept},
         )  # fmt: skip
         return self._saving
@@ -137,8 +137,7 @@ class Checkpoints:
                 f"has given {len(self._kept)} to keep"
             )
         restore_optimizer(self.optimizer, self._held, loaded)
-        for name, value in self._statistics.items():
-            value.copy_(loaded.statistics[name])
+        self._statistics.take_up(loaded.statistics)
         for one, state in zip(self._kept, kept, strict=True):
             one.load_state_dict(decoded(state))
         for name, value in loaded.data.get("scale", {}).items():

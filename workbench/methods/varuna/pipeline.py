@@ -171,7 +171,7 @@ class Varuna:
         self._folder: Path | None = None
         continues = {"module": own.digest, "batch": batch_size, "seed": seed}
         self._checkpoints = Checkpoints(
-            own.held, own.owned, self._norms.named, continues, self.scale, first=self.replica == 0,
+            own.held, own.owned, self._norms, continues, self.scale, first=self.replica == 0,
             job=worker.job if worker else "", began=worker.began if worker else None,
         )  # fmt: skip
 
