@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.methods import rank_training, rank_work
+from workbench.methods import rank_host, rank_work
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.runtime import host_adam
@@ -39,7 +39,7 @@ class Doubled(ProfiledSizes):
 
 def use(patch: pytest.MonkeyPatch) -> None:
     """From now on what asks for fp32 gets fp64 in this process."""
-    for module in (rank_training, rank_work):
+    for module in (rank_host, rank_work):
         patch.setattr(module, "DTYPES", {"fp32": torch.float64})
     patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(torch.float64))
     patch.setattr(States, "within", _within)

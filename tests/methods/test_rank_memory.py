@@ -113,7 +113,7 @@ def trained(mode: str, layers: int, folder: Path) -> Measured:
         before.look([os.getpid()])
         with watched(crew) as seen:
             crew.run(Silent())
-        held = os.fstat(crew._descriptors[0])
+        held = os.stat(crew._host.paths[0])
         parameters = crew.model.parameters_count()
     states = STATE_BYTES * parameters
     assert held.st_size == 512 * held.st_blocks == host_layout(schedule)[1]
