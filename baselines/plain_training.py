@@ -192,7 +192,7 @@ class Training(Stepping):
             for weight, master in self.masters.items():
                 if weight is not master:
                     weight.copy_(master)
-            written = self.whole.written
+            written = getattr(self.whole, "written", None)  # stages of a pipeline have none
             others = [written.module] if isinstance(written, AsWritten) else []
             take_up(self.model, self.whole.units, self.history.statistics, others)
         return first
