@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -69,7 +70,8 @@ class Accuracy(VarunaExhibit):
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         """A measured and a predicted row by run and quantity; `variant`: folder, if committed."""
         rows = [row for record in records for row in _of_record(record)]
-        for run in latest(pipeline_runs(at.roots())):
+        committed = latest(pipeline_runs(at.roots()))
+        for run in sorted(committed, key=attrgetter("device", "ranks", "replicas", "micro")):
             if all(getattr(run, name) == value for name, value in COMMITTED.items()):
                 rows += _of_run(run)
         same = {"figure": self.figure, "size": at.size.name, "method": "varuna"}
