@@ -25,7 +25,7 @@ how many forward passes are looked at."""
 FRUITLESS = 3
 """Rounds after which there is no use in another."""
 RUNTIME = "failed: RuntimeError"
-LED, PEER = (RUNTIME, "failed: Dist"), ("peer", "gloo", "NCCL")
+LOST, PEER = (RUNTIME, "failed: Dist"), ("peer", "gloo", "NCCL")
 """Failures of workers that may have lost a peer, and words of errors that tell of one."""
 ENDED, WRONG = "ended with", "failed: ValueError"
 """Failures of a script that cannot profile, and of one that is given what cannot be trained."""
@@ -120,7 +120,7 @@ class Failures:
     def judge(self, failure: str, step: int | None, *, gains: bool) -> str:
         """Count the first failure of a round, whose last step is `step`, and which `gains` if it
         did a new one; why there is no use in another round, empty where there is."""
-        by_itself = failure.startswith(("failed", ENDED)) and not failure.startswith(LED)
+        by_itself = failure.startswith(("failed", ENDED)) and not failure.startswith(LOST)
         self._fruitless += step is None or (by_itself and not gains)
         if self._fruitless == FRUITLESS:
             return f"{FRUITLESS} rounds in a row failed without a new step"
