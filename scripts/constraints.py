@@ -16,7 +16,7 @@ HEADER = """\
 # Exact versions of the tested environment, written by `make constraints`.
 # torch carries no local suffix (+cpu, +cu130): one file serves every machine.
 """
-NOT_OURS = re.compile(r"pip|workbench|triton|nvidia-.*|cuda-.*")
+NOT_OURS = re.compile(r"pip|uv|workbench|triton|nvidia-.*|cuda-.*")
 
 
 def canonical(name: str) -> str:

@@ -6,7 +6,7 @@ uv reads none of pip's settings, so it is told here. Standard library only.
 import ast
 import subprocess
 
-UV = "uv"
+UV, VERSION = "uv", "0.13.9"
 ARGUMENTS = {
     "index-url": "--default-index",
     "extra-index-url": "--index",
@@ -22,14 +22,13 @@ FROM_ENVIRONMENT = ":env:"
 class Installer:
     """What installs into the environment of one Python."""
 
-    def __init__(self, python, run, say, constraints):
-        """`run(title, command, env)` runs a command and raises RuntimeError where it fails;
-        `constraints` is a file of exact versions, uv's own among them."""
+    def __init__(self, python, run, say):
+        """`run(title, command, env)` runs a command and raises RuntimeError where it fails."""
         self._python, self._run, self._say = python, run, say
         self._pip = [python, "-m", "pip", "install", "--progress-bar", "off"]
         self._uv, self._env = [], {}
         try:
-            run("installing uv", [*self._pip, "-c", constraints, UV], {})
+            run("installing uv", [*self._pip, f"{UV}=={VERSION}"], {})
         except RuntimeError:
             say("uv cannot be had here; pip installs, which takes some minutes more")
             return

@@ -300,7 +300,7 @@ def set_up(options):
     if options.torch or stamp.get("packages") != packages:
         create_venv()
         LOG.write_text("")
-        installer = Installer(PYTHON, run, say, ROOT / "constraints.txt")
+        installer = Installer(PYTHON, run, say)
         torch_version = install_torch(gpu, options.torch, installer)
         builder = install_packages(gpu, torch_version, installer, ops=not options.no_ops)
         write_stamp(packages=packages)

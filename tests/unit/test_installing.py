@@ -41,7 +41,7 @@ def test_pip_installs_where_uv_cannot(installing, lacking: str) -> None:
             raise RuntimeError("no")
         done.append((title, command[-1], env))
 
-    installer = installing.Installer(sys.executable, run, lambda text: None, "versions.txt")
+    installer = installing.Installer(sys.executable, run, lambda text: None)
     installer.install("installing it", ["it"], {"A": "1"})
     assert done[-1] == ("installing it", "it", {"A": "1"})
     assert len(done) == (1 if lacking == "install uv" else 2)
