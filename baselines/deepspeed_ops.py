@@ -214,6 +214,7 @@ def build(
     folder = extensions_dir(device)
     clear_stale_locks(folder)
     jobs = _compilers_at_once(len(buildable))
+    command = [sys.executable, "-m", "baselines.deepspeed_ops", "--device", device, "--compile"]
     processes = {}
     started_s = time.monotonic()
     for name in buildable:
@@ -221,15 +222,7 @@ def build(
         echo(f"compiling {name}, wanted by {OPS[name].wanted_by}")
         with (folder / name / "build.log").open("w") as log:
             processes[name] = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "baselines.deepspeed_ops",
-                    "--device",
-                    device,
-                    "--compile",
-                    name,
-                ],
+                [*command, name],
                 cwd=Path(__file__).parent.parent,
                 env={**os.environ, "MAX_JOBS": str(jobs)},
                 stdin=subprocess.DEVNULL,

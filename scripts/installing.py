@@ -20,11 +20,12 @@ FROM_ENVIRONMENT = ":env:"
 
 
 class Installer:
-    """What installs into the environment of one Python."""
+    """Installs packages into a virtual environment, by uv or by pip."""
 
     def __init__(self, python, run, say):
-        """`run(title, command, env)` runs a command and raises RuntimeError where it fails."""
-        self._python, self._run, self._say = python, run, say
+        """`python` is the environment's; `run(title, command, env)` runs a command and raises
+        RuntimeError where it fails."""
+        self._run, self._say = run, say
         self._pip = [python, "-m", "pip", "install", "--progress-bar", "off"]
         self._uv, self._env = [], {}
         try:
@@ -61,6 +62,8 @@ def pip_settings(python):
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")
         section, _, key = name.rpartition(".")
+        if not value:  # no setting, but a line that pip says
+            continue
         if section == FROM_ENVIRONMENT or key not in found:
             found[key] = str(ast.literal_eval(value))
     return found

@@ -147,7 +147,9 @@ def install_torch(gpu, pip_arguments, installer):
     """Keep, borrow or install torch; return its version without a local suffix such as +cpu."""
     present = torch_of(PYTHON)
     if not pip_arguments and suitable(present, gpu):
-        say(f"keeping torch {present['version']} of .venv")
+        say(f"keeping torch {present['version']} of {present['folder']}")
+        if not Path(present["folder"]).is_relative_to(VENV):  # borrowed by an earlier call
+            installer.use_pip()
         return present["version"].split("+")[0]
     outside = None if Path(sys.prefix) == VENV else torch_of(sys.executable)
     if not pip_arguments and suitable(outside, gpu):
