@@ -32,7 +32,7 @@ RANKED = {
     "pp-swap": {},
     "dp-swap": {"forward_size": 1},
 }
-"""Those whose schedules have several ranks."""
+"""Options of methods whose schedules have several ranks, each a process of torchrun."""
 
 
 class Block(nn.Module):

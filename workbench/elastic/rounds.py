@@ -39,18 +39,18 @@ Morph = Literal["always", "gain", "never"]
 
 @dataclass(kw_only=True)
 class Round:
-    """One that has begun and is not over."""
+    """A round that has begun and is not over."""
 
     number: int
     shape: Shape
     seats: dict[str, range]
     slots: dict[str, int]
-    """Of all hosts that were there."""
+    """Host -> its slots, of all hosts that were there when the round began."""
     began_s: float
     phase: Literal["running", "saving", "ending"] = "running"
     since_s: float = 0.0
     step: int | None = None
-    """That was done last."""
+    """The last step that the round has done; None before the first."""
     gains: bool = False
     """Whether some step was done for the first time."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=31))
@@ -80,7 +80,7 @@ def pays(now: float, then: float, horizon_s: float, cost_s: float) -> bool:
 
 @dataclass(kw_only=True)
 class Worth:
-    """What is known of changes and their costs."""
+    """Whether another shape is worth a morph, by the changes of hosts and the costs seen."""
 
     morph: Morph
     batch: int
@@ -108,7 +108,7 @@ class Worth:
 
 
 class Failures:
-    """Those since the last new step."""
+    """Failures of rounds since a step was done for the first time."""
 
     def __init__(self) -> None:
         self.forget()
