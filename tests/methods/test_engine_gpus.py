@@ -1,0 +1,54 @@
+"""A user's own loop in processes of torchrun, a GPU each, trains as torch's loop on one processor;
+where one fails, all end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.methods.test_engine import RANKED, in_groups, torchs
+
+pytestmark = pytest.mark.gpu
+LIMIT_S = 240
+
+
+def ranks(tmp_path, method: str, how: str) -> list[dict]:
+    """What each of two processes has left; none where it left nothing."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU is no several")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--monitor-interval", "15"]  # else torchrun ends the others before they can tell
+    command += ["-m", "tests.methods.engine_ranks", method, how, str(tmp_path)]
+    subprocess.run(command, timeout=LIMIT_S)
+    paths = [tmp_path / f"{rank}.json" for rank in range(2)]
+    return [json.loads(path.read_text()) if path.exists() else {} for path in paths]
+
+
+@pytest.mark.parametrize("method", [*RANKED, "varuna"])
+def test_two_gpus_train_it_as_torch_does(tmp_path, method) -> None:
+    wanted, weights = torchs(in_groups, padded=True)
+    for one in ranks(tmp_path, method, "trains"):
+        assert one.get("losses") == pytest.approx(wanted, rel=1e-5), one
+        for name, value in weights.items():
+            torch.testing.assert_close(
+                torch.tensor(one["weights"][name]), value, rtol=1e-4, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "words"),
+    [
+        ("harmony-dp", "raises", "RankFailed: rank 1: no such luck"),
+        ("harmony-dp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
+        ("harmony-pp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
+    ],
+)
+def test_one_that_fails_ends_the_other(tmp_path, method, how, words) -> None:
+    """A GPU waits for it in a kernel."""
+    first, last = ranks(tmp_path, method, how)
+    assert first["said"].startswith(words), first
+    assert how == "killed" or "no such luck" in last["said"]
