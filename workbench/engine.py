@@ -32,6 +32,7 @@ from workbench.core.paths import user_path
 from workbench.methods.driven import OutsideRate, Steps, Task
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
+from workbench.model.unchanged import Unchanged
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.manifest import steps_in
 
@@ -152,9 +153,10 @@ class Engine:
             with generators(self._fields["seed"]):  # the user's are left as they were
                 self._begin(taken, loss_fn)
         taken.check_like(self._first)
-        self._check_unchanged()
+        self._check_optimizer()
         if _identity(loss_fn) != self._loss:
             raise ValueError("loss_fn is another function than in the first step; give one alone")
+        self._unchanged.check(loss_fn)
         loss = self._steps.step(taken)
         self.optimizer.step()  # of nothing, so that schedulers see it stepped
         return loss
@@ -180,12 +182,12 @@ class Engine:
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)
         self._first, self._loss = first, _identity(loss_fn)
-        self._modes = _modes(self._module)
+        self._unchanged = Unchanged(self._module, loss_fn)
         if self._load_from is not None:
             self._steps.load(self._load_from[0])
             self._load_from = None
 
-    def _check_unchanged(self) -> None:
+    def _check_optimizer(self) -> None:
         """Raise ValueError for a change from outside that no method here follows."""
         group = self.optimizer.param_groups[0]
         now = {name: group[name] for name in ("eps", "weight_decay")}
@@ -196,11 +198,6 @@ class Engine:
                     f"{name} of the optimizer is {value} now, and was {self._fields[name]}; only "
                     "the learning rate may change (OneCycleLR: cycle_momentum=False)"
                 )
-        if _modes(self._module) != self._modes:
-            raise ValueError(
-                "the model's parameters that are trained, or its modules' modes of training and "
-                "evaluation, are others than in the first step; make another engine"
-            )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
@@ -212,10 +209,13 @@ class Engine:
         own = dict(self._module.named_parameters(remove_duplicate=False))
         first = {id(own[name]): name for name in trained if name in own}
         alias = {name: first.get(id(parameter), name) for name, parameter in own.items()}
-        return {
+        found = {
             name: trained.get(alias.get(name, name), tensor).detach().cpu().clone()
             for name, tensor in self._module.state_dict().items()
         }
+        if self._steps:
+            self._unchanged.handed_out(found)
+        return found
 
     def save(self, folder: str | Path) -> Path:
         """Write ``step-N`` in a folder, weights and moments; an engine of this module in one
@@ -286,16 +286,6 @@ def _adamw(params: Any, config: Mapping[str, Any]) -> torch.optim.AdamW:
         raise ValueError(f"optimizer_config is {dict(config)!r}: {error}") from None
 
 
-def _modes(module: nn.Module) -> tuple[list[bool], list[bool]]:
-    """All that a user can switch: parameters that are trained, and modes."""
-    return (
-        [parameter.requires_grad for parameter in module.parameters()],
-        [part.training for part in module.modules()],
-    )
-
-
 def _identity(function: LossFunction) -> Any:
     """Equal for a function that is made again in each step, as a lambda in a loop is."""
-    code = getattr(function, "__code__", None)
-    cells = getattr(function, "__closure__", None) or ()
-    return (code or function, *(id(cell.cell_contents) for cell in cells))
+    return getattr(function, "__code__", function)

@@ -135,7 +135,7 @@ class Objective(nn.Module):
         if not module.training:
             raise ValueError(f"{self.name} is in evaluation mode; call its train() before")
         every = module.parameters()
-        own = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in every}
+        own = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in every}
         try:
             self.module = copy.deepcopy(module, own)
         except Exception as error:  # whatever its code raises

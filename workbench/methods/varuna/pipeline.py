@@ -40,6 +40,7 @@ from workbench.methods.varuna.step_end import LossScale, agree, mean_loss
 from workbench.methods.varuna.stepping import Stepping, StepPlan
 from workbench.methods.varuna.weights import StageWeights
 from workbench.model.base import Context
+from workbench.model.unchanged import Unchanged
 from workbench.runtime.distributed_checkpoint import Saving
 from workbench.runtime.executor import Perturb
 from workbench.runtime.group_transport import GroupTransport
@@ -166,6 +167,7 @@ class Varuna:
             perturb=perturb, records=self._logs is not None,
         )  # fmt: skip
         self.scale = LossScale()
+        self._unchanged = Unchanged(model) if isinstance(model, nn.Module) else None
         self._due = False
         """Whether a checkpoint was wanted during the last step."""
         self._folder: Path | None = None
@@ -237,7 +239,10 @@ class Varuna:
     def step(self, inputs: Inputs, clip_grad_max_norm: float | None = None) -> Stepped:
         """Forward and backward passes of a global batch, of which `inputs` are the rows of `share`,
         equal on all stages of a replica. Gradients begin at zero and end as those of the mean loss,
-        reduced and clipped, in each parameter's `grad`."""
+        reduced and clipped, in each parameter's `grad`. Raises ValueError where the module has been
+        changed from outside since stages were made of it."""
+        if self._unchanged is not None:
+            self._unchanged.check()
         if self._due:
             self._due = False
             self._lifeline.answer(lambda: self.checkpoint().wait())

@@ -1,0 +1,154 @@
+"""Whatever a user changes beside the batch after layers were made is named, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.model.unchanged import Unchanged
+
+
+class Block(nn.Module):
+    slope = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.drop = nn.Linear(4, 4), nn.Dropout(0.1)
+        self.register_buffer("mask", torch.ones(4))
+        self.scale, self.sizes, self.seen, self.epoch = 1.0, [1, 2], 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1  # its own, which only counts
+        return self.scaled(self.drop(self.inner(x))) * self.mask * len(self.sizes)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x * self.scale, self.slope)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), nn.BatchNorm1d(4), Block())
+        self.config = SimpleNamespace(heat=1.0, notes="none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x) / self.config.heat
+
+
+def check_all(unchanged: Unchanged) -> None:
+    """Values of few tensors are looked at in one step."""
+    for _ in range(4):
+        unchanged.check(F.mse_loss)
+
+
+CHANGES: dict[str, Callable[[Net], object]] = {
+    r"blocks\.0\.scale of the model is 0\.5 now and was 1\.0": (
+        lambda net: setattr(net.blocks[0], "scale", 0.5)
+    ),
+    r"blocks\.2\.drop\.p of the model is 0\.9 now and was 0\.1": (
+        lambda net: setattr(net.blocks[2].drop, "p", 0.9)
+    ),
+    r"blocks\.2\.slope of the model is 0\.1 now and was 0\.0": (
+        lambda net: setattr(net.blocks[2], "slope", 0.1)
+    ),
+    r"config\.heat of the model is 2\.0": lambda net: setattr(net.config, "heat", 2.0),
+    r"blocks\.0\.sizes of the model is another": lambda net: net.blocks[0].sizes.append(3),
+    r"training of the model is False": lambda net: net.blocks[1].eval(),
+    r"hooks of blocks\.1 ": lambda net: net.blocks[1].register_forward_hook(print),
+    r"parts of blocks ": lambda net: net.blocks.__setitem__(1, nn.Identity()),
+    r"blocks\.0\.mask of the model has been changed": lambda net: net.blocks[0].mask.zero_(),
+    r"blocks\.2\.mask of the model has": lambda net: setattr(net.blocks[2], "mask", torch.ones(4)),
+    r"inner\.weight of the model has been": lambda net: net.blocks[0].inner.weight.data.mul_(0.9),
+    r"inner\.bias of the model has requires": (
+        lambda net: net.blocks[0].inner.bias.requires_grad_(False)
+    ),
+}
+
+
+@pytest.mark.parametrize("words", CHANGES)
+def test_a_change_of_the_module_is_named(words) -> None:
+    net = Net()
+    unchanged = Unchanged(net, F.mse_loss)
+    check_all(unchanged)
+    CHANGES[words](net)
+    with pytest.raises(ValueError, match=words):
+        check_all(unchanged)
+
+
+def test_looking_at_it_between_steps_changes_nothing() -> None:
+    net = Net()
+    unchanged = Unchanged(net, F.mse_loss)
+    trained = {name: value + 1 for name, value in net.state_dict().items()}
+    unchanged.handed_out(trained)
+    net.load_state_dict(trained)
+    net.eval()(torch.ones(2, 4))
+    net.train().blocks[0].epoch = net.config.notes = 3
+    net.config.more = 5
+    check_all(unchanged)
+    with torch.no_grad():
+        net.blocks[0].inner.weight.clamp_(-0.1, 0.1)
+    with pytest.raises(ValueError, match=r"inner\.weight .* a copy of the model"):
+        unchanged.check(F.mse_loss)
+
+
+heat, told = 1.0, []
+
+
+def by_global(out: Tensor, batch: Tensor) -> Tensor:
+    told.append(1)
+    return out.mean() * heat
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.heat, self.steps, self.criterion = 1.0, 0, nn.CrossEntropyLoss(torch.ones(4))
+
+    def loss(self, out: Tensor, batch: Tensor) -> Tensor:
+        return self.weighed(self.criterion(out, batch))
+
+    def weighed(self, loss: Tensor) -> Tensor:
+        return loss * self.heat
+
+
+def by_value(factor: float) -> Callable:
+    return lambda out, batch: out.mean() * factor
+
+
+def by_default(factor: float) -> Callable:
+    return lambda out, batch, by=factor: out.mean() * by
+
+
+@pytest.mark.parametrize("made", [by_value, by_default])
+def test_a_loss_function_may_be_made_anew_but_reads_no_other_value(made) -> None:
+    unchanged = Unchanged(Net(), made(0.25))
+    unchanged.check(made(0.5 * 0.5))
+    with pytest.raises(ValueError, match="which the loss function reads, is 0.5 now and was 0.25"):
+        unchanged.check(made(0.5))
+
+
+def test_a_variable_beside_the_loss_function_is_named(monkeypatch) -> None:
+    unchanged = Unchanged(Net(), by_global)
+    told.clear()
+    unchanged.check(by_global)
+    monkeypatch.setitem(by_global.__globals__, "heat", 2.0)
+    with pytest.raises(ValueError, match="'heat', which the loss function reads, is 2.0"):
+        unchanged.check(by_global)
+
+
+def test_what_a_trainers_method_reads_is_named_and_what_it_counts_is_not() -> None:
+    trainer = Trainer()
+    unchanged = Unchanged(Net(), trainer.loss)
+    trainer.steps += 1
+    unchanged.check(trainer.loss)
+    trainer.heat = 0.5
+    with pytest.raises(ValueError, match="heat, which the loss function reads, is 0.5"):
+        unchanged.check(trainer.loss)
+    trainer.heat = 1.0
+    trainer.criterion.weight[0] = 2.0
+    with pytest.raises(ValueError, match="weight, which the loss function reads"):
+        unchanged.check(trainer.loss)

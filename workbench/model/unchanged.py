@@ -1,0 +1,324 @@
+"""Whether a user's module and loss function are still as they were when layers were made of them.
+
+Layers are made once. What the code of a forward pass or of a loss reads beside its inputs (a
+temperature, a dropout's rate, a variable) is a constant in them, and they train copies of the
+weights. Layers would not follow a change from outside, so it is refused.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from functools import cache, partial
+from itertools import chain
+from operator import itemgetter
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+TABLES = {"_modules": "parts", "_forward_hooks": "hooks", "_forward_pre_hooks": "earlier hooks"}
+"""Attributes of any module, and their names for people."""
+SKIPPED = (frozenset(vars(nn.Module())) | frozenset(dir(type))) - {"training"}
+LIBRARIES = frozenset(("torch", "builtins", "numpy", "math", "functools", "itertools", "typing"))
+"""Their functions read nothing that a user changes."""
+DEEP, LONG = 3, 64
+"""Objects within objects, and elements of a list, that are looked at."""
+SAMPLES, AT_A_TIME = 32, 8
+"""Values of a tensor that are compared, and tensors of which they are in one step."""
+
+
+class Unchanged:
+    """A module, and a loss function, as they are when this is made."""
+
+    def __init__(self, module: nn.Module, function: Callable | None = None) -> None:
+        """Keeps no module alive. Without a function the module's weights may change."""
+        parts = [*module.named_modules()]
+        self._own = frozenset(id(part) for _, part in parts)
+        self._parts = [_Part(name, part) for name, part in parts]
+        self._function = self._read_by(function)
+        self._tensors = {} if function is None else dict(chain(*map(_tensors_of, parts)))
+        self._turn = 0
+
+    def check(self, function: Callable | None = None) -> None:
+        """Raise ValueError for a change that layers would not follow. `function` may be made anew
+        for each step."""
+        for part in self._parts:
+            part.check()
+        found = self._read_by(function)
+        for name in {**self._function, **found}:
+            old, now = self._function.get(name), found.get(name)
+            if now != old:
+                raise ValueError(_told(f"{name}, which the loss function reads,", old, now))
+        asked = {*[*self._tensors][self._turn : self._turn + AT_A_TIME]}
+        self._turn = self._turn + AT_A_TIME if asked else 0
+        for name, tensor in self._tensors.items():
+            if change := tensor.change(asked=name in asked):
+                raise ValueError(
+                    f"{name} of the model {change}; the engine trains a copy, which does not "
+                    "follow. Make another engine, or change a copy of the model; what "
+                    "engine.state_dict() gives may be loaded into the model"
+                )
+
+    def handed_out(self, state: Mapping[str, Tensor]) -> None:
+        """The trained weights may be loaded into the module."""
+        for name in self._tensors.keys() & state.keys():
+            self._tensors[name].may_be(state[name])
+
+    def _read_by(self, function: Callable | None) -> dict[str, Any]:
+        places = () if function is None else _places_of(function, {*self._own})
+        return {place.name: place.look() for place in places}
+
+
+class Place(NamedTuple):
+    """Where code reads something."""
+
+    name: str
+    space: Mapping[str, Any] | weakref.ref[nn.Module]
+    """Variables by their names; or a module, whose attributes, or its class's, they are."""
+    key: str
+
+    def look(self) -> Any:
+        """What is there now, so that it can be compared and told."""
+        if isinstance(self.space, Mapping):
+            return _comparable(self.space.get(self.key))
+        return _comparable(getattr(self.space(), self.key, None))
+
+
+class _Part:
+    """What forward code of one module may read, but for its weights and buffers."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self._find, self._name = weakref.ref(module), f"{name}." if name else ""
+        loaded, own = _read_by_type(type(module)) - SKIPPED, vars(module)
+        read = [key for key in own if key in loaded]
+        # Of these one comparison tells.
+        self._keys = *TABLES, "training", *(key for key in read if isinstance(own[key], PLAIN))
+        self._get = itemgetter(*self._keys)
+        self._old = tuple(map(copy, self._get(own)))
+        # Those of the class stand for all modules until one has its own.
+        of_class = [key for key in loaded if isinstance(getattr(type(module), key, own), PLAIN)]
+        others = [
+            Place(self._name + key, self._find, key)
+            for key in (*read, *of_class)
+            if key not in self._keys
+        ]
+        within = (_places_within(self._name + key, own[key], loaded) for key in read)
+        self._others = [(place, place.look()) for place in chain(others, *within)]
+
+    def check(self) -> None:
+        """Raise ValueError for a change."""
+        if (module := self._find()) is None:
+            return
+        try:
+            alike = self._get(vars(module)) == self._old
+        except (KeyError, RuntimeError, ValueError):  # it is gone, or an array now
+            alike = False
+        olds = () if alike else zip(self._keys, self._old, strict=True)
+        for key, old in olds:
+            now = _comparable(vars(module).get(key))
+            if now != _comparable(old):
+                table = key in TABLES and f"{TABLES[key]} of {self._name or 'the model '}"[:-1]
+                raise ValueError(_told(table or f"{self._name}{key} of the model", old, now))
+        for place, old in self._others:
+            if (now := place.look()) != old:
+                raise ValueError(_told(f"{place.name} of the model", old, now))
+
+
+class _Known:
+    """A parameter or buffer of the module's."""
+
+    def __init__(self, part: nn.Module, table: str, key: str) -> None:
+        self._part, self._table, self._key = weakref.ref(part), table, key
+        tensor = self._find()
+        self._state, self._sample = _state(tensor), _sample(tensor)
+        self._place, self._trained = tensor.data_ptr(), tensor.requires_grad
+        self._may: str | None = None
+        """Values that may be loaded."""
+
+    def may_be(self, tensor: Tensor) -> None:
+        if (own := self._find()) is not None:
+            self._may = _sample(tensor, own.dtype)
+
+    def change(self, *, asked: bool) -> str | None:
+        """In words, if there was one. Values are looked at where they were written or moved, or
+        where they are `asked` for: writes to ``.data`` leave no trace."""
+        tensor = self._find()
+        if tensor is None:
+            return None if self._part() is None else "is gone"
+        if tensor.requires_grad != self._trained:
+            return f"has requires_grad {tensor.requires_grad} now, and had {self._trained}"
+        written, moved = _state(tensor) != self._state, tensor.data_ptr() != self._place
+        if written or moved or asked:
+            found = _sample(tensor)
+            if found != self._may and (written or found != self._sample):
+                return "has been changed"
+            self._state, self._place, self._sample = _state(tensor), tensor.data_ptr(), found
+        return None
+
+    def _find(self) -> Tensor | None:
+        part = self._part()
+        return None if part is None else vars(part)[self._table].get(self._key)
+
+
+def _tensors_of(named: tuple[str, nn.Module]) -> Iterator[tuple[str, _Known]]:
+    name, part = named
+    for table in ("_parameters", "_buffers"):
+        for key, tensor in vars(part)[table].items():
+            if tensor is not None:
+                yield f"{name}.{key}" if name else key, _Known(part, table, key)
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    return id(tensor), tensor._version
+
+
+def _sample(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
+    """Some of a tensor's values, from the first to the last."""
+    if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return ""
+    last = tensor.numel() - 1
+    at = torch.tensor([last * n // SAMPLES for n in range(SAMPLES + 1)], device=tensor.device)
+    return str(tensor.detach().take(at).to(dtype or tensor.dtype).tolist())
+
+
+# -- where code reads --------------------------------------------------------------------------
+
+
+def _places_within(
+    name: str, value: Any, loaded: frozenset[str], deep: int = 1, seen: set[int] | None = None
+) -> Iterator[Place]:
+    """Attributes of an object, and of objects in it, whose names code loads; of modules in it only
+    where it is told which have been `seen`."""
+    if seen is not None and isinstance(value, nn.Module):
+        yield from _places_of(value, seen, deep)
+    if isinstance(value, (type, Tensor, nn.Module, FunctionType)) or deep > DEEP:
+        return
+    space = getattr(value, "__dict__", {})
+    for key in space:
+        if key in loaded:
+            yield Place(f"{name}.{key}", space, key)
+            yield from _places_within(f"{name}.{key}", space[key], loaded, deep + 1, seen)
+
+
+def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
+    """Whatever a function reads beside its arguments; nothing of objects that have been seen."""
+    if id(function) in seen or deep > DEEP:
+        return
+    seen.add(id(function))
+    name = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, partial):
+        yield from _places_of(function.func, seen, deep)
+        given = {str(n): value for n, value in enumerate(function.args)} | function.keywords
+        yield from (Place(f"{name}({key})", given, key) for key in given)
+    elif isinstance(function, MethodType):
+        yield from _places_of(function.__func__, seen, deep)
+        loaded = _read_by_type(type(function.__self__), function.__name__)
+        yield from _places_within(name, function.__self__, loaded, seen=seen)
+    elif isinstance(function, nn.Module):
+        for begin, part in function.named_modules():
+            loaded = _read_by_type(type(part)) | {"training"}
+            for key in (vars(part).keys() - SKIPPED) & loaded:
+                yield Place(f"{begin}.{key}" if begin else key, vars(part), key)
+        tensors = dict(function.named_buffers())
+        yield from (Place(key, tensors, key) for key in tensors)
+    elif isinstance(function, FunctionType):
+        read, attributes, _ = _names_in(function.__code__)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        own = {key: cell.cell_contents for key, cell in cells if cell != type(cell)()}
+        own |= {
+            key: value.default
+            for key, value in inspect.signature(function).parameters.items()
+            if value.default is not value.empty
+        }
+        beside = function.__globals__
+        for space, keys in ((own, own.keys()), (beside, read & beside.keys())):
+            for key in keys:
+                value = space[key]
+                if isinstance(value, nn.Module):
+                    yield from _places_of(value, seen, deep + 1)
+                elif isinstance(value, (FunctionType, ModuleType)) and _of_library(value):
+                    continue
+                elif isinstance(value, (FunctionType, MethodType, partial)):
+                    yield from _places_of(value, seen, deep + 1)
+                else:
+                    yield Place(repr(key), space, key)
+                    yield from _places_within(repr(key), value, attributes, seen=seen)
+    elif not isinstance(function, type) and hasattr(function, "__dict__"):
+        yield from _places_of(type(function).__call__, seen, deep)
+        loaded = _read_by_type(type(function), "__call__")
+        yield from _places_within(name, function, loaded, seen=seen)
+
+
+@cache
+def _read_by_type(kind: type, method: str = "forward") -> frozenset[str]:
+    """Attributes that a method may read, by itself or by what it calls, and does not write."""
+    loaded, stored, pending, seen = set[str](), set[str](), [getattr(kind, method, None)], set()
+    while pending:
+        function = inspect.unwrap(pending.pop())
+        function = getattr(function, "fget", None) or getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType) or function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        read, more, written = _names_in(function.__code__)
+        loaded |= more
+        stored |= written
+        pending += [inspect.getattr_static(kind, name, None) for name in more]
+        called = (function.__globals__.get(name) for name in read)
+        pending += [each for each in called if each is not None and not _of_library(each)]
+    return frozenset(loaded - stored)
+
+
+@cache
+def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Variables that code reads beyond its own, attributes that it reads, and those it writes."""
+    read, loaded, stored = set[str](), set[str](), set[str]()
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            read.add(step.argval)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+            loaded.add(step.argval)
+        elif step.opname == "STORE_ATTR":
+            stored.add(step.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            for every, more in zip((read, loaded, stored), _names_in(inner), strict=True):
+                every |= more
+    return frozenset(read), frozenset(loaded), frozenset(stored)
+
+
+def _of_library(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return (name or "builtins").partition(".")[0] in LIBRARIES
+
+
+# -- values ------------------------------------------------------------------------------------
+
+
+def _comparable(value: Any, deep: int = 0) -> Any:
+    """Equal as long as nothing was changed, as far as that can be told at once."""
+    if isinstance(value, PLAIN):
+        return value if value == value else repr(value)  # not a number
+    if isinstance(value, Tensor):
+        return "a tensor", value.data_ptr(), *_state(value)
+    if isinstance(value, (list, tuple)) and len(value) <= LONG and deep < DEEP:
+        return tuple(_comparable(each, deep + 1) for each in value)
+    if isinstance(value, Mapping) and len(value) <= LONG and deep < DEEP:
+        return tuple((str(key), _comparable(value[key], deep + 1)) for key in value)
+    return "an object", id(value)
+
+
+def _told(what: str, old: Any, now: Any) -> str:
+    one, other = (
+        f"{value!r:.40}" if isinstance(value, PLAIN) else "another" for value in (now, old)
+    )
+    how = f"is {one} now and was {other}" if one != other else "is another now than"
+    return (
+        f"{what} {how} in the first step, when layers were made, which do not follow. Make another "
+        "engine after such a change, or pass a number that changes in the batch, as a tensor"
+    )
