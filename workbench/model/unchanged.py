@@ -22,7 +22,10 @@ import torch
 from torch import Tensor, nn
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-TABLES = {"_modules": "parts", "_forward_hooks": "hooks", "_forward_pre_hooks": "earlier hooks"}
+TABLES = {
+    "_modules": "parts", "_forward_hooks": "hooks", "_forward_pre_hooks": "hooks",
+    "_backward_hooks": "hooks", "_backward_pre_hooks": "hooks",
+}  # fmt: skip
 """Attributes of any module, and their names for people."""
 SKIPPED = (frozenset(vars(nn.Module())) | frozenset(dir(type))) - {"training"}
 LIBRARIES = frozenset(("torch", "builtins", "numpy", "math", "functools", "itertools", "typing"))
@@ -41,13 +44,15 @@ class Unchanged:
         parts = [*module.named_modules()]
         self._own = frozenset(id(part) for _, part in parts)
         self._parts = [_Part(name, part) for name, part in parts]
-        self._function = self._read_by(function)
+        self._function, self._torch = self._read_by(function), _of_torch()
         self._tensors = {} if function is None else dict(chain(*map(_tensors_of, parts)))
         self._turn = 0
 
     def check(self, function: Callable | None = None) -> None:
         """Raise ValueError for a change that layers would not follow. `function` may be made anew
         for each step."""
+        if (now := _of_torch()) != self._torch:
+            raise ValueError(_told("torch's autocast or default dtype", self._torch, now))
         for part in self._parts:
             part.check()
         found = self._read_by(function)
@@ -138,6 +143,7 @@ class _Known:
         tensor = self._find()
         self._state, self._sample = _state(tensor), _sample(tensor)
         self._place, self._trained = tensor.data_ptr(), tensor.requires_grad
+        self._hooks = _hooks(tensor)
         self._may: str | None = None
         """Values that may be loaded."""
 
@@ -153,6 +159,8 @@ class _Known:
             return None if self._part() is None else "is gone"
         if tensor.requires_grad != self._trained:
             return f"has requires_grad {tensor.requires_grad} now, and had {self._trained}"
+        if _hooks(tensor) != self._hooks:
+            return "has another hook on its gradient"
         written, moved = _state(tensor) != self._state, tensor.data_ptr() != self._place
         if written or moved or asked:
             found = _sample(tensor)
@@ -176,6 +184,10 @@ def _tensors_of(named: tuple[str, nn.Module]) -> Iterator[tuple[str, _Known]]:
 
 def _state(tensor: Tensor) -> tuple[int, int]:
     return id(tensor), tensor._version
+
+
+def _hooks(tensor: Tensor) -> tuple[int, int]:
+    return len(tensor._backward_hooks or ()), len(tensor._post_accumulate_grad_hooks or ())
 
 
 def _sample(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
@@ -311,6 +323,10 @@ def _comparable(value: Any, deep: int = 0) -> Any:
     if isinstance(value, Mapping) and len(value) <= LONG and deep < DEEP:
         return tuple((str(key), _comparable(value[key], deep + 1)) for key in value)
     return "an object", id(value)
+
+
+def _of_torch() -> tuple:
+    return *map(torch.is_autocast_enabled, ("cpu", "cuda")), torch.get_default_dtype()
 
 
 def _told(what: str, old: Any, now: Any) -> str:

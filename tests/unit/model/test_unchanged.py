@@ -64,6 +64,9 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     r"blocks\.0\.mask of the model has been changed": lambda net: net.blocks[0].mask.zero_(),
     r"blocks\.2\.mask of the model has": lambda net: setattr(net.blocks[2], "mask", torch.ones(4)),
     r"inner\.weight of the model has been": lambda net: net.blocks[0].inner.weight.data.mul_(0.9),
+    r"inner\.bias of the model has another hook": (
+        lambda net: net.blocks[0].inner.bias.register_hook(torch.neg)
+    ),
     r"inner\.bias of the model has requires": (
         lambda net: net.blocks[0].inner.bias.requires_grad_(False)
     ),
@@ -78,6 +81,13 @@ def test_a_change_of_the_module_is_named(words) -> None:
     CHANGES[words](net)
     with pytest.raises(ValueError, match=words):
         check_all(unchanged)
+
+
+def test_another_way_of_torchs_to_compute_is_named() -> None:
+    unchanged = Unchanged(Net(), F.mse_loss)
+    with torch.autocast("cpu"), pytest.raises(ValueError, match="torch's autocast or default"):
+        unchanged.check(F.mse_loss)
+    unchanged.check(F.mse_loss)
 
 
 def test_looking_at_it_between_steps_changes_nothing() -> None:
