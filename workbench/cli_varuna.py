@@ -66,6 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--morph", choices=("always", "gain", "never"), default="gain", help="without a loss")
     add("--no_morphing", action="store_true", help="the same as --morph never")
     add("--horizon", type=float, metavar="S", help="seconds to the next change (default: as seen)")
+    least = f"seconds a worker may be silent before its first step ({Order.start_limit_s:.0f})"
+    add("--start_limit", type=float, default=Order.start_limit_s, metavar="S", help=least)
     add("--resume", action="store_true", help="go on with the job of the folder")
     add("--folder", type=Path, default=FOLDER, metavar="DIR", help="logs and state of the job")
     add("script", type=Path)
@@ -77,8 +79,9 @@ def _train(given: argparse.Namespace) -> int:
     for name in ("gpus_per_node", "batch_size", "nstages", "chunk_size"):
         if (value := getattr(given, name)) is not None and value < 1:
             raise ValueError(f"--{name} is {value}; it must be 1 or more")
-    if given.horizon is not None and not 0 < given.horizon < 1e9:
-        raise ValueError(f"--horizon is {given.horizon}; it must be a number of seconds over 0")
+    for name in ("horizon", "start_limit"):
+        if (value := getattr(given, name)) is not None and not 0 < value < 1e9:
+            raise ValueError(f"--{name} is {value}; it must be a number of seconds over 0")
     hosts = read_list(_text(given.machine_list, "the machine list"), given.gpus_per_node)
     if (given.nstages is None) != (given.chunk_size is None):
         raise ValueError("give both --nstages and --chunk_size, or neither")
@@ -103,6 +106,7 @@ def _train(given: argparse.Namespace) -> int:
         folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
         arguments=tuple(given.arguments), variables=_variables(given.env_file),
         batch=given.batch_size, preload=tuple(filter(None, given.preload.split(","))),
+        start_limit_s=given.start_limit,
     )  # fmt: skip
     job = Job(
         machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,

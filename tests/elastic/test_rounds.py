@@ -21,6 +21,10 @@ HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "far"]
 """Agents of the first three are started here, that of the last one by a command."""
 
 
+NOTHING = {"step": None, "ranks": {}, "events": []}
+"""State before there is one."""
+
+
 class Run(hosts.Launched):
     """A job of the toy, as a user starts it."""
 
@@ -34,7 +38,7 @@ class Run(hosts.Launched):
 
     def state(self) -> dict:
         path = self.folder / "state.json"
-        return json.loads(path.read_text()) if path.exists() else {"step": None, "ranks": {}}
+        return json.loads(path.read_text()) if path.exists() else NOTHING
 
     def gets_on(self, *hosts: str, after: int) -> int:
         """Wait for a round after that one in which these hosts count steps; its number."""
@@ -131,6 +135,14 @@ def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixtu
     resumed = (run.folder / "varuna_loss.log").read_text().splitlines()
     assert resumed[0] == "resumed to config 2x4 at step 0"
     assert len(resumed) == last
+
+
+def test_a_worker_that_hangs_before_its_first_step_ends_the_round(run: Run) -> None:
+    (run.to / "hang").touch()
+    run.hosts("127.0.0.2")
+    run.start("--start_limit", "1")
+    wait_for(lambda: run.remember() or run.told("has not got on for"))
+    wait_for(lambda: run.remember() or run.told("round 2: "))
 
 
 def test_a_script_that_takes_no_profiling_is_told_so(run: Run) -> None:

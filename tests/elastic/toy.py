@@ -15,6 +15,8 @@ parser.add_argument("--stage_to_rank_map")
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--to", type=Path, required=True)
 given = parser.parse_args()
+while (given.to / "hang").exists():
+    time.sleep(0.02)
 worker = Worker.join()
 assert worker is not None
 assert worker.rank == given.rank == int(os.environ["RANK"])

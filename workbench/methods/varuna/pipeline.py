@@ -135,7 +135,8 @@ class Varuna:
         turn = 0 if alone else max(0, local_rank)
         turn += self.rank > 0 and not question.cut  # after the first rank, if that is to measure
         make = partial(question.make, self.rank)
-        own = in_turn(partial(made, model), make, turn, self._everybody, says=attrgetter("cut"))
+        told = {"says": attrgetter("cut"), "busy": self._lifeline.busy}
+        own = in_turn(partial(made, model), make, turn, self._everybody, **told)
         self.stages = own.cut
         """Slices of each stage."""
         self._lifeline.busy()
