@@ -25,6 +25,12 @@ from workbench.elastic.messages import LONGEST, Message, Order, pack
 from workbench.elastic.placement import Shape, address_towards, fixed, in_thread, read_list
 from workbench.methods.varuna.profile import load
 
+ASKS = {
+    "status": "Tell how a job gets on.",
+    "stop": "End a job: its workers save after their step, for --resume. Asked again, or before "
+    "a step is done, they end at once.",
+    "notice": "Tell a job that a host goes: all save in time, and go on without it.",
+}
 CODES = {"done": 0, "stopped": 130}
 FAILED = 3
 CONNECT = "ssh {host} {command}"
@@ -36,7 +42,7 @@ LISTED, FOLDER, PROFILES = map(Path, ("available_machines.out", "varuna-run", "p
 
 def main(words: Sequence[str]) -> int:
     """Returns the exit code. Raises ValueError for a user's mistake."""
-    if words[:1] in (["status"], ["stop"], ["notice"]):
+    if words and words[0] in ASKS:
         return _ask(words)
     return _train(make_parser().parse_args(words))
 
@@ -45,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Flags of a job."""
     parser = Parser(
         prog="workbench varuna",
-        description="Train over hosts that come and go. `workbench varuna status | stop | "
+        description="Train over hosts that come and go. `workbench varuna status | stop [--now] | "
         "notice HOST [AT]` tell of a job, end it, or tell it that a host goes. Defaults: "
         f"--machine_list {LISTED}, --profiles {PROFILES}, --folder {FOLDER}, --morph gain. Where "
         "--nstages and --chunk_size are missing, the script is first run with --profiling=DIR.",
@@ -159,9 +165,11 @@ def _variables(path: Path | None) -> dict[str, str]:
 
 
 def _ask(words: Sequence[str]) -> int:
-    parser = Parser(prog=f"workbench varuna {words[0]}")
-    parser.add_argument("verb")
-    if words[0] == "notice":
+    verb, *words = words
+    parser = Parser(prog=f"workbench varuna {verb}", description=ASKS[verb])
+    if verb == "stop":
+        parser.add_argument("--now", action="store_true", help="workers end at once, unsaved")
+    elif verb == "notice":
         parser.add_argument("host", metavar="HOST")
         parser.add_argument(
             "at", nargs="?", default="+0", metavar="AT",
@@ -170,21 +178,25 @@ def _ask(words: Sequence[str]) -> int:
     parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR")
     given = parser.parse_args(words)
     folder = user_path(given.folder).resolve()
-    if given.verb == "status":
+    if verb == "status":
         _show(folder)
         return 0
     door = _door(folder)
     if door is None:
         raise ValueError(f"no manager serves {folder}")
-    ask = Message(kind=given.verb, token=door.token)
-    if given.verb == "notice":
+    ask = Message(kind=verb, token=door.token)
+    if verb == "notice":
         ask = replace(ask, host=given.host, at=_unix(given.at))
+    elif given.now:
+        ask = replace(ask, kind="end")
     with socket.create_connection((door.address, door.port), timeout=60) as line:
         line.sendall(pack(ask))
         if refused := line.makefile("rb").read(LONGEST).decode():
             raise ValueError(refused)
-    while given.verb == "stop" and _door(folder) is not None:
-        time.sleep(0.05)
+    if verb == "stop":
+        while _door(folder) is not None:
+            time.sleep(0.05)
+        _show(folder)
     return 0
 
 

@@ -162,6 +162,35 @@ def test_training_that_ends_is_done_and_a_wanted_save_goes_on() -> None:
     assert held.members.outcome == "done"
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_job_that_is_stopped_saves_unless_it_is_to_end_at_once(at_once: bool) -> None:
+    held = Held(A, B)
+    held.begun(A, B)
+    held.step(1, 4)
+    held.members.stop(held.now, at_once=at_once)
+    end, told = Message(kind="end", round=1), held.after(0.1, A, B)
+    assert (save(1) in told, (A, end) in told) == (not at_once, at_once)
+    if not at_once:
+        assert held.commit(B, 1)
+        held.leave(3)
+        assert (A, end) not in held.after(100, A, B), "one still saves"
+        held.tell(B, "ended", rank=3)
+    assert not held.over(A, B)
+    assert (held.members.outcome, held.members.round) == ("stopped", None)
+
+
+def test_a_job_that_is_stopped_twice_or_before_a_step_ends_at_once() -> None:
+    for steps in (0, 1):
+        held = Held(A)
+        held.begun(A)
+        for step in range(steps):
+            held.step(step + 1, 2)
+            held.members.stop(held.now)
+            assert save(1) in held.after(0.1, A)
+        held.members.stop(held.now)
+        assert (A, Message(kind="end", round=1)) in held.after(0.1, A)
+
+
 def test_the_list_shrinks_and_grows() -> None:
     held = Held(A, B, morph="always")
     held.begun(A, B)

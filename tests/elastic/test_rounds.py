@@ -28,12 +28,12 @@ NOTHING = {"step": None, "ranks": {}, "events": []}
 class Run(hosts.Launched):
     """A job of the toy, as a user starts it."""
 
-    def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
+    def start(self, *flags: str, inside: tuple[str, ...] = (), every: int = 10) -> None:
         self.launch(
             "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2, "--preload", "",
             "--chunk_size", 1, "--manager_ip", "127.0.0.1", "--connect",
             "env AT={host} {command}", *flags, TOY, "--steps", 100_000, "--to", self.to,
-            inside=inside,
+            "--every", every, inside=inside,
         )  # fmt: skip
 
     def state(self) -> dict:
@@ -143,6 +143,24 @@ def test_a_worker_that_hangs_before_its_first_step_ends_the_round(run: Run) -> N
     run.start("--start_limit", "1")
     wait_for(lambda: run.remember() or run.told("has not got on for"))
     wait_for(lambda: run.remember() or run.told("round 2: "))
+
+
+def test_a_job_that_is_stopped_has_saved_unless_it_was_to_end_at_once(run: Run) -> None:
+    run.hosts("127.0.0.2")
+    run.start(every=10**9)
+    first = run.gets_on("127.0.0.2", after=0)
+    folder = ("--folder", str(run.folder))
+    assert cli_varuna.main(["stop", *folder]) == 0
+    assert run.manager.wait(240) == 130
+    kept = (run.to / "checkpoint.json").read_text()
+    assert run.state()["committed"] == len(json.loads(kept)) > 0
+    (run.to / "deaf").touch()
+    run.start("--resume", every=10**9)
+    second = run.gets_on("127.0.0.2", after=first)
+    assert run.worker(second, 0)["from"] == len(json.loads(kept)), "no step is done again"
+    assert cli_varuna.main(["stop", "--now", *folder]) == 0
+    assert run.manager.wait(240) == 130
+    assert (run.to / "checkpoint.json").read_text() == kept
 
 
 def test_a_script_that_takes_no_profiling_is_told_so(run: Run) -> None:

@@ -149,8 +149,8 @@ class Manager:
             self._write_state()
             path.unlink(missing_ok=True)
 
-    def _stop(self) -> None:
-        self._members.stop(time.monotonic())
+    def _stop(self, *, at_once: bool = False) -> None:
+        self._members.stop(time.monotonic(), at_once=at_once)
 
     def _say(self, text: str) -> None:
         self._events.append((time.time(), text))
@@ -288,8 +288,8 @@ class Manager:
 
     def _answer(self, asked: Message) -> str:
         """What is wrong with what a person wants; to an agent that asks, that this is alive."""
-        if asked.kind == "stop":
-            self._stop()
+        if asked.kind in ("stop", "end"):
+            self._stop(at_once=asked.kind == "end")
         elif asked.kind == "notice":
             now = time.monotonic()
             try:

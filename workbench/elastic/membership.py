@@ -217,11 +217,15 @@ class Membership:
         self.outcome, self.refused = why, True
 
     # -- rounds --------------------------------------------------------------------------------
-    def stop(self, now: float) -> None:
-        """A person ends the job."""
+    def stop(self, now: float, *, at_once: bool = False) -> None:
+        """A person ends the job: all save and leave. Before a step there is nothing to save, and
+        who asks again does not want to wait for it."""
+        at_once |= self.outcome is not None
         self.outcome = self.outcome or "stopped"
-        if self.round is not None:
+        if self.round is not None and (at_once or self.round.step is None):
             self._end(now)
+        elif self.round is not None:
+            self._save("the job is stopped (asked again, it ends at once)", now)
 
     def tick(self, now: float, *, may_begin: bool = True) -> None:
         """Look at the clock, a few times a second, and do what is due."""
