@@ -77,9 +77,8 @@ class Agent:
         self._round: int | None = None
         self._save: Message | None = None
         """Of this round, for workers that are not there yet."""
-        self._came = self._count = 0
-        """Workers of this round that have said that they are there, and that are to come."""
-        self._begun_s = 0.0
+        self._came = 0
+        """Workers of this round that have said that they are there."""
         self._starter: BaseProcess | None = None
         self._seats: dict[int, Seat] = {}
         self._heard_s = self._loop.time()
@@ -179,7 +178,6 @@ class Agent:
     # -- rounds --------------------------------------------------------------------------------
     def _begin(self, message: Message) -> None:
         self._round, self._save, self._came = message.round, None, 0
-        self._count, self._begun_s = message.start.count, self._loop.time()
         own = self._order, message, self._place
         self._starter = starter = FORKSERVER.Process(target=run_round, args=own)
         starter.start()
@@ -189,7 +187,7 @@ class Agent:
         """LocalElasticAgent has come to its end, since all workers have, or one failed."""
         self._loop.remove_reader(starter.sentinel)
         starter.join()
-        if self._round == begun.round and self._came < self._count:
+        if self._round == begun.round and self._came < begun.start.count:
             why = "or another one there was not started: see the log of its agent"
             self._tell(
                 replace(begun, kind="ended", start=None, rank=begun.start.first, failure=why)
@@ -295,9 +293,6 @@ class Agent:
                 self._ended.set()
         elif now - self._heard_s > CUT_OFF_S:
             self._ended.set()
-        limit_s = self._order.start_limit_s
-        if self._came < self._count and now - self._begun_s > limit_s + SLACK_S:
-            self._starter.kill()
         for seat in self._seats.values():
             if not seat.left and is_ending(seat.pid):
                 self._died(seat)
@@ -305,9 +300,10 @@ class Agent:
             seat.stopped_s = (seat.stopped_s or now) if stopped else None
             if stopped and now - seat.stopped_s >= STOPPED_S:
                 self._fail(seat, "is stopped")
-            most_s = STEPS * median(seat.seconds) + SLACK_S if seat.seconds else limit_s
+            most_s, first = self._order.start_limit_s, " before its first step; see --start_limit"
+            if seat.seconds:
+                most_s, first = STEPS * median(seat.seconds) + SLACK_S, ""
             if (silent_s := now - seat.told_s) > most_s:
-                first = "" if seat.seconds else " before its first step; see --start_limit"
                 self._fail(seat, f"has not got on for {silent_s:.0f} s{first}")
 
 
