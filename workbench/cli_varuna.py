@@ -108,7 +108,8 @@ def _train(given: argparse.Namespace) -> int:
     if not script.is_file():
         raise ValueError(f"there is no script {script}")
     order = Order(
-        address=given.manager_ip or address_towards(hosts, print), port=0, token="", host="",
+        address=given.manager_ip or address_towards(hosts, given.machine_list, print),
+        port=0, token="", host="",
         folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
         arguments=tuple(given.arguments), variables=_variables(given.env_file),
         batch=given.batch_size, preload=tuple(filter(None, given.preload.split(","))),

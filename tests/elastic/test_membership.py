@@ -96,7 +96,7 @@ def test_a_host_that_is_silent_at_the_start_is_gone_without() -> None:
     held.after(0.1)
     held.come(A)
     assert [*starts(held.after(70, A))] == [A]
-    assert any(text.startswith(f"{B} is lost: silent") for text in held.said)
+    assert any(text.startswith(f"{B} does not come: silent") for text in held.said)
 
 
 def test_a_silent_host_ends_the_round_and_cannot_commit_any_more() -> None:
@@ -177,6 +177,15 @@ def test_a_job_that_is_stopped_saves_unless_it_is_to_end_at_once(at_once: bool) 
         held.tell(B, "ended", rank=3)
     assert not held.over(A, B)
     assert (held.members.outcome, held.members.round) == ("stopped", None)
+
+
+def test_a_host_that_is_lost_while_a_stopped_job_saves_is_named() -> None:
+    held = Held(A, B)
+    held.begun(A, B)
+    held.step(1, 4)
+    held.members.stop(held.now)
+    assert (A, Message(kind="end", round=1)) in held.after(4.5, A)
+    assert held.said[-1].startswith(f"{B} is lost: silent")
 
 
 def test_a_job_that_is_stopped_twice_or_before_a_step_ends_at_once() -> None:

@@ -110,8 +110,9 @@ class Membership:
         host = self.hosts.get(name)
         if host is None or host.phase == "away":
             return
-        if not host.leaving and self.outcome is None:
-            self._say(f"{name} is lost: {why}")
+        if not host.leaving and (self.outcome is None or self.round is not None):
+            there = host.phase == "ready"
+            self._say(f"{name} {'is lost' if there else 'does not come'}: {why}")
             self._worth.changes.append(now)
             host.retry_s = now + min(LONGEST_RETRY_S, RETRY_S * 2**host.fails)
             host.fails += 1
