@@ -139,7 +139,7 @@ class Manager:
                 for line in self._lines.values():
                     line.write(pack(Message(kind="beat")))
                 await asyncio.sleep(TICK_S)
-            self._say(f"the job ends: {members.outcome}")
+            self._say(f"the job ends: {members.outcome}; logs are in {self._folder}/ssh_logs")
             if members.refused:
                 raise ValueError(members.outcome)
             return members.outcome
@@ -261,7 +261,7 @@ class Manager:
         status = await agent.wait()
         if self._agents.get(host) is agent:
             del self._agents[host]
-            why = f"its agent ended with status {status}, see ssh_logs/agent-{host}.err"
+            why = f"its agent ended with status {status}, see {logs}/agent-{host}.err"
             self._members.lost(host, time.monotonic(), why)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

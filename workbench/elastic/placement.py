@@ -77,7 +77,8 @@ def shares(batch: int, replicas: int) -> tuple[int, ...]:
     ValueError where a replica would have none."""
     if batch < replicas:
         raise ValueError(
-            f"a batch of {batch} is too small for {replicas} replicas, which need a sample each"
+            f"a batch of {batch} is too small for {replicas} replicas, which need a sample each; "
+            "give a larger one, or more stages"
         )
     return tuple(batch // replicas + (each < batch % replicas) for each in range(replicas))
 
