@@ -42,7 +42,7 @@ while step < given.steps and not (given.to / "enough").exists():
     counted.append(step)
     step += 1
     worker.progress(step, 0.05)
-    if worker.save_wanted() and not (given.to / "deaf").exists():
+    if worker.save_wanted() and not (given.to / f"deaf-{given.rank}").exists():
         save()
         worker.leave()
         raise SystemExit
