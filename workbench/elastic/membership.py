@@ -3,7 +3,7 @@
 * A host is lost when its agent goes, or is silent for 4 s. That ends the round, as does a worker
   that dies, stands still or does not get on. A round is over on all its hosts before the next one
   begins: with who is there, from the newest committed checkpoint.
-* Before a host goes (a notice, the list), all workers save and leave.
+* Before a host goes (a notice, the list), and when the job is stopped, workers save and leave.
 * Without a loss, a round gives way to another shape only where that pays.
 * Only the round that runs may commit, and only from hosts that are there.
 * Where shapes are chosen by a profile, the first round that succeeds has the script profile.
@@ -178,7 +178,8 @@ class Membership:
         if ours.step is None:
             since = ours.began_s if self._stepped_s is None else self._stepped_s
             self._worth.costs_s.append(now - since)
-            self._say(f"step {told.step} is done, {now - since:.1f} s after the one before")
+            event = "the one before" if self._stepped_s is not None else "the round began"
+            self._say(f"step {told.step} is done, {now - since:.1f} s after {event}")
         ours.step, self._stepped_s = max(ours.step or 0, told.step), now
         if told.step > self._furthest:
             self._furthest, ours.gains = told.step, True
