@@ -25,6 +25,12 @@ from workbench.elastic.messages import LONGEST, Message, Order, pack
 from workbench.elastic.placement import Shape, address_towards, fixed, in_thread, read_list
 from workbench.methods.varuna.profile import load
 
+ASKS = {
+    "status": "Tell how a job gets on.",
+    "stop": "End a job: its workers save after the step that runs, and --resume goes on with the "
+    "next one. Asked twice, they end at once.",
+    "notice": "Tell a job that a host goes: all save in time, and go on without it.",
+}
 CODES = {"done": 0, "stopped": 130}
 FAILED = 3
 CONNECT = "ssh {host} {command}"
@@ -36,7 +42,7 @@ LISTED, FOLDER, PROFILES = map(Path, ("available_machines.out", "varuna-run", "p
 
 def main(words: Sequence[str]) -> int:
     """Returns the exit code. Raises ValueError for a user's mistake."""
-    if words[:1] in (["status"], ["stop"], ["notice"]):
+    if words and words[0] in ASKS:
         return _ask(words)
     return _train(make_parser().parse_args(words))
 
@@ -45,30 +51,36 @@ def make_parser() -> argparse.ArgumentParser:
     """Flags of a job."""
     parser = Parser(
         prog="workbench varuna",
-        description="Train over hosts that come and go. `workbench varuna status | stop | "
-        "notice HOST [AT]` tell of a job, end it, or tell it that a host goes. Defaults: "
-        f"--machine_list {LISTED}, --profiles {PROFILES}, --folder {FOLDER}, --morph gain. Where "
-        "--nstages and --chunk_size are missing, the script is first run with --profiling=DIR.",
+        description="Run a script on all slots of a list of hosts, which may come and go. "
+        "`workbench varuna status | stop | notice --help` tell of a job that runs.",
     )
     add = parser.add_argument
-    add("--machine_list", type=Path, default=LISTED, metavar="F", help="ADDRESS[:SLOTS] a line")
-    add("--gpus_per_node", type=int, default=4, metavar="G", help="slots of a host (default 4)")
-    add("--batch_size", type=int, required=True, metavar="B", help="samples of a step, of all")
-    add("--nstages", type=int, metavar="P", help="stages; chosen where it is not given")
-    add("--chunk_size", type=int, metavar="M", help="samples of a micro-batch; likewise")
-    add("--profiles", type=Path, default=PROFILES, metavar="DIR", help="by which they are chosen")
-    add("--profiling", action="store_true", help="have the script profile into that, and end")
+    listed = f"file with ADDRESS or ADDRESS:SLOTS a line; it is watched (default {LISTED})"
+    add("--machine_list", type=Path, default=LISTED, metavar="F", help=listed)
+    add("--gpus_per_node", type=int, default=4, metavar="G", help="SLOTS, if not given (default 4)")
+    add("--batch_size", type=int, required=True, metavar="B", help="samples of a step, in all")
+    add("--nstages", type=int, metavar="P", help="pipeline stages (default: by a profile)")
+    add("--chunk_size", type=int, metavar="M", help="samples of a micro-batch; with --nstages")
+    shared = f"folder of the profile, which hosts share (default {PROFILES})"
+    add("--profiles", type=Path, default=PROFILES, metavar="DIR", help=shared)
+    add("--profiling", action="store_true", help="only run the script with --profiling=DIR")
     add("--code_dir", type=Path, default=Path(), metavar="D", help="where the script lies and runs")
-    add("--env_file", type=Path, metavar="E", help=f"lines NAME=VALUE for workers, or {ENV_FILE}")
+    add("--env_file", type=Path, metavar="E", help=f"lines NAME=VALUE for workers ({ENV_FILE})")
     add("--preload", default=PRELOAD, metavar="M,M", help="modules that workers are forked with")
     add("--manager_ip", metavar="A", help="this machine's address (default: towards the hosts)")
-    add("--connect", default=CONNECT, metavar="WORDS", help=f"default {CONNECT!r}; no shell")
-    add("--morph", choices=("always", "gain", "never"), default="gain", help="without a loss")
+    how = f"how a COMMAND is run on a HOST, without a shell (default {CONNECT!r})"
+    add("--connect", default=CONNECT, metavar="WORDS", help=how)
+    when = "change P x D although no host was lost: where that gains (default), always, never"
+    add("--morph", choices=("always", "gain", "never"), default="gain", help=when)
     add("--no_morphing", action="store_true", help="the same as --morph never")
-    add("--horizon", type=float, metavar="S", help="seconds to the next change (default: as seen)")
+    gains = "seconds over which a change is to gain (default: mean time between changes of hosts)"
+    add("--horizon", type=float, metavar="S", help=gains)
+    least = f"seconds a worker may be silent before its first step ({Order.start_limit_s:.0f})"
+    add("--start_limit", type=float, default=Order.start_limit_s, metavar="S", help=least)
     add("--resume", action="store_true", help="go on with the job of the folder")
-    add("--folder", type=Path, default=FOLDER, metavar="DIR", help="logs and state of the job")
-    add("script", type=Path)
+    saved = f"of the job: logs, state, checkpoints; hosts share it (default {FOLDER})"
+    add("--folder", type=Path, default=FOLDER, metavar="DIR", help=saved)
+    add("script", type=Path, help="of Python, for each worker; it gets more flags, such as --rank")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script")
     return parser
 
@@ -77,9 +89,10 @@ def _train(given: argparse.Namespace) -> int:
     for name in ("gpus_per_node", "batch_size", "nstages", "chunk_size"):
         if (value := getattr(given, name)) is not None and value < 1:
             raise ValueError(f"--{name} is {value}; it must be 1 or more")
-    if given.horizon is not None and not 0 < given.horizon < 1e9:
-        raise ValueError(f"--horizon is {given.horizon}; it must be a number of seconds over 0")
-    hosts = read_list(_text(given.machine_list, "the machine list"), given.gpus_per_node)
+    for name in ("horizon", "start_limit"):
+        if (value := getattr(given, name)) is not None and not 0 < value < 1e9:
+            raise ValueError(f"--{name} is {value}; it must be a number of seconds over 0")
+    hosts = read_list(_text(given.machine_list, "--machine_list"), given.gpus_per_node)
     if (given.nstages is None) != (given.chunk_size is None):
         raise ValueError("give both --nstages and --chunk_size, or neither")
     profiles = user_path(given.profiles).resolve()
@@ -99,10 +112,12 @@ def _train(given: argparse.Namespace) -> int:
     if not script.is_file():
         raise ValueError(f"there is no script {script}")
     order = Order(
-        address=given.manager_ip or address_towards(hosts, print), port=0, token="", host="",
+        address=given.manager_ip or address_towards(hosts, given.machine_list, print),
+        port=0, token="", host="",
         folder=str(user_path(given.folder).resolve()), code_dir=str(code_dir), script=str(script),
         arguments=tuple(given.arguments), variables=_variables(given.env_file),
         batch=given.batch_size, preload=tuple(filter(None, given.preload.split(","))),
+        start_limit_s=given.start_limit,
     )  # fmt: skip
     job = Job(
         machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
@@ -133,11 +148,12 @@ def _fastest(batch: int, profiles: Path, slots: int, per_host: int) -> Shape:
     )  # fmt: skip
 
 
-def _text(path: Path, what: str) -> str:
+def _text(path: Path, flag: str) -> str:
     try:
         return user_path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{what} {path} cannot be read: {error}") from None
+        why = getattr(error, "strerror", error)
+        raise ValueError(f"{flag} is {path}, which cannot be read: {why}") from None
 
 
 def _variables(path: Path | None) -> dict[str, str]:
@@ -145,7 +161,7 @@ def _variables(path: Path | None) -> dict[str, str]:
     if path is None and not (path := Path(ENV_FILE)).exists():
         return {}
     found = {}
-    for line in _text(path, "the file of variables").splitlines():
+    for line in _text(path, "--env_file").splitlines():
         if (line := line.strip()) and not line.startswith("#"):
             name, equals, value = line.removeprefix("export ").partition("=")
             if not equals or not name.isidentifier():
@@ -155,32 +171,38 @@ def _variables(path: Path | None) -> dict[str, str]:
 
 
 def _ask(words: Sequence[str]) -> int:
-    parser = Parser(prog=f"workbench varuna {words[0]}")
-    parser.add_argument("verb")
-    if words[0] == "notice":
+    verb, *words = words
+    parser = Parser(prog=f"workbench varuna {verb}", description=ASKS[verb])
+    if verb == "stop":
+        parser.add_argument("--now", action="store_true", help="end at once, without saving")
+    elif verb == "notice":
         parser.add_argument("host", metavar="HOST")
         parser.add_argument(
             "at", nargs="?", default="+0", metavar="AT",
             help="when it goes: +SECONDS, or a time such as 2026-11-27T15:30Z (default: now)",
         )  # fmt: skip
-    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR")
+    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help="of the job")
     given = parser.parse_args(words)
     folder = user_path(given.folder).resolve()
-    if given.verb == "status":
+    if verb == "status":
         _show(folder)
         return 0
     door = _door(folder)
     if door is None:
         raise ValueError(f"no manager serves {folder}")
-    ask = Message(kind=given.verb, token=door.token)
-    if given.verb == "notice":
+    ask = Message(kind=verb, token=door.token)
+    if verb == "notice":
         ask = replace(ask, host=given.host, at=_unix(given.at))
+    elif given.now:
+        ask = replace(ask, kind="end")
     with socket.create_connection((door.address, door.port), timeout=60) as line:
         line.sendall(pack(ask))
         if refused := line.makefile("rb").read(LONGEST).decode():
             raise ValueError(refused)
-    while given.verb == "stop" and _door(folder) is not None:
-        time.sleep(0.05)
+    if verb == "stop":
+        while _door(folder) is not None:
+            time.sleep(0.05)
+        _show(folder)
     return 0
 
 

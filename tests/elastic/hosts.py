@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -93,7 +94,8 @@ class Launched:
 
     def end(self) -> None:
         if self.manager is not None and self.manager.poll() is None:
-            self.manager.terminate()
+            for number in (signal.SIGTERM, signal.SIGINT):  # asked twice, it ends at once
+                self.manager.send_signal(number)
             self.manager.wait(60)
         assert wait_for(lambda: not living(self.seen.values())), "a process is left"
 

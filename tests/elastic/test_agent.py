@@ -67,7 +67,25 @@ def test_a_worker_that_beats_but_does_not_get_on_is_seen(place: Path) -> None:
     asyncio.run(drive())
 
 
-def test_a_stopped_worker_is_seen(place: Path) -> None:
+def test_a_worker_that_is_silent_before_its_first_step_is_seen(place: Path) -> None:
+    async def drive() -> None:
+        agent = Driven(place)
+        seat, worker = agent.seat(os.getpid())
+        limit_s = agent._order.start_limit_s
+        agent._heard_s = seat.told_s + 2 * limit_s
+        agent._look(seat.told_s + limit_s - 1)
+        worker.working()
+        agent._hear(seat)
+        agent._look(seat.told_s + limit_s - 1)
+        assert agent.told == [], "it makes its model, or waits for its turn"
+        agent._look(seat.told_s + limit_s + 1)
+        (told,) = agent.told
+        assert told.failure == "has not got on for 1801 s before its first step; see --start_limit"
+
+    asyncio.run(drive())
+
+
+def test_a_stopped_worker_is_seen_before_its_first_step_too(place: Path) -> None:
     async def drive(pid: int) -> None:
         agent = Driven(place)
         seat, _ = agent.seat(pid)

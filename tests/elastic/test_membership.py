@@ -96,7 +96,7 @@ def test_a_host_that_is_silent_at_the_start_is_gone_without() -> None:
     held.after(0.1)
     held.come(A)
     assert [*starts(held.after(70, A))] == [A]
-    assert any(text.startswith(f"{B} is lost: silent") for text in held.said)
+    assert any(text.startswith(f"{B} does not come: silent") for text in held.said)
 
 
 def test_a_silent_host_ends_the_round_and_cannot_commit_any_more() -> None:
@@ -160,6 +160,44 @@ def test_training_that_ends_is_done_and_a_wanted_save_goes_on() -> None:
     assert held.over(A)
     held.leave(2)
     assert held.members.outcome == "done"
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_job_that_is_stopped_saves_unless_it_is_to_end_at_once(at_once: bool) -> None:
+    held = Held(A, B)
+    held.begun(A, B)
+    held.step(1, 4)
+    held.members.stop(held.now, at_once=at_once)
+    end, told = Message(kind="end", round=1), held.after(0.1, A, B)
+    assert (save(1) in told, (A, end) in told) == (not at_once, at_once)
+    if not at_once:
+        assert held.commit(B, 1)
+        held.leave(3)
+        assert (A, end) not in held.after(100, A, B), "one still saves"
+        held.tell(B, "ended", rank=3)
+    assert not held.over(A, B)
+    assert (held.members.outcome, held.members.round) == ("stopped", None)
+
+
+def test_a_host_that_is_lost_while_a_stopped_job_saves_is_named() -> None:
+    held = Held(A, B)
+    held.begun(A, B)
+    held.step(1, 4)
+    held.members.stop(held.now)
+    assert (A, Message(kind="end", round=1)) in held.after(4.5, A)
+    assert held.said[-1].startswith(f"{B} is lost: silent")
+
+
+def test_a_job_that_is_stopped_twice_or_before_a_step_ends_at_once() -> None:
+    for steps in (0, 1):
+        held = Held(A)
+        held.begun(A)
+        for step in range(steps):
+            held.step(step + 1, 2)
+            held.members.stop(held.now)
+            assert save(1) in held.after(0.1, A)
+        held.members.stop(held.now)
+        assert (A, Message(kind="end", round=1)) in held.after(0.1, A)
 
 
 def test_the_list_shrinks_and_grows() -> None:

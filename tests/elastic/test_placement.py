@@ -35,7 +35,7 @@ def test_shares_are_exact_and_ranks_fill_hosts_in_turn() -> None:
     [
         (["127.0.0.2", "localhost"], "127.0.0.1", []),
         (["127.0.0.2", "far"], "10.0.0.9", []),
-        (["none", "127.0.0.2", "far", "nobody"], "10.0.0.9", ["none"]),
+        (["none", "127.0.0.2", "far", "nobody", "far2"], "10.0.0.9", ["none", "nobody"]),
         (["none", "localhost"], "127.0.0.1", ["none"]),
         (["none", "nobody"], None, []),
     ],
@@ -44,21 +44,25 @@ def test_hosts_without_an_address_are_named_and_others_give_it(
     monkeypatch: pytest.MonkeyPatch, hosts: list[str], address: str | None, lacking: list[str]
 ) -> None:
     def connect(to: tuple[str, int]) -> None:
-        if to[0] != "far":
+        if not to[0].startswith("far"):
             raise socket.gaierror(-2, "Name or service not known")
+        reached.append({"far": "10.0.0.9", "far2": "10.0.1.9"}[to[0]])
 
-    opened, said = MagicMock(), []
+    opened, said, reached = MagicMock(), [], []
     opened.return_value.__exit__.return_value = None
     opened.return_value.__enter__.return_value = MagicMock(
-        connect=connect, getsockname=lambda: ("10.0.0.9", 4711)
+        connect=connect, getsockname=lambda: (reached[-1], 4711)
     )
     monkeypatch.setattr(socket, "socket", opened)
     if address is None:
-        with pytest.raises(ValueError, match="^the host none is .*; the host nobody is .*_ip$"):
-            address_towards(hosts, said.append)
+        with pytest.raises(ValueError, match="^host none of list has .*; host nobody of .*_ip$"):
+            address_towards(hosts, "list", said.append)
     else:
-        assert address_towards(hosts, said.append) == address
-    told = "the host {} is not reached: Name or service not known; the job begins without it"
+        assert address_towards(hosts, "list", said.append) == address
+    told = (
+        "host {} of list has no address (Name or service not known); the job goes on without it, "
+        "unless --connect reaches it"
+    )
     assert said == [told.format(host) for host in lacking]
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -21,20 +22,24 @@ HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "far"]
 """Agents of the first three are started here, that of the last one by a command."""
 
 
+NOTHING = {"step": None, "ranks": {}, "events": [], "committed": None}
+"""State before there is one."""
+
+
 class Run(hosts.Launched):
     """A job of the toy, as a user starts it."""
 
-    def start(self, *flags: str, inside: tuple[str, ...] = ()) -> None:
+    def start(self, *flags: str, inside: tuple[str, ...] = (), every: int = 10) -> None:
         self.launch(
             "--gpus_per_node", 2, "--batch_size", 9, "--nstages", 2, "--preload", "",
             "--chunk_size", 1, "--manager_ip", "127.0.0.1", "--connect",
             "env AT={host} {command}", *flags, TOY, "--steps", 100_000, "--to", self.to,
-            inside=inside,
+            "--every", every, inside=inside,
         )  # fmt: skip
 
     def state(self) -> dict:
         path = self.folder / "state.json"
-        return json.loads(path.read_text()) if path.exists() else {"step": None, "ranks": {}}
+        return json.loads(path.read_text()) if path.exists() else NOTHING
 
     def gets_on(self, *hosts: str, after: int) -> int:
         """Wait for a round after that one in which these hosts count steps; its number."""
@@ -131,6 +136,31 @@ def test_a_job_survives_what_happens_to_it(run: Run, capsys: pytest.CaptureFixtu
     resumed = (run.folder / "varuna_loss.log").read_text().splitlines()
     assert resumed[0] == "resumed to config 2x4 at step 0"
     assert len(resumed) == last
+
+
+def test_a_worker_that_hangs_before_its_first_step_ends_the_round(run: Run) -> None:
+    (run.to / "hang").touch()
+    run.hosts("127.0.0.2")
+    run.start("--start_limit", "1")
+    wait_for(lambda: run.remember() or run.told("has not got on for"))
+    wait_for(lambda: run.remember() or run.told("round 2: "))
+
+
+def test_a_job_that_is_stopped_saves_and_ends_at_once_if_it_is_to(run: Run) -> None:
+    run.hosts("127.0.0.2")
+    run.start(every=10**9)
+    run.gets_on("127.0.0.2", after=0)
+    (run.to / "deaf-1").touch()
+    stop = ["stop", "--folder", str(run.folder)]
+    waits = Thread(target=cli_varuna.main, args=(stop,))
+    waits.start()
+    saved = wait_for(lambda: run.remember() or run.state()["committed"])
+    assert len(json.loads((run.to / "checkpoint.json").read_text())) == saved
+    assert run.told("all save: the job is stopped")
+    assert run.manager.poll() is None, "rank 1 has not left"
+    assert cli_varuna.main([*stop, "--now"]) == 0
+    assert run.manager.wait(240) == 130
+    waits.join()
 
 
 def test_a_script_that_takes_no_profiling_is_told_so(run: Run) -> None:

@@ -13,8 +13,11 @@ for name in ("rank", "local_rank", "chunk_size", "batch-size", "resume_step"):
     parser.add_argument(f"--{name}", type=int)
 parser.add_argument("--stage_to_rank_map")
 parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--every", type=int, default=10)
 parser.add_argument("--to", type=Path, required=True)
 given = parser.parse_args()
+while (given.to / "hang").exists():
+    time.sleep(0.02)
 worker = Worker.join()
 assert worker is not None
 assert worker.rank == given.rank == int(os.environ["RANK"])
@@ -39,11 +42,11 @@ while step < given.steps and not (given.to / "enough").exists():
     counted.append(step)
     step += 1
     worker.progress(step, 0.05)
-    if worker.save_wanted():
+    if worker.save_wanted() and not (given.to / f"deaf-{given.rank}").exists():
         save()
         worker.leave()
         raise SystemExit
-    if step % 10 == 0:
+    if step % given.every == 0:
         save()
 save()
 print("done at", step)

@@ -68,12 +68,33 @@ NO_STACK = "cannot be cut at 'cut': what crosses it must be stacks of samples .*
         (NO_STACK + r"\[B\+1, 4\]", lambda m, x: m.end(m.b(m.cut(torch.cat([m.a(x), x[:1]]))))),
         ("nothing .* before the cut at 'cut'; move it", lambda m, x: m.end(m.b(m.a(m.cut(x))))),
         ("slices 1 to 1 of 3 have no weights .*; use", lambda m, x: m.b(m.end(m.cut(m.a(x)) * 2))),
-        ("leaves something behind that the next one reads, .* then", counted),
+        ("leaves something behind that the next one reads: 'the loss'", counted),
     ],
 )
 def test_modules_that_are_cut_where_they_cannot_be(sentence, through):
     with pytest.raises(ValueError, match=f"^[^\n]*{sentence}[^\n]*$"):
         cut(through)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(1e-4, True), (float("nan"), True), (1e-7, False)])
+def test_slices_with_the_modules_loss_and_other_gradients(share, refused):
+    module = Small(lambda m, x: m.b(m.end(m.cut(m.a(x)))), torch.mean)
+    slices = Slices(module, lambda rows: {"x": torch.arange(4.0 * rows).view(rows, 4) / 8})
+    forward, ran = slices.model.forward, []
+
+    def other(unit, layer, x, ctx):
+        found = forward(unit, layer, x, ctx)
+        (y,) = found if isinstance(found, tuple) else (found,)
+        if unit == 0:
+            ran.append(unit)
+            y.register_hook(lambda gradient: gradient * (1 + share))
+        return found
+
+    slices.model.forward = other
+    sentence = "into slices the module would train otherwise than by itself: 'a.weight' differs"
+    with pytest.raises(ValueError, match=sentence) if refused else nullcontext():
+        check_written(slices, torch.device("cpu"))
+    assert ran
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ CUT_OFF_S, ORPHANED_S = 25.0, 120.0
 GRACE_S, STOPPED_S = 2.0, 2.0
 """Between SIGTERM and SIGKILL; a worker that is stopped for so long stands still."""
 STEPS, SLACK_S = 10, 10.0
-"""A worker does not get on after so many median steps and so many seconds."""
+"""A worker does not get on after so many median steps and so many seconds; before its first step of
+a round, after Order.start_limit_s: only the user knows how long a start may take."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -299,8 +300,11 @@ class Agent:
             seat.stopped_s = (seat.stopped_s or now) if stopped else None
             if stopped and now - seat.stopped_s >= STOPPED_S:
                 self._fail(seat, "is stopped")
-            if seat.seconds and now - seat.told_s > STEPS * median(seat.seconds) + SLACK_S:
-                self._fail(seat, f"has not got on for {now - seat.told_s:.0f} s")
+            most_s, first = self._order.start_limit_s, " before its first step; see --start_limit"
+            if seat.seconds:
+                most_s, first = STEPS * median(seat.seconds) + SLACK_S, ""
+            if (silent_s := now - seat.told_s) > most_s:
+                self._fail(seat, f"has not got on for {silent_s:.0f} s{first}")
 
 
 def end_group(leader: int, number: int) -> None:

@@ -139,7 +139,7 @@ class Manager:
                 for line in self._lines.values():
                     line.write(pack(Message(kind="beat")))
                 await asyncio.sleep(TICK_S)
-            self._say(f"the job ends: {members.outcome}")
+            self._say(f"the job ends: {members.outcome}; logs are in {self._folder}/ssh_logs")
             if members.refused:
                 raise ValueError(members.outcome)
             return members.outcome
@@ -149,8 +149,8 @@ class Manager:
             self._write_state()
             path.unlink(missing_ok=True)
 
-    def _stop(self) -> None:
-        self._members.stop(time.monotonic())
+    def _stop(self, *, at_once: bool = False) -> None:
+        self._members.stop(time.monotonic(), at_once=at_once)
 
     def _say(self, text: str) -> None:
         self._events.append((time.time(), text))
@@ -261,7 +261,7 @@ class Manager:
         status = await agent.wait()
         if self._agents.get(host) is agent:
             del self._agents[host]
-            why = f"its agent ended with status {status}, see ssh_logs/agent-{host}.err"
+            why = f"its agent ended with status {status}, see {logs}/agent-{host}.err"
             self._members.lost(host, time.monotonic(), why)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -288,8 +288,8 @@ class Manager:
 
     def _answer(self, asked: Message) -> str:
         """What is wrong with what a person wants; to an agent that asks, that this is alive."""
-        if asked.kind == "stop":
-            self._stop()
+        if asked.kind in ("stop", "end"):
+            self._stop(at_once=asked.kind == "end")
         elif asked.kind == "notice":
             now = time.monotonic()
             try:

@@ -3,7 +3,7 @@
 * A host is lost when its agent goes, or is silent for 4 s. That ends the round, as does a worker
   that dies, stands still or does not get on. A round is over on all its hosts before the next one
   begins: with who is there, from the newest committed checkpoint.
-* Before a host goes (a notice, the list), all workers save and leave.
+* Before a host goes (a notice, the list), and when the job is stopped, workers save and leave.
 * Without a loss, a round gives way to another shape only where that pays.
 * Only the round that runs may commit, and only from hosts that are there.
 * Where shapes are chosen by a profile, the first round that succeeds has the script profile.
@@ -110,8 +110,9 @@ class Membership:
         host = self.hosts.get(name)
         if host is None or host.phase == "away":
             return
-        if not host.leaving and self.outcome is None:
-            self._say(f"{name} is lost: {why}")
+        if not host.leaving and (self.outcome is None or self.round is not None):
+            there = host.phase == "ready"
+            self._say(f"{name} {'is lost' if there else 'does not come'}: {why}")
             self._worth.changes.append(now)
             host.retry_s = now + min(LONGEST_RETRY_S, RETRY_S * 2**host.fails)
             host.fails += 1
@@ -177,7 +178,8 @@ class Membership:
         if ours.step is None:
             since = ours.began_s if self._stepped_s is None else self._stepped_s
             self._worth.costs_s.append(now - since)
-            self._say(f"step {told.step} is done, {now - since:.1f} s after the one before")
+            event = "the one before" if self._stepped_s is not None else "the round began"
+            self._say(f"step {told.step} is done, {now - since:.1f} s after {event}")
         ours.step, self._stepped_s = max(ours.step or 0, told.step), now
         if told.step > self._furthest:
             self._furthest, ours.gains = told.step, True
@@ -217,11 +219,15 @@ class Membership:
         self.outcome, self.refused = why, True
 
     # -- rounds --------------------------------------------------------------------------------
-    def stop(self, now: float) -> None:
-        """A person ends the job."""
+    def stop(self, now: float, *, at_once: bool = False) -> None:
+        """A person ends the job: all save and leave. Before a step there is nothing to save, and
+        who asks again does not want to wait for it."""
+        at_once |= self.outcome is not None
         self.outcome = self.outcome or "stopped"
-        if self.round is not None:
+        if self.round is not None and (at_once or self.round.step is None):
             self._end(now)
+        elif self.round is not None:
+            self._save("the job is stopped (asked again, it ends at once)", now)
 
     def tick(self, now: float, *, may_begin: bool = True) -> None:
         """Look at the clock, a few times a second, and do what is due."""

@@ -35,6 +35,8 @@ class Order:
     batch: int
     job: str = ""
     """Its id, which its checkpoints name."""
+    start_limit_s: float = 1800.0
+    """Longest silence of a worker before its first step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,8 @@ def shares(batch: int, replicas: int) -> tuple[int, ...]:
     ValueError where a replica would have none."""
     if batch < replicas:
         raise ValueError(
-            f"a batch of {batch} is too small for {replicas} replicas, which need a sample each"
+            f"a batch of {batch} is too small for {replicas} replicas, which need a sample each; "
+            "give a larger one, or more stages"
         )
     return tuple(batch // replicas + (each < batch % replicas) for each in range(replicas))
 
@@ -107,24 +108,23 @@ def is_here(host: str) -> bool:
     return host == "localhost" or host.startswith("127.")
 
 
-def address_towards(hosts: Collection[str], say: Callable[[str], object]) -> str:
-    """This machine's address on the interface by which it reaches the first host that has one.
-    `say` is told of those before it. Raises ValueError where no host has an address."""
-    lacking, address = [], "127.0.0.1"
+def address_towards(hosts: Collection[str], file: object, say: Callable[[str], object]) -> str:
+    """This machine's address on the interface by which it reaches the first of a file's hosts that
+    has an address. `say` is told of those without. Raises ValueError where none has one."""
+    lacking, address = [], ""
     for host in (host for host in hosts if not is_here(host)):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect((host, 9))  # sends nothing
-                address = probe.getsockname()[0]
-                break
+                address = address or probe.getsockname()[0]
             except (OSError, UnicodeError) as error:  # the second is of a name that can be none
                 why = getattr(error, "strerror", error)
-                lacking.append(f"the host {host} is not reached: {why}")
+                lacking.append(f"host {host} of {file} has no address ({why})")
     if len(lacking) == len(hosts):
         raise ValueError(f"{'; '.join(lacking)}; mend the machine list, or give --manager_ip")
     for each in lacking:
-        say(f"{each}; the job begins without it")
-    return address
+        say(f"{each}; the job goes on without it, unless --connect reaches it")
+    return address or "127.0.0.1"
 
 
 def place(shape: Shape, slots: Mapping[str, int]) -> dict[str, range]:

@@ -55,13 +55,19 @@ class Worker:
     def join(cls) -> Self | None:
         """Take part; call it once, in the main thread. From now on SIGUSR1 means that saving is
         wanted. None where this process is no worker of the launcher."""
+        if (worker := cls.here()) is not None:
+            signal.signal(signal.SIGUSR1, worker.on_signal)
+            worker.working()
+        return worker
+
+    @classmethod
+    def here(cls) -> Self | None:
+        """As `join`, for a part of the script that only tells that it gets on."""
         about = json.loads(os.environ.get(AGENT, "null"))
         if about is None or about.pop("pid") != os.getpid():  # a child of a worker is none
             return None
-        line, folder = socket.socket(fileno=about.pop("line")), Path(about.pop("folder"))
-        worker = cls(line, folder=folder, **about)
-        signal.signal(signal.SIGUSR1, worker.on_signal)
-        return worker
+        line = socket.socket(fileno=os.dup(about.pop("line")))
+        return cls(line, folder=Path(about.pop("folder")), **about)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handler of SIGUSR1. A script may set its own instead, and ``signal.getsignal`` tells."""
@@ -82,8 +88,8 @@ class Worker:
         self._tell("step", step=step, seconds=seconds, forward_s=forward_s)
 
     def working(self) -> None:
-        """It gets on with something that is no step: loading, evaluating, saving. Call it now and
-        then where these take longer than ten steps and ten seconds."""
+        """It gets on with something that is no step: making, loading, evaluating, saving. Call it
+        now and then where these take longer than ten steps and ten seconds."""
         self._tell("working")
 
     def may_commit(self, step: int) -> bool:

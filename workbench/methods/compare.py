@@ -11,13 +11,15 @@ own module before the run does.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.model.base import Context, LayeredModel, Part
 from workbench.model.whole import Whole, make_whole
@@ -37,6 +39,10 @@ Rows = Sequence[Tensor]
 """Inputs, the targets last."""
 Seen = dict[str, Tensor]
 """The loss, gradients and statistics after a pass, by their names."""
+Run = Callable[[Context], Seen]
+"""A pass."""
+Far = Callable[[Tensor, Tensor], float]
+"""The relative difference of two tensors that differ; 0 for two that do not."""
 
 
 def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> list[str]:
@@ -54,31 +60,10 @@ def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> 
         "made twice from one seed, the module holds other numbers: {name!r} differs; draw them "
         "from the generators of torch, numpy or Python",
     )
-    states = _generators()
-    wanted = [_by_author(written, rows, first)]
-    before = _attributes(written)
-    wanted.append(_by_author(written, rows, second))
-    _refuse_changes(before, _attributes(written))
-    if _generators() != states:
-        raise ValueError(
-            "the module draws from numpy's or Python's generator in forward passes, which are "
-            "repeated here and would draw other numbers; draw from torch's"
-        )
-    repeated = _by_author(written, rows, first)
-    _same(
-        {name: repeated[name] for name in wanted[0] if not name.startswith(STATISTIC)},
-        wanted[0],
-        "a forward pass of the module leaves something behind that the next one reads: {name!r} is "
-        "another after the same samples ({relative:.0e} relative)" + _suspects(before, written),
-    )
-    for ctx, expected in zip((first, second), wanted, strict=True):
-        _same(
-            _by_layers(layers, rows, ctx),
-            expected,
-            "cut into layers the module would train otherwise than by itself: {name!r} differs "
-            "({relative:.0e} relative); its code reads something that is neither handed from "
-            "module to module nor a parameter or buffer, or hooks gradients between its blocks",
-        )
+    wanted = agree(
+        partial(_by_author, written, rows), partial(_by_layers, layers, rows), (first, second),
+        "layers", module=getattr(written.written, "module", None),
+    )  # fmt: skip
     if len(samples) > 1 and not model.couples and _depends(layers, rows, first, wanted[0]):
         return [
             "samples depend on the others of their micro-batch: a batch that is divided otherwise "
@@ -87,18 +72,78 @@ def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> 
     return []
 
 
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The norm of the difference over the norm; infinite where one is not a number."""
+    if torch.equal(one, other):
+        return 0.0
+    difference = (one.detach().double() - other.detach().double()).norm()
+    norm = float(other.detach().double().norm())
+    found = float(difference) / norm if norm else float("inf")
+    return found if found == found else float("inf")
+
+
+def _far(one: Tensor, other: Tensor) -> float:
+    return relative if (relative := _apart(one, other)) > CLOSE else 0.0
+
+
+def _same(found: Seen, expected: Seen, sentence: str, far: Far = _far) -> None:
+    """Raise ValueError with the sentence for the first tensor that differs."""
+    for name, value in expected.items():
+        if name in found and (relative := far(found[name], value)):
+            told = name.removeprefix(STATISTIC)
+            raise ValueError(sentence.format(name=told, relative=relative))
+
+
+def agree(
+    author: Run, cut: Run, contexts: Sequence[Context], parts: str, *,
+    again: Run | None = None, module: nn.Module | None = None, far: Far = _far,
+) -> list[Seen]:  # fmt: skip
+    """What passes teach that are the module's `author`'s, one in each context. Raises ValueError,
+    one sentence, where those of its `cut` parts teach otherwise, or one leaves something behind for
+    the next: `again` is the author's pass, and may see less; a `module` keeps its attributes."""
+    states, seen, kept = _generators(), [], []
+    for run, ctx in (*((author, ctx) for ctx in contexts), (again or author, contexts[0])):
+        try:
+            seen.append(run(ctx))
+        except ValueError:
+            raise
+        except Exception as error:  # whatever the author's code raises
+            raise ValueError(
+                f"the module fails by itself: {type(error).__name__}: {error}".split("\n")[0]
+            ) from error
+        kept.append(_attributes(module))
+    for before, after in pairwise(kept):
+        _refuse_changes(before, after)
+    if _generators() != states:
+        raise ValueError(
+            "the module draws from numpy's or Python's generator in forward passes, which are "
+            "repeated here and would draw other numbers; draw from torch's"
+        )
+    *wanted, repeated = seen
+    changed = [n for n, value in kept[-1].items() if kept[0].get(n) is not value]
+    _same(
+        {name: value for name, value in repeated.items() if not name.startswith(STATISTIC)},
+        wanted[0],
+        "a forward pass of the module leaves something behind that the next one reads: {name!r} is "
+        "another after the same samples ({relative:.0e} relative)"
+        + (f"; it keeps {', '.join(map(repr, changed[:3]))}" if changed else ""),
+        far,
+    )
+    otherwise = (
+        f"cut into {parts} the module would train otherwise than by itself: {{name!r}} differs "
+        "({relative:.0e} relative); its code reads something that is neither handed from module to "
+        "module nor a parameter or buffer, or hooks gradients between its blocks"
+    )
+    for ctx, expected in zip(contexts, wanted, strict=True):
+        _same(cut(ctx), expected, otherwise, far)
+    return wanted
+
+
 def _by_author(whole: Whole, rows: Rows, ctx: Context) -> Seen:
     """One pass of the module itself."""
     *inputs, targets = (row.clone() for row in rows)
-    try:
-        loss = whole.written(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, ctx)
-        loss.backward()
-    except ValueError:
-        raise
-    except Exception as error:  # whatever the author's code raises
-        raise ValueError(
-            f"the module fails by itself: {type(error).__name__}: {error}".split("\n")[0]
-        ) from error
+    loss = whole.written(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, ctx)
+    loss.backward()
     seen = {LOSS: loss.detach()} | {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in whole.named_parameters()
@@ -191,32 +236,13 @@ def _depends(layers: Whole, rows: Rows, ctx: Context, expected: Seen) -> bool:
     return any(_apart(sums[name], value) > APART for name, value in found)
 
 
-def _same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], sentence: str) -> None:
-    """Raise ValueError with the sentence for the first tensor that differs."""
-    for name, value in expected.items():
-        if name in found and (relative := _apart(found[name], value)) > CLOSE:
-            told = name.removeprefix(STATISTIC)
-            raise ValueError(sentence.format(name=told, relative=relative))
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    """The norm of the difference over the norm; infinite where one is not a number."""
-    if torch.equal(one, other):
-        return 0.0
-    difference = (one.detach().double() - other.detach().double()).norm()
-    norm = float(other.detach().double().norm())
-    found = float(difference) / norm if norm else float("inf")
-    return found if found == found else float("inf")
-
-
 def _generators() -> object:
     name, keys, *rest = np.random.get_state()  # noqa: NPY002  # users draw from it
     return random.getstate(), name, keys.tolist(), rest
 
 
-def _attributes(whole: Whole) -> dict[str, Any]:
+def _attributes(module: nn.Module | None) -> dict[str, Any]:
     """Plain attributes of all submodules, by path, but for whether they train."""
-    module = getattr(whole.written, "module", None)  # a library's decoder is trusted to keep none
     return {
         f"{path}.{name}" if path else name: value
         for path, part in (module.named_modules() if module else ())
@@ -237,9 +263,3 @@ def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
                 f"{value!r}), and passes are repeated and divided here; compute it from what the "
                 "module is given"
             )
-
-
-def _suspects(before: Mapping[str, Any], whole: Whole) -> str:
-    """The attributes that hold something else than before."""
-    changed = [n for n, value in _attributes(whole).items() if before.get(n) is not value]
-    return f"; it keeps {', '.join(map(repr, changed[:3]))}" if changed else ""

@@ -152,11 +152,13 @@ def has_room(nbytes: int) -> bool:
 def in_turn(
     whole: Callable[[], nn.Module], make: Callable[[nn.Module, Any], Made], turn: int,
     everybody: dist.ProcessGroup, says: Callable[[Made], Any] = lambda _: None,
+    busy: Callable[[], object] = int,
 ) -> Made:  # fmt: skip
     """Have a process of each host make the `whole` module and, of it, its own part, and then that
     of the next `turn`; the first rank's turn is 0. Others are told what the first rank `says` of
     its part. Where a host has room for a module in each process, its others make theirs while the
-    first takes its part. Raises ValueError on all processes where one refuses."""
+    first takes its part. Before each turn all say that they are `busy`. Raises ValueError on all
+    processes where one refuses."""
     last, modules, own = torch.tensor(turn), [], []
     dist.all_reduce(last, dist.ReduceOp.MAX, group=everybody)
 
@@ -168,11 +170,14 @@ def in_turn(
         own.append(make(modules.pop() if modules else whole(), told))
         return says(own[0])
 
+    busy()
     nbytes = _as_one(hold, everybody, when=turn == 0)
+    busy()
     early = turn > 0 and has_room(nbytes)
     told = _as_one(hold if early else partial(take, None), everybody, when=early or turn == 0)
     turn = 1 if early else turn
     for now in range(1, int(last) + 1):
+        busy()
         _as_one(partial(take, told), everybody, when=now == turn)
     return own[0]
 

@@ -135,8 +135,8 @@ class Varuna:
         alone = isinstance(model, nn.Module) or (worker is not None and has_room(worker.nbytes))
         turn = 0 if alone else max(0, local_rank)
         turn += self.rank > 0 and not question.cut  # after the first rank, if that is to measure
-        make = partial(question.make, self.rank)
-        own = in_turn(partial(made, model), make, turn, self._everybody, says=attrgetter("cut"))
+        job = partial(made, model), partial(question.make, self.rank), turn, self._everybody
+        own = in_turn(*job, says=attrgetter("cut"), busy=self._lifeline.busy)
         self.stages = own.cut
         """Slices of each stage."""
         self._lifeline.busy()

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from workbench.elastic.worker import Worker
 from workbench.methods.varuna import profile as form
 from workbench.methods.varuna.checkpoints import digest_of
 from workbench.methods.varuna.groups import carrier
@@ -71,6 +72,8 @@ class Profiler:
         if self._per_host < 1:
             raise ValueError(f"gpus_per_node is {gpus_per_node}; it must be 1 or more")
         self._everybody = dist.new_group(backend="gloo")
+        self._busy = getattr(Worker.here(), "working", int)
+        """Tells a launcher, where there is one, that this process gets on."""
 
         def make(
             module: nn.Module, _: None
@@ -89,7 +92,7 @@ class Profiler:
             return own
 
         turn = 0 if isinstance(model, nn.Module) else max(0, local_rank)
-        own = in_turn(partial(made, model), make, turn, self._everybody)
+        own = in_turn(partial(made, model), make, turn, self._everybody, busy=self._busy)
         self._slices, self._learning, self._tied, self.model = own
         """`model`: its name in the profile, with a digest of parameters, inputs and precision."""
         self.machine = form.machine_of(self._device.type)
@@ -146,10 +149,11 @@ class Profiler:
 
     def _measured(self, sizes: Sequence[int]) -> Found:
         """This process's slices, one after the other on its device."""
-        return {
-            unit: measure(
+        found: Found = {}
+        for unit in range(self.rank, self._slices.count, self._world):
+            self._busy()
+            found[unit] = measure(
                 self._slices, unit, self._learning, sizes, self._get_batch,
                 device=self._device, dtype=self._dtype, optimizer=self._optimizer,
-            )
-            for unit in range(self.rank, self._slices.count, self._world)
-        }  # fmt: skip
+            )  # fmt: skip
+        return found

@@ -8,13 +8,13 @@ runs forward once more, which shows whether a pass leaves something behind for t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from workbench.methods.varuna.slices import EXAMPLE, Inputs, Slices, loss_of
+from workbench.methods.compare import LOSS, Seen, agree
+from workbench.methods.varuna.slices import EXAMPLE, Slices, loss_of
 from workbench.model.base import Context
 from workbench.model.drawn import Pass, drawing
 from workbench.model.frozen import held
@@ -25,8 +25,6 @@ SUMS = 100
 """How much more sums may differ, in which much cancels out."""
 ROOM = 4
 """Bytes of a device's free memory for each byte of the weights, for them to be compared there."""
-Prints = dict[str, tuple[float, ...]]
-"""Name -> norm, sum, and sum of every third number of a gradient; of the loss, itself."""
 
 
 def check_written(slices: Slices, device: torch.device) -> None:
@@ -34,79 +32,50 @@ def check_written(slices: Slices, device: torch.device) -> None:
     nbytes = sum(parameter.nbytes for parameter in slices.module.parameters())
     if device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < ROOM * nbytes:
         device = torch.device("cpu")
-    for layer in slices.layers:
-        layer.module.to(device)
-    try:
-        _compare(slices, device)
-    finally:
-        for layer in slices.layers:
-            layer.module.to("cpu")
-
-
-def _compare(slices: Slices, device: torch.device) -> None:
     before = [buffer.clone() for buffer in slices.module.buffers()]
-    ctx = Context(seed=0, step=-1, unit=0, samples=tuple(range(EXAMPLE)))
     given = {
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in slices.example.items()
     }
-    wanted = _prints(slices, _by_author(slices, given, ctx))
-    with torch.no_grad():
-        again = _by_author(slices, given, ctx)().item()
-    (loss,) = wanted["the loss"]
-    if not abs(again - loss) <= CLOSE * max(abs(loss), 1e-12):
-        raise ValueError(
-            "a forward pass of the module leaves something behind that the next one reads, and "
-            f"passes are repeated here: the loss of the same samples was {loss:.6g}, then "
-            f"{again:.6g}; compute it from what the module is given"
-        )
-    found = _prints(slices, _by_slices(slices, given, ctx))
-    for buffer, value in zip(slices.module.buffers(), before, strict=True):
-        buffer.copy_(value)
-    for name, values in wanted.items():
-        norm, here = values[0], found[name][0]
-        close = CLOSE * max(abs(norm), 1e-12)
-        apart = [abs(one - other) for one, other in zip(values, found[name], strict=True)]
-        if not (apart[0] <= close and max(apart) <= close * SUMS):
-            raise ValueError(
-                f"cut into slices the module would train otherwise than by itself: {name} "
-                f"differs ({here:.6g} for {norm:.6g}); its code reads something that is neither "
-                "handed from module to module nor a parameter or buffer"
-            )
 
-
-def _by_author(slices: Slices, given: Inputs, ctx: Context) -> Callable[[], Tensor]:
-    def run() -> Tensor:
+    def author(ctx: Context) -> Tensor:
         with drawing(Pass(ctx, slices.model.draws)), held(slices.module, [*slices.frozen]):
             return loss_of(slices.module(**given), None).float()
 
-    return run
-
-
-def _by_slices(slices: Slices, given: Inputs, ctx: Context) -> Callable[[], Tensor]:
-    def run() -> Tensor:
+    def cut(ctx: Context) -> Tensor:
         x = tuple(given[value.name] for value in slices.layers[0].inputs)
         for layer in slices.layers:
             x = slices.model.forward(layer.index, layer.module, x, replace(ctx, unit=layer.index))
         return x[0] if isinstance(x, tuple) else x
 
-    return run
-
-
-def _prints(slices: Slices, run: Callable[[], Tensor]) -> Prints:
+    for layer in slices.layers:
+        layer.module.to(device)
     try:
-        loss = run()
-    except ValueError:
-        raise
-    except Exception as error:  # whatever the author's code raises
-        raise ValueError(
-            f"the module fails by itself: {type(error).__name__}: {error}".split("\n")[0]
-        ) from error
+        agree(
+            lambda ctx: _prints(slices, author(ctx)), lambda ctx: _prints(slices, cut(ctx)),
+            [Context(seed=0, step=-1, unit=0, samples=tuple(range(EXAMPLE)))], "slices", far=_far,
+            again=torch.no_grad()(lambda ctx: {LOSS: author(ctx).view(1)}),
+        )  # fmt: skip
+        for buffer, value in zip(slices.module.buffers(), before, strict=True):
+            buffer.copy_(value)
+    finally:
+        for layer in slices.layers:
+            layer.module.to("cpu")
+
+
+def _prints(slices: Slices, loss: Tensor) -> Seen:
+    """The loss and, of each gradient, its norm, sum, and sum of every third number."""
     named = {n: p for n, p in slices.module.named_parameters() if p.requires_grad}
-    grads = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
-    found: Prints = {"the loss": (loss.item(),)}
+    found = {LOSS: loss.detach().view(1)}
+    grads = torch.autograd.grad(loss, [*named.values()], materialize_grads=True)
     for name, gradient in zip(named, grads, strict=True):
-        if gradient is not None:
-            sums = gradient.sum(), gradient.flatten()[::3].sum()
-            found[f"the gradient of {name!r}"] = (float(gradient.norm()), *map(float, sums))
+        sums = gradient.norm(), gradient.sum(), gradient.flatten()[::3].sum()
+        found[name] = torch.tensor([*map(float, sums)], dtype=torch.float64)
     return found
+
+
+def _far(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two prints over the norm, where that is too large."""
+    apart = (one.double() - other.double()).abs() / other.abs()[0].clamp(min=1e-12)
+    apart[1:] /= SUMS
+    return 0.0 if (largest := float(apart.max())) <= CLOSE else largest
