@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -90,7 +89,7 @@ class Engine:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
         self._module, self._stages, self._results = model, stages, user_path(results)
-        self._weight_of = weight_of
+        self._weight_of, self._microbatches = weight_of, microbatches
         self._several = microbatches > 1 or stages not in (None, world)
         self._several |= self._row.driven == methods.RANKED
         """Whether a batch is computed in micro-batches, or by replicas."""
@@ -108,15 +107,14 @@ class Engine:
             f"{tier}_memory": parse_bytes(given) if isinstance(given, str) else given
             for tier, given in memory.items()
         } | {
-            "method": method, "options": choose(method, options), "microbatches": microbatches,
-            "dtype": dtype, "device": device, "seed": seed, "clip": clip, "lr": 1.0,
-            "activations": activations,
+            "method": method, "options": choose(method, options), "dtype": dtype,
+            "device": device, "seed": seed, "clip": clip, "lr": 1.0, "activations": activations,
             "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
             "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
             "weight_decay": group["weight_decay"], "group": group,
         }  # fmt: skip
-        common = self._fields | {"method": "plain", "options": None, "batch": microbatches}
-        OutsideRate(**common)  # raises for what is wrong in them
+        parts = {"batch": microbatches, "microbatches": microbatches}
+        OutsideRate(**self._fields | parts | {"method": "plain", "options": None})  # may refuse
         self._folder = TemporaryDirectory(prefix="workbench-engine-")
         self._steps: Steps | None = None
         self._load_from: tuple[Path, int] | None = None
@@ -147,7 +145,7 @@ class Engine:
                 "several parts: give weight_of, such as lambda batch: (batch['labels'] != -100)"
                 ".sum(1)"
             )
-        taken.check_parts(self._fields["microbatches"])
+        taken.check_parts(self._microbatches)
         if self._steps is None:
             with generators(self._fields["seed"]):  # the user's are left as they were
                 self._begin(taken, loss_fn)
@@ -164,18 +162,14 @@ class Engine:
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
         weighs = self._weight_of is not None
         objective = Objective(self._module, loss_fn, first, weighs=weighs, no_decay=self._no_decay)
-        fields = dict(self._fields)
-        if self._row.driven == methods.RANKED and (parts := fields["microbatches"]) > 1:
-            size = -(-first.rows // parts)  # which is how these methods divide it
-            divided = replace(fields["options"], forward_size=size, backward_size=size)
-            fields |= {"microbatches": 1, "options": divided}
         shape = ModelSpec(
             family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
         task = Task(
-            spec=OutsideRate(**fields, batch=first.rows, model=shape), objective=objective,
-            first=first, results=self._results, folder=Path(self._folder.name), stages=self._stages,
+            spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
+            microbatches=self._microbatches, objective=objective, first=first,
+            results=self._results, folder=Path(self._folder.name), stages=self._stages,
             weight_of=self._weight_of,
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)

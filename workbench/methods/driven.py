@@ -70,6 +70,8 @@ class Task:
     """A user's training; its spec has the batch of this process, and a model without layers."""
 
     spec: OutsideRate
+    microbatches: int
+    """Parts of that batch, which a method's own spec may say otherwise."""
     objective: Objective
     first: Batch
     results: Path
@@ -96,7 +98,8 @@ class InOneProcess(Steps):
         self._handed = Handed(task.first, model)
         check_layers(model, self._handed, spec)
         shape = replace(spec.model, layers=max(1, model.layers))
-        self._whole = make(replace(spec, model=shape), model, Draws(self._handed, spec.batch))
+        spec = replace(spec, model=shape, microbatches=task.microbatches)
+        self._whole = make(spec, model, Draws(self._handed, spec.batch))
         weights.clear()  # they have been copied
 
     @property

@@ -149,7 +149,7 @@ class Ranked(Steps):
         """Plan and make all that is shared; what the others need to know of it."""
         batches = Draws(Handed(task.first, self._model), task.spec.batch)
         check_layers(self._model, batches.data, task.spec)
-        schedule = self._plan(self._spec, batches, task.first.rows, task.results)
+        schedule = self._plan(self._spec, batches, task)
         check_runs(self._spec, schedule, self._model, self._layouts)
         places = (*task.first.tensors, task.first.weights)
         nbytes = PAGE + sum(self._ranks * place.nbytes + PAGE for place in places)
@@ -169,19 +169,21 @@ class Ranked(Steps):
             "folder": str(task.folder),
         }  # fmt: skip
 
-    def _plan(self, spec: OutsideRate, batches: Draws, rows: int, results: Path) -> Schedule:
+    def _plan(self, spec: OutsideRate, batches: Draws, task: Task) -> Schedule:
         """The schedule of the spec's method. A micro-batch has at most the rows of a process, and
         all of them where samples depend on each other and nobody asked for fewer."""
         model: Decomposed = self._model
-        if model.couples and not pinned_sizes(spec):
-            sizes = replace(spec.options, forward_size=rows, backward_size=rows)
+        rows, parts = task.first.rows, task.microbatches
+        if parts > 1 or (model.couples and not pinned_sizes(spec)):
+            size = -(-rows // parts)
+            sizes = replace(spec.options, forward_size=size, backward_size=size)
             spec = replace(spec, options=sizes)
         spec = replace(spec, model=Made(**asdict(spec.model), model=lambda: model))
         limits = Limits(smallest=1, forward=rows, backward=rows)
         profiles = up_to_room(
             sizes_of(spec, limits),
             lambda size: replace(
-                profile_of(spec, model, batches.rows(range(size)), results), limits=limits
+                profile_of(spec, model, batches.rows(range(size)), task.results), limits=limits
             ),
         )
         return methods.load(spec.method).plan_sizes(spec, profiles).schedule

@@ -56,7 +56,7 @@ class Pipelined(Steps):
         try:
             self._model = Varuna(
                 objective, str(StageMap.of(stages, world // stages)), first.named,
-                int(rows) // stages, -(-spec.batch // spec.microbatches), local_rank=local,
+                int(rows) // stages, -(-spec.batch // task.microbatches), local_rank=local,
                 device=device, bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
                 weight_of=weigh,
             )  # fmt: skip
