@@ -435,6 +435,8 @@ def test_two_ranks_go_on_with_statistics_masks_and_weights_of_bf16(
         ("pp-swap", "closed", "RankFailed: another rank has closed its engine, in step 2"),
         ("harmony-pp", "fewer", "ValueError: the processes have different numbers of rows"),
         ("harmony-pp", "stages", "ValueError: stages is 2; leave it out"),
+        ("dp-swap", "small", "DoesNotFit: "),
+        ("harmony-pp", "lacks", "OutOfMemory: the host tier is out of memory: all needs 9 B"),
     ],
 )
 def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
@@ -442,3 +444,5 @@ def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
     with Workers() as workers:
         told = workers.run("failing", stages=1, replicas=2, method=method, results=results, how=how)
     assert told[0]["said"].startswith(words), told
+    if how in ("fewer", "stages", "small", "lacks"):  # before there is anything to train
+        assert told[1] == told[0]

@@ -259,12 +259,20 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
     third step, in some way, and stays until the first has heard of it."""
     from tests.methods import test_engine as user
     from workbench import Engine
+    from workbench.methods.ranks_driven import RankHost
+    from workbench.runtime.tiers import OutOfMemory
 
     def fails(action, step) -> None:
         raise OSError("no such luck")
 
+    def lacks(*_, **__) -> None:
+        raise OutOfMemory(tier="host", what="all", asked=9, in_use=0, budget=None)
+
     rank, said, heard = dist.get_rank(), "nothing", Path(results, f"heard-{method}-{how}")
     given = {"method": method, "device": "cpu", "stages": 2 if how == "stages" else None}
+    given["device_memory"] = "1KiB" if how == "small" else None
+    if how == "lacks":
+        RankHost.__init__ = lacks
     with Engine(user.net(), {"lr": user.LR}, results=results, **given) as engine:
         for number, batch in enumerate(user.batches(4, rows=2 - (rank and how == "fewer"))):
             if rank and number == 2:
