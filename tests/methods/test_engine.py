@@ -433,6 +433,7 @@ def test_two_ranks_go_on_with_statistics_masks_and_weights_of_bf16(
         ("harmony-dp", "raises", "RankFailed: rank 1: no such luck"),
         ("harmony-pp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
         ("pp-swap", "closed", "RankFailed: another rank has closed its engine, in step 2"),
+        ("harmony-dp", "stopped", "RankFailed: rank 1: it is stopped, and has not"),
         ("harmony-pp", "fewer", "ValueError: the processes have different numbers of rows"),
         ("harmony-pp", "stages", "ValueError: stages is 2; leave it out"),
         ("dp-swap", "small", "DoesNotFit: "),
@@ -444,5 +445,6 @@ def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
     with Workers() as workers:
         told = workers.run("failing", stages=1, replicas=2, method=method, results=results, how=how)
     assert told[0]["said"].startswith(words), told
+    assert how != "stopped" or told[0]["said"].endswith("in step 2"), told
     if how in ("fewer", "stages", "small", "lacks"):  # before there is anything to train
         assert told[1] == told[0]

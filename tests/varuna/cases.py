@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -255,14 +256,16 @@ def driven(
 
 
 def failing(stages: int, replicas: int, method: str, results: str, how: str) -> dict:
-    """Words of the error that ends an engine's step on a rank, where the last one fails in its
-    third step, in some way, and stays until the first has heard of it."""
+    """Words of the error that ends an engine's step on a rank, where the last one is late for its
+    second step, fails in its third, in some way, and stays until the first has heard of it."""
     from tests.methods import test_engine as user
     from workbench import Engine
-    from workbench.methods.ranks_driven import RankHost
+    from workbench.methods import ranks_driven
     from workbench.runtime.tiers import OutOfMemory
 
     def fails(action, step) -> None:
+        if how == "stopped":
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before it goes on
         raise OSError("no such luck")
 
     def lacks(*_, **__) -> None:
@@ -272,9 +275,13 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
     given = {"method": method, "device": "cpu", "stages": 2 if how == "stages" else None}
     given["device_memory"] = "1KiB" if how == "small" else None
     if how == "lacks":
-        RankHost.__init__ = lacks
+        ranks_driven.RankHost.__init__ = lacks
+    ranks_driven.STOPPED_S = 0.5
+    dist.all_gather_object(pids := [0, 0], os.getpid())
     with Engine(user.net(), {"lr": user.LR}, results=results, **given) as engine:
         for number, batch in enumerate(user.batches(4, rows=2 - (rank and how == "fewer"))):
+            if rank and number == 1 and how == "stopped":
+                time.sleep(3 * ranks_driven.STOPPED_S)
             if rank and number == 2:
                 if how == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -288,6 +295,8 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
                 break
     if rank == 0:
         heard.touch()
+        if how == "stopped":
+            os.kill(pids[1], signal.SIGCONT)
     while not heard.exists():
         time.sleep(0.01)
     return {"said": said}
