@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
+from workbench.core.files import TemporaryFolder
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
@@ -115,7 +115,7 @@ class Engine:
         }  # fmt: skip
         parts = {"batch": microbatches, "microbatches": microbatches}
         OutsideRate(**self._fields | parts | {"method": "plain", "options": None})  # may refuse
-        self._folder = TemporaryDirectory(prefix="workbench-engine-")
+        self._folder = TemporaryFolder("workbench-engine")
         self._steps: Steps | None = None
         self._load_from: tuple[Path, int] | None = None
         """Checkpoints to go on from with the first step, and the steps of the newest."""
@@ -169,7 +169,7 @@ class Engine:
         task = Task(
             spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
             microbatches=self._microbatches, objective=objective, first=first,
-            results=self._results, folder=Path(self._folder.name), stages=self._stages,
+            results=self._results, folder=self._folder.path, stages=self._stages,
             weight_of=self._weight_of,
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)
@@ -234,7 +234,7 @@ class Engine:
         if self._steps is not None:
             self._steps.close()
             self._steps = None
-        self._folder.cleanup()
+        self._folder.close()
 
     def __enter__(self) -> Self:
         return self

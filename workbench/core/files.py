@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -94,3 +97,37 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class TemporaryFolder:
+    """A folder for as long as this object, or its process, is there. One that a killed process left
+    goes when its user makes the next."""
+
+    def __init__(self, kind: str) -> None:
+        """`kind` begins the names of all that are swept together."""
+        kind = f"{kind}-{os.getuid()}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{kind}*"):
+            with suppress(OSError), _locked(left) as lock:
+                if os.fstat(lock.fd).st_uid == os.getuid():
+                    shutil.rmtree(left)
+        made = Path(tempfile.mkdtemp(prefix=f".{kind}"))
+        lock = _locked(made)
+        self.path = made.rename(made.with_name(made.name[1:]))  # nobody sees it without its lock
+        self.close = weakref.finalize(self, _remove, self.path, lock)
+        """Removes it; does nothing the second time."""
+
+
+def _locked(folder: Path) -> FileLock:
+    """A folder's own lock. Raises OSError while another process has it."""
+    lock = FileLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    try:
+        fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.release()
+        raise
+    return lock
+
+
+def _remove(folder: Path, lock: FileLock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
