@@ -294,6 +294,29 @@ def test_a_budget_is_kept_statistics_are_torchs_and_masks_are_everybodys(engine)
     assert found["plain"][1]["1.1.num_batches_tracked"] == 2 * len(data)
 
 
+def test_batchnorm_in_bf16_is_torchs_under_autocast(engine) -> None:
+    """But for the weights, which autocast does not round; all else is a rounding apart."""
+    module, data = normed(rows=32)
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0  # torch draws other masks
+    theirs, losses, wanted = copy.deepcopy(module), [], []
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR)
+    with engine("plain", module, clip=None, dtype="bf16") as made:
+        for pair in data[:3]:
+            losses.append(made.step(pair, distance))
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = distance(theirs(pair[0]), pair)
+            loss.backward()
+            optimizer.step()
+            wanted.append(loss.item())
+        found = made.state_dict()
+    assert losses == pytest.approx(wanted, rel=0.02)
+    for name, value in theirs.named_buffers():
+        torch.testing.assert_close(found[name], value, rtol=0.02, atol=0.02)
+
+
 class Choosing(Net):
     def forward(self, tokens: Tensor) -> Tensor:
         return super().forward(tokens[tokens[:, 0] > 3])
