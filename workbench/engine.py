@@ -74,13 +74,14 @@ class Engine:
         is that of random numbers in forward passes. `results` is where measurements of this machine
         are kept. `options` are the method's own. Where torchrun has started several processes, each
         makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
-        all, and pass equal rows. Harmony and the swapping methods divide the model themselves.
+        all, and pass equal rows. Harmony, the swapping methods and fsdp divide it themselves.
 
         Raises ValueError, one sentence, for what cannot be trained so."""
         self._row, world = methods.find(method), int(os.environ.get("WORLD_SIZE", 1))
-        if not self._row.driven or (world > 1 and not self._row.parallel):
+        if not self._row.driven or (world > 1 and not (self._row.parallel or self._row.sharded)):
             able = [m for m in methods.known().values() if m.driven]
-            alone, several = ([m.name for m in able if m.parallel == many] for many in (0, 1))
+            alone = [m.name for m in able if not m.parallel]
+            several = [m.name for m in able if m.parallel or m.sharded]
             raise ValueError(
                 f"{method} takes no steps of one's own loop in {world} process"
                 f"{'es' * (world > 1)}; {', '.join(alone)} do in one, and {', '.join(several)} in "
@@ -91,7 +92,7 @@ class Engine:
         self._module, self._stages, self._results = model, stages, user_path(results)
         self._weight_of, self._microbatches = weight_of, microbatches
         self._several = microbatches > 1 or stages not in (None, world)
-        self._several |= self._row.driven == methods.RANKED
+        self._several |= self._row.driven == methods.RANKED or (world > 1 and self._row.sharded)
         """Whether a batch is computed in micro-batches, or by replicas."""
         config = dict(optimizer_config)
         groups = config.pop("params", None)

@@ -66,9 +66,9 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def net() -> Net:
+def net(*, frozen: bool = True) -> Net:
     torch.manual_seed(0)
-    return Net()
+    return Net() if frozen else Net().requires_grad_(True)
 
 
 def batches(
@@ -104,9 +104,11 @@ def warmed(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSched
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 5))
 
 
-def torchs(groups: Callable | None = None, **how) -> tuple[list[float], dict[str, Tensor]]:
+def torchs(
+    groups: Callable | None = None, *, frozen: bool = True, **how
+) -> tuple[list[float], dict[str, Tensor]]:
     """The loop that anybody would write."""
-    module, losses = net(), []
+    module, losses = net(frozen=frozen), []
     optimizer = torch.optim.AdamW((groups or nn.Module.parameters)(module), lr=LR)
     scheduler = warmed(optimizer)
     for batch in batches(**how):
@@ -217,8 +219,8 @@ def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:
 
 
 def test_what_fsdp_trains_is_torchs_and_goes_on_under_stronghold(engine, tmp_path) -> None:
-    wanted, weights = torchs(lambda module: module.requires_grad_(True).parameters(), steps=10)
-    losses, module = [], net().requires_grad_(True)
+    wanted, weights = torchs(frozen=False, steps=10)
+    losses, module = [], net(frozen=False)
     others = torch.distributed.is_initialized()  # a group of a test before is used, and stays
     for method, part in (("fsdp", slice(5)), ("stronghold", slice(5, 10))):
         with engine(method, module, microbatches=2) as made:
@@ -234,7 +236,7 @@ def test_what_fsdp_trains_is_torchs_and_goes_on_under_stronghold(engine, tmp_pat
         assert torch.distributed.is_initialized() == others
     assert losses == pytest.approx(wanted, rel=1e-6)
     near(found, weights)
-    twice, normed = net().requires_grad_(True), net().requires_grad_(True)
+    twice, normed = net(frozen=False), net(frozen=False)
     twice.blocks[3].inner.weight = twice.blocks[1].inner.weight
     normed.blocks[2].norm = nn.BatchNorm1d(6)
     for words, wrong in {
@@ -406,18 +408,20 @@ def test_two_processes_train_it_as_one_does(stages, replicas) -> None:
         near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)
 
 
-@pytest.mark.parametrize("method", RANKED)
+@pytest.mark.parametrize("method", [*RANKED, "fsdp"])
 def test_ranks_train_it_and_one_process_goes_on(engine, tmp_path, method) -> None:
-    wanted, weights = torchs(in_groups, padded=True)
+    frozen = method != "fsdp"
+    wanted, weights = torchs(in_groups, frozen=frozen, padded=True)
     how = {"method": method, "save": str(tmp_path), "results": str(engine.args[0])}
+    how |= RANKED.get(method, {"microbatches": 2})
     ranks = 4 if method == "dp-swap" else 2  # the middle ones' labels are not the others' first
     with Workers() as workers:
-        told = workers.run("driven", stages=1, replicas=ranks, **how, **RANKED[method])
+        told = workers.run("driven", stages=1, replicas=ranks, **how)
     for one in told:
         assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
         near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)
         assert not one["left"]
-    module, half = net(), STEPS // 2
+    module, half = net(frozen=frozen), STEPS // 2
     config = {"lr": LR, "params": in_groups(module)}
     with engine("plain", module, config, weight_of=labels_of) as made:
         assert made.load(tmp_path) == half
@@ -426,13 +430,15 @@ def test_ranks_train_it_and_one_process_goes_on(engine, tmp_path, method) -> Non
     assert later == pytest.approx(wanted[half:], rel=1e-6)
 
 
-@pytest.mark.parametrize("method", ["harmony-pp", "harmony-dp"])
+@pytest.mark.parametrize("method", ["harmony-pp", "harmony-dp", "fsdp"])
 def test_two_ranks_go_on_with_statistics_masks_and_weights_of_bf16(
     engine, tmp_path, method
 ) -> None:
-    """With BatchNorm a micro-batch has the rows of a process unless told; bf16 is without."""
-    for dtype, near_by in (("fp32", 1e-6), ("bf16", 2e-3)):
-        (module, data), losses, kept = normed(dtype == "fp32"), [], tmp_path / dtype
+    """With BatchNorm a micro-batch has the rows of a process unless told; bf16 is without, and
+    fsdp, whose sums of bf16 are fp32."""
+    own = method == "fsdp"
+    for dtype, near_by in (("fp32", 1e-6), ("bf16", 2e-3))[: 1 if own else 2]:
+        (module, data), losses, kept = normed(dtype == "fp32" and not own), [], tmp_path / dtype
         with engine("plain", module, microbatches=2, dtype=dtype) as made:
             for pair in data:
                 losses.append(made.step(pair, distance))

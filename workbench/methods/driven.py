@@ -8,6 +8,7 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,8 +93,10 @@ class InOneProcess(Steps):
         spec = task.spec
         if task.stages is not None:
             raise ValueError(
-                f"stages is {task.stages}; leave it out, {spec.method} trains in one process"
+                f"stages is {task.stages}; leave it out, {spec.method} has no pipeline"
             )
+        self.ends = ExitStack()
+        """Closed with the training."""
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
         check_layers(model, self._handed, spec)
@@ -132,6 +135,7 @@ class InOneProcess(Steps):
 
     def close(self) -> None:
         self._whole.close()
+        self.ends.close()
 
 
 def planned(task: Task) -> Steps:
