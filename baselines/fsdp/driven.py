@@ -45,10 +45,8 @@ def driven(task: Task) -> Steps:
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
         device = device_of(-1, int(os.environ["LOCAL_RANK"]))
     with ExitStack() as ends:
-        if not dist.is_initialized():
-            join(device)
-            if dist.get_world_size() == 1:  # several could not join a second time: theirs stays
-                ends.callback(dist.destroy_process_group)
+        if join(device):
+            ends.callback(dist.destroy_process_group)
         if dist.get_world_size() > 1:
             gloo = dist.new_group(backend="gloo", timeout=PATIENCE)
             ends.callback(dist.destroy_process_group, gloo)

@@ -89,11 +89,9 @@ class Ranked(Steps):
             raise
 
     def _begin(self, task: Task) -> None:
-        found = dist.is_initialized()
-        join(self._device)
-        self._number, self._ranks = dist.get_rank(), dist.get_world_size()
-        if not found and self._ranks == 1:  # several could not join a second time: theirs stays
+        if join(self._device):
             self._ends.callback(dist.destroy_process_group)
+        self._number, self._ranks = dist.get_rank(), dist.get_world_size()
         self._control = self._sums = self._group("gloo")
         if self._device.type == "cuda":
             self._sums = self._group("nccl")

@@ -65,16 +65,18 @@ def device_of(device: int | str | torch.device, local_rank: int) -> torch.device
     return found
 
 
-def join(device: torch.device) -> None:
-    """Join the world that the environment names, unless the script has; without one, that
-    of this process alone, which listens on loopback only."""
+def join(device: torch.device) -> bool:
+    """Join the world that the environment names, unless the script has; without one, that of this
+    process alone, which listens on loopback only. Returns whether to leave it in the end: several
+    processes could not join a second time, theirs stays."""
     if dist.is_initialized():
-        return
+        return False
     if "RANK" in os.environ:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
     else:
         loopback.join(device, patience=PATIENCE)
+    return dist.get_world_size() == 1
 
 
 def as_one(do: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
