@@ -13,6 +13,9 @@ from baselines.common import micro_batches, named_units, now_s
 class Stepping:
     """Steps of one module that torch passes, between what a subclass makes, updates and saves."""
 
+    share = 1.0
+    """Weight of the rows here in the step's mean loss, where others have more: 1 on the mean."""
+
     def run(self) -> None:
         """All steps that are left."""
         spec, first = self.spec, self.resume()
@@ -43,7 +46,7 @@ class Stepping:
         spec, total = self.spec, torch.zeros((), device=self.device)
         parts = micro_batches(self.batches, spec, step, self.device, self.model)
         for tokens, targets, samples, weight in parts:
-            loss = self.whole(tokens, targets, step=step, samples=samples) * weight
+            loss = self.whole(tokens, targets, step=step, samples=samples) * (weight * self.share)
             (loss / spec.microbatches).backward()
             total += loss.detach()
         norm = self._update(spec.learning_rate(step))

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import torch
@@ -26,6 +24,7 @@ from torch import Tensor, nn
 
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
+from workbench.core.files import TemporaryFolder
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
@@ -76,13 +75,14 @@ class Engine:
         is that of random numbers in forward passes. `results` is where measurements of this machine
         are kept. `options` are the method's own. Where torchrun has started several processes, each
         makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
-        all, and pass equal rows. Harmony and the swapping methods divide the model themselves.
+        all, and pass equal rows. Harmony, the swapping methods and fsdp divide it themselves.
 
         Raises ValueError, one sentence, for what cannot be trained so."""
         self._row, world = methods.find(method), int(os.environ.get("WORLD_SIZE", 1))
-        if not self._row.driven or (world > 1 and not self._row.parallel):
+        if not self._row.driven or (world > 1 and not (self._row.parallel or self._row.sharded)):
             able = [m for m in methods.known().values() if m.driven]
-            alone, several = ([m.name for m in able if m.parallel == many] for many in (0, 1))
+            alone = [m.name for m in able if not m.parallel]
+            several = [m.name for m in able if m.parallel or m.sharded]
             raise ValueError(
                 f"{method} takes no steps of one's own loop in {world} process"
                 f"{'es' * (world > 1)}; {', '.join(alone)} do in one, and {', '.join(several)} in "
@@ -91,9 +91,9 @@ class Engine:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
         self._module, self._stages, self._results = model, stages, user_path(results)
-        self._weight_of = weight_of
+        self._weight_of, self._microbatches = weight_of, microbatches
         self._several = microbatches > 1 or stages not in (None, world)
-        self._several |= self._row.driven == methods.RANKED
+        self._several |= self._row.driven == methods.RANKED or (world > 1 and self._row.sharded)
         """Whether a batch is computed in micro-batches, or by replicas."""
         config = dict(optimizer_config)
         groups = config.pop("params", None)
@@ -109,16 +109,15 @@ class Engine:
             f"{tier}_memory": parse_bytes(given) if isinstance(given, str) else given
             for tier, given in memory.items()
         } | {
-            "method": method, "options": choose(method, options), "microbatches": microbatches,
-            "dtype": dtype, "device": device, "seed": seed, "clip": clip, "lr": 1.0,
-            "activations": activations,
+            "method": method, "options": choose(method, options), "dtype": dtype,
+            "device": device, "seed": seed, "clip": clip, "lr": 1.0, "activations": activations,
             "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
             "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
             "weight_decay": group["weight_decay"], "group": group,
         }  # fmt: skip
-        common = self._fields | {"method": "plain", "options": None, "batch": microbatches}
-        OutsideRate(**common)  # raises for what is wrong in them
-        self._folder = TemporaryDirectory(prefix="workbench-engine-")
+        parts = {"batch": microbatches, "microbatches": microbatches}
+        OutsideRate(**self._fields | parts | {"method": "plain", "options": None})  # may refuse
+        self._folder = TemporaryFolder("workbench-engine")
         self._steps: Steps | None = None
         self._load_from: tuple[Path, int] | None = None
         """Checkpoints to go on from with the first step, and the steps of the newest."""
@@ -148,7 +147,7 @@ class Engine:
                 "several parts: give weight_of, such as lambda batch: (batch['labels'] != -100)"
                 ".sum(1)"
             )
-        taken.check_parts(self._fields["microbatches"])
+        taken.check_parts(self._microbatches)
         if self._steps is None:
             with generators(self._fields["seed"]):  # the user's are left as they were
                 self._begin(taken, loss_fn)
@@ -166,18 +165,14 @@ class Engine:
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
         weighs = self._weight_of is not None
         objective = Objective(self._module, loss_fn, first, weighs=weighs, no_decay=self._no_decay)
-        fields = dict(self._fields)
-        if self._row.driven == methods.RANKED and (parts := fields["microbatches"]) > 1:
-            size = -(-first.rows // parts)  # which is how these methods divide it
-            divided = replace(fields["options"], forward_size=size, backward_size=size)
-            fields |= {"microbatches": 1, "options": divided}
         shape = ModelSpec(
             family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
         task = Task(
-            spec=OutsideRate(**fields, batch=first.rows, model=shape), objective=objective,
-            first=first, results=self._results, folder=Path(self._folder.name), stages=self._stages,
+            spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
+            microbatches=self._microbatches, objective=objective, first=first,
+            results=self._results, folder=self._folder.path, stages=self._stages,
             weight_of=self._weight_of,
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)
@@ -240,7 +235,7 @@ class Engine:
         if self._steps is not None:
             self._steps.close()
             self._steps = None
-        self._folder.cleanup()
+        self._folder.close()
 
     def __enter__(self) -> Self:
         return self

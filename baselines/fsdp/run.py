@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,12 @@ from baselines.stepping import Stepping
 from baselines.transfer_counter import TransferCounter
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter, Untold
+from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.driven import InOneProcess, Steps, Task
 from workbench.methods.history import History
 from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, set_parameter
-from workbench.model.keyed import norms_in
-from workbench.model.modules import Decomposed
-from workbench.model.objective import PREFIX
 from workbench.model.text import Batches
 from workbench.model.whole import Whole
 from workbench.runtime.loopback import join
@@ -67,45 +63,6 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         run = Training(spec, report, folder)
         run.run()
         return run.outcome()
-
-
-def driven(task: Task) -> Steps:
-    """Steps that a user's loop asks for; a process group that is there already is used. Raises
-    ValueError for what FSDP2 does not offer."""
-    refuse(task.spec)
-
-    def make(spec: RunSpec, *given: Any) -> Training:
-        refuse_module(given[0])
-        with ExitStack() as group:
-            if not distributed.is_initialized():
-                group.enter_context(single_rank(resolve_device(spec.device)))
-            run = Training(spec, Untold(), task.folder, given=given)
-            run.group = group.pop_all()
-            return run
-
-    return InOneProcess(task, make)
-
-
-def refuse_module(model: Decomposed) -> None:
-    """Raise ValueError for a module of whose weights some are not trained or are in several blocks,
-    or that has BatchNorm."""
-    for unit in range(model.num_units):
-        for name in model.shapes(unit):
-            full = model.state_name(unit, name).removeprefix(PREFIX)
-            if not model.learns(unit, name):
-                raise ValueError(
-                    f"{full} is not trained; fsdp trains all parameters, use plain or stronghold"
-                )
-    for (unit, name), (owner, _) in model.tied().items():
-        if (owner, unit) != (0, model.head):
-            raise ValueError(
-                f"{model.state_name(unit, name).removeprefix(PREFIX)} is in layers {owner} and "
-                f"{unit}; fsdp shares weights of the first and the last layer alone, use plain or "
-                "stronghold"
-            )
-    for unit in range(model.num_units):
-        if norms_in(model.build(unit, seed=0, device="meta")):
-            raise ValueError("the model has BatchNorm; fsdp does not train it, use plain")
 
 
 def refuse(spec: RunSpec) -> None:
@@ -135,6 +92,8 @@ def single_rank(device: torch.device) -> Iterator[None]:
 class Training(Stepping):
     """One training by FSDP2, inside a process group."""
 
+    norm_of = staticmethod(global_norm)
+
     def __init__(
         self,
         spec: RunSpec,
@@ -144,8 +103,6 @@ class Training(Stepping):
         given: tuple[LayeredModel, Batches] | None = None,
     ) -> None:
         """`given`: a model and data that the spec does not name."""
-        self.group = ExitStack()
-        """Process group that ends with the training, where it has one."""
         self.spec, self.report, self.folder = spec, report, folder
         self.device = resolve_device(spec.device)
         self.on_gpu = self.device.type == "cuda"
@@ -218,7 +175,7 @@ class Training(Stepping):
         for parameter, master in self.masters.items():
             assert parameter.to_local().data_ptr() == master.data_ptr()
             master.grad, parameter.grad = parameter.grad.to_local(), None
-        norm = global_norm([master.grad for master in self.masters.values()])
+        norm = self.norm_of([master.grad for master in self.masters.values()])
         self.optimizer.step(lr, norm)
         return norm
 
@@ -252,8 +209,7 @@ class Training(Stepping):
         return first
 
     def close(self) -> None:
-        """End the process group."""
-        self.group.close()
+        """Torch gives memory back by itself."""
 
 
 def host_bytes(model: LayeredModel, *, pinned: bool) -> int:
@@ -314,7 +270,7 @@ def _settings(spec: RunSpec, device: torch.device) -> dict[str, Any]:
     if spec.dtype != "fp32":
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.dtype], reduce_dtype=torch.float32)
     return {
-        "mesh": init_device_mesh(device.type, (1,)),
+        "mesh": init_device_mesh(device.type, (distributed.get_world_size(),)),
         "mp_policy": policy,
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda"),
     }

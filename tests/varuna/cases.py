@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -230,7 +231,7 @@ def driven(
     from tests.methods import test_engine as user
     from workbench import Engine
 
-    module = user.net()
+    module = user.net(frozen=method != "fsdp")
     engine = Engine(
         module, {"lr": user.LR, "params": user.in_groups(module)}, method=method,
         stages=stages if method == "varuna" else None, clip=user.CLIP, device="cpu",
@@ -255,18 +256,32 @@ def driven(
 
 
 def failing(stages: int, replicas: int, method: str, results: str, how: str) -> dict:
-    """Words of the error that ends an engine's step on a rank, where the last one fails in its
-    third step, in some way, and stays until the first has heard of it."""
+    """Words of the error that ends an engine's step on a rank, where the last one is late for its
+    second step, fails in its third, in some way, and stays until the first has heard of it."""
     from tests.methods import test_engine as user
     from workbench import Engine
+    from workbench.methods import ranks_driven
+    from workbench.runtime.tiers import OutOfMemory
 
     def fails(action, step) -> None:
+        if how == "stopped":
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before it goes on
         raise OSError("no such luck")
+
+    def lacks(*_, **__) -> None:
+        raise OutOfMemory(tier="host", what="all", asked=9, in_use=0, budget=None)
 
     rank, said, heard = dist.get_rank(), "nothing", Path(results, f"heard-{method}-{how}")
     given = {"method": method, "device": "cpu", "stages": 2 if how == "stages" else None}
+    given["device_memory"] = "1KiB" if how == "small" else None
+    if how == "lacks":
+        ranks_driven.RankHost.__init__ = lacks
+    ranks_driven.STOPPED_S = 0.5
+    dist.all_gather_object(pids := [0, 0], os.getpid())
     with Engine(user.net(), {"lr": user.LR}, results=results, **given) as engine:
         for number, batch in enumerate(user.batches(4, rows=2 - (rank and how == "fewer"))):
+            if rank and number == 1 and how == "stopped":
+                time.sleep(3 * ranks_driven.STOPPED_S)
             if rank and number == 2:
                 if how == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -280,6 +295,8 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
                 break
     if rank == 0:
         heard.touch()
+        if how == "stopped":
+            os.kill(pids[1], signal.SIGCONT)
     while not heard.exists():
         time.sleep(0.01)
     return {"said": said}
@@ -290,7 +307,7 @@ def goes_on(stages: int, replicas: int, method: str, results: str, kept: str, dt
     from tests.methods import test_engine as user
     from workbench import Engine
 
-    module, data = user.normed(dtype == "fp32")
+    module, data = user.normed(dtype == "fp32" and method != "fsdp")
     given, rows = {"clip": user.CLIP, "dtype": dtype, "results": results}, 8 // replicas
     if dtype == "bf16":  # its sums differ by micro-batch, and a plan chooses by measured times
         given |= {"forward_size": rows, "backward_size": rows}

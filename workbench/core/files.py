@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Self
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 @contextmanager
@@ -55,10 +60,17 @@ class FileLock:
         """Pass it to a child to make the lock last as long as the child."""
 
     @classmethod
-    def take(cls, path: Path, *, wait: bool = False, mode: int = 0o644) -> FileLock | None:
+    def take(
+        cls,
+        path: Path,
+        *,
+        wait: bool = False,
+        mode: int = 0o644,
+        flags: int = os.O_RDWR | os.O_CREAT,
+    ) -> FileLock | None:
         """The lock; without `wait`, None while another process has it. Raises OSError where the
         file cannot be opened."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        fd = os.open(path, flags | os.O_CLOEXEC, mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BaseException as error:
@@ -94,3 +106,26 @@ class FileLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class TemporaryFolder:
+    """A folder for as long as this object, or its process, is there. One that a killed process left
+    goes when its user makes the next."""
+
+    def __init__(self, kind: str) -> None:
+        """`kind` begins the names of all that are swept together."""
+        kind = f"{kind}-{os.getuid()}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{kind}*"):
+            with suppress(OSError), FileLock.take(left, flags=FOLDER) or nullcontext() as lock:
+                if lock and os.fstat(lock.fd).st_uid == os.getuid():
+                    shutil.rmtree(left)
+        made = Path(tempfile.mkdtemp(prefix=f".{kind}"))
+        lock = FileLock.take(made, flags=FOLDER)
+        self.path = made.rename(made.with_name(made.name[1:]))  # nobody sees it without its lock
+        self.close = weakref.finalize(self, _remove, self.path, lock)
+        """Removes it; does nothing the second time."""
+
+
+def _remove(folder: Path, lock: FileLock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()

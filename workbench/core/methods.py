@@ -48,6 +48,8 @@ class Method:
     driven: str = ""
     """Maker of steps that a user's own loop asks for (methods/driven.py), of a method that has one;
     of one that is `parallel` in the processes of torchrun."""
+    sharded: bool = False
+    """Whether these steps may be those of several processes of rows of their own as well."""
 
 
 PLANNED = "workbench.methods.driven:planned"
@@ -126,7 +128,8 @@ PEERS = {
             module="baselines.fsdp",
             summary="weights and optimizer on the host (torch's FSDP2)",
             portable=True,
-            driven="baselines.fsdp.run:driven",
+            driven="baselines.fsdp.driven:driven",
+            sharded=True,
         ),
         Method(
             name="zero-twin-flow",

@@ -8,6 +8,7 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,6 +71,8 @@ class Task:
     """A user's training; its spec has the batch of this process, and a model without layers."""
 
     spec: OutsideRate
+    microbatches: int
+    """Parts of that batch, which a method's own spec may say otherwise."""
     objective: Objective
     first: Batch
     results: Path
@@ -90,13 +93,16 @@ class InOneProcess(Steps):
         spec = task.spec
         if task.stages is not None:
             raise ValueError(
-                f"stages is {task.stages}; leave it out, {spec.method} trains in one process"
+                f"stages is {task.stages}; leave it out, {spec.method} has no pipeline"
             )
+        self.ends = ExitStack()
+        """Closed with the training."""
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
         check_layers(model, self._handed, spec)
         shape = replace(spec.model, layers=max(1, model.layers))
-        self._whole = make(replace(spec, model=shape), model, Draws(self._handed, spec.batch))
+        spec = replace(spec, model=shape, microbatches=task.microbatches)
+        self._whole = make(spec, model, Draws(self._handed, spec.batch))
         weights.clear()  # they have been copied
 
     @property
@@ -129,6 +135,7 @@ class InOneProcess(Steps):
 
     def close(self) -> None:
         self._whole.close()
+        self.ends.close()
 
 
 def planned(task: Task) -> Steps:

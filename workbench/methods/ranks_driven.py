@@ -4,7 +4,8 @@ processes that torchrun started.
 The first process measures, plans, and makes what all map: host memory, the board, and places for
 the rows of a step, since a layer may need those of any process. So all are on one host. Between
 steps nobody waits inside a library: a process that has failed says so on the board, and why in a
-folder, and one that has ended is seen by all others. Layers that stay on a device are written to
+folder, and one that has ended, or stays stopped, is seen by all others. One that is late is waited
+for: its user's loop may do anything between two steps. Layers that stay on a device are written to
 the host where somebody asks for them.
 """
 
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.core import methods
+from workbench.core.parents import is_stopped
 from workbench.core.reporter import Untold
 from workbench.methods.driven import OutsideRate, Steps, Task, check_layers, profile_of
 from workbench.methods.history import History
@@ -56,6 +58,8 @@ from workbench.schedule.serialize import from_json, to_json
 
 NAP_S, LOOK_S = 1e-4, 0.02
 """Between two looks for all others to come, and for one that has failed."""
+STOPPED_S = 30.0
+"""Until a process that a signal has stopped (SIGSTOP) is given up."""
 SAME_HOST = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid"))
 """Equal for processes that can open each other's files of memory."""
 
@@ -85,11 +89,9 @@ class Ranked(Steps):
             raise
 
     def _begin(self, task: Task) -> None:
-        found = dist.is_initialized()
-        join(self._device)
-        self._number, self._ranks = dist.get_rank(), dist.get_world_size()
-        if not found and self._ranks == 1:  # several could not join a second time: theirs stays
+        if join(self._device):
             self._ends.callback(dist.destroy_process_group)
+        self._number, self._ranks = dist.get_rank(), dist.get_world_size()
         self._control = self._sums = self._group("gloo")
         if self._device.type == "cuda":
             self._sums = self._group("nccl")
@@ -113,7 +115,7 @@ class Ranked(Steps):
                 raise ValueError(f"the processes have different {what}; {why}")
         for n, pid in enumerate(pids):
             if n != self._number:
-                self._others[os.pidfd_open(pid)] = n
+                self._others[os.pidfd_open(pid)] = n, pid
         shape, batch = replace(task.spec.model, layers=max(1, model.layers)), sum(rows)
         spec = replace(task.spec, model=shape, batch=batch, ranks=self._ranks)
         self._spec, self._layouts = spec, layouts_of(model)
@@ -149,7 +151,7 @@ class Ranked(Steps):
         """Plan and make all that is shared; what the others need to know of it."""
         batches = Draws(Handed(task.first, self._model), task.spec.batch)
         check_layers(self._model, batches.data, task.spec)
-        schedule = self._plan(self._spec, batches, task.first.rows, task.results)
+        schedule = self._plan(self._spec, batches, task)
         check_runs(self._spec, schedule, self._model, self._layouts)
         places = (*task.first.tensors, task.first.weights)
         nbytes = PAGE + sum(self._ranks * place.nbytes + PAGE for place in places)
@@ -169,19 +171,21 @@ class Ranked(Steps):
             "folder": str(task.folder),
         }  # fmt: skip
 
-    def _plan(self, spec: OutsideRate, batches: Draws, rows: int, results: Path) -> Schedule:
+    def _plan(self, spec: OutsideRate, batches: Draws, task: Task) -> Schedule:
         """The schedule of the spec's method. A micro-batch has at most the rows of a process, and
         all of them where samples depend on each other and nobody asked for fewer."""
         model: Decomposed = self._model
-        if model.couples and not pinned_sizes(spec):
-            sizes = replace(spec.options, forward_size=rows, backward_size=rows)
+        rows, parts = task.first.rows, task.microbatches
+        if parts > 1 or (model.couples and not pinned_sizes(spec)):
+            size = -(-rows // parts)
+            sizes = replace(spec.options, forward_size=size, backward_size=size)
             spec = replace(spec, options=sizes)
         spec = replace(spec, model=Made(**asdict(spec.model), model=lambda: model))
         limits = Limits(smallest=1, forward=rows, backward=rows)
         profiles = up_to_room(
             sizes_of(spec, limits),
             lambda size: replace(
-                profile_of(spec, model, batches.rows(range(size)), results), limits=limits
+                profile_of(spec, model, batches.rows(range(size)), task.results), limits=limits
             ),
         )
         return methods.load(spec.method).plan_sizes(spec, profiles).schedule
@@ -288,7 +292,7 @@ class Ranked(Steps):
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Look after the other processes meanwhile. Raises what made one of them fail."""
-        over, gone = threading.Event(), []
+        over, gone = threading.Event(), {}
         watch = threading.Thread(target=self._watch, args=(over, gone), daemon=True)
         watch.start()
         try:
@@ -305,10 +309,19 @@ class Ranked(Steps):
             over.set()
             watch.join()
 
-    def _watch(self, over: threading.Event, gone: list[int]) -> None:
-        """Stop this rank's lanes where another process has failed or ended."""
+    def _watch(self, over: threading.Event, gone: dict[int, str]) -> None:
+        """Stop this rank's lanes where another process has failed, ended, or stays stopped. Looks
+        are counted, not seconds: this process may have been stopped as well."""
+        looks = dict.fromkeys(self._others, 0)
         while not over.wait(LOOK_S):
-            gone += [self._others[each] for each in select.select(self._others, (), (), 0)[0]]
+            ended = select.select(self._others, (), (), 0)[0]
+            for each, (rank, pid) in self._others.items():
+                looks[each] = looks[each] + 1 if is_stopped(pid) else 0
+                if each in ended:
+                    gone[rank] = "its process has ended"
+                elif looks[each] * LOOK_S > STOPPED_S:
+                    gone[rank] = f"it is stopped, and has not moved for {STOPPED_S:.0f} s"
+                    self._say(failures.RankFailed(f"rank {rank}: {gone[rank]}"))
             if gone:
                 self._board.stop()
             try:
@@ -326,12 +339,12 @@ class Ranked(Steps):
         if not isinstance(error, Failed) and self._folder.exists() and not path.exists():
             leave(path, failures.failure_of(error))
 
-    def _raise_cause(self, gone: list[int]) -> None:
+    def _raise_cause(self, gone: dict[int, str]) -> None:
         """Raise what made a rank fail: as it says itself, or that it has ended, or closed."""
         told = {n for n in range(self._ranks) if (self._folder / f"failure-{n}.json").exists()}
         what = "another rank has closed its engine"
         if silent := {*gone} - told:
-            what = f"rank {min(silent)}: its process has ended"
+            what = f"rank {min(silent)}: {gone[min(silent)]}"
         elif told:
             failures.raise_cause(*failures.first_cause(self._folder, dict.fromkeys(told, 1)))
         raise failures.RankFailed(f"{what}, in step {self.steps}")

@@ -62,7 +62,7 @@ class OnceNorm(_BatchNorm):
         own = (self.running_mean, self.running_var)
         if not self.training:
             batchwise = self.running_mean is None
-            return F.batch_norm(x, *own, self.weight, self.bias, batchwise, 0.0, self.eps)
+            return F.batch_norm(x, *own, *self._affine(x), batchwise, 0.0, self.eps)
         running = current()
         if isinstance(running, Seen):
             running.calls[id(self)] = running.calls.get(id(self), 0) + 1
@@ -75,7 +75,14 @@ class OnceNorm(_BatchNorm):
                 rate = 1.0 / float(self.num_batches_tracked)
         else:  # autograd keeps as many tensors as the first time, or a checkpoint objects
             own = tuple(None if t is None else t.clone() for t in own)
-        return F.batch_norm(x, *own, self.weight, self.bias, True, rate or 0.0, self.eps)
+        return F.batch_norm(x, *own, *self._affine(x), True, rate or 0.0, self.eps)
+
+    def _affine(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias as its kernel takes them. Statistics stay in fp32, and beside them a CPU
+        has no kernel for weights in bf16; autocast keeps them in fp32 as well."""
+        if not x.is_cpu or self.running_mean is None or self.weight is None:
+            return self.weight, self.bias
+        return self.weight.to(self.running_mean.dtype), self.bias.to(self.running_mean.dtype)
 
     def begin_anew(self) -> None:
         """Count the next micro-batch, also one that was counted: a checkpoint is taken up."""

@@ -65,23 +65,26 @@ def device_of(device: int | str | torch.device, local_rank: int) -> torch.device
     return found
 
 
-def join(device: torch.device) -> None:
-    """Join the world that the environment names, unless the script has; without one, that
-    of this process alone, which listens on loopback only."""
+def join(device: torch.device) -> bool:
+    """Join the world that the environment names, unless the script has; without one, that of this
+    process alone, which listens on loopback only. Returns whether to leave it in the end: several
+    processes could not join a second time, theirs stays."""
     if dist.is_initialized():
-        return
+        return False
     if "RANK" in os.environ:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=PATIENCE)
     else:
         loopback.join(device, patience=PATIENCE)
+    return dist.get_world_size() == 1
 
 
 def as_one(do: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
     """Have every rank of a group do something; returns what all of them found, by rank. None is
     this process alone.
 
-    Raises, on every rank, the ValueError or OSError of the first one that has one, or lacks memory.
+    Raises, on every rank, the ValueError, OSError or OutOfMemory of the first one that has one; one
+    of somebody else's class, which others may not know, as ValueError or OSError.
     """
     if group is None:
         return [do()]
@@ -89,9 +92,16 @@ def as_one(do: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
     try:
         mine = do(), None
     except (OSError, ValueError, SafetensorError, OutOfMemory) as error:
-        mine = None, (ValueError if isinstance(error, ValueError) else OSError)(str(error))
+        kind, args, fields = type(error), error.args, vars(error)
+        if not kind.__module__.startswith("workbench."):
+            kind = ValueError if isinstance(error, ValueError) else OSError
+            args, fields = (str(error),), {}
+        mine = None, (kind, args, fields)
     dist.all_gather_object(told, mine, group=group)
-    for _, error in told:
-        if error is not None:
+    for _, failed in told:
+        if failed is not None:
+            kind, args, fields = failed
+            error = kind.__new__(kind, *args)  # how it was initialized, its fields tell
+            vars(error).update(fields)
             raise error
     return [found for found, _ in told]

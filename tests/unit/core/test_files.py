@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from workbench.core import files
-from workbench.core.files import FileLock, replacing, write_whole
+from workbench.core.files import FileLock, TemporaryFolder, replacing, write_whole
 
 
 def test_a_disk_that_is_full_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch) -> None:
@@ -57,3 +58,29 @@ def test_a_lock_lasts_as_long_as_a_child_that_shares_it(tmp_path: Path) -> None:
     assert FileLock.is_taken(tmp_path / "lock")
     child.communicate()
     assert not FileLock.is_taken(tmp_path / "lock")
+
+
+def test_a_folder_of_a_killed_process_goes_with_the_next_and_others_stay(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    code = """if True:
+        from workbench.core.files import TemporaryFolder
+        made = TemporaryFolder("kind")
+        (made.path / "file").touch()
+        print(made.path, flush=True)
+        input()"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    left, first = Path(child.stdout.readline().strip()), TemporaryFolder("kind")
+    assert {*tmp_path.iterdir()} == {left, first.path}
+    child.kill()
+    child.communicate()
+    assert left.exists()
+    second = TemporaryFolder("kind")
+    assert {*tmp_path.iterdir()} == {first.path, second.path}
+    second.close()
+    del first
+    assert not [*tmp_path.iterdir()]

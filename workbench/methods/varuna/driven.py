@@ -33,11 +33,8 @@ class Pipelined(Steps):
                     f"{name} is given; {spec.method} keeps no budget here, leave it out"
                 )
         device = device_of("cpu" if spec.device == "cpu" else -1, local)
-        found = dist.is_initialized()
-        join(device)
+        self._alone = join(device)
         world, rows = dist.get_world_size(), torch.tensor(spec.batch, device=device)
-        self._alone = world == 1 and not found
-        """Whether the process group is of this process alone, and made here."""
         stages = world if task.stages is None else task.stages
         if stages < 1 or world % stages:
             raise ValueError(f"stages is {stages}; it must divide the {world} processes")
@@ -56,7 +53,7 @@ class Pipelined(Steps):
         try:
             self._model = Varuna(
                 objective, str(StageMap.of(stages, world // stages)), first.named,
-                int(rows) // stages, -(-spec.batch // spec.microbatches), local_rank=local,
+                int(rows) // stages, -(-spec.batch // task.microbatches), local_rank=local,
                 device=device, bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
                 weight_of=weigh,
             )  # fmt: skip
