@@ -28,7 +28,7 @@ def ranks(tmp_path, method: str, how: str) -> list[dict]:
     return [json.loads(path.read_text()) if path.exists() else {} for path in paths]
 
 
-@pytest.mark.parametrize("method", [*RANKED, "varuna"])
+@pytest.mark.parametrize("method", [*RANKED, "varuna", "fsdp"])
 def test_two_gpus_train_it_as_torch_does(tmp_path, method) -> None:
     wanted, weights = torchs(in_groups, padded=True)
     for one in ranks(tmp_path, method, "trains"):
