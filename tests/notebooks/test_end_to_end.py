@@ -116,3 +116,7 @@ def test_all_methods_train_and_the_report_shows_it(
     measured = rows[rows["source"] == "measured"]
     assert len(measured) == 5
     assert measured["value"].gt(0).all()
+    shutil.rmtree(results / "profiles")  # predictions are those of the runs' time
+    again = open_exhibit("8a", "tiny", results).rows()
+    assert again[again["source"] == "simulated"]["value"].gt(0).sum() == 5
+    assert again.to_csv(index=False) == (results / "reports" / "tiny" / "fig8a.csv").read_text()

@@ -18,7 +18,6 @@ from workbench.core.files import write_whole
 from workbench.core.record import RunRecord
 from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
 from workbench.exhibits.base import origin
-from workbench.exhibits.session import Session
 from workbench.figures.verdict import BUSY, FAILS, HOLDS, MISSING, UNTESTED
 from workbench.report.outcomes import folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
@@ -26,7 +25,6 @@ from workbench.report.proofs import plans_judged, proof_figures, proof_tables
 from workbench.report.sections import figures, measured_on, shown_exhibits, tables
 from workbench.report.summary import TITLE, summary
 from workbench.runs.starts import start_words
-from workbench.runs.store import Store
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", **dict.fromkeys((BUSY, UNTESTED, MISSING), "untold")}
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", BUSY: "? ", UNTESTED: "? ", MISSING: "- "}
@@ -46,7 +44,7 @@ def write_report(
     first = [shown for shown in exhibits if shown[0].exhibit.figure in STRONGHOLD]
     compared = next(session.records() for session, _ in first if session.name == "fig8a")
     simulated = first[0][0].simulated
-    every = _every([session for session, _ in exhibits], store) if not simulated else []
+    every = [] if simulated else store.records()
     where = "simulated with constants of the published machine" if simulated else "run here"
     if measured := measured_on(rows for _, rows in first):
         where += f", beside rows that this project measured on {measured}"
@@ -71,13 +69,6 @@ def write_report(
     except OSError as error:
         raise store.unusable(error) from error
     return path
-
-
-def _every(sessions: list[Session], store: Store) -> list[RunRecord]:
-    """All runs that the store has, oldest first; those of exhibits as these show them, with what
-    is predicted of a library's run."""
-    shown = {record.key: record for session in sessions for record in session.records()}
-    return [shown.get(record.key, record) for record in store.records()]
 
 
 def _verdict_cell(name: str, value: Any) -> Html | None:

@@ -84,6 +84,7 @@ def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> li
     ]
     if len(rows):
         drawn = session.draw(rows)
+        session.renew(drawn, rows)
         printed = " ".join(drawn.get_supxlabel().split())
         more = "" if printed == drawn.get_label() else drawn.get_label()
         out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", more))
