@@ -238,4 +238,4 @@ def test_measured_speeds_stand_beside_simulated_ones(tmp_path, nothing_committed
     assert beyond["value"].lt(machine().matmul_flops_per_s / 1e12).all()
     for _, model in beyond.groupby("label"):
         assert model["value"].is_monotonic_decreasing
-    assert "Varuna on 1, 2;" in words_in(session.draw(rows))
+    assert "Varuna on 1, 2 GPUs;" in words_in(session.draw(rows))
