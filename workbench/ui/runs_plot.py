@@ -8,7 +8,7 @@ or failed has no honest result: it stands above the axes with the mark of that, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -180,18 +180,22 @@ def _marks(axes: Any, points: list[Any], words: str, color: str, marker: Any, mo
             axes.plot(*zip(*some, strict=True), **look, **more)
 
 
-def draw_losses(losses: Mapping[str, list[Any]]) -> Figure:
-    """Losses over steps, by the name of the run; what is not finite is left out."""
+def draw_losses(losses: Mapping[str, list[Any]], methods: Sequence[str]) -> Figure:
+    """Losses over steps, by the name of the run; what is not finite is left out. Runs of `methods`
+    that figures draw in different colours have these."""
     from matplotlib.figure import Figure
 
-    from workbench.figures.style import PAGE_IN, styled
+    from workbench.figures.style import PAGE_IN, look_of, styled
 
+    looks = [(look.color, look.marker) for look in map(look_of, methods)]
+    if len({color for color, _ in looks}) < len(looks):
+        looks = [PALETTE[place % len(PALETTE)] for place in range(len(losses))]
     with styled():
         figure = Figure(figsize=(PAGE_IN, 2.6), layout="constrained")
         axes = figure.subplots()
         for place, (name, values) in enumerate(losses.items()):
             points = [(s, v) for s, v in enumerate(map(number, values), 1) if v is not None]
-            color, marker = PALETTE[place % len(PALETTE)]
+            color, marker = looks[place]
             # Equal curves hide each other: later ones are thinner, every other one is dashed.
             look = {"linewidth": max(0.8, 2 - 0.4 * place), "linestyle": ("-", "--")[place % 2]}
             look |= {"marker": marker if len(points) <= 60 else None, "markersize": 5 - place % 4}

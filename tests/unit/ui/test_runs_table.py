@@ -33,11 +33,21 @@ from workbench.figures.draw import SHORT
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import runs_table_work as work
-from workbench.ui.runs_plot import EDGE, NOWHERE, VALUE, Plot, draw, plot_rows, words_of
+from workbench.ui.runs_plot import (
+    EDGE,
+    NOWHERE,
+    PALETTE,
+    VALUE,
+    Plot,
+    draw,
+    draw_losses,
+    plot_rows,
+    words_of,
+)
 from workbench.ui.runs_table import RunsTable
 from workbench.ui.runs_table_commands import run_command, sweep_commands
 from workbench.ui.runs_table_compare import compare, losses_of
-from workbench.ui.runs_table_fields import ENDINGS, Row, cell, plain
+from workbench.ui.runs_table_fields import ENDINGS, Row, cell, label, plain
 from workbench.ui.runs_table_files import export, export_rows, log_lines
 
 THROUGHPUT = Plot(x="layers", y="samples_per_second")
@@ -172,6 +182,9 @@ def test_text_of_others_becomes_one_visible_line() -> None:
     assert cell("step_seconds", 0.25) == "0.25 s"
     assert cell("final_loss", float("nan")) == "nan"
     assert cell("window", None) == ""
+    assert cell("samples_per_second", 11.29) == "11.29 samples/s"
+    assert cell("method", "varuna-paced") == "policies, paced"
+    assert label("predicted_moved_p2p_bytes") == "predicted moved in messages"
 
 
 def test_words_of_endings_are_those_of_the_figures() -> None:
@@ -409,6 +422,13 @@ def test_losses_of_any_runs_lie_over_each_other_also_of_one_in_work(
     root = str(runs_table.store.root)
     told = work.losses(root, keys, False)
     assert "No step yet: D: " in told["words"]
+    three = [[5.0, 4.0]] * 3
+    for names, colors in (
+        (["stronghold", "plain", "l2l"], ["#D55E00", "#000000", "#E69F00"]),  # as in figures
+        (["stronghold", "harmony-dp", "l2l"], [color for color, _ in PALETTE[:3]]),
+    ):
+        figure = draw_losses(dict(zip("ABC", three, strict=True)), names)
+        assert [line.get_color() for line in figure.axes[0].get_lines()] == colors
     links = work.save_compared(root, keys[:2], "pair")
     assert [link["name"] for link in links] == ["pair.csv", "pair.pdf", "pair.png"]
 
