@@ -112,13 +112,14 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from workbench.figures.style import LOOKS, PAGE_IN, styled
+    from workbench.figures.style import GREY, LOOKS, PAGE_IN, styled
 
     names = sorted({row["colour"] for row in found}, key=lambda v: (isinstance(v, str), v))
     looks = {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
     dashes = {name: DASHES[place % len(DASHES)] for place, name in enumerate(names)}
     own = {told.label_of(name): (look.color, look.marker) for name, look in LOOKS.items()}
-    looks |= {name: own[name] for name in names if name in own}
+    if plot.colour == "method":  # grey of those that no figure shows
+        looks = {name: own.get(name, (GREY, look[1])) for name, look in looks.items()}
     x, y = (_Axis(axis, plot, found, fields) for axis in "xy")
     series: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
@@ -174,10 +175,13 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
 
 def _marks(axes: Any, points: list[Any], words: str, color: str, marker: Any, more: Row) -> None:
     look = {"color": color, "marker": marker, "label": words, "linestyle": "none", "markersize": 5}
+    look |= more
+    if str(marker).startswith("$"):  # a letter is all edge
+        look |= {"markeredgecolor": color, "markersize": 7}
     for kind in (float, str, datetime):  # a value and a moment have no order
         some = [point for point in points if isinstance(point[0], kind)]
         if some:
-            axes.plot(*zip(*some, strict=True), **look, **more)
+            axes.plot(*zip(*some, strict=True), **look)
 
 
 def draw_losses(losses: Mapping[str, list[Any]], methods: Sequence[str]) -> Figure:

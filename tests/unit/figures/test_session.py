@@ -207,7 +207,7 @@ def test_records_of_other_code_do_not_count(
 def test_a_preview_of_a_search_says_what_will_not_fit(tmp_path: Path) -> None:
     preview = open_exhibit("6a", "smoke", tmp_path).preview()
     first = preview.iloc[0]
-    assert first["run"] == "megatron-lm: largest model"
+    assert first["run"] == "Megatron-LM: largest model"
     assert f"at {first['layers'] + 1} layers device memory" in first["note"]
     assert "not measured yet" in first["note"]
     assert len(preview) == 6

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -218,6 +219,19 @@ def test_a_failed_run_is_above_and_never_zero(runs_table: RunsTable) -> None:
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("layers", "throughput (samples/s)")
     assert axes.get_ylim()[0] == 0
     assert axes.get_xlim()[1] > 64, "what ended otherwise has a place too"
+
+
+def test_a_method_that_no_figure_shows_is_grey(store: Store) -> None:
+    for number, method in enumerate(("varuna", "varuna-replay", "harmony-pp")):
+        made = record(number, method="stronghold", layers=8 + number)
+        put(store, replace(made, method=method, spec=made.spec | {"method": method, "options": {}}))
+    runs_table = RunsTable(store)
+    runs_table.refresh()
+    lines = drawn(runs_table, THROUGHPUT).axes[0].get_lines()
+    assert {line.get_label(): line.get_color() for line in lines} == {
+        "Varuna": "#5B3A8C", "Varuna, hosts come and go": "#444444", "Harmony-PP": "#0072B2",
+    }  # fmt: skip
+    assert lines[[line.get_label() for line in lines].index("Varuna")].get_mec() == "#5B3A8C"
 
 
 def test_what_a_planner_said_is_simulated_and_0_has_no_logarithm(runs_table: RunsTable) -> None:
