@@ -97,7 +97,8 @@ def listed(change=lambda rank, own: own):
 
 def test_charts_are_the_textbooks_and_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        schedules, "answer", lambda spec, store: replace(answer(spec, store), source="measured")
+        "workbench.ui.timeline_run.answer",
+        lambda spec, store: replace(answer(spec, store), source="measured"),
     )
     made, session = run_of(tmp_path, listed())
     rows = session.rows([made])
