@@ -22,7 +22,7 @@ STEPS = 2
 
 def draw_gantt(records: Iterable[RunRecord], store: Store) -> Figure | None:
     """Predicted above measured, of the first STRONGHOLD run that left a timeline; None without
-    one."""
+    one. The figure's label has a note on the prediction, where there is one."""
     for record in records:
         path = store.folder(record.key) / FILE
         if record.method == METHOD and record.status == "ok" and path.exists():
@@ -31,13 +31,14 @@ def draw_gantt(records: Iterable[RunRecord], store: Store) -> Figure | None:
             except ValueError as error:  # torn by a death, or of another version
                 store.problems[path] = str(error)
                 continue
-            predicted = predicted_for(record, store, ran.schedule, ran.events).events
-            if predicted:
+            said = predicted_for(record, store, ran.schedule, ran.events)
+            if said.events:
                 layers = record.spec["model"]["layers"]
                 title = f"{layers} layers, window {record.window}, {record.resident} resident"
-                return draw_comparison(
-                    last_steps(predicted), last_steps(ran.events), title=title, width_in=PAGE_IN
-                )
+                both = last_steps(said.events), last_steps(ran.events)
+                figure = draw_comparison(*both, title=title, width_in=PAGE_IN)
+                figure.set_label(said.note)
+                return figure
     return None
 
 

@@ -96,7 +96,7 @@ class Schedules(VarunaExhibit):
             "and recomputation 1, backward 2, messages none; a gradient is sent when the whole "
             "backward pass is over. GPipe as Varuna's simulator has it: backward passes in reverse,"
             " recomputation on the last rank too. Milliseconds: the last step of a run here, and "
-            "its schedule simulated with what was measured of this machine before; ranks that "
+            "its schedule simulated with what this machine was last measured to take; ranks that "
             "share a processor disturb each other.",
         )
 
