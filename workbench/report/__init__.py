@@ -25,6 +25,7 @@ from workbench.report.proofs import plans_judged, proof_figures, proof_tables
 from workbench.report.sections import figures, measured_on, shown_exhibits, tables
 from workbench.report.summary import TITLE, summary
 from workbench.runs.starts import start_words
+from workbench.ui.runs_table_fields import cell as told
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", **dict.fromkeys((BUSY, UNTESTED, MISSING), "untold")}
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", BUSY: "? ", UNTESTED: "? ", MISSING: "- "}
@@ -52,16 +53,17 @@ def write_report(
         summary(size, exhibits, outcomes, every, where, plans_judged(every)),
         figures(exhibits, outcomes),
         proof_figures(compared, store, simulated=simulated),
-        tables(exhibits, _verdict_cell),
-        proof_tables(size, every, _verdict_cell, simulated=simulated),
+        tables(exhibits, _cell),
+        proof_tables(size, every, _cell, simulated=simulated),
         _provenance(every, simulated=simulated),
         _commands(size),
     ]
-    told = [f"{path} is not used: {why}" for path, why in sorted(store.problems.items())]
-    for line in told:
+    unused = [f"{path} is not used: {why}" for path, why in sorted(store.problems.items())]
+    for line in unused:
         echo(line)
-    if told:
-        body.append([tag("h2", "Files that are not used"), tag("ul", [tag("li", x) for x in told])])
+    if unused:
+        listed = tag("ul", [tag("li", line) for line in unused])
+        body.append([tag("h2", "Files that are not used"), listed])
     path = folder_of(store, size) / "report.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,16 +73,17 @@ def write_report(
     return path
 
 
-def _verdict_cell(name: str, value: Any) -> Html | None:
+def _cell(name: str, value: Any) -> Html | None:
     if name == "verdict":
         return tag("span", SIGNS.get(value, "? ") + value, class_=CLASSES.get(value, "untold"))
     if name == "exhibit":
         return tag("a", find(value).words, href=f"#{find(value).name}")
-    return None
+    coded = name == "method" or (name == "status" and value != "ok")
+    return tag("span", told(name, value)) if coded else None
 
 
 def _provenance(every: list[RunRecord], *, simulated: bool) -> list[Html]:
-    told = origin(every, simulated=simulated)
+    known = origin(every, simulated=simulated)
     runs = pd.DataFrame(
         [
             {
@@ -98,10 +101,10 @@ def _provenance(every: list[RunRecord], *, simulated: bool) -> list[Html]:
             for record in every
         ]
     )
-    listed = tag("details", tag("summary", f"All {len(runs)} runs"), table(runs))
+    listed = tag("details", tag("summary", f"All {len(runs)} runs"), table(runs, _cell))
     return [
         tag("h2", "Where the numbers come from", id="provenance"),
-        facts(told),
+        facts(known),
         listed if len(runs) else Html(),
     ]
 

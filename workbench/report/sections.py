@@ -110,7 +110,7 @@ def tables(exhibits: Iterable[Shown], cell: Cell) -> list[Html]:
         if not exhibit.runs:
             out.append(facts(session.facts(rows)))
         if len(rows):
-            out.append(tag("details", tag("summary", told), table(shown)))
+            out.append(tag("details", tag("summary", told), table(shown, cell)))
     return out
 
 

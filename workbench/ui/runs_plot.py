@@ -126,6 +126,7 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
         end = row["status"] if row["drawn"] == EDGE else ""
         if row["drawn"] != NOWHERE:
             series.setdefault((end, row["source"], row["colour"]), []).append(row)
+    valued = {name for end, _, name in series if not end}
     ends = [status for status in ENDINGS if any(end == status for end, _, _ in series)]
     with styled():
         figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
@@ -155,6 +156,8 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
                 left, height = axes.transData.inverted().transform(place)
                 xs = [left if row["x"] is None else x.at(row["x"]) for row in rows]
                 words = ENDINGS[end].words + f", {source}" * (source != "measured")
+                if plot.colour == "method" and name not in valued:  # nothing else tells its colour
+                    words = f"{told.cell(plot.colour, name)}, {words}"
                 look = (looks[name][0], ENDINGS[end].marker, {"clip_on": False})
                 _marks(axes, [(at_x, height) for at_x in xs], words, *look)
         axes.set(xlim=limits[0], ylim=limits[1])

@@ -227,8 +227,11 @@ def test_a_method_that_no_figure_shows_is_grey(store: Store) -> None:
         put(store, replace(made, method=method, spec=made.spec | {"method": method, "options": {}}))
     runs_table = RunsTable(store)
     runs_table.refresh()
+    put(store, failed(100, "oom_host", method="l2l"))  # no other mark tells its colour
+    runs_table.refresh()
     lines = drawn(runs_table, THROUGHPUT).axes[0].get_lines()
-    assert {line.get_label(): line.get_color() for line in lines} == {
+    assert {line.get_label(): line.get_color() for line in lines if line.get_label() != "_"} == {
+        "L2L, out of host memory": "#E69F00",
         "Varuna": "#5B3A8C", "Varuna, hosts come and go": "#444444", "Harmony-PP": "#0072B2",
     }  # fmt: skip
     assert lines[[line.get_label() for line in lines].index("Varuna")].get_mec() == "#5B3A8C"
