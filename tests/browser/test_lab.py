@@ -113,7 +113,7 @@ def test_a_sweep_without_a_mouse(open_page: Open, lab: Server, store: Store, sho
 def test_run_cancel_restart_and_go_on(open_page: Open, lab: Server, store: Store) -> None:
     page = opened(open_page, lab)
     run_all(page)
-    page.get_by_text("fig8a: Throughput on one model").click()
+    page.get_by_text("figure 8a: Throughput on one model").click()
     click(page, "Run")
     page.get_by_text(re.compile("running; .*on the processors")).wait_for()
     campaign = Campaign(store, "fig8a-tiny")
@@ -122,8 +122,8 @@ def test_run_cancel_restart_and_go_on(open_page: Open, lab: Server, store: Store
     restart_and_run_all(page)  # in the middle: what runs ends with the kernel
     wait_for(lambda: campaign.status().state == "interrupted")
     assert left_behind(store.root) == []
-    page.get_by_text("fig8a: Throughput on one model").wait_for()
-    page.get_by_text("fig8a: Throughput on one model").click()
+    page.get_by_text("figure 8a: Throughput on one model").wait_for()
+    page.get_by_text("figure 8a: Throughput on one model").click()
     page.get_by_text("it goes on with the remaining runs").locator("visible=true").first.wait_for()
 
     click(page, "Run")
@@ -138,7 +138,7 @@ def test_the_server_killed_leaves_nothing(
 ) -> None:
     page = opened(open_page, lab)
     run_all(page)
-    page.get_by_text("fig8a: Throughput on one model").click()
+    page.get_by_text("figure 8a: Throughput on one model").click()
     click(page, "Run")
     wait_for(lambda: role("worker", store.root))
     family = lab.family()

@@ -52,7 +52,7 @@ def test_run_and_cancel_from_two_tabs(
     watched = open_page(server.url)
     tab = watched.page
     tab.get_by_role("tab", name="Evaluate").click()
-    tab.get_by_text("fig8a: Throughput on one model").click()
+    tab.get_by_text("figure 8a: Throughput on one model").click()
     tab.get_by_role("button", name="Run", exact=True).locator("visible=true").first.click()
     tab.get_by_text(re.compile("running; .*on the processors")).wait_for()
     campaign = Campaign(store, "fig8a-tiny")
@@ -60,7 +60,7 @@ def test_run_and_cancel_from_two_tabs(
 
     other = open_page(server.url).page
     other.get_by_role("tab", name="Evaluate").click()
-    other.get_by_text("fig8a: Throughput on one model").click()
+    other.get_by_text("figure 8a: Throughput on one model").click()
     other.get_by_text(re.compile("running; .*on the processors")).wait_for()
     run = other.get_by_role("button", name="Run", exact=True).locator("visible=true").first
     assert run.is_disabled(), "it is not started twice"
@@ -76,7 +76,7 @@ def test_run_and_cancel_from_two_tabs(
 def test_the_server_killed_leaves_nothing(open_page: Open, server: Server, store: Store) -> None:
     tab = open_page(server.url).page
     tab.get_by_role("tab", name="Evaluate").click()
-    tab.get_by_text("fig8a: Throughput on one model").click()
+    tab.get_by_text("figure 8a: Throughput on one model").click()
     tab.get_by_role("button", name="Run", exact=True).locator("visible=true").first.click()
     wait_for(lambda: role("worker", store.root))
     assert not tab.get_by_role("alert").count()

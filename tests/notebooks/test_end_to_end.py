@@ -109,6 +109,7 @@ def test_all_methods_train_and_the_report_shows_it(
     assert len(off) == 5
     assert all(value == "equal" or float(value) < 1e-5 for value in off)
     assert "deepspeed 0." in losses
+    assert "<span>Megatron-LM</span>" in text[text.index("Where the numbers come from") :]
     assert re.search(r"bytes moved equal in (\d+) of \1\.", text)
     assert "One run, predicted above measured" in text
     assert text.count("cannot be told here") >= 4, "DeepSpeed's speed is not judged on a CPU"
@@ -116,3 +117,7 @@ def test_all_methods_train_and_the_report_shows_it(
     measured = rows[rows["source"] == "measured"]
     assert len(measured) == 5
     assert measured["value"].gt(0).all()
+    shutil.rmtree(results / "profiles")  # predictions are those of the runs' time
+    again = open_exhibit("8a", "tiny", results).rows()
+    assert again[again["source"] == "simulated"]["value"].gt(0).sum() == 5
+    assert again.to_csv(index=False) == (results / "reports" / "tiny" / "fig8a.csv").read_text()

@@ -100,7 +100,9 @@ def test_a_sweep_from_the_first_click_to_the_last_row(
     tick_until(panel, lambda: "left" in text(panel.state))
     for seed in (1, 2):
         (tmp_path / str(seed)).touch()
-    tick_until(panel, lambda: state(panel) == "done" and text(panel.points).count("✓ done") == 2)
+    tick_until(
+        panel, lambda: state(panel) == "done" and text(panel.points).count("✓ finished") == 2
+    )
     assert (panel.progress.value, panel.progress.max) == (2, 2)
     assert "2 runs: 2 done" in text(panel.state)
     tick_until(panel, lambda: "2 runs: 2 done already, 0 to run" in text(panel.preview))
@@ -120,7 +122,9 @@ def test_a_sweep_from_the_first_click_to_the_last_row(
     tick_until(panel, lambda: "3 runs: 2 done already, 1 to run" in text(panel.preview))
     panel.buttons["start"].click()
     assert text(panel.refusal) == ""
-    tick_until(panel, lambda: state(panel) == "done" and text(panel.points).count("✓ done") == 3)
+    tick_until(
+        panel, lambda: state(panel) == "done" and text(panel.points).count("✓ finished") == 3
+    )
     assert len(store.records()) == 3, "what was there was not run again"
 
 
@@ -409,8 +413,8 @@ def test_a_file_runs_to_its_end_without_anybody(store: Store, tmp_path: Path) ->
     sweep = run_to_end(store, path, stream)
     assert sweep.status.counts == {"done": 1, "failed": 1}
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("[1/2] fake, 16 layers, text steps 0.02, seed 1: ok")
-    assert lines[1].startswith("[2/2] fake, 16 layers, text bug, seed 1234: error: KeyError")
+    assert lines[0].startswith("[1/2] Fake, 16 layers, text steps 0.02, seed 1: ok")
+    assert lines[1].startswith("[2/2] Fake, 16 layers, text bug, seed 1234: error: KeyError")
     assert lines[-1] == "batch: done; 1 done, 1 failed"
     again = StringIO()
     run_to_end(store, path, again)

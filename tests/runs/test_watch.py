@@ -52,8 +52,8 @@ def test_runs_are_seen_before_during_and_after(make: Make, watch: Watch, tmp_pat
     campaign = make(text=f"until {tmp_path}", batch=8)
     sweep = follow(watch)
     assert [(p.what, p.state) for p in sweep.points] == [
-        ("fake, 16 layers, seed 0", "pending"),
-        ("fake, 16 layers, seed 1", "pending"),
+        ("Fake, 16 layers, seed 0", "pending"),
+        ("Fake, 16 layers, seed 1", "pending"),
     ]
     campaign.start()
     for seed in range(2):

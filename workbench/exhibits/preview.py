@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.methods import find
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Stage
@@ -54,7 +55,7 @@ def _of_run(
 ) -> tuple[dict, float | None]:
     """A row, and its seconds; 0 for what is there already, None where unknown."""
     if record is not None:
-        return _row(spec.method, spec, state=cached(record), note=record.message), 0.0
+        return _row(find(spec.method).label, spec, state=cached(record), note=record.message), 0.0
     planned = answer(spec, store)
     seconds, _ = expected(spec, planned, rows)
     return _planned_row(spec, planned, seconds), seconds
@@ -62,7 +63,7 @@ def _of_run(
 
 def _of_search(search: Search, store: Store, rows: Rows) -> tuple[dict, float | None]:
     """The planner's guess, or the answer if it is known."""
-    method = f"{search.spec.method}: largest model"
+    method = f"{find(search.spec.method).label}: largest model"
     if search.complete:
         found = at_layers(search.spec, max(1, search.layers))
         note = f"{search.layers} layers trained, {search.layers + 1} did not"
@@ -79,7 +80,7 @@ def _of_search(search: Search, store: Store, rows: Rows) -> tuple[dict, float | 
 
 def _planned_row(spec: RunSpec, planned: Answer, seconds: float | None) -> dict[str, Any]:
     plan = planned.plan
-    row = _row(spec.method, spec, state="to run", note="")
+    row = _row(find(spec.method).label, spec, state="to run", note="")
     row["time"] = UNKNOWN if seconds is None else format_seconds(seconds)
     row |= {tier: format_bytes(n) for tier, n in plan.peak_bytes.items() if tier in COLUMNS}
     row["disk"] = format_bytes(plan.peak_bytes.get("disk", 0) + RECORD_BYTES)

@@ -152,12 +152,24 @@ class Session:
     @in_a_sentence()
     def figure(self, rows: pd.DataFrame) -> Drawing:
         """Draw, and save PDF, PNG and the table behind them in the reports folder."""
-        figure = self.draw(rows)
+        return self._saved(self.draw(rows), rows)
+
+    def renew(self, figure: Figure, rows: pd.DataFrame) -> None:
+        """Save a figure over the files of an earlier one, if these show other rows: a run was
+        repeated since, or this machine measured again."""
+        table = self._stem.with_suffix(".csv")
+        if table.exists() and table.read_text() != rows.to_csv(index=False):
+            self._saved(figure, rows)
+
+    @property
+    def _stem(self) -> Path:
         told = "-".join([self.name, *(re.sub(r"\W+", "_", words) for words in self.at.told)])
-        stem = self.store.root / "reports" / self.size.name / told
+        return self.store.root / "reports" / self.size.name / told
+
+    def _saved(self, figure: Figure, rows: pd.DataFrame) -> Drawing:
         try:
-            stem.parent.mkdir(parents=True, exist_ok=True)
-            paths = [*save(figure, stem), stem.with_suffix(".csv")]
+            self._stem.parent.mkdir(parents=True, exist_ok=True)
+            paths = [*save(figure, self._stem), self._stem.with_suffix(".csv")]
             rows.to_csv(paths[-1], index=False)
         except OSError as error:
             raise self.store.unusable(error) from error

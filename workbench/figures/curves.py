@@ -29,7 +29,7 @@ def draw_curves(
         style = {"color": look.color, "marker": look.marker, "markevery": -(-len(values) // 12)}
         # Equal curves hide each other: each later one is drawn thinner, with a larger marker.
         thin = {"markersize": 4 + 2 * place, "markerfacecolor": "none", "lw": max(0.6, 3 - place)}
-        left.plot(range(1, len(values) + 1), values, **style, **thin)
+        left.plot(range(1, len(values) + 1), values, clip_on=False, **style, **thin)
         off = differences(values, losses.get(plain, ()))
         if method != plain and off:
             shown = [max(value, EQUAL) for value in off]

@@ -205,7 +205,7 @@ def _line(axes: Any, part: pd.DataFrame, look: dict[str, Any], aside_pt: float) 
     """A line, so many points beside its place, where the marks of others are."""
     from matplotlib.transforms import ScaledTranslation
 
-    drawn = axes.plot(part["x"], part["value"], **look)
+    drawn = axes.plot(part["x"], part["value"], clip_on=False, **look)  # whole marks at 0, too
     spread = part.dropna(subset=["high"])
     if len(spread):
         low = spread["low"].fillna(spread["value"])

@@ -62,8 +62,9 @@ class Lanes:
     @property
     def label(self) -> str:
         """The method as a figure writes it."""
-        base, _, variant = self.method.partition(" ")
-        return f"{LABELS[base]} {variant}".rstrip()
+        base, _, variant = self.method.partition(" (")
+        words = f" ({sheet.in_words(variant.removesuffix(')'))})" if variant else ""
+        return LABELS[base] + words
 
     def of_lane(self, kind: str) -> list[Event]:
         """The events on all lanes of a kind."""

@@ -78,10 +78,25 @@ class Run:
     def label(self) -> str:
         """The method and its variant as a figure writes them."""
         name = self.LABELS[self.method]
-        return f"{name} ({self.variant})" if self.variant else name
+        return f"{name} ({in_words(self.variant)})" if self.variant else name
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)
+PINS = {"w": "window {}", "r": "{} resident", "p": "{} pulled", "k": "{} kept"}
+WORDS = {"stash": "inputs on the host", "keep": "kept"}
+
+
+def in_words(variant: str) -> str:
+    """A variant's codes, layers that a setting pins, in words.
+
+    >>> in_words("w4 r0 stash")
+    'window 4, 0 resident, inputs on the host'
+    """
+    told = [WORDS.get(code, code) for code in variant.replace(",", "").split()]
+    pins = [re.fullmatch(r"([wrpk])(\d+)", code) for code in told]
+    return ", ".join(
+        PINS[pin[1]].format(pin[2]) if pin else code for pin, code in zip(pins, told, strict=True)
+    )
 
 
 def files(roots: Iterable[Path], name: str) -> list[Path]:

@@ -18,7 +18,6 @@ from workbench.core.files import write_whole
 from workbench.core.record import RunRecord
 from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
 from workbench.exhibits.base import origin
-from workbench.exhibits.session import Session
 from workbench.figures.verdict import BUSY, FAILS, HOLDS, MISSING, UNTESTED
 from workbench.report.outcomes import folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
@@ -26,7 +25,7 @@ from workbench.report.proofs import plans_judged, proof_figures, proof_tables
 from workbench.report.sections import figures, measured_on, shown_exhibits, tables
 from workbench.report.summary import TITLE, summary
 from workbench.runs.starts import start_words
-from workbench.runs.store import Store
+from workbench.ui.runs_table_fields import cell as told
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", **dict.fromkeys((BUSY, UNTESTED, MISSING), "untold")}
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", BUSY: "? ", UNTESTED: "? ", MISSING: "- "}
@@ -46,7 +45,7 @@ def write_report(
     first = [shown for shown in exhibits if shown[0].exhibit.figure in STRONGHOLD]
     compared = next(session.records() for session, _ in first if session.name == "fig8a")
     simulated = first[0][0].simulated
-    every = _every([session for session, _ in exhibits], store) if not simulated else []
+    every = [] if simulated else store.records()
     where = "simulated with constants of the published machine" if simulated else "run here"
     if measured := measured_on(rows for _, rows in first):
         where += f", beside rows that this project measured on {measured}"
@@ -54,16 +53,17 @@ def write_report(
         summary(size, exhibits, outcomes, every, where, plans_judged(every)),
         figures(exhibits, outcomes),
         proof_figures(compared, store, simulated=simulated),
-        tables(exhibits, _verdict_cell),
-        proof_tables(size, every, _verdict_cell, simulated=simulated),
+        tables(exhibits, _cell),
+        proof_tables(size, every, _cell, simulated=simulated),
         _provenance(every, simulated=simulated),
         _commands(size),
     ]
-    told = [f"{path} is not used: {why}" for path, why in sorted(store.problems.items())]
-    for line in told:
+    unused = [f"{path} is not used: {why}" for path, why in sorted(store.problems.items())]
+    for line in unused:
         echo(line)
-    if told:
-        body.append([tag("h2", "Files that are not used"), tag("ul", [tag("li", x) for x in told])])
+    if unused:
+        listed = tag("ul", [tag("li", line) for line in unused])
+        body.append([tag("h2", "Files that are not used"), listed])
     path = folder_of(store, size) / "report.html"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,23 +73,17 @@ def write_report(
     return path
 
 
-def _every(sessions: list[Session], store: Store) -> list[RunRecord]:
-    """All runs that the store has, oldest first; those of exhibits as these show them, with what
-    is predicted of a library's run."""
-    shown = {record.key: record for session in sessions for record in session.records()}
-    return [shown.get(record.key, record) for record in store.records()]
-
-
-def _verdict_cell(name: str, value: Any) -> Html | None:
+def _cell(name: str, value: Any) -> Html | None:
     if name == "verdict":
         return tag("span", SIGNS.get(value, "? ") + value, class_=CLASSES.get(value, "untold"))
     if name == "exhibit":
         return tag("a", find(value).words, href=f"#{find(value).name}")
-    return None
+    coded = name == "method" or (name == "status" and value != "ok")
+    return tag("span", told(name, value)) if coded else None
 
 
 def _provenance(every: list[RunRecord], *, simulated: bool) -> list[Html]:
-    told = origin(every, simulated=simulated)
+    known = origin(every, simulated=simulated)
     runs = pd.DataFrame(
         [
             {
@@ -107,10 +101,10 @@ def _provenance(every: list[RunRecord], *, simulated: bool) -> list[Html]:
             for record in every
         ]
     )
-    listed = tag("details", tag("summary", f"All {len(runs)} runs"), table(runs))
+    listed = tag("details", tag("summary", f"All {len(runs)} runs"), table(runs, _cell))
     return [
         tag("h2", "Where the numbers come from", id="provenance"),
-        facts(told),
+        facts(known),
         listed if len(runs) else Html(),
     ]
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from workbench.core.methods import METHODS, known
 from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.figures.curves import differences, draw_curves
+from workbench.figures.finish import finish
 from workbench.figures.rows import MEASURED
 from workbench.figures.style import PAGE_IN, styled
 from workbench.figures.verdict import Verdict, at_least
@@ -62,6 +63,7 @@ def draw_losses(losses: dict[str, list[float]]) -> Figure:
         right.set_title(f"difference from plain training ({METHODS[PLAIN].label}'s place)")
         names = [METHODS[method].label for method in losses]
         figure.legend(left.lines, names, loc="outside upper center", ncols=len(losses))
+        finish(figure, "This project: losses of all methods of figure 8a, measured")
     return figure
 
 

@@ -91,7 +91,7 @@ def _timeline(records: list[RunRecord], store: Store) -> list[Html]:
     words = (
         "Two steps of figure 8a's STRONGHOLD run, layers as numbers. Copies to the device (h2d) "
         "and gradients on their way to the host (d2h) run beside compute; updates wait for the "
-        "norm."
+        f"norm. {figure.get_label()}"
     )
     return [
         tag("h2", "One run, predicted above measured", id="timeline"),

@@ -74,7 +74,7 @@ def figures(exhibits: Iterable[Shown], outcomes: dict[str, Outcome]) -> list[Htm
 
 
 def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> list[Html]:
-    """Claim, how it ended, and the drawing over all of its small print."""
+    """Claim, how it ended, and the drawing over the rest of its small print."""
     exhibit, verdicts = session.exhibit, session.verdict(rows)
     place = [" ", tag("span", f"({exhibit.place})", class_="soft")] if exhibit.place else []
     out = [
@@ -84,9 +84,10 @@ def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> li
     ]
     if len(rows):
         drawn = session.draw(rows)
+        session.renew(drawn, rows)
         printed = " ".join(drawn.get_supxlabel().split())
-        more = "" if printed == drawn.get_label() else drawn.get_label()
-        out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", more))
+        rest = drawn.get_label().removeprefix(printed).strip()
+        out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", rest))
     words = counted(verdicts["verdict"]) if "verdict" in verdicts and len(verdicts) else ""
     link = tag("a", "tables", href=f"#{session.name}-tables")
     return [*out, tag("p", f"{exhibit.judgement}: {words}; " if words else "", link)]
@@ -109,7 +110,7 @@ def tables(exhibits: Iterable[Shown], cell: Cell) -> list[Html]:
         if not exhibit.runs:
             out.append(facts(session.facts(rows)))
         if len(rows):
-            out.append(tag("details", tag("summary", told), table(shown)))
+            out.append(tag("details", tag("summary", told), table(shown, cell)))
     return out
 
 

@@ -66,7 +66,7 @@ def summary(
 def _links(figures: Iterable[str]) -> Html:
     """Exhibits by name, each leading to its tables."""
     links = [tag("a", find(name).link, href=f"#{find(name).name}-tables") for name in figures]
-    return Html(", ".join(join([link]) for link in links))
+    return Html("; ".join(join([link]) for link in links))
 
 
 def worst_prediction(records: Iterable[RunRecord]) -> str:

@@ -8,14 +8,12 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from workbench.core.record import RunRecord
-from workbench.core.spec import RunSpec
 from workbench.figures.style import PAGE_IN
-from workbench.profile.profile import ProfileCosts
-from workbench.runs.planning import answer, choose_profile
 from workbench.runs.store import Store
 from workbench.runs.timeline import FILE, load_timeline
 from workbench.schedule.draw import draw_comparison
-from workbench.schedule.simulate import Event, simulate
+from workbench.schedule.simulate import Event
+from workbench.ui.timeline_run import predicted_for
 
 METHOD = "stronghold"
 STEPS = 2
@@ -24,33 +22,24 @@ STEPS = 2
 
 def draw_gantt(records: Iterable[RunRecord], store: Store) -> Figure | None:
     """Predicted above measured, of the first STRONGHOLD run that left a timeline; None without
-    one."""
+    one. The figure's label has a note on the prediction, where there is one."""
     for record in records:
         path = store.folder(record.key) / FILE
         if record.method == METHOD and record.status == "ok" and path.exists():
             try:
-                measured = load_timeline(path.parent).events
-                predicted = predict(record, store)
+                ran = load_timeline(path.parent)
             except ValueError as error:  # torn by a death, or of another version
                 store.problems[path] = str(error)
                 continue
-            if predicted and measured:
+            said = predicted_for(record, store, ran.schedule, ran.events)
+            if said.events:
                 layers = record.spec["model"]["layers"]
                 title = f"{layers} layers, window {record.window}, {record.resident} resident"
-                return draw_comparison(
-                    last_steps(predicted), last_steps(measured), title=title, width_in=PAGE_IN
-                )
+                both = last_steps(said.events), last_steps(ran.events)
+                figure = draw_comparison(*both, title=title, width_in=PAGE_IN)
+                figure.set_label(said.note)
+                return figure
     return None
-
-
-def predict(record: RunRecord, store: Store) -> list[Event]:
-    """The events of the run's schedule, simulated with what was measured of this machine."""
-    spec = RunSpec.from_dict(record.spec)
-    planned = answer(spec, store)
-    if planned.source != "measured" or planned.plan.schedule is None:
-        return []
-    costs = ProfileCosts(choose_profile(spec, store, None))
-    return simulate(planned.plan.schedule, costs, steps=STEPS + 2).events
 
 
 def last_steps(events: list[Event]) -> list[Event]:

@@ -8,13 +8,15 @@ is known of it (published/machines.py), or left out. Another machine is asked fo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from workbench.core import methods
 from workbench.core.bytesize import format_bytes
+from workbench.core.record import Predicted
 from workbench.core.spec import RunSpec
 from workbench.profile.machine import USABLE
 from workbench.profile.profile import Hardware, Profile
@@ -127,6 +129,19 @@ def told(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
     settings = {name: value for name, value in plan.settings.items() if name != CLIPPED}
     binding = "what its times would tell" if plan.fits else plan.binding
     return replace(plan, step_seconds=None, settings=settings, binding=binding, candidates=())
+
+
+def library_prediction(spec: RunSpec, store: Store, norms: Iterable[float | None]) -> Predicted:
+    """Prediction of a run whose library plans for itself and left none: our model of its schedule
+    with this machine's costs; `norms` are those of the steps. Empty where costs were not measured.
+    """
+    from workbench.profile.store import stored_profile
+
+    with suppress(ValueError):
+        if stored_profile(spec, store.root) and (plan := answer(spec, store).plan).step_seconds:
+            how = "our model of the library's schedule, simulated"
+            return {"how": how, **plan.predicted(norms, spec.clip)}
+    return {}
 
 
 def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -> None:

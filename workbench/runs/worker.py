@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ from workbench.model.custom import look_here
 from workbench.runs import legacy
 from workbench.runs.events import EventLog, EventReader, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
+from workbench.runs.planning import library_prediction
 from workbench.runs.starts import TOLD_S, start_of
-from workbench.runs.store import StoreError, write_record
+from workbench.runs.store import Store, StoreError, write_record
 
 CANCELLED_EXIT = 128 + signal.SIGTERM
 STORE_EXIT = 74
@@ -134,6 +135,9 @@ def main(folder: Path) -> int:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
         outcome = imported(job.module).train(spec, reporter, folder)
         reporter.ended()
+        if not outcome.predicted:
+            told = library_prediction(spec, Store(folder.parents[1]), outcome.grad_norms[1:])
+            outcome = replace(outcome, predicted=told)
         status: Status = "ok"
         if outcome.losses and not math.isfinite(outcome.losses[-1]):
             status, message = "diverged", f"the loss is {outcome.losses[-1]} at the last step"

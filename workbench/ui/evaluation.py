@@ -45,6 +45,11 @@ class Claim:
         return find(self.figure).name
 
     @property
+    def headline(self) -> str:
+        """Paper, number in it and subject, as above its figure."""
+        return find(self.figure).headline
+
+    @property
     def live(self) -> bool:
         return self.status.state in LIVE
 

@@ -179,7 +179,7 @@ class EvaluationPanel:
         self.reported = widgets.HTML(html.told(""))
         self.claims = Folds(
             [section.widget for section in self.sections],
-            titles=[section.claim.name for section in self.sections],
+            titles=[section.claim.headline for section in self.sections],
         )
         self.claims.observe(lambda _: self._opened(), "selected_index")
         heading = "<div class='wb'><h2>{}</h2></div>"
@@ -211,11 +211,6 @@ class EvaluationPanel:
         changed = set(map(id, self.evaluation.poll()))
         for section in self.sections:
             section.update(changed=id(section.claim) in changed)
-            if section.claim.about.done and section.claim.about.value:
-                title = f"{section.claim.name}: {section.claim.about.value['title']}"
-                index = self.sections.index(section)
-                if self.claims.titles[index] != title:
-                    self.claims.set_title(index, title)
         said = self.evaluation.kicked()
         if said and (text := html.told(said)) != self.kicked.value:
             self.kicked.value = text

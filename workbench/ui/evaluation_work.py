@@ -21,7 +21,6 @@ def claim(figure: str, size: str, results: str) -> dict[str, Any]:
     exhibit = session.exhibit
     return {
         "name": session.name,
-        "title": exhibit.title,
         "section": exhibit.section,
         "claim": exhibit.claim,
         "published": _published(exhibit.published()),

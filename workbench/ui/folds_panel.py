@@ -45,15 +45,6 @@ class Folds(widgets.VBox):
         for index, head in enumerate(self.heads):
             head.observe(lambda change, index=index: self._turned(index, change["new"]), "opened")
 
-    @property
-    def titles(self) -> list[str]:
-        """Texts of the headings."""
-        return [head.title for head in self.heads]
-
-    def set_title(self, index: int, title: str) -> None:
-        """Another heading for a part."""
-        self.heads[index].title = title
-
     @traitlets.validate("selected_index")
     def _known(self, proposal: traitlets.Bunch) -> int | None:
         index = proposal["value"]

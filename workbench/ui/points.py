@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.core.spec import RunSpec
 from workbench.ui.axis import format_value
+from workbench.ui.runs_table_fields import label_of
 
 ALWAYS = ("method", "layers")
 """Named even where all runs of a sweep have the same."""
@@ -25,15 +26,15 @@ def varied(specs: Iterable[RunSpec]) -> list[dict[str, str]]:
 
 
 def in_words(changes: dict[str, str]) -> str:
-    """One line: ``stronghold, 8 layers, batch 4``.
+    """One line: ``STRONGHOLD, 8 layers, batch 4``.
 
     >>> in_words({"method": "l2l", "layers": "8", "batch": "4"})
-    'l2l, 8 layers, batch 4'
+    'L2L, 8 layers, batch 4'
     """
     rest = [
         f"{name.replace('_', ' ')} {text}" for name, text in changes.items() if name not in ALWAYS
     ]
-    return ", ".join([changes["method"], f"{changes['layers']} layers", *rest])
+    return ", ".join([label_of(changes["method"]), f"{changes['layers']} layers", *rest])
 
 
 def _flat(spec: RunSpec) -> dict[str, Any]:

@@ -8,7 +8,7 @@ or failed has no honest result: it stands above the axes with the mark of that, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,19 +112,21 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from workbench.figures.style import LOOKS, PAGE_IN, styled
+    from workbench.figures.style import GREY, LOOKS, PAGE_IN, styled
 
     names = sorted({row["colour"] for row in found}, key=lambda v: (isinstance(v, str), v))
     looks = {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
     dashes = {name: DASHES[place % len(DASHES)] for place, name in enumerate(names)}
     own = {told.label_of(name): (look.color, look.marker) for name, look in LOOKS.items()}
-    looks |= {name: own[name] for name in names if name in own}
+    if plot.colour == "method":  # grey of those that no figure shows
+        looks = {name: own.get(name, (GREY, look[1])) for name, look in looks.items()}
     x, y = (_Axis(axis, plot, found, fields) for axis in "xy")
     series: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         end = row["status"] if row["drawn"] == EDGE else ""
         if row["drawn"] != NOWHERE:
             series.setdefault((end, row["source"], row["colour"]), []).append(row)
+    valued = {name for end, _, name in series if not end}
     ends = [status for status in ENDINGS if any(end == status for end, _, _ in series)]
     with styled():
         figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
@@ -154,6 +156,8 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
                 left, height = axes.transData.inverted().transform(place)
                 xs = [left if row["x"] is None else x.at(row["x"]) for row in rows]
                 words = ENDINGS[end].words + f", {source}" * (source != "measured")
+                if plot.colour == "method" and name not in valued:  # nothing else tells its colour
+                    words = f"{told.cell(plot.colour, name)}, {words}"
                 look = (looks[name][0], ENDINGS[end].marker, {"clip_on": False})
                 _marks(axes, [(at_x, height) for at_x in xs], words, *look)
         axes.set(xlim=limits[0], ylim=limits[1])
@@ -174,24 +178,31 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
 
 def _marks(axes: Any, points: list[Any], words: str, color: str, marker: Any, more: Row) -> None:
     look = {"color": color, "marker": marker, "label": words, "linestyle": "none", "markersize": 5}
+    look |= more
+    if str(marker).startswith("$"):  # a letter is all edge
+        look |= {"markeredgecolor": color, "markersize": 7}
     for kind in (float, str, datetime):  # a value and a moment have no order
         some = [point for point in points if isinstance(point[0], kind)]
         if some:
-            axes.plot(*zip(*some, strict=True), **look, **more)
+            axes.plot(*zip(*some, strict=True), **look)
 
 
-def draw_losses(losses: Mapping[str, list[Any]]) -> Figure:
-    """Losses over steps, by the name of the run; what is not finite is left out."""
+def draw_losses(losses: Mapping[str, list[Any]], methods: Sequence[str]) -> Figure:
+    """Losses over steps, by the name of the run; what is not finite is left out. Runs of `methods`
+    that figures draw in different colours have these."""
     from matplotlib.figure import Figure
 
-    from workbench.figures.style import PAGE_IN, styled
+    from workbench.figures.style import PAGE_IN, look_of, styled
 
+    looks = [(look.color, look.marker) for look in map(look_of, methods)]
+    if len({color for color, _ in looks}) < len(looks):
+        looks = [PALETTE[place % len(PALETTE)] for place in range(len(losses))]
     with styled():
         figure = Figure(figsize=(PAGE_IN, 2.6), layout="constrained")
         axes = figure.subplots()
         for place, (name, values) in enumerate(losses.items()):
             points = [(s, v) for s, v in enumerate(map(number, values), 1) if v is not None]
-            color, marker = PALETTE[place % len(PALETTE)]
+            color, marker = looks[place]
             # Equal curves hide each other: later ones are thinner, every other one is dashed.
             look = {"linewidth": max(0.8, 2 - 0.4 * place), "linestyle": ("-", "--")[place % 2]}
             look |= {"marker": marker if len(points) <= 60 else None, "markersize": 5 - place % 4}

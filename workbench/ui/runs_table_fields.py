@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from workbench.core.bytesize import format_bytes
-from workbench.core.methods import METHODS, known
+from workbench.core.methods import METHODS, UNLISTED, known
 from workbench.runs.progress import format_seconds
 from workbench.ui.log_tail import printable
 
@@ -44,10 +44,11 @@ ENDINGS = {
 LABELS = {
     "key": "run", "step_seconds": "step time", "samples_per_second": "throughput",
     "final_loss": "last loss", "seconds": "whole run", "seq": "sequence length",
-    "predicted_step_seconds": "predicted step time", "link_bytes_per_s": "link speed",
+    "link_bytes_per_s": "link speed",
     "hidden": "hidden size", "heads": "attention heads", "vocab": "vocabulary",
     "lr": "learning rate", "device_class": "machine", "asked_window": "window asked for",
     "asked_resident": "resident asked for", "has_timeline": "timeline",
+    "moved_p2p_bytes": "moved in messages", "moved_all_reduced_bytes": "moved in sums of devices",
 }  # fmt: skip
 UNITS = {"link_bytes_per_s": "B/s", "samples_per_second": "samples/s", "final_loss": "nats/token",
          "seconds": "s"}  # fmt: skip
@@ -90,6 +91,8 @@ class Field(NamedTuple):
 
 def label(name: str) -> str:
     """The field in words, without its unit."""
+    if name.startswith("predicted_") and name not in LABELS:
+        return f"predicted {label(name.removeprefix('predicted_'))}"
     words = LABELS.get(name) or re.sub(r"_(?:bytes|seconds)$", "", name).replace("_", " ")
     return plain(words)
 
@@ -178,12 +181,12 @@ def cell(name: str, value: Any) -> str:
         return f"{format_bytes(finite)}{kind[1:]}"
     if kind == "s":
         return format_seconds(finite)
-    return f"{int(finite):,}" if finite.is_integer() else f"{finite:.4g}"
+    return f"{int(finite):,}" if finite.is_integer() else f"{finite:.4g} {kind}".rstrip()
 
 
 def label_of(method: Any) -> str:
     """A method's name as figures write it."""
-    found = METHODS.get(method) or known().get(method)
+    found = METHODS.get(method) or (known() | UNLISTED).get(method)
     return found.label if found else plain(method, 60)
 
 

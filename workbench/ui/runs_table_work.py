@@ -41,10 +41,17 @@ def picture(root: str, keys: list[str] | None, plot: list[Any], pointed: bool) -
 
 def losses(root: str, keys: list[str], pointed: bool) -> Row:
     """The losses of some runs over each other, and their names."""
-    found = losses_of(Store(root), keys)
+    found, figure = _overlaid(root, keys)
     none = "; ".join(name for name, values in found.items() if not values)
     words = f"Losses over steps of {'; '.join(found)}." + (f" No step yet: {none}." if none else "")
-    return _shown(draw_losses(found), words, pointed)
+    return _shown(figure, words, pointed)
+
+
+def _overlaid(root: str, keys: list[str]) -> tuple[Row, Figure]:
+    """Losses of some runs by name, and their drawing."""
+    store = Store(root)
+    found, records = losses_of(store, keys), map(store.find, keys)
+    return found, draw_losses(found, [record.method if record else "" for record in records])
 
 
 def compared(root: str, keys: list[str]) -> list[Row]:
@@ -67,8 +74,9 @@ def save_plot(root: str, keys: list[str] | None, plot: list[Any], name: str) -> 
 
 def save_compared(root: str, keys: list[str], name: str) -> Links:
     """Losses of some runs as PDF and PNG, and all that is compared as CSV."""
-    figure = draw_losses(losses_of(Store(root), keys))
-    return _links(save_figure(Store(root), figure, compare(Store(root), keys), name))
+    return _links(
+        save_figure(Store(root), _overlaid(root, keys)[1], compare(Store(root), keys), name)
+    )
 
 
 def save_table(root: str, keys: list[str] | None, form: str, name: str) -> Links:

@@ -10,7 +10,7 @@ from workbench.ui import html
 from workbench.ui.sweep_preview import Summary
 from workbench.ui.watch import SweepWatch, Tail, WatchedPoint
 
-SIGNS = {"pending": "○ to run", "running": "▶ running", "done": "✓ done", "failed": "✗ failed"}
+SIGNS = {"pending": "○ to run", "running": "▶ running", "done": "✓ finished", "failed": "✗ failed"}
 OUT_OF = {
     "oom_device": "⊘ out of device memory",
     "oom_host": "⊘ out of host memory",

@@ -189,7 +189,7 @@ class SweepPanel:
                 self.chosen.options = options
             self.chosen.value = watch.followed if watch.followed in watch.sweeps else NEW
             points = sweep.points[:MOST_LOGS] if sweep is not None else []
-            logs = [("the run of the moment", NEW)]
+            logs = [("the current run", NEW)]
             logs += [(f"{n}: {point.what}", point.key) for n, point in enumerate(points, start=1)]
             if self.log_of.options != tuple(logs):
                 self.log_of.options = logs
@@ -240,7 +240,7 @@ class SweepPanel:
         self.state, self.refusal = widgets.HTML(html.told("")), widgets.HTML(html.told(""))
         self.points, self.tail, self.repeat = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.log_of = widgets.Dropdown(
-            options=[("the run of the moment", NEW)],
+            options=[("the current run", NEW)],
             value=NEW,
             description="log of",
             tooltip="Whose last lines are shown",

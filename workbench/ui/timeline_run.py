@@ -17,14 +17,18 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.proofs import Ground
 from workbench.profile.profile import ProfileCosts
 from workbench.runs.planning import answer, choose_profiles
+from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Event, simulate
+from workbench.ui.runs_table_fields import label_of
 from workbench.ui.timeline_data import printable, timeline_data
 
 WARM_UP = 2
 """Steps simulated before those that are shown: the first ones find nothing left to wait for."""
+CHANGED = 0.01
+"""Difference of a step from what was said before the run past which a note says so."""
 PINNED = {"pulled_layers": "pulled", "disk_layers": "disk_layers", "kept_layers": "kept"}
 PINNED |= {name: name for name in ("stages", "replicas", "micro")}
 """Settings of a plan and the options that ask for them."""
@@ -102,7 +106,13 @@ def predicted_for(record: RunRecord, store: Store, name: str, measured: list[Eve
         return Prediction(events=[], schedule=None, note=note)
     shown = [replace(e, step=steps[e.step - WARM_UP]) for e in events if e.step >= WARM_UP]
     differ = len({event.name for event in measured} ^ schedule.by_name.keys())
-    note = ""
+    note, said = "", record.predicted.get("step_seconds")
+    now = planned.plan.seconds_of(record.grad_norms[1:], spec.clip)
+    if said and now and abs(now / said - 1) > CHANGED:
+        note = (
+            f"The prediction is of this machine as it was measured since; before the run a step of "
+            f"{format_seconds(said)} was said, now {format_seconds(now)}."
+        )
     if differ:
         note = (
             f"The prediction is of {schedule.name} as it is planned now; the run executed {name}, "
@@ -139,7 +149,11 @@ def as_executed(record: RunRecord) -> RunSpec:
 def _title(record: RunRecord) -> str:
     """Title: the method, the model and the settings of the run."""
     model = record.spec.get("model", {})
-    words = [record.method, f"{model.get('layers')} layers", f"batch {record.spec.get('batch')}"]
+    words = [
+        label_of(record.method),
+        f"{model.get('layers')} layers",
+        f"batch {record.spec.get('batch')}",
+    ]
     if record.window is not None:
         words.append(f"window {record.window}")
     if record.resident is not None:

@@ -162,4 +162,4 @@ def test_the_planner_has_a_bar_beside_the_search() -> None:
     specs = {spec.method: spec for spec in fig6a.EXHIBIT.specs(SMOKE)}
     rows = tidy.join(fig6a.EXHIBIT.rows([record(specs["l2l"])]), tidy.published("6a"))
     paper = drawn("6a", rows, same_scale=False)
-    assert "the tier that was full" in words(paper)
+    assert "the memory that was full" in words(paper)

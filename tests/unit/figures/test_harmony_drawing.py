@@ -161,7 +161,7 @@ def test_curves_lie_on_each_other_and_their_difference_beside(tmp_path: Path) ->
 
 def test_table_1_is_a_table(paper_of) -> None:
     text = flat(paper_of("harmony_table1", False))
-    for told in ("ResNet1026", "4/2, 10 and 11 packs", "10.00 GiB", "U_F/U_B, packs"):
+    for told in ("ResNet1026", "4/2, 10 and 11 packs", "10.00 GiB", "micro-batch, packs"):
         assert told in text
 
 
@@ -170,7 +170,7 @@ def test_table_1_draws_searches_as_measured_and_like_beside_like(paper_of, tmp_p
     paper = paper_of("harmony_table1", False)
     legend = flat(paper)
     assert "simulated: our plan" in legend
-    assert "measured: our search (machine not kept" in legend, "or the machine's name"
+    assert "measured: our search (machine not recorded" in legend, "or the machine's name"
     assert paper.axes[0].get_ylim()[1] > 20.0, "the dashed line is inside its axis"
     estimates = tidy.pick(
         rows, source=tidy.REFERENCE, quantity="iteration_s", method="harmony-pp", minibatch=64

@@ -44,7 +44,7 @@ def test_shares_are_of_plain_training_of_the_same_model_and_batch(tmp_path: Path
     run = rows.query("method == 'stronghold' and layers == 78 and batch == 16").iloc[0]
     assert run["plain"] == 16.0
     assert run["share"] == pytest.approx(0.97)
-    assert run["plain_label"] == "plain torch (keep)"
+    assert run["plain_label"] == "plain torch (kept)"
     assert run["step_ratio"] == pytest.approx(1.02)
     assert run["host_bytes_per_parameter"] == pytest.approx(12.0)
     capped = [line("plain", 32, speed=99.0), line("l2l", 32, speed=9.0)]
@@ -164,7 +164,7 @@ def test_a_whole_campaign_decides_every_goal(tmp_path: Path) -> None:
 
 def test_plain_training_counts_at_its_best_and_its_other_variants_are_told(tmp_path: Path) -> None:
     first = goals(rows_of(tmp_path))[0]
-    assert first.why.startswith("29.1 of 30 samples/s of plain torch (keep); ")
+    assert first.why.startswith("29.1 of 30 samples/s of plain torch (kept); ")
     assert first.why.endswith("; 121.2% of plain torch")
 
 

@@ -101,7 +101,7 @@ def test_bars_and_markers_are_the_rows(whole) -> None:
     assert [len(panels) for panels in titles] == [models, models], "one title a model"
     speeds, links = (
         [axes for axes in paper.axes if axes.containers and words in axes.get_ylabel()]
-        for words in ("samples/s", "|W|")
+        for words in ("samples/s", "x weights")
     )
     assert sorted(heights(speeds)) == pytest.approx(sorted(ok["samples_per_second"]))
     assert sorted(heights(links)) == pytest.approx(sorted(ok["moved"].dropna()))

@@ -195,7 +195,7 @@ def test_a_peer_stands_there_at_its_best_and_ours_as_it_plans(tmp_path: Path) ->
     ]  # fmt: skip
     part = measured(rows_of("8a", tmp_path, lines)).set_index("method")
     assert part["value"].to_dict() == {"megatron-lm": 29.0, "zero-offload": 9.0, "stronghold": 30.0}
-    assert part.loc["zero-offload", "note"].endswith("variant twin-flow")
+    assert part.loc["zero-offload", "note"].endswith("; twin-flow")
 
 
 def test_a_run_that_failed_says_why_in_its_place(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.unit.figures.records import SMOKE, out_of_memory, record
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures.verdict import BUSY, FAILS, HOLDS
-from workbench.report import _every, evidence
+from workbench.report import evidence
 from workbench.report.proofs import plans_judged
 from workbench.runs.store import Store
 
@@ -27,7 +27,7 @@ def test_every_run_that_trained_is_there_and_the_worst_is_named(tmp_path: Path) 
     runs = [run("stronghold", 0.04), run("harmony-pp", 0.65), run("varuna", 0.1, status="diverged")]
     for each in (*runs, replace(out_of_memory(SMOKE.timed("l2l")), key="oom")):
         store.write(each)
-    every = _every([], store)
+    every = store.records()
     assert len(every) == 4
     told = evidence.prediction_summary(evidence.prediction_table(every))
     assert "3 runs: step time off by 10 % at the median and 65 % at most" in told

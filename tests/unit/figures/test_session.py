@@ -15,6 +15,7 @@ from workbench.core import host
 from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.session import Session
 from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
+from workbench.report.sections import figures
 from workbench.runs.resolve import key_of
 from workbench.runs.store import Store
 from workbench.shown import Shown
@@ -34,6 +35,22 @@ def with_records(figure: str, folder: Path) -> Session:
     spec = FIG9.specs(session.size)[0]
     session.store.write(record(spec, 0.2, key=key_of(spec)))
     return session
+
+
+def test_the_report_renews_figure_files_that_show_other_rows(tmp_path: Path) -> None:
+    """A run that was repeated since is in the report, and in PDF, PNG and CSV beside it."""
+    session = with_records("9", tmp_path)
+    paths = session.figure(session.rows()).paths
+    before = [path.read_bytes() for path in paths]
+    spec = FIG9.specs(session.size)[0]
+    session.store.write(record(spec, 0.7, key=key_of(spec)))
+    figures([(session, session.rows())], {})
+    after = [path.read_bytes() for path in paths]
+    assert all(a != b for a, b in zip(before, after, strict=True))
+    assert paths[-1].read_text() == session.rows().to_csv(index=False)
+    times = [path.stat().st_mtime_ns for path in paths]
+    figures([(session, session.rows())], {})
+    assert [path.stat().st_mtime_ns for path in paths] == times, "nothing to renew"
 
 
 def test_wrong_parameters_are_answered_in_a_sentence(tmp_path: Path) -> None:
@@ -190,7 +207,7 @@ def test_records_of_other_code_do_not_count(
 def test_a_preview_of_a_search_says_what_will_not_fit(tmp_path: Path) -> None:
     preview = open_exhibit("6a", "smoke", tmp_path).preview()
     first = preview.iloc[0]
-    assert first["run"] == "megatron-lm: largest model"
+    assert first["run"] == "Megatron-LM: largest model"
     assert f"at {first['layers'] + 1} layers device memory" in first["note"]
     assert "not measured yet" in first["note"]
     assert len(preview) == 6

@@ -97,7 +97,8 @@ def listed(change=lambda rank, own: own):
 
 def test_charts_are_the_textbooks_and_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        schedules, "answer", lambda spec, store: replace(answer(spec, store), source="measured")
+        "workbench.ui.timeline_run.answer",
+        lambda spec, store: replace(answer(spec, store), source="measured"),
     )
     made, session = run_of(tmp_path, listed())
     rows = session.rows([made])
@@ -238,4 +239,4 @@ def test_measured_speeds_stand_beside_simulated_ones(tmp_path, nothing_committed
     assert beyond["value"].lt(machine().matmul_flops_per_s / 1e12).all()
     for _, model in beyond.groupby("label"):
         assert model["value"].is_monotonic_decreasing
-    assert "Varuna on 1, 2;" in words_in(session.draw(rows))
+    assert "Varuna on 1, 2 GPUs;" in words_in(session.draw(rows))

@@ -18,7 +18,7 @@ GOOD = line("stronghold (w4, keep)", 32, speed=30.0)
 def test_a_row_is_read_in_types(tmp_path: Path) -> None:
     (run,) = runs_of(tmp_path, [GOOD])
     assert (run.method, run.variant, run.window) == ("stronghold", "w4, keep", 4)
-    assert run.label == "STRONGHOLD (w4, keep)"
+    assert run.label == "STRONGHOLD (window 4, kept)"
     assert (run.layers, run.batch, run.clip, run.device_cap_gib) == (32, 4, 1.0, 32.0)
     assert run.host_cap_gib is None
     assert run.step_seconds_median == pytest.approx(4 / 30)

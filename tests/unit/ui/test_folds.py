@@ -45,12 +45,6 @@ def test_who_opens_one_from_code_tells_the_same(folds: Folds) -> None:
     assert opened(folds) == [0]
 
 
-def test_headings_change(folds: Folds) -> None:
-    folds.set_title(1, "another")
-    assert folds.titles == ["first", "another"]
-    assert folds.heads[1].title == "another"
-
-
 def test_as_many_titles_as_parts() -> None:
     with pytest.raises(ValueError, match="zip"):
         Folds([widgets.Text()], titles=["one", "too many"])

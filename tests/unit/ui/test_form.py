@@ -261,12 +261,12 @@ def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
     assert (found.points, found.pending, found.done) == (4, 4, 0)
     assert found.complete
     assert {what for what, _ in found.cannot} == {
-        "stronghold, 2 layers, device memory 16MiB",
-        "stronghold, 4 layers, device memory 16MiB",
+        "STRONGHOLD, 2 layers, device memory 16MiB",
+        "STRONGHOLD, 4 layers, device memory 16MiB",
     }
     assert all("device memory" in why and "16 MiB" in why for _, why in found.cannot)
     most, what = found.peak["device"]
-    assert what == "stronghold, 4 layers, device memory 2GiB"
+    assert what == "STRONGHOLD, 4 layers, device memory 2GiB"
     assert GIB / 2 < most <= 2 * GIB
     words = " ".join(found.sentences())
     assert "4 runs: 0 done already, 4 to run" in words

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -33,11 +34,21 @@ from workbench.figures.draw import SHORT
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import runs_table_work as work
-from workbench.ui.runs_plot import EDGE, NOWHERE, VALUE, Plot, draw, plot_rows, words_of
+from workbench.ui.runs_plot import (
+    EDGE,
+    NOWHERE,
+    PALETTE,
+    VALUE,
+    Plot,
+    draw,
+    draw_losses,
+    plot_rows,
+    words_of,
+)
 from workbench.ui.runs_table import RunsTable
 from workbench.ui.runs_table_commands import run_command, sweep_commands
 from workbench.ui.runs_table_compare import compare, losses_of
-from workbench.ui.runs_table_fields import ENDINGS, Row, cell, plain
+from workbench.ui.runs_table_fields import ENDINGS, Row, cell, label, plain
 from workbench.ui.runs_table_files import export, export_rows, log_lines
 
 THROUGHPUT = Plot(x="layers", y="samples_per_second")
@@ -172,6 +183,9 @@ def test_text_of_others_becomes_one_visible_line() -> None:
     assert cell("step_seconds", 0.25) == "0.25 s"
     assert cell("final_loss", float("nan")) == "nan"
     assert cell("window", None) == ""
+    assert cell("samples_per_second", 11.29) == "11.29 samples/s"
+    assert cell("method", "varuna-paced") == "policies, paced"
+    assert label("predicted_moved_p2p_bytes") == "predicted moved in messages"
 
 
 def test_words_of_endings_are_those_of_the_figures() -> None:
@@ -205,6 +219,22 @@ def test_a_failed_run_is_above_and_never_zero(runs_table: RunsTable) -> None:
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("layers", "throughput (samples/s)")
     assert axes.get_ylim()[0] == 0
     assert axes.get_xlim()[1] > 64, "what ended otherwise has a place too"
+
+
+def test_a_method_that_no_figure_shows_is_grey(store: Store) -> None:
+    for number, method in enumerate(("varuna", "varuna-replay", "harmony-pp")):
+        made = record(number, method="stronghold", layers=8 + number)
+        put(store, replace(made, method=method, spec=made.spec | {"method": method, "options": {}}))
+    runs_table = RunsTable(store)
+    runs_table.refresh()
+    put(store, failed(100, "oom_host", method="l2l"))  # no other mark tells its colour
+    runs_table.refresh()
+    lines = drawn(runs_table, THROUGHPUT).axes[0].get_lines()
+    assert {line.get_label(): line.get_color() for line in lines if line.get_label() != "_"} == {
+        "L2L, out of host memory": "#E69F00",
+        "Varuna": "#5B3A8C", "Varuna, hosts come and go": "#444444", "Harmony-PP": "#0072B2",
+    }  # fmt: skip
+    assert lines[[line.get_label() for line in lines].index("Varuna")].get_mec() == "#5B3A8C"
 
 
 def test_what_a_planner_said_is_simulated_and_0_has_no_logarithm(runs_table: RunsTable) -> None:
@@ -409,6 +439,13 @@ def test_losses_of_any_runs_lie_over_each_other_also_of_one_in_work(
     root = str(runs_table.store.root)
     told = work.losses(root, keys, False)
     assert "No step yet: D: " in told["words"]
+    three = [[5.0, 4.0]] * 3
+    for names, colors in (
+        (["stronghold", "plain", "l2l"], ["#D55E00", "#000000", "#E69F00"]),  # as in figures
+        (["stronghold", "harmony-dp", "l2l"], [color for color, _ in PALETTE[:3]]),
+    ):
+        figure = draw_losses(dict(zip("ABC", three, strict=True)), names)
+        assert [line.get_color() for line in figure.axes[0].get_lines()] == colors
     links = work.save_compared(root, keys[:2], "pair")
     assert [link["name"] for link in links] == ["pair.csv", "pair.pdf", "pair.png"]
 

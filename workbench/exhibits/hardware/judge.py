@@ -16,6 +16,7 @@ import pandas as pd
 from workbench.core.record import RESULTS
 from workbench.exhibits.hardware.offload_table import mean_deviation, own_ratios, preferred
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
+from workbench.published.sheet import in_words
 
 
 class Found(NamedTuple):
@@ -143,7 +144,7 @@ def repeats(every: pd.DataFrame, run: pd.Series) -> pd.DataFrame:
 
 def variant_of(run: pd.Series) -> str:
     """At the end of a reason: which variant ran; empty for the method's own choice."""
-    return f"; variant {run['variant']}" if run["variant"] else ""
+    return f"; {in_words(run['variant'])}" if run["variant"] else ""
 
 
 def runs(count: int) -> str:

@@ -15,6 +15,7 @@ import pandas as pd
 from workbench.exhibits.hardware.offload_table import mean_deviation, own_ratios
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, Look, lighter
+from workbench.published.sheet import in_words
 
 CAP_GAP, GROUP_GAP = 0.8, 2.0
 """Between bars of two caps and between groups, in bars."""
@@ -122,7 +123,7 @@ def bar(
 
 def variant_words(variant: str) -> str:
     """A variant at the end of the words at a bar; empty for the method's own choice."""
-    return f" {'kept' if variant == KEEP else variant}" if variant else ""
+    return f" {in_words(variant)}" if variant else ""
 
 
 def kept(rows: pd.DataFrame) -> list[tuple[Any, str]]:

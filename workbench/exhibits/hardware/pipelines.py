@@ -79,10 +79,11 @@ class Pipelines(GoalsExhibit):
         for axes, name in zip(charts, DRAWN, strict=True):
             _draw_order(axes, name, last=name == DRAWN[-1])
         _draw_pairs(below, settings) if settings else drawing.empty(below, self.absent)
+        where = "".join(f" on {name}" for name in rows["hardware"].head(1))
         drawing.small_print(
             figure,
             f"Above: simulated, {RANKS} ranks, {MICROS} micro-batches, in quanta (forward 1, "
-            "backward 2). Below: measured, GPT-2 XL, bf16; filled ours, pale torch's.",
+            f"backward 2). Below: measured{where}, GPT-2 XL, bf16; filled ours, pale torch's.",
         )
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:

@@ -132,8 +132,7 @@ def _counted(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
     worst = known.loc[max(off, key=off.__getitem__)]
     why = (
         f"{judge.runs(len(known))} of Harmony, the worst {_described(worst)}: {worst['moved']:.4g} "
-        "|W| "
-        f"counted, {worst['planned_moved']:.4g} |W| planned{judge.variant_of(worst)}"
+        f"times the weights counted, {worst['planned_moved']:.4g} planned{judge.variant_of(worst)}"
     )
     without = len(own) - len(known)
     why += f"; {judge.runs(without)} more without both" if without else ""

@@ -179,7 +179,7 @@ def draw_moved(axes: Any, rows: pd.DataFrame, room: float) -> None:
     markers."""
     tops = [_moved_bar(axes, run, x) for x, run in _grounded(axes, rows, room)]
     axes.set_ylim(0, max(tops))
-    axes.set_ylabel("moved a step (|W|)")
+    axes.set_ylabel("moved a step (x weights)")
     _title(axes, f"over the host links: {model_words(rows)}", LETTERS_A_BAR * room)
 
 

@@ -161,19 +161,18 @@ def notes(rows: pd.DataFrame) -> list[str]:
     bars = panels.shown(rows)
     moved, series = panels.moving(bars), panels.series_of(bars)
     out = [
-        f"All bars, lines and points are measured, on {rows['hardware'].iloc[0]}, {when}: bf16 and "
-        "sequence 1024, unless a model is named otherwise. GPT-2 XL: 48 layers of hidden size "
-        "1600. B: billion parameters. Caps are of the "
-        "memory of each GPU. At a bar: samples/s, and its share of data parallelism without a cap "
-        "on as many GPUs (on one: of plain training too) at the same minibatch, where that was "
-        "measured. A bar is the last run of its settings, with the lowest clipping limit that was "
-        "run. Whiskers: speeds at the quartiles of its step times, of which only the distance is "
-        "kept, laid evenly about the median."
+        f"Measured on {rows['hardware'].iloc[0]}, {when}. At a bar: samples/s, and its share of "
+        "data parallelism without a limit of memory on as many GPUs (on one: of plain training "
+        "too) at the same minibatch, where that was measured. In bf16, sequence 1024, unless a "
+        "model is named otherwise. GPT-2 XL: 48 layers of hidden size 1600. B: billion parameters. "
+        "Limits are of the memory of each GPU. A bar is the last run of its settings, with the "
+        "lowest clipping limit that was run. Whiskers: speeds at the quartiles of its step times, "
+        "of which only the distance is kept, laid evenly about the median."
     ]
     if len(moved):
         out.append(
             "Host links: loads and stores of a step, all GPUs together, in multiples of the "
-            "model's weights |W|. Bars: counted by the runtime. Half filled: what the plan said "
+            "model's weights. Bars: counted by the runtime. Half filled: what the plan said "
             "before. Methods without bars move none or do not count them."
         )
     if series:

@@ -27,7 +27,7 @@ from workbench.exhibits.harmony.sizes import HarmonySize
 from workbench.exhibits.harmony.table import COLUMNS, table
 from workbench.exhibits.preview import UNKNOWN, cached, total
 from workbench.figures import draw
-from workbench.figures.rows import MEASURED, join, pick
+from workbench.figures.rows import MEASURED, join, label_of, pick
 from workbench.figures.verdict import Verdict, as_table
 from workbench.model.corpus import STDLIB
 from workbench.published import harmony_plans
@@ -220,7 +220,7 @@ def _memory(spec: RunSpec, store: Store) -> dict[str, str]:
 def _line(spec: RunSpec, record: RunRecord | None, seconds: float | None) -> dict[str, Any]:
     done = record is not None
     return {
-        "run": spec.method,
+        "run": label_of(spec.method),
         "model": f"{spec.model.family}, {spec.model.layers} layers of {spec.model.hidden}",
         "ranks": spec.ranks,
         "minibatch": spec.batch,

@@ -127,10 +127,10 @@ class Balance(HarmonyExhibit):
         draw.legend(figure, rows.dropna(subset=["value"]), methods=False)
         draw.small_print(
             figure,
+            "Settings: samples of a micro-batch forward/backward, and layers of a pack (P) or "
+            "numbers of packs; the last one is what our search finds.",
             ESTIMATES,
-            f"{OTHER_END} Dotted line across a group: the estimate's mean of all GPUs. Settings "
-            "are micro-batches forward/backward and layers of a pack, or numbers of packs; the "
-            "last group is what our search finds.",
+            f"{OTHER_END} Dotted line across a group: the estimate's mean of all GPUs.",
         )
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:

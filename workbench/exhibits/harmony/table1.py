@@ -54,8 +54,10 @@ SHARE = 0.5
 SEARCHES = {OUR_PLAN: OUR_SEARCH, THEIR_PLAN: THEIR_SEARCH}
 """By whose plan was found."""
 OVERLAPPED = "overlapped_estimate_s"
-NOT_STORED, NOT_NAMED = "no stored search", "machine not kept; force=true measures here"
-HEAD = ("model", "plan", "U_F/U_B, packs", "search", "tried", "memory of a GPU", "step", "estimate")
+NOT_STORED, NOT_NAMED = "no stored search", "machine not recorded"
+HEAD = (
+    "model", "plan", "micro-batch, packs", "search", "tried", "memory of a GPU", "step", "estimate",
+)  # fmt: skip
 
 
 class Searches(HarmonyExhibit):
@@ -145,9 +147,9 @@ class Searches(HarmonyExhibit):
             "the authors' own estimate of the published plan, with overlap too; thin bars end at "
             "the same estimate without overlap.",
             _why_lone(alone),
-            "U_F/U_B, packs: samples of a micro-batch of the forward and the backward pass, and "
-            "into how many packs of layers each is cut. Tried: plans that the search found "
-            "(published) or simulated (our). Memory: all that a GPU must hold, proved; a card has "
+            "Micro-batch, packs: samples of the forward and of the backward pass, and into how "
+            "many packs of layers each is cut. Tried: plans that the search found (published) or "
+            "simulated (our). Memory: all that a GPU must hold, proved; a card has "
             f"{format_bytes(CARD_BYTES)}. Estimate: the authors', with overlap.",
         )
 

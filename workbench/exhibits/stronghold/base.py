@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Exhibit, Opened, Stage
+from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.preview import preview
 from workbench.exhibits.stronghold import measured_here, sizes
 from workbench.figures import draw as drawing
@@ -28,8 +25,6 @@ from workbench.figures.style import COLUMN_IN, PAGE_IN, name_of
 from workbench.figures.verdict import Verdict, as_table, series_to_judge
 from workbench.model.corpus import STDLIB
 from workbench.published.here import offload_runs
-from workbench.runs.planning import answer
-from workbench.runs.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,9 +55,6 @@ class StrongholdExhibit(Exhibit):
         return None
 
     # -- rows -----------------------------------------------------------------------------------
-
-    def records(self, at: Opened, stages: Iterable[Stage]) -> list[RunRecord]:
-        return [with_prediction(record, at.store) for record in super().records(at, stages)]
 
     def preview(self, at: Opened) -> pd.DataFrame:
         return preview(() if at.simulated else self.stages(at, planned=True), at.store)
@@ -166,20 +158,6 @@ class StrongholdExhibit(Exhibit):
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         found = [self.verdicts(rows, *series) for series in series_to_judge(rows)]
         return as_table([verdict for verdicts in found for verdict in verdicts])
-
-
-def with_prediction(record: RunRecord, store: Store) -> RunRecord:
-    """A library that plans for itself leaves no prediction: ours of its schedule, on this machine.
-
-    The record as it is where it has one, and where this machine has not been measured.
-    """
-    if record.predicted or record.status != "ok":
-        return record
-    planned = answer(RunSpec.from_dict(record.spec), store)
-    if planned.source != "measured" or not planned.plan.step_seconds:
-        return record
-    told = {"how": "our model of the library's schedule, simulated", **planned.plan.to_dict()}
-    return replace(record, predicted=told)
 
 
 def _of_here(rows: pd.DataFrame) -> pd.Series:

@@ -105,8 +105,8 @@ class LargestModel(StrongholdExhibit):
         else:
             self._panels(figure, rows, same_scale=False)
         self.legend(figure, rows)
-        note = "At a bar: the size and, where known, the tier that was full."
-        drawing.small_print(figure, *drawing.daggers(rows), note, *notes_of_measured(rows))
+        note = "At a bar: the size and, where known, the memory that was full."
+        drawing.small_print(figure, note, *drawing.daggers(rows), *notes_of_measured(rows))
 
     def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
         """STRONGHOLD against each baseline, in parameters."""

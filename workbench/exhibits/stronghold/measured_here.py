@@ -19,7 +19,7 @@ from workbench.core.methods import METHODS
 from workbench.figures import rows as tidy
 from workbench.published.here import FILE, OffloadRun, latest
 from workbench.published.predict import WINDOW
-from workbench.published.sheet import Run, days
+from workbench.published.sheet import Run, days, in_words
 
 NAMES = {
     "megatron-core": "megatron-lm",
@@ -241,7 +241,7 @@ def _setting(run: OffloadRun, published_window: int | None) -> list[str]:
         window = "chosen by the planner" if run.window is None else run.window
         told.append(f"window {window}, published {published_window}")
     if run.variant and run.window is None:
-        told.append(f"variant {run.variant}")
+        told.append(in_words(run.variant))
     return told
 
 

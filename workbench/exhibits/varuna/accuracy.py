@@ -16,7 +16,7 @@ from workbench.exhibits.varuna.scaling import GPUS, XL
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import MEASURED, SIMULATED, pick
-from workbench.figures.style import GREY, LOOKS, lighter, name_of
+from workbench.figures.style import GREY, LOOKS, lighter
 from workbench.figures.verdict import Verdict, at_least
 from workbench.published.pipelines import FILE, PipelineRun, latest, pipeline_runs
 
@@ -91,7 +91,8 @@ class Accuracy(VarunaExhibit):
             steps, peaks = (beside(pick(rows, variant=name), quantity) for quantity in UNITS)
             _scatter(left, steps.dropna(subset="error"))
             _errors(right, steps, peaks)
-            drawing.title(right, name_of(MEASURED, name, steps["hardware"].iloc[0]))
+            link = ", over sockets" if name.endswith("-sockets") else ""
+            drawing.title(right, f"measured on {steps['hardware'].iloc[0]}{link}")
         handles = [Line2D([], [], **_look(n)) for n in ranks] + [Line2D([], [], **CROSS)]
         words = [f"step on {n:g} rank{'s' * (n > 1)}" for n in ranks] + [f"{PEAK} (right)"]
         drawing.place_legend(figure, [*zip(handles, words, strict=True)])
@@ -99,7 +100,7 @@ class Accuracy(VarunaExhibit):
             figure,
             "P stages x D replicas, m samples of a micro-batch. Error: predicted over measured, "
             "less 1; dashed: bounds of a step on GPUs. Upright: the range that a plan prints. "
-            f"Committed (named by folder): GPT-2 XL, batch {XL['batch']}, {XL['dtype']}.",
+            f"On GPUs: GPT-2 XL, batch {XL['batch']}, {XL['dtype']}.",
         )
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:

@@ -108,12 +108,13 @@ class UnderJitter(VarunaExhibit):
             figure,
             f"{RANKS} ranks, {MICROS} micro-batches; forward and recomputation 50 ms, backward 100 "
             "ms, messages 5 ms. Efficiency: time of the passes of a rank over that of the step. "
+            "As listed: Varuna's lists without the rule. Early: 1F1B recomputes before the "
+            "gradient has come, else then.",
             f"Jitter: normal deviations of passes, and of messages the size; {SEEDS} seeds: mean, "
-            "least and most. Every policy meets the same draws.",
-            "Reference: an independent simulator of the released rules, its own draws. As listed: "
-            "Varuna's lists without the rule. 1F1B recomputes when the gradient has come; early: "
-            "before. GPipe as Varuna's simulator has it. Measured: steps of four processes on one "
-            "machine, whose passes and messages are paced by sleeping; they compute nothing.",
+            "least and most. Every policy meets the same draws. "
+            "Reference: an independent simulator of the released rules, its own draws. GPipe as "
+            "Varuna's simulator has it. Measured: steps of four processes on one machine, "
+            "whose passes and messages are paced by sleeping; they compute nothing.",
             *(f"Not run: {why}." for why in dict.fromkeys(told["status"]) if why != "ok"),
         )
 

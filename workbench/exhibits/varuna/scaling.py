@@ -25,6 +25,7 @@ from workbench.methods.pipeline.policies import POLICIES
 from workbench.partition.stages import min_max_stages
 from workbench.published import hardware
 from workbench.published.pipelines import FILE, LABELS, latest, pipeline_runs
+from workbench.published.servers import LABELS as SERVED
 from workbench.published.servers import server_runs
 from workbench.published.tables import FOLDER
 
@@ -93,7 +94,7 @@ class Scaling(VarunaExhibit):
         hatched = Patch(**bar_look(LOOKS["varuna"].color, SIMULATED)), "Varuna, simulated"
         drawing.legend(figure, here, as_lines=True, more=[hatched])
         lacking = [
-            f"{drawing.label_of(name)} on {', '.join(map(str, absent))}"
+            f"{SERVED[name]} on {', '.join(map(str, absent))} GPU{'s' * (absent != [1])}"
             for name, numbers in METHODS.items()
             if (absent := sorted({*numbers} - {*pick(here, method=name)["x"]}))
         ]

@@ -20,14 +20,13 @@ from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.pipeline import ideal, quick
 from workbench.methods.pipeline.orders import B, F, R
 from workbench.methods.pipeline.policies import POLICIES
-from workbench.methods.pipeline.proofs import STEPS, Ground
 from workbench.published.tables import FOLDER
-from workbench.runs.planning import answer, choose_profile
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.draw import LABEL_PT, fill, letters_pt
 from workbench.schedule.looks import LOOKS
-from workbench.schedule.simulate import Event, simulate
+from workbench.schedule.simulate import Event
+from workbench.ui.timeline_run import predicted_for
 
 RANKS, MICROS = 4, 5
 THEORY = ("varuna", "varuna-list", "gpipe")
@@ -97,7 +96,7 @@ class Schedules(VarunaExhibit):
             "and recomputation 1, backward 2, messages none; a gradient is sent when the whole "
             "backward pass is over. GPipe as Varuna's simulator has it: backward passes in reverse,"
             " recomputation on the last rank too. Milliseconds: the last step of a run here, and "
-            "its schedule simulated with what was measured of this machine before; ranks that "
+            "its schedule simulated with what this machine was last measured to take; ranks that "
             "share a processor disturb each other.",
         )
 
@@ -143,27 +142,16 @@ def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
         yield about
         return
     try:
-        events = load_timeline(store.folder(record.key)).events
+        ran = load_timeline(store.folder(record.key))
     except (FileNotFoundError, ValueError) as error:
         yield about | {"value": None, "status": f"its timeline is not usable: {error}"}
         return
     ranks, micros = record.spec["ranks"], record.spec["microbatches"]
     about |= {"chart": f"Varuna on {ranks} ranks, {micros} micro-batches", "how": "its last step"}
     before = {"source": SIMULATED, "variant": HERE}
-    yield from _step(_last_step(_predicted(record, store)), about | before)
-    yield from _step(_last_step(events), about)
-
-
-def _predicted(record: RunRecord, store: Store) -> list[Event]:
-    """Steps of the run's schedule with what was measured of this machine; none where it was not."""
-    spec = RunSpec.from_dict(record.spec)
-    planned = answer(spec, store)
-    if planned.source != "measured" or planned.plan.schedule is None:
-        return []
-    profile = choose_profile(spec, store, None)
-    ground = Ground.of(spec, {profile.microbatch: profile})
-    schedule = planned.plan.schedule
-    return simulate(schedule, ground.costs(schedule), steps=STEPS).events
+    said = predicted_for(record, store, ran.schedule, ran.events).events
+    yield from _step(_last_step(said), about | before)
+    yield from _step(_last_step(ran.events), about)
 
 
 def _last_step(events: Iterable[Event]) -> list[Span]:
