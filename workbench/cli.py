@@ -169,7 +169,7 @@ def _add_store_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from workbench.runs.inputs import check_inputs, check_modules
+    from workbench.runs.inputs import check_inputs, check_methods, check_modules
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
@@ -180,6 +180,7 @@ def _run(arguments: argparse.Namespace) -> int:
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
     check_inputs(specs, store)
+    check_methods(specs)
     check_modules(specs)
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, timeout=arguments.timeout)
@@ -233,10 +234,13 @@ def _code(record: Any) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli_plan import print_plans
     from workbench.runs.best import answer_all, fastest, largest, recommend, searching
+    from workbench.runs.inputs import check_inputs
     from workbench.runs.planning import measure
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = specs_from(arguments, window="auto", peers=True)
+    named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
+    check_inputs(named, store)
     if arguments.measure:
         if arguments.machine is not None:
             raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
