@@ -164,3 +164,14 @@ def test_help_is_quick_and_torch_is_not_imported() -> None:
     done = workbench("run", "--help")
     assert done.returncode == 0
     assert "--device-memory" in done.stdout
+
+
+def test_a_dry_run_tells_points_apart_and_what_does_not_fit(tmp_path: Path, capsys) -> None:
+    base = {"method": "plain", "layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
+    grid = {"device_memory": ["1KiB", "1GiB"], "activations": ["keep", "recompute"]}
+    (tmp_path / "s.json").write_text(json.dumps({"base": base, "grid": grid, "results": "r"}))
+    assert cli.main(["sweep", str(tmp_path / "s.json"), "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["activations keep" in line for line in lines] == [True, False, True, False]
+    assert [line.endswith("; does not fit") for line in lines] == [True, True, False, False]
+    assert not (tmp_path / "r" / "runs").exists()

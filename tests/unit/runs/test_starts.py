@@ -23,7 +23,8 @@ def test_ranks_tell_what_they_did_while_they_were_waited_for() -> None:
 
 def test_a_first_step_of_no_time_was_done() -> None:
     """A tiny model's first step is shorter than what is told of other parts."""
-    events = [{"event": "started", "time": 1.0}, {"event": "phase", "time": 3.0}]
+    events = [{"event": "started", "time": 1.0}]
+    events += [{"event": "phase", "time": 3.0, "text": "training"}]
     assert "no step was done" in start_words(parts_of(events, 0.0))
     found = parts_of([*events, {"event": "step", "time": 3.01}], 0.0)
     assert "3 s to the end of the first step" in start_words(found)
