@@ -86,9 +86,7 @@ def sweep(
     `timeout`), and return the records of its points, in their order; what has one is not run again.
     The page shows it meanwhile. Raises ValueError for a sweep that cannot be."""
     with _one_sentence():
-        _must_be(
-            "file", file, (str, Path, dict, None), "a sweep file's path, or its JSON as a dict"
-        )
+        _must_be("file", file, (str, Path, dict, None), "a sweep file's path, or its JSON")
         if isinstance(file, str | Path):
             read = SweepFile.load(Path(file))
         else:

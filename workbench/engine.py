@@ -90,10 +90,8 @@ class Engine:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
         if not isinstance(optimizer_config, Mapping):
-            raise ValueError(
-                f"optimizer_config is a {type(optimizer_config).__name__}; give the arguments of "
-                'torch.optim.AdamW, such as {"lr": 1e-3}'
-            )
+            given = type(optimizer_config).__name__
+            raise ValueError(f'optimizer_config is a {given}; give a dictionary: {{"lr": 1e-3}}')
         self._module, self._stages, self._results = model, stages, user_path(results)
         self._weight_of = weight_of
         self._several = microbatches > 1 or stages not in (None, world)

@@ -377,7 +377,7 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
         ("zero-infinity", {}, "1 process; megatron-lm, l2l, stronghold, plain, fsdp do"),
         ("plain", {"amsgrad": True}, "amsgrad is on"),
         ("plain", {"momentum": 1}, "momentum"),
-        ("plain", None, "optimizer_config is a NoneType; give the arguments of torch.optim.AdamW"),
+        ("plain", None, "optimizer_config is a NoneType; give a dictionary"),
         ("plain", torch.optim.AdamW(net().parameters()), "optimizer_config is a AdamW; give"),
     ):
         with pytest.raises(ValueError, match=words):
