@@ -189,7 +189,11 @@ class Engine:
         self._first, self._loss = first, _identity(loss_fn)
         self._modes = _modes(self._module)
         if self._load_from is not None:
-            self._steps.load(self._load_from[0])
+            try:
+                self._steps.load(self._load_from[0])
+            except BaseException:
+                self.close()  # another step would begin anew
+                raise
             self._load_from = None
 
     def _check_open(self) -> None:

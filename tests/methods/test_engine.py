@@ -395,6 +395,14 @@ def test_a_closed_engine_and_a_folder_without_checkpoints_are_no_fresh_start(
             made.load(step)
         assert made.load(tmp_path / "none yet") is None, "so that a first start is like all others"
         assert made.load(tmp_path) == 1
+    other = engine("plain", nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)))
+    assert other.load(tmp_path) == 1
+    for words in (
+        "was made with family engine:Net",
+        "closed",
+    ):  # and not trained anew when asked again
+        with pytest.raises(ValueError, match=words):
+            other.step(torch.ones(4, 6), lambda out, _: out.mean())
     for ask in (
         made.state_dict,
         lambda: made.step(batch, loss_of),

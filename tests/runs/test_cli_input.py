@@ -55,6 +55,7 @@ def complaint(
         (["plan", "--lagest"], "--lagest, did you mean --largest?; see workbench plan --help"),
         (["sweep", "--retry", "a.json"], "see workbench sweep --help"),
         (["plan", "--text", "missing.txt"], "there is no text at 'missing.txt'"),
+        (["plan", "-m", "plain", "--largest", "--set", "family=bert"], "bert has layers of its"),
         (["plan", "--tokenizer", "bpe:9"], "bpe:9 has no room for merges"),
         (["run", "-m", "plain", "--start-from", "/tmp"], "start_from is '/tmp'; there are no"),
         (["run", "-m", "1f1b", "--ranks", "2", "--stages", "9 8"], "stages '9 8' are 2 of 17"),
