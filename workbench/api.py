@@ -18,7 +18,7 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.runs.best import answer_all, recommend
 from workbench.runs.events import Event
-from workbench.runs.inputs import check_inputs
+from workbench.runs.inputs import check_inputs, check_methods
 from workbench.runs.logs import read_log
 from workbench.runs.overrides import make_spec
 from workbench.runs.planning import Answer
@@ -50,8 +50,10 @@ def run(
     """
     with _one_sentence():
         store = _store(results)
-        resolved = resolve(make_spec(spec.to_dict() if spec else {}, fields))
+        _must_be("timeout", timeout, (int, float, None), "seconds")
+        resolved = resolve(make_spec(_fields(spec), fields))
         check_inputs([resolved], store)
+        check_methods([resolved])
         return run_spec(resolved, store, force=force, timeout=timeout, on_event=on_event)
 
 
@@ -65,8 +67,9 @@ def plan(
     """The plan of the spec's method, on this machine or a known one; without a method, or for
     ``all``, that of the fastest which fits. Raises ValueError where none can be planned."""
     with _one_sentence():
-        asked = fields.pop("method", spec.method if spec else "all")
-        specs = specs_for(spec.to_dict() if spec else {}, fields, asked, peers=True)
+        data = _fields(spec)
+        asked = fields.pop("method", data.get("method", "all"))
+        specs = specs_for(data, fields, asked, peers=True)
         return recommend(answer_all(specs, _store(results), machine)[0])
 
 
@@ -83,6 +86,7 @@ def sweep(
     `timeout`), and return the records of its points, in their order; what has one is not run again.
     The page shows it meanwhile. Raises ValueError for a sweep that cannot be."""
     with _one_sentence():
+        _must_be("file", file, (str, Path, dict, None), "a sweep file's path, or its JSON")
         if isinstance(file, str | Path):
             read = SweepFile.load(Path(file))
         else:
@@ -107,7 +111,18 @@ def records(
         return pandas.concat([table, pandas.DataFrame(rows)], ignore_index=True) if rows else table
 
 
+def _fields(spec: RunSpec | None) -> dict[str, Any]:
+    _must_be("spec", spec, (RunSpec, None), "a RunSpec, or its fields by name (method='plain')")
+    return spec.to_dict() if spec else {}
+
+
+def _must_be(name: str, value: object, kinds: tuple[type | None, ...], words: str) -> None:
+    if not isinstance(value, tuple(kind or type(None) for kind in kinds)):
+        raise ValueError(f"{name} is {value!r}; it must be {words}")
+
+
 def _store(results: str | Path | None) -> Store:
+    _must_be("results", results, (str, Path, None), "the path of a folder")
     return Store(REPOSITORY_RESULTS if results is None else results)
 
 

@@ -169,7 +169,7 @@ def _add_store_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from workbench.runs.inputs import check_inputs, check_modules
+    from workbench.runs.inputs import check_inputs, check_methods, check_modules
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
@@ -180,6 +180,7 @@ def _run(arguments: argparse.Namespace) -> int:
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
     check_inputs(specs, store)
+    check_methods(specs)
     check_modules(specs)
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, timeout=arguments.timeout)
@@ -233,10 +234,13 @@ def _code(record: Any) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli_plan import print_plans
     from workbench.runs.best import answer_all, fastest, largest, recommend, searching
+    from workbench.runs.inputs import check_inputs
     from workbench.runs.planning import measure
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
     specs = specs_from(arguments, window="auto", peers=True)
+    named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
+    check_inputs(named, store)
     if arguments.measure:
         if arguments.machine is not None:
             raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
@@ -288,7 +292,7 @@ def _trust(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    from workbench.runs.progress import Progress, describe_spec
+    from workbench.runs.progress import Progress
     from workbench.runs.sweep import SweepFile
     from workbench.sweep_process import run_visibly, sweep_of
 
@@ -320,8 +324,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         f"{counts['failed']} failed, {counts['pending']} to run"
     )
     if arguments.dry_run:
-        for point in sweep.points:
-            print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}")
+        _say_what_would_run(sweep)
         return OK
     try:
         records = run_visibly(file, sweep, progress.on_event, progress.line)
@@ -333,6 +336,25 @@ def _sweep(arguments: argparse.Namespace) -> int:
         progress.line(", ".join(f"{n} {state}" for state, n in sweep.counts().items()))
     counts = sweep.counts()
     return NOT_OK if counts["failed"] or counts["pending"] else OK
+
+
+def _say_what_would_run(sweep: Any) -> None:
+    """A line for each point: in which values it differs from others, and whether it fits, but for
+    modules of the user's, none of whose code runs here."""
+    from workbench.core.spec import flat
+    from workbench.runs.planning import fits
+    from workbench.runs.progress import describe_spec
+
+    told = [{name: str(value) for name, value in flat(p.spec).items()} for p in sweep.points]
+    alike = set.intersection(*(set(each.items()) for each in told))
+    for point, each in zip(sweep.points, told, strict=True):
+        own = "".join(f"; {name} {value}" for name, value in sorted(each.items() - alike))
+        try:
+            asked = point.state == "pending" and not point.spec.model.custom
+            why = "; does not fit" * (asked and not fits(point.spec, sweep.store))
+        except ValueError as error:
+            why = f"; {error}"
+        print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}{own}{why}")
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:

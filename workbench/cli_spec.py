@@ -11,6 +11,7 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +49,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **options})
         # No flag begins so: -5GiB is a value, to be refused as one, as -5 is for argparse itself.
         self._negative_number_matcher = re.compile(r"-[\d.]")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Each verb refuses its own unknown words, and names the flag that is most like them."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            like = get_close_matches(unknown[0].split("=")[0], self._option_string_actions, 1)
+            guess = f", did you mean {like[0]}?" if like else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")

@@ -90,6 +90,9 @@ class Engine:
             )
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
+        if not isinstance(optimizer_config, Mapping):
+            given = type(optimizer_config).__name__
+            raise ValueError(f'optimizer_config is a {given}; give a dictionary: {{"lr": 1e-3}}')
         self._module, self._stages, self._results = model, stages, user_path(results)
         self._weight_of, self._microbatches = weight_of, microbatches
         self._several = microbatches > 1 or stages not in (None, world)
@@ -119,6 +122,7 @@ class Engine:
         OutsideRate(**self._fields | parts | {"method": "plain", "options": None})  # may refuse
         self._folder = TemporaryFolder("workbench-engine")
         self._steps: Steps | None = None
+        self._closed = False
         self._load_from: tuple[Path, int] | None = None
         """Checkpoints to go on from with the first step, and the steps of the newest."""
 
@@ -140,6 +144,9 @@ class Engine:
         names, of a tuple as many of the first tensors as it needs.
 
         Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded."""
+        self._check_open()
+        if not callable(loss_fn):
+            raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
         taken = Batch(batch, self._weight_of)
         if self._several and self._weight_of is None and taken.ignores:
             raise ValueError(
@@ -179,8 +186,16 @@ class Engine:
         self._first, self._loss = first, _identity(loss_fn)
         self._unchanged = Unchanged(self._module, loss_fn)
         if self._load_from is not None:
-            self._steps.load(self._load_from[0])
+            try:
+                self._steps.load(self._load_from[0])
+            except BaseException:
+                self.close()  # another step would begin anew
+                raise
             self._load_from = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the engine is closed, and its weights are gone; make another engine")
 
     def _check_optimizer(self) -> None:
         """Raise ValueError for a change from outside that no method here follows."""
@@ -197,6 +212,7 @@ class Engine:
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
         the CPU, by the names there. Of several processes each calls it."""
+        self._check_open()
         if self._load_from is not None:
             raise ValueError("the checkpoint is taken up with the next step; ask after it")
         trained = self._steps.tensors() if self._steps else {}
@@ -216,6 +232,7 @@ class Engine:
         """Write ``step-N`` in a folder, weights and moments; an engine of this module in one
         process goes on from it under any method, and one of several under any number. Of several
         processes each calls it. Raises OSError if the disk refuses."""
+        self._check_open()
         if self._steps is None:
             raise ValueError("nothing has been trained yet; save after a step")
         return self._steps.save(user_path(folder))
@@ -223,15 +240,20 @@ class Engine:
     def load(self, folder: str | Path) -> int | None:
         """Take up the newest sound checkpoint of a folder; returns the steps done by it, None where
         there is none. Before the first step it is taken up with that step. Raises ValueError for
-        one of another module, seed, optimizer or clipping."""
+        one of another module, seed, optimizer or clipping, and for a path that is no folder."""
+        self._check_open()
+        path = user_path(folder)
+        if path in steps_in(path.parent) or (path.exists() and not path.is_dir()):
+            raise ValueError(f"{path} holds no checkpoints; give the folder that has its step-N")
         if self._steps is not None:
-            return self._steps.load(user_path(folder))
-        found = next(iter(steps_in(user_path(folder)).values()), None)
-        self._load_from = None if found is None else (user_path(folder), found)
+            return self._steps.load(path)
+        found = next(iter(steps_in(path).values()), None)
+        self._load_from = None if found is None else (path, found)
         return found
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Give all memory back; ask for `state_dict` before."""
+        self._closed = True
         if self._steps is not None:
             self._steps.close()
             self._steps = None

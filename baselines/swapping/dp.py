@@ -4,4 +4,4 @@ from baselines.swapping import planner
 from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import DP
 
-plan, plan_sizes, train, measure = on_ranks(planner, DP)
+check, plan, plan_sizes, train, measure = on_ranks(planner, DP)

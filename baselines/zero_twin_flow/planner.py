@@ -19,8 +19,8 @@ def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Pla
     counted as if all states were there.
     """
     release = release or Release.current("zero-offload")
-    share = offloaded_share(spec)
     parameters = sum(unit.parameters for unit in profile.units)
+    share = offloaded_share(spec, parameters)
     release = replace(
         release,
         adam_share=release.adam_share / share,

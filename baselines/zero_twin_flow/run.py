@@ -9,13 +9,14 @@ allows by what the run is known to need. Imports neither torch nor DeepSpeed unt
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baselines.late import by_deepspeed
 from baselines.zero_plan import BUCKET_ELEMENTS, activation_bytes, persistent_elements
-from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import VALUE_BYTES, RunSpec
+from workbench.model import make_model
 
 if TYPE_CHECKING:
     from baselines.zero import Adapter
@@ -31,27 +32,22 @@ LIVE_BLOCKS = 4
 """Blocks whose gathered weights may be on the device at once, beside the weights themselves."""
 
 
-def offloaded_share(spec: RunSpec) -> float:
-    """Share of the parameters updated on the host, rounded up to a percent; at least one.
+def offloaded_share(spec: RunSpec, parameters: int) -> float:
+    """Share of the model's parameters updated on the host, rounded up to a percent; at least one.
 
     Raises ValueError without a device budget.
     """
-    model, budget = spec.model, spec.device_memory
+    budget, states = spec.device_memory, STATE_BYTES * parameters
     if budget is None:
         raise ValueError(f"{LABEL} divides a device budget: device_memory is none, give one")
-    weights = VALUE_BYTES[spec.dtype] * model.parameters
-    needed = weights + activation_bytes(spec) + _reserve(model, budget)
-    left = (budget - needed) / (STATE_BYTES * model.parameters)
-    return min(1.0, max(0.01, math.ceil(100 * (1 - left)) / 100))
+    reserve = RESERVE_SHARE * budget + min(RESERVE_BYTES, states)  # less beside a small model
+    needed = VALUE_BYTES[spec.dtype] * parameters + activation_bytes(spec) + reserve
+    return min(1.0, max(0.01, math.ceil(100 * (1 - (budget - needed) / states)) / 100))
 
 
-def _reserve(model: ModelSpec, budget: int) -> float:
-    """Less of it for a model that is small beside it."""
-    return RESERVE_SHARE * budget + min(RESERVE_BYTES, STATE_BYTES * model.parameters)
-
-
-def settings(spec: RunSpec, block_elements: int) -> dict[str, Any]:
-    """DeepSpeed's configuration for a model whose blocks have `block_elements` parameters."""
+def settings(spec: RunSpec, block_elements: int, *, share: float) -> dict[str, Any]:
+    """DeepSpeed's configuration for a model whose blocks have `block_elements` parameters, of whose
+    parameters a share is updated on the host."""
     bucket = min(BUCKET_ELEMENTS, block_elements)
     return {
         "zero_optimization": {
@@ -59,7 +55,7 @@ def settings(spec: RunSpec, block_elements: int) -> dict[str, Any]:
             "offload_optimizer": {
                 "device": "cpu",
                 "pin_memory": True,
-                "ratio": offloaded_share(spec),
+                "ratio": share,
             },
             "overlap_comm": True,
             "contiguous_gradients": True,
@@ -75,10 +71,12 @@ def settings(spec: RunSpec, block_elements: int) -> dict[str, Any]:
 
 def adapter(spec: RunSpec, folder: Path) -> Adapter:
     """How DeepSpeed runs this spec."""
-    told = f"ratio {offloaded_share(spec):.2f} of the parameters is updated on the host"
     from baselines.zero import Adapter
 
-    return Adapter(label=LABEL, settings=settings, sharded=True, own_adam=True, notes=(told,))
+    share = offloaded_share(spec, make_model(spec.model).parameters_count())
+    told = (f"ratio {share:.2f} of the parameters is updated on the host",)
+    by_share = partial(settings, share=share)
+    return Adapter(label=LABEL, settings=by_share, sharded=True, own_adam=True, notes=told)
 
 
 train, _ = by_deepspeed(adapter, "")

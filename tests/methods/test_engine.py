@@ -363,12 +363,22 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
     partly.blocks[2].eval()
     wrong = {
         "takes tokens": (Net(), {"words": batch["tokens"]}, loss_of),
-        "counts its samples": (Net(), {"tokens": batch["tokens"], "labels": torch.ones(3)}, None),
+        "counts its samples": (
+            Net(),
+            {"tokens": batch["tokens"], "labels": torch.ones(3)},
+            loss_of,
+        ),
         "it must return the mean loss": (Net(), batch, lambda out, batch: out),
         "choose with torch.where": (Choosing(), batch, loss_of),
         "in every forward pass": (Remembering(), batch, loss_of),
         "is in evaluation mode; call": (Net().eval(), batch, loss_of),
         "'blocks.2' is in evaluation mode, which": (partly, batch, loss_of),
+        "loss_fn is None; give a": (Net(), batch, None),
+        "its call, or in loss_fn, ZeroDiv": (
+            Net(),
+            batch,
+            lambda out, batch: out.mean() / (1 // 0),
+        ),
         "one layer": (nn.Linear(4, 4), torch.ones(2, 4), lambda out, batch: out.mean()),
     }
     for words, (module, given, loss) in wrong.items():
@@ -393,9 +403,72 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
         ("zero-infinity", {}, "1 process; megatron-lm, l2l, stronghold, plain, fsdp do"),
         ("plain", {"amsgrad": True}, "amsgrad is on"),
         ("plain", {"momentum": 1}, "momentum"),
+        ("plain", None, "optimizer_config is a NoneType; give a dictionary"),
+        ("plain", torch.optim.AdamW(net().parameters()), "optimizer_config is a AdamW; give"),
     ):
         with pytest.raises(ValueError, match=words):
             Engine(net(), config, method=method)
+
+
+def test_a_closed_engine_and_a_folder_without_checkpoints_are_no_fresh_start(
+    engine, tmp_path
+) -> None:
+    batch = next(batches())
+    with engine("plain") as made:
+        made.step(batch, loss_of)
+        step = made.save(tmp_path)
+        with pytest.raises(ValueError, match="step-00000001 holds no checkpoints; give the folder"):
+            made.load(step)
+        assert made.load(tmp_path / "none yet") is None, "so that a first start is like all others"
+        assert made.load(tmp_path) == 1
+    other = engine("plain", nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)))
+    assert other.load(tmp_path) == 1
+    for words in (
+        "was made with family engine:Net",
+        "closed",
+    ):  # and not trained anew when asked again
+        with pytest.raises(ValueError, match=words):
+            other.step(torch.ones(4, 6), lambda out, _: out.mean())
+    for ask in (
+        made.state_dict,
+        lambda: made.step(batch, loss_of),
+        lambda: made.save(tmp_path),
+        lambda: made.load(tmp_path),
+    ):
+        with pytest.raises(ValueError, match="is closed, and its weights are gone"):
+            ask()
+
+
+class Tutorial(nn.Module):
+    """Layers in no list, as torch's tutorials write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 3, 3, bias=False), nn.Conv2d(3, 4, 3)
+        self.bn, self.fc1 = nn.BatchNorm2d(3), nn.Linear(16, 6)
+        self.lstm, self.fc2 = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn(self.conv1(x))), 2)
+        x = F.relu(self.fc1(self.conv2(x).flatten(1)))
+        return self.fc2(self.lstm(x[:, None])[0][:, -1])
+
+
+def test_layers_that_lie_in_no_list_are_torchs(engine) -> None:
+    torch.manual_seed(0)
+    module = Tutorial()
+    ours, samples = copy.deepcopy(module), [torch.rand(ROWS, 1, 10, 10) for _ in range(4)]
+    optimizer, losses = torch.optim.AdamW(module.parameters(), lr=1e-3), []
+    for x in samples:
+        optimizer.zero_grad()
+        loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with engine("stronghold", ours, {"lr": 1e-3}, clip=None) as made:
+        found = [made.step(x, lambda out, _: out.square().mean()) for x in samples]
+        assert found == pytest.approx(losses, rel=1e-6)
+        near(made.state_dict(), module.state_dict())
 
 
 @pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (1, 2)])

@@ -52,6 +52,16 @@ def complaint(
         (["run", "-m", "l2l", "--device-memory", "32G"], "'32G' is not an amount of memory"),
         (["run", "-m", "l2l", "--timeout", "-1"], "the time limit is -1.0 seconds"),
         (["run", "-m", "l2l", "--lay", "4"], "unrecognized arguments: --lay"),
+        (["plan", "--lagest"], "--lagest, did you mean --largest?; see workbench plan --help"),
+        (["sweep", "--retry", "a.json"], "see workbench sweep --help"),
+        (["plan", "--text", "missing.txt"], "there is no text at 'missing.txt'"),
+        (["plan", "-m", "plain", "--largest", "--set", "family=bert"], "bert has layers of its"),
+        (["plan", "--tokenizer", "bpe:9"], "bpe:9 has no room for merges"),
+        (["run", "-m", "plain", "--start-from", "/tmp"], "start_from is '/tmp'; there are no"),
+        (["run", "-m", "1f1b", "--ranks", "2", "--stages", "9 8"], "stages '9 8' are 2 of 17"),
+        (["run", "-m", "interleaved", "--ranks", "2"], "microbatches is 1; with interleaved on 2"),
+        (["run", "-m", "dp-swap", "--ranks", "2", "-b", "1"], "a batch of 1 samples leaves"),
+        (["run", "-m", "harmony-pp", "--forward-packs", "9"], "is given without backward_packs"),
         (["run", "-m", "l2l", "--set", "layer=4"], "unknown field 'layer'"),
         (["run", "-m", "l2l", "--set", "dtype"], "'dtype' is not a setting"),
         (["run", "--spec", "missing.json"], "the spec missing.json cannot be read"),
@@ -155,3 +165,14 @@ def test_help_is_quick_and_torch_is_not_imported() -> None:
     done = workbench("run", "--help")
     assert done.returncode == 0
     assert "--device-memory" in done.stdout
+
+
+def test_a_dry_run_tells_points_apart_and_what_does_not_fit(tmp_path: Path, capsys) -> None:
+    base = {"method": "plain", "layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 256}
+    grid = {"device_memory": ["1KiB", "1GiB"], "activations": ["keep", "recompute"]}
+    (tmp_path / "s.json").write_text(json.dumps({"base": base, "grid": grid, "results": "r"}))
+    assert cli.main(["sweep", str(tmp_path / "s.json"), "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["activations keep" in line for line in lines] == [True, False, True, False]
+    assert [line.endswith("; does not fit") for line in lines] == [True, True, False, False]
+    assert not (tmp_path / "r" / "runs").exists()

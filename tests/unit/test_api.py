@@ -122,6 +122,15 @@ def test_python_runs_plans_sweeps_and_reads_what_the_command_line_does(tmp_path)
     ):
         with pytest.raises(ValueError, match=words):
             workbench.run(**wrong, results=results)
+    for ask, wrong, words in (
+        (workbench.run, {"spec": {"method": "plain"}}, "spec is {'method': 'plain'}; it must be a"),
+        (workbench.plan, {"spec": "plain"}, "spec is 'plain'; it must be a RunSpec"),
+        (workbench.run, {"method": "plain", "timeout": "1 h"}, "timeout is '1 h'; it must be sec"),
+        (workbench.sweep, {"file": 3}, "file is 3; it must be a sweep file's path"),
+        (workbench.records, {"results": 3}, "results is 3; it must be the path"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ask(**wrong)
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="file"):
         workbench.records(tmp_path / "file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -29,6 +30,7 @@ class Planner(Protocol):
 class OnRanks(NamedTuple):
     """A method on several ranks."""
 
+    check: Callable[[RunSpec], None]
     plan: Callable[[RunSpec, Profile], Plan]
     plan_sizes: Callable[[RunSpec, Mapping[int, Profile]], Plan]
     train: Callable[[RunSpec, Reporter, Path], Outcome]
@@ -60,4 +62,4 @@ def on_ranks(planner: Planner, mode: str) -> OnRanks:
         planner.check(spec, mode)
         return by_size(spec, results, echo)
 
-    return OnRanks(plan, plan_sizes, train, measure)
+    return OnRanks(partial(planner.check, mode=mode), plan, plan_sizes, train, measure)

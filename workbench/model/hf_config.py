@@ -45,8 +45,8 @@ def read_config(path: str | Path) -> tuple[Any, str]:
     except OSError as error:
         raise ValueError(
             f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
-            "(package.module:name), or the path of a Hugging Face config.json, which cannot be "
-            f"read there: {error.strerror}"
+            "(package.module:name), or the path of a Hugging Face config.json, and "
+            f"{str(file)!r} cannot be read: {error.strerror}"
         ) from None
     numbers = parse_json(data, str(file))
     if not isinstance(numbers, dict) or not isinstance(numbers.get("model_type"), str):

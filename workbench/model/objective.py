@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -164,6 +165,7 @@ class Objective(nn.Module):
                 layers = decompose(self, example, criterion=one_number)
             except Undecomposed as error:
                 reason = self.name + error.reason.removeprefix(type(self).__name__)
+                reason = re.sub(r"Objective.forward, line \d+", "its call, or in loss_fn", reason)
                 raise ValueError(reason + ASKS * error.asks) from error
         if len(layers) < 2:
             raise ValueError(f"{self.name} is one layer; two with weights are needed{APART}")

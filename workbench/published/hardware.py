@@ -103,7 +103,7 @@ def known(name: str) -> Known:
         hardware=hardware,
         flops_per_s={dtype: (rate * share,) * 2 for dtype, rate in sheet["flops_per_s"].items()},
         note=f"by the datasheet of {sheet['label']}: passes are assumed to reach {share:.0%} of "
-        "its rate, and the host is assumed: give --host-memory",
+        "its rate, and the host is an assumed one, with --host-memory where that is given",
     )
 
 

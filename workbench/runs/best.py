@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.runs.planning import Answer, answer, rank
 from workbench.runs.search import at_layers, planned_largest
@@ -40,8 +41,8 @@ def fastest(spec: RunSpec, store: Store, machine: str | None, *, soon: bool = Fa
 def largest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
     """The answer for the most layers that fit with the method, of those the fastest; for one layer
     where not even that fits. Raises ValueError for a model that has no number of layers to vary."""
-    if spec.model.decomposed:
-        raise ValueError(f"layers of {spec.model.family} are not alike: --largest is for decoders")
+    if (family := spec.model.family) != GPT_FAMILY:
+        raise ValueError(f"{family} has layers of its own: --largest is for --hidden and --heads")
     limit = min(DEEPEST, MOST_PASSES // max(spec.microbatches, spec.ranks))
     most = max(planned_largest(way, store, limit=limit, machine=machine) for way in ways(spec))
     return fastest(at_layers(spec, max(1, most)), store, machine, soon=True)

@@ -24,11 +24,14 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
     """Raise ValueError for a model, a text, a tokenizer or a run to start from that is not there or
     cannot be used, as far as that shows without tokenizing a text. Each is read once."""
     for start in {spec.start_from for spec in specs} - {""}:
-        if not (user_path(start).is_dir() or store.folder(start).is_dir()):
+        run = user_path(start) if user_path(start).is_dir() else store.folder(start)
+        if not run.is_dir():
             raise ValueError(
                 f"start_from is {start!r}; there is no such folder, and no run of that key in "
                 f"{store.runs}"
             )
+        if not (run / "checkpoints").is_dir():
+            raise ValueError(f"start_from is {start!r}; there are no checkpoints in {run}")
     alike = [(spec.text, spec.tokenizer, replace(spec.model, layers=1)) for spec in specs]
     for text, tokenizer, model in dict.fromkeys(alike):
         if not model.decomposed:
@@ -39,6 +42,13 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
         elif text != STDLIB and model.family == "bert":
             load_pairs(text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0)
+
+
+def check_methods(specs: list[RunSpec]) -> None:
+    """Raise ValueError for numbers that no plan of a method on ranks can take."""
+    for spec in specs:
+        if check := getattr(methods.load(spec.method), "check", None):
+            check(spec)
 
 
 def check_modules(specs: list[RunSpec]) -> None:

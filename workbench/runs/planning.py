@@ -195,7 +195,10 @@ def fits(spec: RunSpec, store: Store, machine: str | None = None, *, soon: bool 
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
         profile = choose_profile(spec, store, machine)
-        return module.fits(on_machine(spec, profile.hardware), profile)
+        hardware = profile.hardware
+        fitting = module.fits(on_machine(spec, hardware), profile)
+        if not fitting or not (hardware.here and hardware.device == "cpu"):
+            return fitting  # else one memory holds both tiers, so the plan that a run makes tells
     return answer(spec, store, machine=machine, soon=soon).plan.fits
 
 

@@ -57,7 +57,7 @@ def parts_of(events: list[Event], began: float) -> dict[str, float]:
             name = {"started": IMPORTS, "phase": event.get("text", "")}.get(kind, "")
             at = event["time"]
     told = parts | {COMPILING: compiled}
-    return {name: round(seconds, 2) for name, seconds in told.items() if seconds >= TOLD_S}
+    return {part: round(s, 2) for part, s in told.items() if s >= TOLD_S or part == FIRST}
 
 
 def start_words(start: dict[str, float]) -> str:

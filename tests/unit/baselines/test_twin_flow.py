@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baselines import zero_offload, zero_twin_flow
-from baselines.zero_twin_flow.run import adapter, offloaded_share, settings
+from baselines.zero_twin_flow.run import adapter, offloaded_share
 from tests.methods.plain import judge, made_up_profile, spec_for
 from tests.unit.baselines.test_zero_plan import profile
 from workbench.core.model_spec import ModelSpec
@@ -23,26 +23,31 @@ LARGE = RunSpec(
 )
 
 
+def share_of(spec):
+    return offloaded_share(spec, spec.model.parameters)
+
+
 def test_more_memory_leaves_less_to_the_host():
     budgets = [16, 24, 32, 48, 200]
-    shares = [offloaded_share(LARGE.with_(device_memory=n * GIB)) for n in budgets]
+    shares = [share_of(LARGE.with_(device_memory=n * GIB)) for n in budgets]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 0.9
     assert shares[-1] == 0.01
-    assert offloaded_share(LARGE.with_(batch=16)) > offloaded_share(LARGE)
-    assert offloaded_share(LARGE.with_(device_memory=GIB)) == 1.0
+    assert share_of(LARGE.with_(batch=16)) > share_of(LARGE)
+    assert share_of(LARGE.with_(device_memory=GIB)) == 1.0
 
 
 def test_what_stays_and_the_weights_leave_room_in_the_budget():
-    stays = (1 - offloaded_share(LARGE)) * 16 * LARGE.model.parameters
+    stays = (1 - share_of(LARGE)) * 16 * LARGE.model.parameters
     weights = 2 * LARGE.model.parameters
     assert 0.6 * LARGE.device_memory < weights + stays < 0.9 * LARGE.device_memory
 
 
-def test_deepspeed_is_told_the_ratio():
-    zero = settings(LARGE, LARGE.model.block_parameters)["zero_optimization"]
+def test_deepspeed_is_told_the_ratio(tmp_path):
+    zero = adapter(LARGE, tmp_path).settings(LARGE, LARGE.model.block_parameters)
+    zero = zero["zero_optimization"]
     assert zero["stage"] == 3
-    assert zero["offload_optimizer"]["ratio"] == offloaded_share(LARGE)
+    assert zero["offload_optimizer"]["ratio"] == share_of(LARGE)
     assert "offload_param" not in zero
 
 
@@ -73,7 +78,7 @@ def test_it_trains_as_plain_training_does(tmp_path):
     model = ModelSpec(layers=4, hidden=64, heads=4, seq=16, vocab=256, dropout=0.1)
     spec = spec_for(method="zero-twin-flow", microbatches=2, steps=8, model=model)
     spec = spec.with_(device_memory=32 * model.parameters)
-    assert 0.1 < offloaded_share(spec) < 0.9
+    assert 0.1 < share_of(spec) < 0.9
     assert zero_twin_flow.plan(spec, made_up_profile(spec)).step_seconds > 0
     record = run(spec, Store(tmp_path))
     assert record.status == "ok", record.message

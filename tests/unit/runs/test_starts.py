@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.runs.starts import parts_of
+from workbench.runs.starts import parts_of, start_words
 
 
 def test_ranks_tell_what_they_did_while_they_were_waited_for() -> None:
@@ -19,3 +19,12 @@ def test_ranks_tell_what_they_did_while_they_were_waited_for() -> None:
         "starting its process": 1.0, "imports": 1.0, "starting 2 ranks": 3.0, "first step": 1.5,
         "ranks: imports": 1.0, "ranks: page-locking": 1.0, "ranks: passes": 3.0, "compiling": 2.5,
     }  # fmt: skip
+
+
+def test_a_first_step_of_no_time_was_done() -> None:
+    """A tiny model's first step is shorter than what is told of other parts."""
+    events = [{"event": "started", "time": 1.0}]
+    events += [{"event": "phase", "time": 3.0, "text": "training"}]
+    assert "no step was done" in start_words(parts_of(events, 0.0))
+    found = parts_of([*events, {"event": "step", "time": 3.01}], 0.0)
+    assert "3 s to the end of the first step" in start_words(found)

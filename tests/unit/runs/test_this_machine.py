@@ -218,6 +218,28 @@ def test_the_largest_model_is_the_last_that_fits(tmp_path: Path, capsys) -> None
     assert told["peak_bytes"]["device"] <= 6 << 20
 
 
+def test_the_largest_model_of_one_memory_fits_in_it(monkeypatch, tmp_path: Path, capsys) -> None:
+    """Without a GPU device and host share the memory, whatever the budgets say."""
+    here(monkeypatch, BOX)
+    words = ["plan", "--largest", "-m", "stronghold", "--hidden", "2048", "--json"]
+    budgets = ["--device-memory", "24GiB", "--host-memory", "64GiB", "--results", str(tmp_path)]
+    assert cli.main([*words, *budgets]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["layers"] > 8
+    assert sum(told["peak_bytes"].values()) <= BOX.memory_bytes
+
+
+def test_each_method_on_one_device_plans_a_decoder_of_hugging_face(tmp_path: Path, capsys) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 256}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["plan", "--hf-config", str(tmp_path), "--device-memory", "64MiB", "--json"]
+    assert cli.main([*words, "--machine", "h100-80gb", "--results", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["method"] for each in told["methods"]] == methods.compared(1, ModelSpec())
+    assert not told["not_planned"]
+
+
 def test_methods_that_search_are_asked_for_their_largest_model_too(tmp_path: Path, capsys) -> None:
     words = ["plan", "--largest", "--ranks", "2", "--machine", "h100-80gb", "--json", *TINY]
     budgets = ["--device-memory", "1MiB", "--host-memory", "4MiB", "--results", str(tmp_path)]

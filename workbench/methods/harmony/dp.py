@@ -6,5 +6,5 @@ from workbench.methods.harmony import planner
 from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import DP
 
-plan, plan_sizes, train, measure = on_ranks(planner, DP)
+check, plan, plan_sizes, train, measure = on_ranks(planner, DP)
 plan_soon = partial(planner.plan_soon, mode=DP)

@@ -19,8 +19,14 @@ def choose(model: nn.Module) -> set[str]:
     * so is any other module in which there are neither lists nor repeated classes;
     * other modules with children are opened, and the rules used inside;
     * a module without children is a layer if it has parameters.
+
+    Where that is a single one with children, it is opened, too.
     """
-    return {*_choose(model, "", top=True)} or {""}
+    found, path = {*_choose(model, "", top=True)}, ""
+    while len(found) == 1 and found != {path}:
+        (path,) = found
+        found = {*_choose(model.get_submodule(path), path, top=True)}
+    return found or {path}
 
 
 def around(model: nn.Module, at: Collection[str]) -> set[str]:
