@@ -292,6 +292,7 @@ def _trust(arguments: argparse.Namespace) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
+    from workbench.cli_plan import print_points
     from workbench.runs.progress import Progress
     from workbench.runs.sweep import SweepFile
     from workbench.sweep_process import run_visibly, sweep_of
@@ -324,7 +325,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
         f"{counts['failed']} failed, {counts['pending']} to run"
     )
     if arguments.dry_run:
-        _say_what_would_run(sweep)
+        print_points(sweep)
         return OK
     try:
         records = run_visibly(file, sweep, progress.on_event, progress.line)
@@ -336,25 +337,6 @@ def _sweep(arguments: argparse.Namespace) -> int:
         progress.line(", ".join(f"{n} {state}" for state, n in sweep.counts().items()))
     counts = sweep.counts()
     return NOT_OK if counts["failed"] or counts["pending"] else OK
-
-
-def _say_what_would_run(sweep: Any) -> None:
-    """A line for each point: in which values it differs from others, and whether it fits, but for
-    modules of the user's, none of whose code runs here."""
-    from workbench.core.spec import flat
-    from workbench.runs.planning import fits
-    from workbench.runs.progress import describe_spec
-
-    told = [{name: str(value) for name, value in flat(p.spec).items()} for p in sweep.points]
-    alike = set.intersection(*(set(each.items()) for each in told))
-    for point, each in zip(sweep.points, told, strict=True):
-        own = "".join(f"; {name} {value}" for name, value in sorted(each.items() - alike))
-        try:
-            asked = point.state == "pending" and not point.spec.model.custom
-            why = "; does not fit" * (asked and not fits(point.spec, sweep.store))
-        except ValueError as error:
-            why = f"; {error}"
-        print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}{own}{why}")
 
 
 def _reproduce(arguments: argparse.Namespace) -> int:

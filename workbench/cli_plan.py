@@ -1,16 +1,30 @@
-"""Text of ``workbench plan``."""
+"""Text of ``workbench plan``, and of a sweep that would run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from workbench.core.bytesize import format_bytes
-from workbench.runs.planning import Answer
-from workbench.runs.progress import describe_model, describe_packs, format_step, parameters
+from workbench.core.spec import RunSpec, flat
+from workbench.runs.planning import Answer, fits
+from workbench.runs.progress import (
+    describe_model,
+    describe_packs,
+    describe_spec,
+    format_step,
+    parameters,
+)
+from workbench.runs.store import Store
+from workbench.runs.sweep import Sweep
 from workbench.schedule.plan import Candidate
 
 MOST_ROWS = 32
 """Candidates that a plan shows; all are in its JSON."""
+DESCRIBED = {"method", "layers", "hidden", "batch", "seq", "steps", "dtype", "device"}
+"""Values that the line of any run has."""
+ASK_S = 10
+"""How long the points of a sweep are asked whether they fit."""
 
 
 def print_plans(
@@ -29,20 +43,47 @@ def print_plans(
         if not plan.fits:
             print(f"{mark} {plan.method:14s} does not fit: {plan.binding}")
             continue
-        time = format_step(plan.step_seconds, plan.step_seconds_range)
+        took = format_step(plan.step_seconds, plan.step_seconds_range)
         if largest:
-            time = f"{each.spec.model.layers} layers, {parameters(each.parameters)}; {time}"
-        time += f", {each.tokens_per_second:,.0f} tokens/s" if each.tokens_per_second else ""
-        time += ", --activations keep" * (each.spec.activations == "keep")
+            took = f"{each.spec.model.layers} layers, {parameters(each.parameters)}; {took}"
+        took += f", {each.tokens_per_second:,.0f} tokens/s" if each.tokens_per_second else ""
+        took += ", --activations keep" * (each.spec.activations == "keep")
         window = f", window {plan.window}" if plan.window is not None else ""
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
-        print(f"{mark} {plan.method:14s} {time}{window}; peak {peaks}")
+        print(f"{mark} {plan.method:14s} {took}{window}; peak {peaks}")
         if plan.step_seconds:
             print(f"{'':17s}bound by {plan.binding}")
         for note in (*describe_packs(plan.settings), *plan.notes, *_table(plan.candidates)):
             print(f"{'':17s}{note}")
     for method, why in not_planned.items():
         print(f"  {method:14s} is not planned: {why}")
+
+
+def print_points(sweep: Sweep) -> None:
+    """A line for each point: in which values it differs from others, and whether it fits, as far as
+    that is told soon, but for modules of the user's, none of whose code runs here."""
+    told = [{name: str(value) for name, value in flat(p.spec).items()} for p in sweep.points]
+    alike = set.intersection(*(set(each.items()) for each in told))
+    until, unasked = time.monotonic() + ASK_S, 0
+    for point, each in zip(sweep.points, told, strict=True):
+        own = sorted(item for item in each.items() - alike if item[0] not in DESCRIBED)
+        words = "".join(f"; {name} {value}" for name, value in own)
+        why = ""
+        if point.state == "pending" and not point.spec.model.custom:
+            if time.monotonic() > until:
+                unasked += 1
+            else:
+                why = _why_not(point.spec, sweep.store)
+        print(f"{point.state:8s} {point.key} {describe_spec(point.spec)}{words}{why}")
+    if unasked:
+        print(f"not asked whether they fit, which takes more than {ASK_S} s: the last {unasked}")
+
+
+def _why_not(spec: RunSpec, store: Store) -> str:
+    try:
+        return "" if fits(spec, store, soon=True) else "; does not fit"
+    except ValueError as error:
+        return f"; {error}"
 
 
 def where(answer: Answer) -> str:
