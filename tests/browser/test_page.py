@@ -96,8 +96,8 @@ def test_a_sweep_from_the_form_to_the_plot(
     tab = watched.page
     tab.get_by_role("tab", name="Sweep").click()
     fields = {
-        "layers": "2, 3", "hidden": "32", "heads": "2", "seq": "16", "vocab": "256", "batch": "2",
-        "steps": "4",
+        "layers": "2, 3", "hidden size": "32", "attention heads": "2", "sequence length": "16",
+        "vocabulary": "256", "batch": "2", "steps": "4",
     }  # fmt: skip
     methods = tab.get_by_label("method", exact=True).locator("visible=true")
     methods.select_option(label="plain torch: everything on the device, in torch alone")

@@ -23,6 +23,7 @@ from workbench.runs.campaign import Campaign
 from workbench.runs.confines import confine
 from workbench.runs.store import Store
 from workbench.ui import sweep_control, sweep_html
+from workbench.ui.runs_table_fields import label
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_panel import SweepPanel
 from workbench.ui.watch import Tail, WatchedPoint
@@ -233,7 +234,7 @@ def test_the_checkbox_is_what_detaches(panel: SweepPanel, tmp_path: Path) -> Non
     panel.keep.value = True
     panel.start()
     assert panel.control.shown.status.detached
-    assert "it goes on if this notebook closes" in text(panel.state)
+    assert "it goes on if this page or notebook closes" in text(panel.state)
 
 
 def test_a_click_does_not_wait_for_the_process_it_starts(
@@ -392,6 +393,9 @@ def test_every_control_says_what_it_is(panel: SweepPanel) -> None:
     for control in found:
         assert control.description, control
         assert control.tooltip, control.description
+    for name, made in panel.fields.fields.items():
+        assert made.description == label(name), "as tables and figures name it"
+    assert panel.fields.fields["seq"].description == "sequence length"
     live = [panel.state, panel.refusal, panel.fields.told]
     assert all('role="status"' in region.value for region in live)
 
