@@ -190,7 +190,7 @@ def _marks(axes: Any, points: list[Any], words: str, color: str, marker: Any, mo
 
 def draw_losses(losses: Mapping[str, list[Any]], methods: Sequence[str]) -> Figure:
     """Losses over steps, by the name of the run; what is not finite is left out. Runs have the
-    colours and marks of their `methods`, and dashes of their own."""
+    hues and marks of their `methods`, and dashes of their own."""
     from matplotlib.figure import Figure
 
     from workbench.figures.style import PAGE_IN, lighter, look_of, styled
@@ -201,8 +201,10 @@ def draw_losses(losses: Mapping[str, list[Any]], methods: Sequence[str]) -> Figu
         for place, ((name, values), method) in enumerate(zip(losses.items(), methods, strict=True)):
             points = [(s, v) for s, v in enumerate(map(number, values), 1) if v is not None]
             own, dash = look_of(method), DASHES[place % len(DASHES)]
-            color = own.color if place < len(DASHES) else lighter(own.color)
-            # Equal curves hide each other: later ones are thinner, with dashes of their own.
+            before = sum(look_of(earlier).color == own.color for earlier in methods[:place])
+            color = lighter(own.color) if before % 2 else own.color
+            # Equal curves hide each other: later ones are thinner, with dashes of their own, and
+            # every other one of a hue is paler.
             look = {"linewidth": max(0.8, 2 - 0.4 * place), "linestyle": dash, "color": color}
             look |= {"marker": own.marker if len(points) <= 60 else None, "label": name}
             look |= {"markersize": 5 - place % 4}

@@ -31,6 +31,7 @@ from workbench.cli_spec import specs_from
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.figures.draw import SHORT
+from workbench.figures.style import lighter
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import runs_table_work as work
@@ -442,9 +443,9 @@ def test_losses_of_any_runs_lie_over_each_other_also_of_one_in_work(
     figure = draw_losses(dict.fromkeys("ABCDEFGHIJKL", [5.0, 4.0]), names)
     lines = figure.axes[0].get_lines()
     colors = [line.get_color() for line in lines]
-    assert colors[:4] == ["#D55E00", "#000000", "#D55E00", "#D55E00"], "as in figures"
+    assert colors[:4] == ["#D55E00", "#000000", lighter("#D55E00"), "#D55E00"], "as in figures"
     assert len({line.get_linestyle() for line in lines[:3]}) == 3, "runs of one hue differ"
-    assert colors[7] != colors[0], "a tone of it once there are no more dashes"
+    assert [line.get_marker() for line in lines[:4]] == ["o", "P", "s", "o"]
     links = work.save_compared(root, keys[:2], "pair")
     assert [link["name"] for link in links] == ["pair.csv", "pair.pdf", "pair.png"]
 
