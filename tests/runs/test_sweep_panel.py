@@ -299,12 +299,25 @@ def test_a_damaged_sweep_is_shown_with_its_reason(
 
 
 def test_a_confined_page_reads_nothing_outside(
-    opened: Callable[..., SweepPanel], store: Store, tmp_path: Path
+    opened: Callable[..., SweepPanel],
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     panel = opened(confined=True)
     outside = tmp_path / "outside.json"
     outside.write_text('{"base": {"method": "fake"}}')
-    for path in (outside, store.root / ".." / "outside.json"):
+    store.root.mkdir()
+    (store.root / "own.json").write_text('{"base": {"method": "fake", "seq": 24}}')
+    for path in ("results/own.json", "own.json", store.root / "own.json"):
+        panel.control.new()
+        panel.path.value = str(path)
+        panel.load_file.click()
+        assert panel.fields.fields["seq"].value == "24", path
+    panel.control.new()
+    (store.root / "link.json").symlink_to(outside)
+    for path in (outside, store.root / ".." / "outside.json", "../outside.json", "link.json"):
         panel.path.value = str(path)
         panel.load_file.click()
         assert "here it must lie in the results folder" in text(panel.refusal)
