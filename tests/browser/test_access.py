@@ -66,7 +66,7 @@ def go_to(tab: Page, title: str) -> None:
         "Results": tab.locator(".wb-card img"),
         "Plan": tab.get_by_text("On the device for good"),
         "Sweep": tab.get_by_label("vocabulary", exact=True),
-        "Evaluate": tab.get_by_role("button", name="fig8b: Scaling with depth"),
+        "Evaluate": tab.get_by_role("button", name="figure 8b: Scaling with depth"),
     }
     seen(first[title]).wait_for()
 
@@ -86,7 +86,7 @@ def test_all_of_it_is_named_and_reached_with_the_keyboard(
             ]  # fmt: skip
             assert [name for name in reached if name in sliders] == sliders
         if title == "Evaluate":
-            fold = seen(tab.get_by_role("button", name="fig8b: Scaling with depth"))
+            fold = seen(tab.get_by_role("button", name="figure 8b: Scaling with depth"))
             assert fold.get_attribute("aria-expanded") == "false"
             fold.focus()
             tab.keyboard.press("Enter")
