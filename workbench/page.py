@@ -9,6 +9,7 @@ wanted those to go on.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import tempfile
@@ -44,9 +45,15 @@ TEMPLATE = """{%- extends 'voila/templates/lab/index.html.j2' -%}
 """Voila's page, but light or dark as the reader's system is, and without links to other servers."""
 IDLE_S = 600
 """A kernel whose page was closed ends after so long."""
-CELL = """from workbench.ui.dashboard import Dashboard
+CELL = """import os, sys
+
+sys.path[:] = filter(None, sys.path)
+os.chdir({here!r})
+
+from workbench.ui.dashboard import Dashboard
 
 Dashboard({results!r}, size={size!r}, confined=True).widget"""
+"""Nothing is imported from the folder to which what people type is relative."""
 
 
 def configuration(port: int, token: str, folder: Path) -> dict[str, dict[str, Any]]:
@@ -77,10 +84,10 @@ def configuration(port: int, token: str, folder: Path) -> dict[str, dict[str, An
 
 
 def notebook(results: Path, size: str) -> Any:
-    """The page's notebook."""
+    """The page's notebook. Relative paths in it are relative to here, as on the command line."""
     import nbformat
 
-    code = CELL.format(results=str(results), size=size)
+    code = CELL.format(results=str(results), size=size, here=os.getcwd())
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     made.metadata["title"] = "Workbench"

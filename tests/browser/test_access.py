@@ -65,8 +65,8 @@ def go_to(tab: Page, title: str) -> None:
     first = {
         "Results": tab.locator(".wb-card img"),
         "Plan": tab.get_by_text("On the device for good"),
-        "Sweep": tab.get_by_label("vocab", exact=True),
-        "Evaluate": tab.get_by_role("button", name="fig8b: Scaling with depth"),
+        "Sweep": tab.get_by_label("vocabulary", exact=True),
+        "Evaluate": tab.get_by_role("button", name="figure 8b: Scaling with depth"),
     }
     seen(first[title]).wait_for()
 
@@ -86,7 +86,7 @@ def test_all_of_it_is_named_and_reached_with_the_keyboard(
             ]  # fmt: skip
             assert [name for name in reached if name in sliders] == sliders
         if title == "Evaluate":
-            fold = seen(tab.get_by_role("button", name="fig8b: Scaling with depth"))
+            fold = seen(tab.get_by_role("button", name="figure 8b: Scaling with depth"))
             assert fold.get_attribute("aria-expanded") == "false"
             fold.focus()
             tab.keyboard.press("Enter")
@@ -98,7 +98,7 @@ def test_all_of_it_is_named_and_reached_with_the_keyboard(
     tab.get_by_role("tab", name="Evaluate", exact=True).focus()
     tab.keyboard.press("ArrowLeft")
     tab.keyboard.press("Enter")
-    seen(tab.get_by_label("vocab", exact=True)).wait_for()
+    seen(tab.get_by_label("vocabulary", exact=True)).wait_for()
 
 
 def test_light_or_dark_as_the_reader_has_it_and_nothing_is_cut_off_on_a_projector(

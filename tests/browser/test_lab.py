@@ -73,7 +73,7 @@ def test_from_opening_the_notebook_to_the_first_figure(
     with answered("JupyterLab: from opening the notebook to its first figure", 90):
         page = opened(open_page, lab)
         run_all(page)
-        page.get_by_text("fig8b: Scaling with depth").click()
+        page.get_by_text("figure 8b: Scaling with depth").click()
         page.get_by_role("img", name=re.compile("^fig8b: ")).wait_for()
     page.screenshot(path=shots / "first.png")
     assert unnamed(page, at_least=15) == []

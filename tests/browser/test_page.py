@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.browser.servers import Server, page, status_of
+from tests.browser.servers import ROOT, Server, page, status_of
 from tests.runs.helpers import connections, left_behind, role, wait_for
 from tests.unit.ui.made_up_records import failed, fill, put, record
 from workbench.runs.campaign import Campaign
@@ -95,9 +96,17 @@ def test_a_sweep_from_the_form_to_the_plot(
     watched = open_page(server.url)
     tab = watched.page
     tab.get_by_role("tab", name="Sweep").click()
+    store.root.mkdir(exist_ok=True)
+    (store.root / "own.json").write_text('{"base": {"method": "plain", "seq": 24}}')
+    path = tab.get_by_label("sweep file", exact=True).locator("visible=true")
+    path.fill(os.path.relpath(store.root / "own.json", ROOT))  # to where the page was started
+    path.press("Tab")
+    tab.get_by_role("button", name="Load", exact=True).locator("visible=true").click()
+    seq = tab.get_by_label("sequence length", exact=True).locator("visible=true").first
+    wait_for(lambda: seq.input_value() == "24")
     fields = {
-        "layers": "2, 3", "hidden": "32", "heads": "2", "seq": "16", "vocab": "256", "batch": "2",
-        "steps": "4",
+        "layers": "2, 3", "hidden size": "32", "attention heads": "2", "sequence length": "16",
+        "vocabulary": "256", "batch": "2", "steps": "4",
     }  # fmt: skip
     methods = tab.get_by_label("method", exact=True).locator("visible=true")
     methods.select_option(label="plain torch: everything on the device, in torch alone")

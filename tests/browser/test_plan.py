@@ -111,7 +111,10 @@ def test_sliders_answer_while_a_sweep_runs(tab: Page, store: Store, answered) ->
     tab.get_by_label("method", exact=True).locator("visible=true").select_option(
         label="plain torch: everything on the device, in torch alone"
     )
-    tiny = {"layers": "2", "hidden": "32", "heads": "2", "seq": "16", "vocab": "256", "batch": "2"}
+    tiny = {
+        "layers": "2", "hidden size": "32", "attention heads": "2", "sequence length": "16",
+        "vocabulary": "256", "batch": "2",
+    }  # fmt: skip
     for name, text in {**tiny, "steps": "3..60"}.items():
         field = tab.get_by_label(name, exact=True).locator("visible=true")
         field.fill(text)

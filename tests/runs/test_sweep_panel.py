@@ -23,6 +23,7 @@ from workbench.runs.campaign import Campaign
 from workbench.runs.confines import confine
 from workbench.runs.store import Store
 from workbench.ui import sweep_control, sweep_html
+from workbench.ui.runs_table_fields import label
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_panel import SweepPanel
 from workbench.ui.watch import Tail, WatchedPoint
@@ -233,7 +234,7 @@ def test_the_checkbox_is_what_detaches(panel: SweepPanel, tmp_path: Path) -> Non
     panel.keep.value = True
     panel.start()
     assert panel.control.shown.status.detached
-    assert "it goes on if this notebook closes" in text(panel.state)
+    assert "it goes on if this page or notebook closes" in text(panel.state)
 
 
 def test_a_click_does_not_wait_for_the_process_it_starts(
@@ -298,12 +299,25 @@ def test_a_damaged_sweep_is_shown_with_its_reason(
 
 
 def test_a_confined_page_reads_nothing_outside(
-    opened: Callable[..., SweepPanel], store: Store, tmp_path: Path
+    opened: Callable[..., SweepPanel],
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     panel = opened(confined=True)
     outside = tmp_path / "outside.json"
     outside.write_text('{"base": {"method": "fake"}}')
-    for path in (outside, store.root / ".." / "outside.json"):
+    store.root.mkdir()
+    (store.root / "own.json").write_text('{"base": {"method": "fake", "seq": 24}}')
+    for path in ("results/own.json", "own.json", store.root / "own.json"):
+        panel.control.new()
+        panel.path.value = str(path)
+        panel.load_file.click()
+        assert panel.fields.fields["seq"].value == "24", path
+    panel.control.new()
+    (store.root / "link.json").symlink_to(outside)
+    for path in (outside, store.root / ".." / "outside.json", "../outside.json", "link.json"):
         panel.path.value = str(path)
         panel.load_file.click()
         assert "here it must lie in the results folder" in text(panel.refusal)
@@ -392,6 +406,9 @@ def test_every_control_says_what_it_is(panel: SweepPanel) -> None:
     for control in found:
         assert control.description, control
         assert control.tooltip, control.description
+    for name, made in panel.fields.fields.items():
+        assert made.description == label(name), "as tables and figures name it"
+    assert panel.fields.fields["seq"].description == "sequence length"
     live = [panel.state, panel.refusal, panel.fields.told]
     assert all('role="status"' in region.value for region in live)
 

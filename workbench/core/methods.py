@@ -49,8 +49,8 @@ class Method:
     """Maker of steps that a user's own loop asks for (methods/driven.py), of a method that has one;
     of one that is `parallel` in the processes of torchrun."""
     sharded: bool = False
-    """Whether they may also be those of processes of torchrun, each with rows of its own and a part
-    of all weights."""
+    """Whether such steps may also be taken in processes of torchrun, each with rows of its own
+    and a part of all weights."""
 
 
 PLANNED = "workbench.methods.driven:planned"

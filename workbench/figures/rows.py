@@ -41,7 +41,7 @@ SOURCES = PUBLISHED, REFERENCE, FORMULA, SIMULATED, MEASURED = (
     "published", "reference estimate", "formula", "simulated", "measured",
 )  # fmt: skip
 """Kinds of numbers: no mark stands for two of them."""
-EXACT = "ours, exact"
+EXACT = "as this code runs it"
 """The second variant of a simulation of the published machine: our own runtime on it."""
 HERE = "from this machine's profile"
 """The variant of what was predicted of a run on the machine that then ran it."""

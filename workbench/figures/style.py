@@ -200,7 +200,7 @@ def _tone(color: str, variant: str) -> Any:
 
 
 def name_of(source: str, variant: str, hardware: str = "") -> str:
-    """A series in a legend: ``measured (AMD EPYC, 2 cores)``, ``simulated: ours, exact``."""
+    """A series in a legend: ``measured (AMD EPYC, 2 cores)``, ``simulated: our plan``."""
     words = source if not variant else f"{source}: {variant}"
     return f"{words} ({hardware})" if hardware and source == "measured" else words
 

@@ -37,7 +37,7 @@ LOOKS: dict[str, Look] = {
     Kind.INPUT_GRAD: Look("input gradient", "#E69F00", "black"),
     Kind.WEIGHT_GRAD: Look("weight gradient", "#A34700"),
     Kind.UPDATE: Look("update", "#F0E442", "black"),
-    Kind.SETTLE: Look("settle", "#B8AD1F", "black"),
+    Kind.SETTLE: Look("update after norm", "#B8AD1F", "black"),
     Kind.NORM: Look("norm", "#000000"),
     Kind.LOAD: _WEIGHTS,
     Kind.EVICT: _WEIGHTS,

@@ -16,6 +16,7 @@ from workbench.ui import html
 from workbench.ui.axis import RULE, parse_axis
 from workbench.ui.folds_panel import Folds
 from workbench.ui.form import Field, Form, form_fields
+from workbench.ui.runs_table_fields import label
 
 COLUMNS = "repeat(auto-fill, minmax(250px, 1fr))"
 LABEL = "8.5em"
@@ -101,9 +102,9 @@ def _methods(field: Field) -> widgets.SelectMultiple:
 
 def _text(field: Field) -> widgets.Text:
     common = {
-        "description": field.name.replace("_", " "),
+        "description": label(field.name),
         "placeholder": field.default,
-        "tooltip": f"{field.help} {'' if field.group == 'Sweep' else RULE}".strip(),
+        "tooltip": f"{field.name}: {field.help} {'' if field.group == 'Sweep' else RULE}".strip(),
         "continuous_update": False,
         "style": {"description_width": LABEL},
     }

@@ -26,6 +26,7 @@ from workbench.ui.folds_panel import Folds
 from workbench.ui.frame_panel import framed
 from workbench.ui.planner import ANY, PlannerControl, Question, Reply
 from workbench.ui.planner_dial import GIB, Dial, link, memory, whole
+from workbench.ui.runs_table_fields import label
 from workbench.ui.ticker import Ticker
 from workbench.ui.timeline import Timeline
 
@@ -33,13 +34,13 @@ LOOK_S = 0.005
 """Seconds between two looks for a reply, while one is to come."""
 HERE = "this machine"
 SHAPE = {
-    "hidden": ("hidden size", "Width of the residual stream", 8192),
-    "heads": ("heads", "Attention heads; they must divide the hidden size", 128),
-    "seq": ("sequence", "Tokens per sample", 8192),
-    "vocab": ("vocabulary", "Rows of the token embedding", 262144),
-    "microbatches": ("micro-batches", "Equal parts the batch is computed in", 64),
+    "hidden": ("Width of the residual stream", 8192),
+    "heads": ("Attention heads; they must divide the hidden size", 128),
+    "seq": ("Tokens per sample", 8192),
+    "vocab": ("Rows of the token embedding", 262144),
+    "microbatches": ("Equal parts the batch is computed in", 64),
 }
-"""Field of a spec -> label, help, and the end of its slider."""
+"""Field of a spec -> help, and the end of its slider."""
 ROOM = 2.0
 """How far beyond what the machine has the sliders of memory reach."""
 
@@ -139,12 +140,12 @@ class PlannerPanel:
                 "link speed", "Between host and device, each way: GB/s, or its own", link(0.0)
             ),
         }  # fmt: skip
-        for name, (label, words, high) in SHAPE.items():
+        for name, (words, high) in SHAPE.items():
             most = 1024 if name == "microbatches" else inf
-            dials[name] = (label, words, whole(1, high, doubling=True, most=most))
+            dials[name] = (label(name), words, whole(1, high, doubling=True, most=most))
         self.dials = {
-            name: Dial(label, words, scale, self._value(spec, name), self._changed)
-            for name, (label, words, scale) in dials.items()
+            name: Dial(title, words, scale, self._value(spec, name), self._changed)
+            for name, (title, words, scale) in dials.items()
         }
         first = [self.dials[name] for name in dials if name not in SHAPE]
         self.shape = Folds(

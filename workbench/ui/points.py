@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.core.spec import RunSpec
 from workbench.ui.axis import format_value
-from workbench.ui.runs_table_fields import label_of
+from workbench.ui.runs_table_fields import label, label_of
 
 ALWAYS = ("method", "layers")
 """Named even where all runs of a sweep have the same."""
@@ -31,9 +31,7 @@ def in_words(changes: dict[str, str]) -> str:
     >>> in_words({"method": "l2l", "layers": "8", "batch": "4"})
     'L2L, 8 layers, batch 4'
     """
-    rest = [
-        f"{name.replace('_', ' ')} {text}" for name, text in changes.items() if name not in ALWAYS
-    ]
+    rest = [f"{label(name)} {text}" for name, text in changes.items() if name not in ALWAYS]
     return ", ".join([label_of(changes["method"]), f"{changes['layers']} layers", *rest])
 
 

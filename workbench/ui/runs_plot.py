@@ -28,8 +28,9 @@ PALETTE = (
     ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"), ("#777777", "<"),
 )  # fmt: skip
 """Looks that colour-blind readers, and readers of a grey print, tell apart."""
-DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
-"""Lines of neighbours; seven of them and eight looks together tell 56 values apart."""
+DASHES = ("-", "--", "-.", (0, (1, 2)), (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
+"""Lines of neighbours; seven of them and eight looks together tell 56 values apart. None is ":",
+which plotly's conversion refuses."""
 FILLS = {
     "published": {"markerfacecolor": "white", "markeredgewidth": 1.2},
     "simulated": {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.8},
@@ -188,28 +189,29 @@ def _marks(axes: Any, points: list[Any], words: str, color: str, marker: Any, mo
 
 
 def draw_losses(losses: Mapping[str, list[Any]], methods: Sequence[str]) -> Figure:
-    """Losses over steps, by the name of the run; what is not finite is left out. Runs of `methods`
-    that figures draw in different colours have these."""
+    """Losses over steps, by the name of the run; what is not finite is left out. Runs have the
+    hues and marks of their `methods`, and dashes of their own."""
     from matplotlib.figure import Figure
 
-    from workbench.figures.style import PAGE_IN, look_of, styled
+    from workbench.figures.style import PAGE_IN, lighter, look_of, styled
 
-    looks = [(look.color, look.marker) for look in map(look_of, methods)]
-    if len({color for color, _ in looks}) < len(looks):
-        looks = [PALETTE[place % len(PALETTE)] for place in range(len(losses))]
     with styled():
-        figure = Figure(figsize=(PAGE_IN, 2.6), layout="constrained")
+        figure = Figure(figsize=(PAGE_IN, 2.2 + 0.16 * len(losses)), layout="constrained")
         axes = figure.subplots()
-        for place, (name, values) in enumerate(losses.items()):
+        for place, ((name, values), method) in enumerate(zip(losses.items(), methods, strict=True)):
             points = [(s, v) for s, v in enumerate(map(number, values), 1) if v is not None]
-            color, marker = looks[place]
-            # Equal curves hide each other: later ones are thinner, every other one is dashed.
-            look = {"linewidth": max(0.8, 2 - 0.4 * place), "linestyle": ("-", "--")[place % 2]}
-            look |= {"marker": marker if len(points) <= 60 else None, "markersize": 5 - place % 4}
-            axes.plot(*zip(*points or [(None, None)], strict=True), color=color, label=name, **look)
+            own, dash = look_of(method), DASHES[place % len(DASHES)]
+            before = sum(look_of(earlier).color == own.color for earlier in methods[:place])
+            color = lighter(own.color) if before % 2 else own.color
+            # Equal curves hide each other: later ones are thinner, with dashes of their own, and
+            # every other one of a hue is paler.
+            look = {"linewidth": max(0.8, 2 - 0.4 * place), "linestyle": dash, "color": color}
+            look |= {"marker": own.marker if len(points) <= 60 else None, "label": name}
+            look |= {"markersize": 5 - place % 4}
+            axes.plot(*zip(*points or [(None, None)], strict=True), **look)
         axes.set(xlabel="step", ylabel="loss (nats per token)")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        figure.legend(loc="outside upper left")
+        figure.legend(loc="outside upper left", handlelength=3.5)
     return figure
 
 

@@ -44,7 +44,7 @@ ENDINGS = {
 LABELS = {
     "key": "run", "step_seconds": "step time", "samples_per_second": "throughput",
     "final_loss": "last loss", "seconds": "whole run", "seq": "sequence length",
-    "link_bytes_per_s": "link speed",
+    "link_bytes_per_s": "link speed", "microbatches": "micro-batches",
     "hidden": "hidden size", "heads": "attention heads", "vocab": "vocabulary",
     "lr": "learning rate", "device_class": "machine", "asked_window": "window asked for",
     "asked_resident": "resident asked for", "has_timeline": "timeline",

@@ -106,7 +106,7 @@ class PlotPanel:
         self.runs_table, self._keys = runs_table, keys
         self.picture = Picture(helper)
         self._drawn: Any = None
-        self._sweep = runs_table.sweep
+        self._sweep, self._usual = runs_table.sweep, Plot(NONE, NONE)
         self.fields = {
             what: widgets.Dropdown(description=what, tooltip=words, layout={"width": "260px"})
             for what, words in TOOLTIPS.items()
@@ -140,19 +140,22 @@ class PlotPanel:
         return self.picture.settled and self._drawn == self._wish()
 
     def fill(self) -> None:
-        """Offer the fields that there are; what is chosen stays until another sweep is shown."""
+        """Offer the fields that there are. A plot that people changed stays until another sweep is
+        shown; else the usual one of the present rows is shown."""
         known, sweep = self.runs_table.state.fields, self.runs_table.sweep
         names = [name for name in known if name not in NO_AXIS]
-        fresh = bool(names) and self._sweep != sweep
+        untouched = self.plot is None or self.plot[:4] == self._usual[:4]
+        fresh = bool(names) and (untouched or self._sweep != sweep)
         usual = usual_plot(known, self.runs_table.sweeps.swept(sweep) if fresh and sweep else ())
         if fresh:
-            self._sweep, self.lines.value = sweep, usual.lines
+            self._sweep, self._usual, self.lines.value = sweep, usual, usual.lines
         for what, control in self.fields.items():
             options = [("nothing", NONE)] * (what == "colour")
             options += [(_words(known[name]), name) for name in names]
             if names and (control.options != tuple(options) or fresh):
                 kept = control.value
-                control.options = options
+                if control.options != tuple(options):
+                    control.options = options
                 there = kept in {name for _, name in options} and kept is not None and not fresh
                 control.value = kept if there else getattr(usual, what)
 

@@ -111,10 +111,13 @@ class SweepControl:
         self.form.set(method=spec.method, **values)
 
     def load(self, path: str | Path) -> None:
-        """Fill the form from a sweep file. Raises ValueError, and leaves the form as it was."""
-        path = user_path(path)
+        """Fill the form from a sweep file, relative to here; on a confined page else to the results
+        folder. Raises ValueError, and leaves the form as it was."""
+        path = user_path(written := path)
         if self.confined and not inside(path, self.store.root):
-            raise ValueError(f"the sweep file is {str(path)!r}; {INSIDE}")
+            path = self.store.root / path
+            if not inside(path, self.store.root):
+                raise ValueError(f"the sweep file is {str(written)!r}; {INSIDE}")
         self.form.load(path)
         self.watch.follow("")
         self.changed()

@@ -40,7 +40,7 @@ def state_words(sweep: SweepWatch | None) -> str:
         parts.append(f"about {format_seconds(status.seconds_left)} left")
     if sweep.live:
         after = "goes on" if status.detached else "stops"
-        parts.append(f"it {after} if this notebook closes")
+        parts.append(f"it {after} if this page or notebook closes")
     if sweep.outdated and not sweep.live:
         parts.append(f"the code behind {sweep.outdated} of them has changed since they ran")
     if sweep.problem:

@@ -44,10 +44,10 @@ BUTTONS = {
     "retry": ("Retry failed", "Start the failed runs again"),
 }
 """Action -> its words, and what it does. No icons: they would be part of what is read out."""
-KEEP = "keep running when this notebook closes"
+KEEP = "keep running when this page or notebook closes"
 KEPT = (
-    "Otherwise a sweep stops if this notebook closes. Either way finished runs stay, and the sweep "
-    "can be resumed later."
+    "Otherwise a sweep stops if this page or notebook closes. Either way finished runs stay, and "
+    "the sweep can be resumed later."
 )
 MOST_LOGS = 200
 COLUMNS = ["what", "key", "state", "status", "loss", "seconds", "samples_per_second", "message"]

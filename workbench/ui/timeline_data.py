@@ -74,7 +74,7 @@ PHRASES = {
     Kind.SUM_IN: "gradients of {unit} so far back to the device",
     Kind.NORM: "global gradient norm",
     Kind.UPDATE: "update of {unit}",
-    Kind.SETTLE: "verdict on the update of {unit}",
+    Kind.SETTLE: "update of {unit} kept, or redone clipped, once the norm is known",
     Kind.SEND: "message of {unit} sent",
     Kind.RECV: "message of {unit} received",
     Kind.SEND_GRAD: "input gradient of {unit} sent",
@@ -88,7 +88,7 @@ PHRASES = {
 }
 LANE_WORDS = {
     COMPUTE: "compute",
-    VISIT: "updates of visiting states",
+    VISIT: "device updates",
     H2D: "host to device",
     D2H: "device to host",
     HOST: "host updates",

@@ -50,7 +50,7 @@ def test_a_method_keeps_its_look_by_name_by_label_and_out_of_memory() -> None:
 
 def test_no_two_sources_share_a_mark() -> None:
     series = [
-        ("published", ""), ("simulated", "as published"), ("simulated", "ours, exact"),
+        ("published", ""), ("simulated", "as published"), ("simulated", "as this code runs it"),
         ("measured", ""),
     ]  # fmt: skip
     bars = [tuple(sorted(bar_look("red", *each).items())) for each in series]
@@ -68,7 +68,7 @@ def test_published_and_simulated_share_the_axes_at_paper_size(figure: str) -> No
     text = words(paper)
     assert len(paper.axes) == 1
     assert "simulated: as published" in text
-    assert "simulated: ours, exact" in text
+    assert "simulated: as this code runs it" in text
     assert f"{draw.UNSOUND} published run not sound" in text
     assert "updates 0.09 % of an offloaded layer" in text
     assert "calibrates the simulation" in text
@@ -128,7 +128,7 @@ def test_a_bar_is_as_high_as_its_value_and_names_the_tier() -> None:
 def test_ratios_fall_back_to_the_published_system() -> None:
     rows = paper_rows("8a")
     ratios = draw.relative_to_method(rows, "megatron-lm")
-    ours = ratios[(ratios["variant"] == "ours, exact") & (ratios["method"] == "stronghold")]
+    ours = ratios.query("variant == 'as this code runs it' and method == 'stronghold'")
     assert 0.9 < float(ours["value"].iloc[0]) < 1.2
 
 

@@ -184,6 +184,10 @@ def test_every_lane_says_how_busy_it_is_and_the_panel_why(tmp_path: Path) -> Non
     assert "ceiling 100" in words
     assert "mean 70" in words
     assert "Not measured: 78 layers, batch 16; 100 layers, batch 4." in words
+    labels = [label.get_text() for label in lanes.get_yticklabels()]
+    legend = [text.get_text() for text in paper.legends[0].get_texts()]
+    assert {"updates on GPU", "copies to GPU", "update after norm"} <= {*labels, *legend}
+    assert not {"visit", "settle"} & set(" ".join([words, *labels, *legend]).lower().split())
     assert "capped at 32 GiB, clipped at a norm of 1;" in words
     assert "GB/s" in memory.get_ylabel()
     assert "(ms)" in memory.get_xlabel()

@@ -31,13 +31,13 @@ from workbench.cli_spec import specs_from
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.figures.draw import SHORT
+from workbench.figures.style import lighter
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import runs_table_work as work
 from workbench.ui.runs_plot import (
     EDGE,
     NOWHERE,
-    PALETTE,
     VALUE,
     Plot,
     draw,
@@ -439,13 +439,13 @@ def test_losses_of_any_runs_lie_over_each_other_also_of_one_in_work(
     root = str(runs_table.store.root)
     told = work.losses(root, keys, False)
     assert "No step yet: D: " in told["words"]
-    three = [[5.0, 4.0]] * 3
-    for names, colors in (
-        (["stronghold", "plain", "l2l"], ["#D55E00", "#000000", "#E69F00"]),  # as in figures
-        (["stronghold", "harmony-dp", "l2l"], [color for color, _ in PALETTE[:3]]),
-    ):
-        figure = draw_losses(dict(zip("ABC", three, strict=True)), names)
-        assert [line.get_color() for line in figure.axes[0].get_lines()] == colors
+    names = ["stronghold", "plain", "harmony-dp", *["stronghold"] * 9]
+    figure = draw_losses(dict.fromkeys("ABCDEFGHIJKL", [5.0, 4.0]), names)
+    lines = figure.axes[0].get_lines()
+    colors = [line.get_color() for line in lines]
+    assert colors[:4] == ["#D55E00", "#000000", lighter("#D55E00"), "#D55E00"], "as in figures"
+    assert len({line.get_linestyle() for line in lines[:3]}) == 3, "runs of one hue differ"
+    assert [line.get_marker() for line in lines[:4]] == ["o", "P", "s", "o"]
     links = work.save_compared(root, keys[:2], "pair")
     assert [link["name"] for link in links] == ["pair.csv", "pair.pdf", "pair.png"]
 
@@ -469,6 +469,8 @@ def test_a_plot_to_point_at_is_the_same_plot(runs_table: RunsTable) -> None:
     marks = [one for one in told["plotly"]["data"] if one["name"] in ("STRONGHOLD", "L2L")]
     assert sorted(len(one["x"]) for one in marks) == [10, 10]
     assert told["words"].startswith("throughput over layers, 40 runs")
+    told = work.losses(str(runs_table.store.root), [key_of(n) for n in range(12)], True)
+    assert len(told["plotly"]["data"]) == 12
 
 
 # -- commands --------------------------------------------------------------------------------

@@ -189,6 +189,23 @@ def test_the_plot_is_a_picture_with_words_and_follows_its_controls_and_filters(
     assert names.index("layers") < names.index("heads"), "fields that vary come first"
 
 
+def test_the_plot_is_chosen_again_as_rows_come_until_somebody_chooses(
+    store: Store, helper: HelperProcess
+) -> None:
+    put(store, record(0))
+    panel = RunsTablePanel(store, helper=helper)
+    settle(panel)
+    assert panel.plot.plot.x == "started", "nothing varies"
+    put(store, record(1, method="stronghold", layers=64))
+    look(panel)
+    assert panel.plot.plot.x == "layers"
+    panel.plot.fields["x"].value = "seed"
+    put(store, record(2, batch=16))
+    look(panel)
+    assert panel.plot.plot.x == "seed"
+    panel.close()
+
+
 def test_chosen_runs_show_losses_are_compared_and_end_with_their_record(
     panel: RunsTablePanel,
 ) -> None:

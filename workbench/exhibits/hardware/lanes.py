@@ -45,10 +45,10 @@ LANES_TO_TRAFFIC = (1.25, 1)
 """Heights of bars and traffic."""
 WORDS = {
     COMPUTE: "compute",
-    VISIT: "visit: updates",
-    H2D: "h2d: copies to GPU",
-    D2H: "d2h: copies to host",
-    HOST: "host: updates",
+    VISIT: "updates on GPU",
+    H2D: "copies to GPU",
+    D2H: "copies to host",
+    HOST: "updates on host",
 }
 """Names of lanes for people."""
 BOUNDS = {COMPUTE: "compute", DISK_IN: "disk reads", DISK_OUT: "disk writes"}
@@ -77,7 +77,7 @@ class LaneByLane(HardwareExhibit):
         "label": "method",
         "step_seconds": "step (s)",
         "samples_per_second": "samples/s",
-        **{f"{lane}_share": f"{lane} busy" for lane in SHOWN},
+        **{f"{lane}_share": f"{WORDS[lane]} busy" for lane in SHOWN},
         "traffic_bytes_per_s": "host memory, mean (B/s)",
         "ceiling_bytes_per_s": "its ceiling (B/s)",
         "full_share": f"above {NEAR:.0%} of it",
@@ -233,8 +233,8 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "which is what host memory gave copies both ways and updates, all at once, when the "
         "machine was profiled. The bound is the batch over the longer of compute's busy time and "
         f"host memory's bytes over its ceiling, as if all else were free{_looseness(rows)}.",
-        "Visit: updates, on the GPU, of optimizer states that come there for it. Settle: an "
-        "update that is made, made again or let stand once the norm of all gradients is known. "
+        "Updates on GPU: of optimizer states that come there for it. Update after norm: it is "
+        "made, made again or let stand once the norm of all gradients is known. "
         "The goal is a share of the speed of plain training, which has the whole GPU.",
     ]
     absent = [case for case in CASES if case not in set(rows["case"])]
