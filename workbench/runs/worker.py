@@ -32,7 +32,7 @@ from typing import Any
 from workbench.core.jsonfile import read_json
 from workbench.core.methods import imported
 from workbench.core.others import read, shares
-from workbench.core.record import Outcome, RunRecord, Status, steady_step_seconds
+from workbench.core.record import Outcome, Predicted, RunRecord, Status, steady_step_seconds
 from workbench.core.reporter import compile_seconds
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
@@ -136,8 +136,7 @@ def main(folder: Path) -> int:
         outcome = imported(job.module).train(spec, reporter, folder)
         reporter.ended()
         if not outcome.predicted:
-            told = library_prediction(spec, Store(folder.parents[1]), outcome.grad_norms[1:])
-            outcome = replace(outcome, predicted=told)
+            outcome = replace(outcome, predicted=_prediction(spec, folder, outcome))
         status: Status = "ok"
         if outcome.losses and not math.isfinite(outcome.losses[-1]):
             status, message = "diverged", f"the loss is {outcome.losses[-1]} at the last step"
@@ -165,6 +164,15 @@ def main(folder: Path) -> int:
         print(error)
         return STORE_EXIT
     return 0
+
+
+def _prediction(spec: RunSpec, folder: Path, outcome: Outcome) -> Predicted:
+    """Of a library's run, which is good without one."""
+    try:
+        return library_prediction(spec, Store(folder.parents[1]), outcome.grad_norms[1:])
+    except Exception:
+        traceback.print_exc()
+        return {}
 
 
 def make_record(
