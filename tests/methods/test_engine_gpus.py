@@ -17,7 +17,7 @@ LIMIT_S = 240
 
 
 def ranks(tmp_path, method: str, how: str) -> list[dict]:
-    """What each of two processes has left; none where it left nothing."""
+    """Losses, weights and the error of each of two processes; empty for one that was killed."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is no several")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

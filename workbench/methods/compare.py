@@ -98,9 +98,10 @@ def agree(
     author: Run, cut: Run, contexts: Sequence[Context], parts: str, *,
     again: Run | None = None, module: nn.Module | None = None, far: Far = _far,
 ) -> list[Seen]:  # fmt: skip
-    """What passes teach that are the module's `author`'s, one in each context. Raises ValueError,
-    one sentence, where those of its `cut` parts teach otherwise, or one leaves something behind for
-    the next: `again` is the author's pass, and may see less; a `module` keeps its attributes."""
+    """Losses, gradients and statistics of a module's own passes (`author`), one in each context.
+    Raises ValueError, one sentence, where passes of its `cut` parts give others, or where a pass
+    leaves something behind for the next. `again` is the author's pass once more, by default of all;
+    it may give fewer. Attributes of a `module` must stay as they are."""
     states, seen, kept = _generators(), [], []
     for run, ctx in (*((author, ctx) for ctx in contexts), (again or author, contexts[0])):
         try:

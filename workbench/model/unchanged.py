@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, count
 from operator import itemgetter
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -56,10 +56,10 @@ class Unchanged:
         for part in self._parts:
             part.check()
         found = self._read_by(function)
-        for name in {**self._function, **found}:
-            old, now = self._function.get(name), found.get(name)
+        for place in {**self._function, **found}:
+            old, now = self._function.get(place), found.get(place)
             if now != old:
-                raise ValueError(_told(f"{name}, which the loss function reads,", old, now))
+                raise ValueError(_told(f"{place[0]}, which the loss function reads,", old, now))
         asked = {*[*self._tensors][self._turn : self._turn + AT_A_TIME]}
         self._turn = self._turn + AT_A_TIME if asked else 0
         for name, tensor in self._tensors.items():
@@ -75,9 +75,13 @@ class Unchanged:
         for name in self._tensors.keys() & state.keys():
             self._tensors[name].may_be(state[name])
 
-    def _read_by(self, function: Callable | None) -> dict[str, Any]:
-        places = () if function is None else _places_of(function, {*self._own})
-        return {place.name: place.look() for place in places}
+    def _read_by(self, function: Callable | None) -> dict[tuple[str, int], Any]:
+        """Values by the names of their places, and how many of the same name come before."""
+        found: dict[tuple[str, int], Any] = {}
+        for place in () if function is None else _places_of(function, {*self._own}):
+            before = next(n for n in count() if (place.name, n) not in found)
+            found[place.name, before] = place.look()
+        return found
 
 
 class Place(NamedTuple):
@@ -89,7 +93,7 @@ class Place(NamedTuple):
     key: str
 
     def look(self) -> Any:
-        """What is there now, so that it can be compared and told."""
+        """The value at this place now, so that it can be compared and told."""
         if isinstance(self.space, Mapping):
             return _comparable(self.space.get(self.key))
         return _comparable(getattr(self.space(), self.key, None))
@@ -235,7 +239,7 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
     elif isinstance(function, nn.Module):
         for begin, part in function.named_modules():
             loaded = _read_by_type(type(part)) | {"training"}
-            for key in (vars(part).keys() - SKIPPED) & loaded:
+            for key in sorted((vars(part).keys() - SKIPPED) & loaded):
                 yield Place(f"{begin}.{key}" if begin else key, vars(part), key)
         tensors = dict(function.named_buffers())
         yield from (Place(key, tensors, key) for key in tensors)
@@ -249,7 +253,7 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
             if value.default is not value.empty
         }
         beside = function.__globals__
-        for space, keys in ((own, own.keys()), (beside, read & beside.keys())):
+        for space, keys in ((own, own), (beside, sorted(read & beside.keys()))):
             for key in keys:
                 value = space[key]
                 if isinstance(value, nn.Module):

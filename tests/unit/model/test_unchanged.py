@@ -1,4 +1,5 @@
-"""Whatever a user changes beside the batch after layers were made is named, and nothing else is."""
+"""A change of a module or a loss function between the steps of an engine is named; no use of the
+module that changes nothing is."""
 
 from __future__ import annotations
 
@@ -131,6 +132,21 @@ def by_value(factor: float) -> Callable:
 
 def by_default(factor: float) -> Callable:
     return lambda out, batch, by=factor: out.mean() * by
+
+
+def test_of_two_criteria_each_is_looked_at() -> None:
+    both = [nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(label_smoothing=0.2)]
+    one, other = both
+
+    def loss(out: Tensor, batch: Tensor) -> Tensor:
+        return one(out, batch) + other(out, batch)
+
+    for each in both:
+        unchanged = Unchanged(Net(), loss)
+        unchanged.check(loss)
+        each.label_smoothing += 0.5
+        with pytest.raises(ValueError, match=r"label_smoothing, which .* reads, is 0\.[67] now"):
+            unchanged.check(loss)
 
 
 @pytest.mark.parametrize("made", [by_value, by_default])
