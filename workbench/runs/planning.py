@@ -225,14 +225,20 @@ def choose_profile(
     machine: str | None,
     echo: Callable[[str], object] = lambda text: None,
 ) -> Profile:
-    """The profile of the spec's model on a machine; None is this one, as it was measured or, where
-    it was not, as far as it is known. `echo` hears why a measurement that is stored is not used."""
+    """The profile of the spec's model on a machine; None is this one, as it was measured, in
+    proportion to what was measured of other micro-batches or, where nothing was, as far as it is
+    known. `echo` hears why a measurement that is stored is not used, and of a proportion."""
+    from workbench.profile.several import nearest_profile
     from workbench.profile.store import stored_profile
     from workbench.published import machines
     from workbench.published.hardware import profile_on
 
-    if machine is None and (found := stored_profile(spec, store.root, echo)) is not None:
-        return found
+    if machine is None:
+        if (found := stored_profile(spec, store.root, echo)) is not None:
+            return found
+        if (found := nearest_profile(spec, store.root)) is not None:
+            echo(found.note)
+            return found
     on = machines.find(machine, store.root) if machine else machines.here(spec.device, store.root)
     found = profile_on(on, spec.model, spec.microbatch, spec.dtype)
     return found.with_link(spec.link_bytes_per_s)
