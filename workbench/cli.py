@@ -261,7 +261,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     else:
         print_plans(answers, best, not_planned, largest=arguments.largest)
     if not best.plan.fits:
-        _complain(f"nothing fits: {best.plan.binding}")
+        several = "the lines above say why" if answers[1:] and not arguments.json else ""
+        _complain(f"nothing fits: {several or best.plan.binding}")
         return BAD_INPUT
     return OK
 

@@ -81,8 +81,9 @@ def answer(
     profiles = choose_profiles(spec, store, machine, heard.append)
     profile = profiles[min(profiles)]
     hardware = profile.hardware
+    possible = on_machine(spec, hardware)
     try:
-        plan = plan_from(on_machine(spec, hardware), profiles, soon=soon)
+        plan = plan_from(possible, profiles, soon=soon)
     except DoesNotFit as refusal:
         plan = Plan(
             method=spec.method,
@@ -94,6 +95,10 @@ def answer(
             binding=str(refusal),
             lacking=refusal.tier,
         )
+    if not plan.fits and plan.lacking in (DEVICE, HOST_TIER):
+        name = f"{plan.lacking}_memory"
+        if getattr(possible, name) != getattr(spec, name):
+            plan = replace(plan, binding=f"{plan.binding}, all that this machine has")
     plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)), spread=hardware.spread)
     return Answer(
         plan=told(plan, hardware, spec.ranks),
