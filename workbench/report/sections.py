@@ -20,7 +20,7 @@ COUNTED = (
     (HOLDS, "holds", "hold"),
     (FAILS, "does not hold", "do not hold"),
     ("cannot be told", "cannot be told here", "cannot be told here"),
-    (MISSING, "has no value", "have no value"),
+    (MISSING, "has no result", "have no result"),
 )
 """Beginnings of verdicts, and words for one and for several of them."""
 
