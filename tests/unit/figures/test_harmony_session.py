@@ -154,6 +154,7 @@ def test_the_report_has_a_section_an_exhibit(tmp_path: Path) -> None:
     assert set(verdicts["exhibit"]) == set(EXHIBITS)
     assert {"holds", "does not hold", "no result"} == set(verdicts["verdict"])
     assert "They are not measurements" in text
+    assert "<figcaption>They" not in text, "the first sentence stands in the drawing alone"
 
 
 def test_rows_survive_their_csv(tmp_path: Path) -> None:
