@@ -59,14 +59,15 @@ def test_on_several_devices_those_methods_are_compared_that_run_there(tmp_path, 
     planned = {method["method"] for method in told["methods"]}
     swapped = {"harmony-pp", "harmony-dp", "pp-swap", "dp-swap"}
     assert swapped | {"data-parallel", "torch-gpipe", "gpipe", "1f1b", "zb-h1"} <= planned
+    assert {"torch-1f1b", "interleaved"} <= planned, "with more than one micro-batch"
     assert told["method"] in planned
-    not_planned = {"torch-1f1b", "torch-interleaved", "torch-zero-bubble", "interleaved"}
+    not_planned = {"torch-interleaved", "torch-zero-bubble"}
     assert told["not_planned"].keys() == {"zero-offload", "zero-infinity", *not_planned}
     assert main(words) == 0
     told = capsys.readouterr().out
     assert ", batch 4, on this machine (" in told
     assert "this machine has not been measured, so no times are told: `workbench plan" in told
-    assert "torch-1f1b     is not planned: torch's 1F1B needs a micro-batch for each of 2" in told
+    assert "torch-interleaved is not planned: torch plans torch-interleaved by itself" in told
     more = ["--set", "family=resnet", "--set", "tied=false"]
     assert main([*words, *more]) == 0
     assert "torch-gpipe" not in capsys.readouterr().out, "it trains decoders only"
