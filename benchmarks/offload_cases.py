@@ -123,7 +123,6 @@ LLAMA: dict[str, Any] = {
     "tied": False,
     "dtype": "bf16",
     "batch": 8,
-    "microbatches": 8,
     "host_memory": 94 * GIB,
 }
 """From random weights: nothing is downloaded. Plans of ZeRO's and FSDP2 need more memory."""
@@ -166,7 +165,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         ),
         Case(
             name="llama-8b", methods=("stronghold", "l2l"), changes=LLAMA, cap_gib=24,
-            steps=(2, 5),
+            splits=(8,), steps=(2, 5),
         ),  # fmt: skip
         Case(
             name="small-fp32",

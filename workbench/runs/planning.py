@@ -161,7 +161,7 @@ def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -
         held = device_locks.take(among, 1, "workbench plan --measure")
         if held is None:
             raise ValueError(
-                f"{among[0].name} is taken by {device_locks.holder(among[0])}, and both would be "
+                f"{device_locks.holder(among[0])} holds {among[0].name}, and both would be "
                 "slower: measure when that has ended, or plan without --measure"
             )
         os.environ.update(held.environment)

@@ -143,9 +143,22 @@ def test_a_malformed_machine_is_one_sentence(text: str, why: str, tmp_path: Path
     assert why in line
 
 
-def test_layers_are_measured_without_training(measured, tmp_path: Path, capsys) -> None:
+def configuration(folder: Path) -> Path:
+    """A small decoder of Hugging Face."""
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 256}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder / "config.json"
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["gpt", "hugging-face"])
+def test_layers_are_measured_without_training(
+    theirs, measured, tmp_path: Path, monkeypatch, capsys
+) -> None:
     shutil.copytree(measured, tmp_path / "profiles")
-    words = ["plan", "-m", "plain", *TINY, "--device", "cpu", "--results", str(tmp_path)]
+    monkeypatch.chdir(tmp_path)
+    model = ["--hf-config", configuration(Path()).name] if theirs else TINY  # from where we are
+    words = ["plan", "-m", "plain", *model, "--device", "cpu", "--results", str(tmp_path)]
     assert cli.main([*words, "--measure", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["profile"], told["basis"]) == ("measured", "")
@@ -155,7 +168,7 @@ def test_layers_are_measured_without_training(measured, tmp_path: Path, capsys) 
         assert cli.main([*words, "--measure"]) == 2
     finally:
         held.release()
-    assert "the processors is taken by a run of a test" in capsys.readouterr().err
+    assert "holds the processors, and both" in capsys.readouterr().err
 
 
 def test_records_of_earlier_runs_count_and_a_start_is_assumed(monkeypatch, tmp_path: Path) -> None:
@@ -230,10 +243,14 @@ def test_the_largest_model_of_one_memory_fits_in_it(monkeypatch, tmp_path: Path,
 
 
 def test_each_method_on_one_device_plans_a_decoder_of_hugging_face(tmp_path: Path, capsys) -> None:
-    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 256}
-    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ["plan", "--hf-config", str(tmp_path), "--device-memory", "64MiB", "--json"]
+    words = [
+        "plan",
+        "--hf-config",
+        str(configuration(tmp_path)),
+        "--device-memory",
+        "64MiB",
+        "--json",
+    ]
     assert cli.main([*words, "--machine", "h100-80gb", "--results", str(tmp_path)]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [each["method"] for each in told["methods"]] == methods.compared(1, ModelSpec())
