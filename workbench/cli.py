@@ -233,11 +233,14 @@ def _code(record: Any) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli_plan import print_plans
+    from workbench.published import machines
     from workbench.runs.best import answer_all, fastest, largest, recommend, searching
     from workbench.runs.inputs import check_inputs
     from workbench.runs.planning import measure
 
     store = Store(arguments.results or REPOSITORY_RESULTS)
+    if arguments.machine is not None:
+        machines.find(arguments.machine, store.root)  # before anything takes seconds
     specs = specs_from(arguments, window="auto", peers=True)
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
     check_inputs(named, store)
