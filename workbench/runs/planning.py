@@ -116,6 +116,19 @@ def on_machine(spec: RunSpec, hardware: Hardware) -> RunSpec:
     return replace(spec, **over) if hardware.here and over else spec
 
 
+def one_memory(spec: RunSpec, hardware: Hardware) -> int:
+    """Bytes of the one memory that a processor's device and host share, where the spec's budgets do
+    not divide it between them: one is missing, or together they are more; else 0."""
+    if not (hardware.here and hardware.device == "cpu"):
+        return 0
+    shared, budgets = (
+        hardware.device_bytes + hardware.host_bytes,
+        (spec.device_memory, spec.host_memory),
+    )
+    divided = None not in budgets and spec.ranks * budgets[0] + budgets[1] <= shared
+    return 0 if divided else shared
+
+
 def told(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
     """The plan as it is told: refused where this machine's one memory cannot hold all tiers, and
     without its times where they are not this machine's."""
@@ -195,9 +208,8 @@ def fits(spec: RunSpec, store: Store, machine: str | None = None, *, soon: bool 
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
         profile = choose_profile(spec, store, machine)
-        hardware = profile.hardware
-        fitting = module.fits(on_machine(spec, hardware), profile)
-        if not fitting or not (hardware.here and hardware.device == "cpu"):
+        fitting = module.fits(on_machine(spec, profile.hardware), profile)
+        if not fitting or not one_memory(spec, profile.hardware):
             return fitting  # else one memory holds both tiers, so the plan that a run makes tells
     return answer(spec, store, machine=machine, soon=soon).plan.fits
 
