@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
@@ -171,7 +172,8 @@ class _Builder(ScheduleBuilder):
         self.head = len(profile.units) - 1
         self.units = range(len(profile.units))
         self.micros = range(spec.microbatches)
-        self.parameters = sum(unit.parameters for unit in profile.units)
+        sums = [*accumulate(unit.parameters for unit in profile.units)]
+        self.parameters, self.after = sums[-1], [sums[-1] - each for each in sums]
 
     def schedule(self) -> Schedule:
         self._permanent()
@@ -340,8 +342,7 @@ class _Builder(ScheduleBuilder):
     def _stays(self, unit: int) -> bool:
         """Whether fetched weights stay from forward to backward pass: all that come after them in
         the model are within the reuse distance."""
-        between = sum(cost.parameters for cost in self.profile.units[unit + 1 :])
-        return unit == self.head or 0 < between <= self.release.reuse_elements
+        return unit == self.head or 0 < self.after[unit] <= self.release.reuse_elements
 
     def _keeps(self, unit: int) -> bool:
         return self.spec.activations == "keep" and self.profile.units[unit].kept_bytes > 0

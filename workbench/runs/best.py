@@ -37,7 +37,7 @@ def fastest(spec: RunSpec, store: Store, machine: str | None, *, soon: bool = Fa
     """The method's best answer, `soon` by a part of a long search. Raises ValueError."""
     first, *others = ways(spec)
     found = [answer(first, store, machine=machine, soon=soon)]
-    for way in others:
+    for way in others if found[0].plan.fits else ():  # to keep takes more memory
         with suppress(ValueError):
             found.append(answer(way, store, machine=machine, soon=soon))
     return min((a for a in found if a.plan.fits), key=lambda a: rank(a.plan), default=found[0])

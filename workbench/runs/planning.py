@@ -24,7 +24,10 @@ from workbench.runs import device_locks
 from workbench.runs.resolve import check_method, resolve
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
-from workbench.schedule.schedule import DEVICE, HOST_TIER
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
+
+LEAST_BYTES = 12
+"""Bytes of a parameter that training keeps somewhere, whatever the method and dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,7 @@ def answer(
     profile = profiles[min(profiles)]
     hardware = profile.hardware
     try:
+        check_room(on_machine(spec, hardware), profile)
         plan = plan_from(on_machine(spec, hardware), profiles, soon=soon)
     except DoesNotFit as refusal:
         plan = Plan(
@@ -104,6 +108,22 @@ def answer(
         parameters=sum(unit.parameters for unit in profile.units),
         basis="" if hardware.source == "measured" else profile.note,
     )
+
+
+def check_room(spec: RunSpec, profile: Profile) -> None:
+    """Raise DoesNotFit where all tiers together cannot hold the weights in fp32 and their moments,
+    which every method keeps: schedules of a hopeless depth take long to build."""
+    hardware, tier = profile.hardware, getattr(spec.options, "optimizer_tier", HOST_TIER)
+    devices = spec.ranks if spec.device_memory or hardware.device == "cuda" else 1
+    room = devices * (spec.device_memory or hardware.device_bytes)
+    room += (spec.host_memory or hardware.host_bytes) + (spec.disk_memory or 0)
+    needs = LEAST_BYTES * sum(unit.parameters for unit in profile.units)
+    if needs > room and (tier != DISK or spec.disk_memory):
+        raise DoesNotFit(
+            f"weights and optimizer states need {format_bytes(needs)}, all memory that there is "
+            f"holds {format_bytes(room)}",
+            tier=HOST_TIER,
+        )
 
 
 def on_machine(spec: RunSpec, hardware: Hardware) -> RunSpec:

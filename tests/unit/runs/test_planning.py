@@ -126,6 +126,25 @@ def test_why_what_is_stored_is_not_used_is_in_the_plan(tmp_path, monkeypatch):
     assert found.plan.notes[-1] == "units-1.json is not used, it cannot be read"
 
 
+def test_a_hopeless_depth_is_refused_before_a_schedule_is_built(capsys, monkeypatch) -> None:
+    asked: list[str] = []
+
+    def plan_from(spec, profiles, soon) -> Plan:
+        asked.append(spec.activations)
+        return plan_of(spec.method, None, fits=False)
+
+    monkeypatch.setattr(planning, "plan_from", plan_from)
+    words = ["--machine", "h100-80gb", "-l", "2000", "--heads", "64", "--hidden"]
+    code, answer, err = run_cli(capsys, *words, "65536")
+    assert (code, asked) == (2, [])
+    assert "weights and optimizer states need 1.099 PiB, all memory" in err
+    assert {each["fits"] for each in answer["methods"]} == {False}
+
+    # Where it could be, each method is asked; not also with activations kept, which takes more.
+    run_cli(capsys, *words, "2048", "--host-memory", "1200GiB")
+    assert asked == ["auto"] * len(answer["methods"])
+
+
 def test_every_method_of_several_ranks_is_asked(capsys, tmp_path) -> None:
     """ZeRO among them; one that cannot be asked with these settings hides no other."""
     words = ("--ranks", "2", "-b", "4", "--microbatches", "2", "--machine", "h100-80gb")
