@@ -241,7 +241,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     store = Store(arguments.results or REPOSITORY_RESULTS)
     if arguments.machine is not None:
         machines.find(arguments.machine, store.root)  # before anything takes seconds
-    specs = specs_from(arguments, window="auto", peers=True)
+    refused: dict[str, str] = {}
+    specs = specs_from(arguments, window="auto", peers=True, refused=refused)
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
     check_inputs(named, store)
     if arguments.measure:
@@ -254,10 +255,11 @@ def _plan(arguments: argparse.Namespace) -> int:
             f"{', '.join(slow)} search at each depth: some 10 s each, a minute where hundreds fit"
         )
     answers, not_planned = answer_all(specs, store, arguments.machine, ask)
+    not_planned = {**refused, **not_planned}
     best = recommend(answers)
     if arguments.json:
         printed = best.to_dict()
-        if len(specs) > 1:
+        if len(specs) > 1 or refused:
             printed["methods"] = [other.to_dict() for other in answers]
             printed["not_planned"] = not_planned
         print(json.dumps(printed, indent=1))

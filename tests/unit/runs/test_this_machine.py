@@ -242,6 +242,29 @@ def test_the_largest_model_of_one_memory_fits_in_it(monkeypatch, tmp_path: Path,
     assert sum(told["peak_bytes"].values()) <= BOX.memory_bytes
 
 
+def test_one_memory_is_divided_for_the_largest_model(monkeypatch, tmp_path: Path, capsys) -> None:
+    """Between device and host as is best for each method; told budgets hold, and no others do with
+    a layer more."""
+    box = replace(BOX, memory_bytes=600 << 20)
+    here(monkeypatch, box)
+    shape = {"hidden": 768, "heads": 4, "seq": 128, "vocab": 512}
+    flags = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+    words, store, found = ["plan", *flags, "--results", str(tmp_path)], Store(tmp_path), {}
+    for method in ("stronghold", "l2l", "plain", "zero-offload"):
+        assert cli.main([*words, "--largest", "-m", method, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        layers = found[method] = told["layers"]
+        budgets = next(note for note in told["notes"] if "one memory" in note).split(": ")[1]
+        again = ["-m", method, "-l", str(layers), *budgets.split(), "--json"]
+        assert cli.main([*words, *again]) == 0
+        assert sum(json.loads(capsys.readouterr().out)["peak_bytes"].values()) <= sum(box.tiers())
+        more = make_spec({**shape, "method": method, "layers": layers + 1})
+        for device in range(45, 540, 45):
+            spec = more.with_(device_memory=device << 20, host_memory=540 - device << 20)
+            assert not planning.fits(spec, store), (method, device)
+    assert found["stronghold"] >= found["l2l"] > found["zero-offload"]
+
+
 def test_each_method_on_one_device_plans_a_decoder_of_hugging_face(tmp_path: Path, capsys) -> None:
     words = [
         "plan",
