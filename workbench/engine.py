@@ -29,9 +29,11 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.methods.driven import OutsideRate, Steps, Task
+from workbench.methods.train import resolve_device
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
 from workbench.model.unchanged import Unchanged
+from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.manifest import steps_in
 
@@ -121,6 +123,7 @@ class Engine:
         parts = {"batch": microbatches, "microbatches": microbatches}
         OutsideRate(**self._fields | parts | {"method": "plain", "options": None})  # may refuse
         self._folder = TemporaryFolder("workbench-engine")
+        self._peers = Peers(self._folder.path)
         self._steps: Steps | None = None
         self._closed = False
         self._load_from: tuple[Path, int] | None = None
@@ -145,6 +148,26 @@ class Engine:
 
         Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded."""
         self._check_open()
+        taken: list[Batch] = []
+
+        def check() -> None:
+            taken.append(self._checked(batch, loss_fn))
+
+        if self._steps is None:
+            if self._row.parallel or self._row.sharded:
+                self._peers.meet(resolve_device(self._fields["device"]).type)
+            with (
+                self._peers.together("in planning the first step", check),
+                generators(self._fields["seed"]),  # the user's are left as they were
+            ):
+                self._begin(taken[0], loss_fn)
+        with self._peers.together(f"in step {self.steps}", check):
+            loss = self._steps.step(taken[-1])
+        self.optimizer.step()  # of nothing, so that schedulers see it stepped
+        return loss
+
+    def _checked(self, batch: Any, loss_fn: LossFunction) -> Batch:
+        """Raise ValueError for a batch that cannot be trained, or not as those before."""
         if not callable(loss_fn):
             raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
         taken = Batch(batch, self._weight_of)
@@ -156,16 +179,13 @@ class Engine:
             )
         taken.check_parts(self._microbatches)
         if self._steps is None:
-            with generators(self._fields["seed"]):  # the user's are left as they were
-                self._begin(taken, loss_fn)
+            return taken
         taken.check_like(self._first)
         self._check_optimizer()
         if _identity(loss_fn) != self._loss:
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         self._unchanged.check(loss_fn)
-        loss = self._steps.step(taken)
-        self.optimizer.step()  # of nothing, so that schedulers see it stepped
-        return loss
+        return taken
 
     def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
         """Make all that waits for a batch."""
@@ -180,7 +200,7 @@ class Engine:
             spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
             microbatches=self._microbatches, objective=objective, first=first,
             results=self._results, folder=self._folder.path, stages=self._stages,
-            weight_of=self._weight_of,
+            weight_of=self._weight_of, peers=self._peers,
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)
         self._first, self._loss = first, _identity(loss_fn)
@@ -215,7 +235,10 @@ class Engine:
         self._check_open()
         if self._load_from is not None:
             raise ValueError("the checkpoint is taken up with the next step; ask after it")
-        trained = self._steps.tensors() if self._steps else {}
+        trained: dict[str, Tensor] = {}
+        if self._steps:
+            with self._peers.together("in state_dict"):
+                trained = self._steps.tensors()
         trained = {name.removeprefix(PREFIX): tensor for name, tensor in trained.items()}
         own = dict(self._module.named_parameters(remove_duplicate=False))
         first = {id(own[name]): name for name in trained if name in own}
@@ -235,7 +258,8 @@ class Engine:
         self._check_open()
         if self._steps is None:
             raise ValueError("nothing has been trained yet; save after a step")
-        return self._steps.save(user_path(folder))
+        with self._peers.together("in save"):
+            return self._steps.save(user_path(folder))
 
     def load(self, folder: str | Path) -> int | None:
         """Take up the newest sound checkpoint of a folder; returns the steps done by it, None where
@@ -246,7 +270,8 @@ class Engine:
         if path in steps_in(path.parent) or (path.exists() and not path.is_dir()):
             raise ValueError(f"{path} holds no checkpoints; give the folder that has its step-N")
         if self._steps is not None:
-            return self._steps.load(path)
+            with self._peers.together("in load"):
+                return self._steps.load(path)
         found = next(iter(steps_in(path).values()), None)
         self._load_from = None if found is None else (path, found)
         return found
@@ -257,12 +282,15 @@ class Engine:
         if self._steps is not None:
             self._steps.close()
             self._steps = None
+        self._peers.close()
         self._folder.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if error is not None:
+            self._peers.say(error)
         self.close()
 
 

@@ -534,7 +534,12 @@ def test_two_ranks_go_on_with_statistics_masks_and_weights_of_bf16(
     [
         ("harmony-dp", "raises", "RankFailed: rank 1: no such luck"),
         ("harmony-pp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
-        ("pp-swap", "closed", "RankFailed: another rank has closed its engine, in step 2"),
+        ("pp-swap", "closed", "RankFailed: rank 1: it has closed its engine, in step 2"),
+        ("fsdp", "raises", "RankFailed: rank 1: no such luck"),
+        ("fsdp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
+        ("fsdp", "uneven", "ValueError: rank 0 is in step 2 and rank 1 is in state_dict; all"),
+        ("varuna", "raises", "RankFailed: rank 1: no such luck"),
+        ("varuna", "closed", "RankFailed: rank 1: it has closed its engine, in step 2"),
         ("harmony-dp", "stopped", "RankFailed: rank 1: it is stopped, and has not"),
         ("harmony-pp", "fewer", "ValueError: the processes have different numbers of rows"),
         ("harmony-pp", "stages", "ValueError: stages is 2; leave it out"),
@@ -548,5 +553,22 @@ def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
         told = workers.run("failing", stages=1, replicas=2, method=method, results=results, how=how)
     assert told[0]["said"].startswith(words), told
     assert how != "stopped" or told[0]["said"].endswith("in step 2"), told
-    if how in ("fewer", "stages", "small", "lacks"):  # before there is anything to train
+    if how in ("fewer", "stages", "small", "lacks", "uneven"):  # before there is anything to train
         assert told[1] == told[0]
+
+
+@pytest.mark.parametrize("method", ["harmony-dp", "fsdp", "varuna"])
+def test_a_rank_that_is_stopped_is_named_wherever_it_is_and_another_engine_trains(
+    engine, method
+) -> None:
+    """All ranks pass equal rows, so losses are those of one."""
+    with Workers() as workers:
+        told = workers.run(
+            "stopped", stages=1, replicas=2, method=method, results=str(engine.args[0])
+        )
+    places = ("planning the first step", "step 1", "save", "load", "state_dict")
+    words = "RankFailed: rank 1: it is stopped, and has not moved for 0 s, in "
+    assert told[0].get("told") == [words + place for place in places], told
+    with engine("plain", net(frozen=method != "fsdp"), clip=None) as made:
+        wanted = [made.step(batch, loss_of) for batch in batches(2)]
+    assert told[0]["losses"] == pytest.approx(wanted, rel=1e-6)
