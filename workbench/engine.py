@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.files import TemporaryFolder
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.methods.driven import OutsideRate, Steps, Task
@@ -36,6 +36,7 @@ from workbench.model.unchanged import Unchanged
 from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.manifest import steps_in
+from workbench.runtime.storage import DTYPES
 
 TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""
@@ -106,7 +107,8 @@ class Engine:
         """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
         (group,), self._no_decay = self.optimizer.param_groups, frozenset[str]()
         if groups is not None:
-            group["weight_decay"], self._no_decay = decays_of(model, groups, config)
+            common, self._no_decay = in_common(model, groups, config)
+            group.update(common)
         if wrong := [name for name in NOT_OURS if group[name]]:
             raise ValueError(f"{wrong[0]} is on in optimizer_config; no method here computes that")
         memory = {"device": device_memory, "host": host_memory, "disk": disk_memory}
@@ -170,7 +172,7 @@ class Engine:
         """Raise ValueError for a batch that cannot be trained, or not as those before."""
         if not callable(loss_fn):
             raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
-        taken = Batch(batch, self._weight_of)
+        taken = Batch(batch, self._weight_of, DTYPES[self._fields["dtype"]])
         if self._several and self._weight_of is None and taken.ignores:
             raise ValueError(
                 "the batch has labels of -100, which torch's losses leave out, and is computed in "
@@ -192,8 +194,8 @@ class Engine:
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
         weighs = self._weight_of is not None
         objective = Objective(self._module, loss_fn, first, weighs=weighs, no_decay=self._no_decay)
-        shape = ModelSpec(
-            family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
+        shape = ModelSpec(  # how many layers there are, nobody knows yet
+            family=f"engine:{objective.name}", layers=MOST["layers"], hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
         task = Task(
@@ -294,11 +296,11 @@ class Engine:
         self.close()
 
 
-def decays_of(
+def in_common(
     module: nn.Module, groups: Any, config: Mapping[str, Any]
-) -> tuple[float, frozenset[str]]:
-    """The weight decay of a module's parameters in groups as torch's AdamW takes them, and the
-    names of those that have none. Raises ValueError for groups that differ in more, for one that
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """The settings of a module's parameters in groups as torch's AdamW takes them, and the names of
+    those that have no weight decay. Raises ValueError for groups that differ in more, for one that
     leaves a parameter out, and for parameters that are none of the module's."""
     made = _adamw(groups, config).param_groups
     every = module.named_parameters(remove_duplicate=False)
@@ -321,7 +323,8 @@ def decays_of(
             "groups of params in optimizer_config differ in more than that some have no "
             "weight_decay; no method here computes that"
         )
-    return decays.pop(), frozenset(n for p, decay in own.items() if not decay for n in names[p])
+    left_out = frozenset(n for p, decay in own.items() if not decay for n in names[p])
+    return alike[0] | {"weight_decay": decays.pop()}, left_out
 
 
 def _adamw(params: Any, config: Mapping[str, Any]) -> torch.optim.AdamW:

@@ -355,7 +355,9 @@ def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
     return {"told": told, "losses": losses}
 
 
-def goes_on(stages: int, replicas: int, method: str, results: str, kept: str, dtype: str) -> dict:
+def goes_on(
+    stages: int, replicas: int, method: str, results: str, kept: str, dtype: str, lr: float
+) -> dict:
     """Losses, weights and the last norm of an engine that takes a checkpoint up, twice."""
     from tests.methods import test_engine as user
     from workbench import Engine
@@ -364,7 +366,7 @@ def goes_on(stages: int, replicas: int, method: str, results: str, kept: str, dt
     given, rows = {"clip": user.CLIP, "dtype": dtype, "results": results}, 8 // replicas
     if dtype == "bf16":  # its sums differ by micro-batch, and a plan chooses by measured times
         given |= {"forward_size": rows, "backward_size": rows}
-    with Engine(module, {"lr": user.LR}, method=method, device="cpu", **given) as engine:
+    with Engine(module, {"lr": lr}, method=method, device="cpu", **given) as engine:
         begins = engine.load(kept)
         part = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
         pairs = [tuple(tensor[part] for tensor in pair) for pair in data[begins:]]
