@@ -155,6 +155,12 @@ class Ranked(Steps):
         rows, parts = task.first.rows, task.microbatches
         if parts > 1 or (model.couples and not pinned_sizes(spec)):
             size = -(-rows // parts)
+            if other := pinned_sizes(spec) - {size}:
+                raise ValueError(
+                    f"microbatches is {parts}, by which a micro-batch has {size} of the {rows} "
+                    f"rows of a process, and forward_size or backward_size is {min(other)}; give "
+                    "one of the two"
+                )
             sizes = replace(spec.options, forward_size=size, backward_size=size)
             spec = replace(spec, options=sizes)
         spec = replace(spec, model=Made(**asdict(spec.model), model=lambda: model))

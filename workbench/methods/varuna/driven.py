@@ -30,6 +30,18 @@ class Pipelined(Steps):
                 raise ValueError(
                     f"{name} is given; {spec.method} keeps no budget here, leave it out"
                 )
+        usual = type(spec.options)()
+        for name, value in vars(spec.options).items():
+            if name != "chunks" and value != getattr(usual, name):
+                raise ValueError(
+                    f"{name} is {value!r}; in a loop of one's own stages and microbatches say the "
+                    "shape, leave it out"
+                )
+        if spec.activations == "host":
+            raise ValueError(
+                f"activations is 'host'; {spec.method} keeps or recomputes them here, use "
+                "'recompute' or 'keep'"
+            )
         self._all, world = peers.group, len(peers.folders)
         stages = world if task.stages is None else task.stages
         if stages < 1 or world % stages:
@@ -51,7 +63,8 @@ class Pipelined(Steps):
                 objective, str(StageMap.of(stages, world // stages)), first.named,
                 rows // stages, -(-spec.batch // task.microbatches), device=peers.device,
                 bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
-                weight_of=weigh,
+                weight_of=weigh, chunks=spec.options.chunks,
+                activations="recompute" if spec.activations == "auto" else spec.activations,
             )  # fmt: skip
         except ValueError as error:  # which speaks of the two as one module
             told = str(error).replace(type(objective).__name__, objective.name)
