@@ -26,6 +26,7 @@ from workbench.model.objective import PREFIX, Batch, Handed, Objective, Weigh
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
+from workbench.ranks.peers import Peers
 from workbench.runtime.manifest import step_name
 from workbench.runtime.storage import DTYPES
 
@@ -81,6 +82,8 @@ class Task:
     """For what is gone when the training is closed."""
     stages: int | None
     """Stages of a pipeline, where the user gives them."""
+    peers: Peers
+    """Processes that take these steps; of a method that may have several, they have met."""
     weight_of: Weigh | None = None
 
 
