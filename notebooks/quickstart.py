@@ -10,41 +10,37 @@ hidden: int = 128  # width of the model
 window: int = 3  # layers on the device at once
 batch: int = 4  # samples a step
 steps: int = 5  # optimizer steps
-results: str = "results"  # folder of the run records; a relative one lies in the repository
+results: str = "results"  # folder of the run records, as --results of the command line
 
 # %% [markdown]
-# ## A run is a spec
-# `RunSpec.of` takes every field that the command line has as a flag, and refuses what does not fit.
+# ## Plan
+# Fields have the names of the command line's flags. The plan says how many bytes each tier will
+# hold. It says how long a step takes once such layers have been measured, which the run below does.
 
 # %%
-from workbench.core.model_spec import ModelSpec
-from workbench.core.spec import RunSpec
+import workbench
 
-model = ModelSpec(layers=layers, hidden=hidden, heads=4, seq=64, vocab=256)
-spec = RunSpec.of(method="stronghold", model=model, window=window, batch=batch, steps=steps)
-spec.key()
+setting = {
+    "method": "stronghold", "layers": layers, "hidden": hidden, "heads": 4, "seq": 64,
+    "vocab": 256, "window": window, "batch": batch, "steps": steps,
+}  # fmt: skip
+workbench.plan(**setting, results=results).plan.peak_bytes
 
 # %% [markdown]
 # ## Train
 # The run has a process of its own. A second call finds the record and trains nothing.
 
 # %%
-from workbench.runs.resolve import resolve
-from workbench.runs.runner import run
-from workbench.runs.store import REPOSITORY_RESULTS, Store
-
-store = Store(REPOSITORY_RESULTS.parent / results)
-record = run(resolve(spec), store)
+record = workbench.run(**setting, results=results)
 record.status, record.losses[0], record.losses[-1]
 
 # %% [markdown]
 # ## Predicted and measured
-# The plan is made again from the costs that the run has measured of this machine.
+# The plan is made again, from the costs that the run has measured of this machine. Both numbers
+# are seconds of a step.
 
 # %%
-from workbench.runs.planning import answer
-
-planned = answer(spec, store).plan
+planned = workbench.plan(**setting, results=results).plan
 planned.step_seconds, batch / record.samples_per_second
 
 # %% [markdown]
@@ -57,5 +53,6 @@ from IPython.display import SVG
 
 from workbench.figures.style import as_svg
 from workbench.report.timeline import draw_gantt
+from workbench.runs.store import Store
 
-SVG(as_svg(draw_gantt([record], store)))
+SVG(as_svg(draw_gantt([record], Store(results))))

@@ -130,5 +130,10 @@ def _store(results: str | Path | None) -> Store:
 def _one_sentence() -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+    except (ValueError, OSError) as error:
+        from workbench.shown import in_a_sentence  # which imports pandas
+
+        with in_a_sentence():
+            if isinstance(error, ValueError):
+                raise
+            raise ValueError(" ".join(str(error).split())) from error

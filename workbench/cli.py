@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench import __version__
 from workbench.cli_schedule import add_schedule_flags
-from workbench.cli_spec import Parser, add_spec_flags, specs_from
+from workbench.cli_spec import Parser, add_results_flag, add_spec_flags, specs_from
 from workbench.core import methods
 from workbench.core.jsonfile import parse_json
-from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.runs.store import Store
 
 if TYPE_CHECKING:
     from workbench.core.spec import RunSpec
@@ -127,7 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     sweep = verbs.add_parser("sweep", help="run a sweep file, resumed where it was left")
     sweep.add_argument("file", type=Path, metavar="FILE", help="JSON: base, grid, runs, results")
-    _add_store_flags(sweep)
+    _add_store_flags(sweep, None)
     sweep.add_argument("--force", action="store_true", help="run points that have a record, too")
     sweep.add_argument("--retry-failed", action="store_true", help="run errors and time-outs again")
     sweep.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this time")
@@ -143,28 +143,31 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
     verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
 
-    reproduce = verbs.add_parser("reproduce", help="run all exhibits and write the report")
-    reproduce.add_argument("--only", action="append", metavar="EXHIBIT", help="e.g. fig8a")
-    figure = verbs.add_parser("figure", help="run and draw one exhibit")
-    figure.add_argument("only", nargs=1, metavar="EXHIBIT", help="e.g. fig8a")
+    reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")
+    one = "a figure or table, such as fig8a or harmony_12; an unknown name lists all"
+    reproduce.add_argument("--only", action="append", metavar="EXHIBIT", help=one)
+    figure = verbs.add_parser("figure", help="run and draw one figure or table")
+    figure.add_argument("only", nargs=1, metavar="EXHIBIT", help=one)
     for exhibit in (reproduce, figure):
-        exhibit.add_argument("--size", default="smoke", metavar="smoke|small|paper")
+        exhibit.add_argument(
+            "--size", default="smoke", metavar="smoke|small|paper",
+            help="smoke (default) trains small models on any machine, small needs a GPU, paper is "
+            "the published size, simulated where there is no GPU",
+        )  # fmt: skip
         exhibit.add_argument(
             "-p", "--parameter", action="append", default=[], metavar="KEY=VALUE",
-            help="a parameter of the notebooks",
+            help="a setting of the figure, such as batch=8 or window='2, 4, 8'",
         )  # fmt: skip
         exhibit.set_defaults(handler=_reproduce)
     report = verbs.add_parser("report", help="write the report again from the present results")
     report.set_defaults(handler=_report)
     for verb in (reproduce, figure, report):
-        verb.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
+        add_results_flag(verb)
     return parser
 
 
-def _add_store_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results", type=Path, metavar="DIR", help=f"results folder (default {REPOSITORY_RESULTS})"
-    )
+def _add_store_flags(parser: argparse.ArgumentParser, *default: None) -> None:
+    add_results_flag(parser, *default)
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
 
 
@@ -177,7 +180,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.method is None and arguments.spec is None:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.METHODS)}, or all")
-    store = Store(arguments.results or REPOSITORY_RESULTS)
+    store = Store(arguments.results)
     specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
     check_inputs(specs, store)
     check_methods(specs)
@@ -238,7 +241,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from workbench.runs.inputs import check_inputs
     from workbench.runs.planning import measure
 
-    store = Store(arguments.results or REPOSITORY_RESULTS)
+    store = Store(arguments.results)
     if arguments.machine is not None:
         machines.find(arguments.machine, store.root)  # before anything takes seconds
     refused: dict[str, str] = {}
@@ -266,7 +269,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     else:
         print_plans(answers, best, not_planned, largest=arguments.largest)
     if not best.plan.fits:
-        _complain(f"nothing fits: {best.plan.binding}")
+        several = "the lines above say why" if answers[1:] and not arguments.json else ""
+        _complain(f"nothing fits: {several or best.plan.binding}")
         return BAD_INPUT
     return OK
 

@@ -28,6 +28,7 @@ from workbench.runs.overrides import (
     parse_value,
     read_object,
 )
+from workbench.runs.store import REPOSITORY_RESULTS
 
 GROUPS = {
     "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
@@ -40,6 +41,14 @@ GROUPS = {
 FIELDS = tuple(name for names in GROUPS.values() for name in names)
 """Fields of all methods that have a flag, by its group in ``--help``; all options have one."""
 SHORT = {"layers": "-l", "batch": "-b", "window": "-w"}
+
+
+def add_results_flag(
+    parser: argparse.ArgumentParser, default: Path | None = REPOSITORY_RESULTS
+) -> None:
+    """``--results``; without a default it is that of a sweep's file."""
+    where = f"folder of records, measurements and reports (default {default or 'as FILE says'})"
+    parser.add_argument("--results", type=Path, default=default, metavar="DIR", help=where)
 
 
 class Parser(argparse.ArgumentParser):

@@ -51,37 +51,43 @@ def make_parser() -> argparse.ArgumentParser:
     """Flags of a job."""
     parser = Parser(
         prog="workbench varuna",
-        description="Run a script on all slots of a list of hosts, which may come and go. "
-        "`workbench varuna status | stop | notice --help` tell of a job that runs.",
+        description="Train a script over a list of hosts that come and go, a process a slot. "
+        "`workbench varuna status | stop | notice` ask a job that runs.",
     )
     add = parser.add_argument
-    listed = f"file with ADDRESS or ADDRESS:SLOTS a line; it is watched (default {LISTED})"
-    add("--machine_list", type=Path, default=LISTED, metavar="F", help=listed)
-    add("--gpus_per_node", type=int, default=4, metavar="G", help="SLOTS, if not given (default 4)")
+    listed = f"a line ADDRESS or ADDRESS:SLOTS a host; changes are followed (default {LISTED})"
+    add("--machine_list", type=Path, default=LISTED, metavar="FILE", help=listed)
+    slots = "slots of a host whose line has no number (default 4)"
+    add("--gpus_per_node", type=int, default=4, metavar="G", help=slots)
     add("--batch_size", type=int, required=True, metavar="B", help="samples of a step, in all")
-    add("--nstages", type=int, metavar="P", help="pipeline stages (default: by a profile)")
-    add("--chunk_size", type=int, metavar="M", help="samples of a micro-batch; with --nstages")
-    shared = f"folder of the profile, which hosts share (default {PROFILES})"
+    add("--nstages", type=int, metavar="P", help="pipeline stages (default: chosen by a profile)")
+    micro = "samples of a micro-batch; goes with --nstages"
+    add("--chunk_size", type=int, metavar="M", help=micro)
+    shared = f"folder of the profile, which all hosts share (default {PROFILES})"
     add("--profiles", type=Path, default=PROFILES, metavar="DIR", help=shared)
-    add("--profiling", action="store_true", help="only run the script with --profiling=DIR")
-    add("--code_dir", type=Path, default=Path(), metavar="D", help="where the script lies and runs")
-    add("--env_file", type=Path, metavar="E", help=f"lines NAME=VALUE for workers ({ENV_FILE})")
-    add("--preload", default=PRELOAD, metavar="M,M", help="modules that workers are forked with")
-    add("--manager_ip", metavar="A", help="this machine's address (default: towards the hosts)")
-    how = f"how a COMMAND is run on a HOST, without a shell (default {CONNECT!r})"
+    add("--profiling", action="store_true", help="have the script profile itself, and no more")
+    add("--code_dir", type=Path, default=Path(), metavar="DIR", help="folder of the script")
+    variables = f"file of lines NAME=VALUE, for workers (default {ENV_FILE}, if it is there)"
+    add("--env_file", type=Path, metavar="FILE", help=variables)
+    loaded = "modules that are imported once, before workers are forked"
+    add("--preload", default=PRELOAD, metavar="M,M", help=loaded)
+    own = "address of this machine for the hosts (default: of the interface towards them)"
+    add("--manager_ip", metavar="A", help=own)
+    how = f"words that run a COMMAND on a HOST, without a shell (default {CONNECT!r})"
     add("--connect", default=CONNECT, metavar="WORDS", help=how)
-    when = "change P x D although no host was lost: where that gains (default), always, never"
+    when = "change stages x replicas while no host is lost: where it gains (default), always, never"
     add("--morph", choices=("always", "gain", "never"), default="gain", help=when)
     add("--no_morphing", action="store_true", help="the same as --morph never")
-    gains = "seconds over which a change is to gain (default: mean time between changes of hosts)"
+    gains = "seconds in which a change must pay (default: mean time between changes of hosts)"
     add("--horizon", type=float, metavar="S", help=gains)
-    least = f"seconds a worker may be silent before its first step ({Order.start_limit_s:.0f})"
+    least = f"seconds that a worker may take to its first step (default {Order.start_limit_s:.0f})"
     add("--start_limit", type=float, default=Order.start_limit_s, metavar="S", help=least)
-    add("--resume", action="store_true", help="go on with the job of the folder")
-    saved = f"of the job: logs, state, checkpoints; hosts share it (default {FOLDER})"
+    add("--resume", action="store_true", help="go on with the job in --folder")
+    saved = f"folder for logs, state and checkpoints, which hosts share (default {FOLDER})"
     add("--folder", type=Path, default=FOLDER, metavar="DIR", help=saved)
-    add("script", type=Path, help="of Python, for each worker; it gets more flags, such as --rank")
-    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the script")
+    script = "Python script that each worker runs, with flags such as --rank"
+    add("script", type=Path, help=script)
+    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
     return parser
 
 
@@ -176,7 +182,7 @@ def _ask(words: Sequence[str]) -> int:
     if verb == "stop":
         parser.add_argument("--now", action="store_true", help="end at once, without saving")
     elif verb == "notice":
-        parser.add_argument("host", metavar="HOST")
+        parser.add_argument("host", metavar="HOST", help="address of the host, as it is listed")
         parser.add_argument(
             "at", nargs="?", default="+0", metavar="AT",
             help="when it goes: +SECONDS, or a time such as 2026-11-27T15:30Z (default: now)",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines import deepspeed_ops
-from workbench.cli_spec import Parser
+from workbench.cli_spec import Parser, add_results_flag
 from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.exhibits.stronghold.sizes import SIZES, Size, named
@@ -28,7 +28,7 @@ from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure
 from workbench.published import machines
-from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.runs.store import Store
 
 LEAST_MEMORY, LEAST_DISK = parse_bytes("7GiB"), parse_bytes("2GiB")
 """Bytes that the smallest exhibits need: of a machine sold with 8 GiB, the system keeps some."""
@@ -295,8 +295,11 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="workbench doctor", description="Measure this machine and say what can run on it."
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto",
+        help="device to measure; auto (default) is a GPU where there is one",
+    )  # fmt: skip
+    add_results_flag(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--quick", action="store_true", help="shorter timings, a wider spread")
     parser.add_argument(

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.cli_spec import Parser
-from workbench.runs.store import REPOSITORY_RESULTS, Store
+from workbench.cli_spec import Parser, add_results_flag
+from workbench.runs.store import Store
 
 HOST = "127.0.0.1"
 POLICY = (
@@ -130,10 +130,15 @@ def serve(results: Path, *, size: str = "smoke", port: int = 0, echo: Any = prin
 
 def make_parser() -> Parser:
     """The verb's flags."""
-    parser = Parser(prog="workbench page", description=__doc__.split("\n")[0])
-    parser.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
-    parser.add_argument("--size", default="smoke", choices=("smoke", "small", "paper"))
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="0: any that is free")
+    parser = Parser(
+        prog="workbench page",
+        description="Serve the dashboard to a browser on this machine; its address has a token.",
+    )
+    add_results_flag(parser)
+    sizes = "size of the evaluation's figures (default smoke, for any machine)"
+    parser.add_argument("--size", default="smoke", choices=("smoke", "small", "paper"), help=sizes)
+    port = "port to listen on (default 0: any that is free)"
+    parser.add_argument("--port", type=int, default=0, metavar="N", help=port)
     return parser
 
 

@@ -116,10 +116,13 @@ def _changes(figure: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_notebook(figure: str) -> Any:
-    """The notebook of an exhibit, from its reviewed source."""
+    """The notebook of an exhibit, from its source. Raises ValueError where there is no checkout."""
     import jupytext
 
-    notebook = jupytext.read(NOTEBOOKS / f"{find(figure).notebook}.py")
+    source = NOTEBOOKS / f"{find(figure).notebook}.py"
+    if not NOTEBOOKS.is_dir():
+        raise ValueError(f"figures and reports are made in a checkout of Workbench: no {source}")
+    notebook = jupytext.read(source)
     notebook.metadata["kernelspec"] = {
         "name": "python3",
         "display_name": "Python 3 (ipykernel)",

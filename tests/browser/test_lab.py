@@ -98,7 +98,7 @@ def test_a_sweep_without_a_mouse(open_page: Open, lab: Server, store: Store, sho
             break
     assert page.evaluate(focus) == "Start"
     keys.press("Enter")
-    page.get_by_text(re.compile("1 runs?: 1 done")).first.wait_for()
+    page.get_by_text(re.compile("1 runs?: 1 finished")).first.wait_for()
     assert [(r.status, r.spec["model"]["layers"]) for r in store.records()] == [("ok", 2)]
     assert page.get_by_text("Mode: Command").count() == 1, "no key was taken for an edit"
     assert page.locator(".jp-Notebook .jp-Cell").count() == cells, "nor for a cut"

@@ -87,7 +87,7 @@ def test_a_sweep_from_the_first_click_to_the_last_row(
     assert "no method is chosen" in panel.buttons["start"].tooltip
     make(panel, text=f"until {tmp_path}")
     assert enabled(panel) == {"start"}
-    tick_until(panel, lambda: "2 runs: 0 done already, 2 to run" in text(panel.preview))
+    tick_until(panel, lambda: "2 runs: 0 finished already, 2 to run" in text(panel.preview))
     panel.buttons["start"].click()
     assert "being started" in text(panel.state)
     assert enabled(panel) == set()
@@ -105,8 +105,8 @@ def test_a_sweep_from_the_first_click_to_the_last_row(
         panel, lambda: state(panel) == "done" and text(panel.points).count("✓ finished") == 2
     )
     assert (panel.progress.value, panel.progress.max) == (2, 2)
-    assert "2 runs: 2 done" in text(panel.state)
-    tick_until(panel, lambda: "2 runs: 2 done already, 0 to run" in text(panel.preview))
+    assert "2 runs: 2 finished" in text(panel.state)
+    tick_until(panel, lambda: "2 runs: 2 finished already, 0 to run" in text(panel.preview))
     assert enabled(panel) == set()
     assert "all its runs have ended" in panel.buttons["start"].tooltip
     assert list(panel.table()["status"]) == ["ok", "ok"]
@@ -120,7 +120,7 @@ def test_a_sweep_from_the_first_click_to_the_last_row(
         "there is another sweep named 'mine'; give this one a name of its own, such as mine-2"
     )
     fill(panel, name="mine-2")
-    tick_until(panel, lambda: "3 runs: 2 done already, 1 to run" in text(panel.preview))
+    tick_until(panel, lambda: "3 runs: 2 finished already, 1 to run" in text(panel.preview))
     panel.buttons["start"].click()
     assert text(panel.refusal) == ""
     tick_until(
@@ -137,8 +137,8 @@ def test_pause_go_on_cancel_and_go_on(panel: SweepPanel, store: Store, tmp_path:
     (tmp_path / "0").touch()
     tick_until(panel, lambda: state(panel) == "paused" and not panel.control.shown.status.running)
     assert enabled(panel) == {"go_on", "cancel"}
-    assert "1 done, 2 pending" in text(panel.state).replace(
-        "2 pending, 1 done", "1 done, 2 pending"
+    assert "1 finished, 2 to run" in text(panel.state).replace(
+        "2 to run, 1 finished", "1 finished, 2 to run"
     )
     panel.buttons["go_on"].click()
     tick_until(panel, lambda: state(panel) == "running")
@@ -432,10 +432,10 @@ def test_a_file_runs_to_its_end_without_anybody(store: Store, tmp_path: Path) ->
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("[1/2] Fake, 16 layers, text steps 0.02, seed 1: ok")
     assert lines[1].startswith("[2/2] Fake, 16 layers, text bug, seed 1234: error: KeyError")
-    assert lines[-1] == "batch: done; 1 done, 1 failed"
+    assert lines[-1] == "batch: finished; 1 finished, 1 failed"
     again = StringIO()
     run_to_end(store, path, again)
-    assert again.getvalue() == "batch: done; 1 done, 1 failed\n", "nothing ran again"
+    assert again.getvalue() == "batch: finished; 1 finished, 1 failed\n", "nothing ran again"
 
 
 def test_the_notebook_is_short_and_its_cells_run(root: Path, tmp_path: Path) -> None:

@@ -129,8 +129,10 @@ def test_python_runs_plans_sweeps_and_reads_what_the_command_line_does(tmp_path)
         (workbench.sweep, {"file": 3}, "file is 3; it must be a sweep file's path"),
         (workbench.records, {"results": 3}, "results is 3; it must be the path"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=words) as raised:
             ask(**wrong)
+        told = [str(raised.value)]
+        assert raised.value._render_traceback_() == told, "a notebook shows frames"
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="file"):
         workbench.records(tmp_path / "file")
@@ -165,6 +167,9 @@ def test_a_wheel_works_from_any_folder(tmp_path) -> None:
     assert [*here.glob("results/profiles/*/hardware.json")]
     assert json.loads(ask("plan", "-m", "stronghold", "-l", "20", "--json"))["fits"]
     assert "results" not in {path.name for path in site.iterdir()}
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        ask("figure", "here_offload")
+    assert "made in a checkout" in ended.value.stderr
 
 
 def test_the_example_trains_alike_under_every_method(tmp_path, monkeypatch, capsys) -> None:

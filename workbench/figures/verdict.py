@@ -15,7 +15,7 @@ from workbench.figures.rows import HERE, MEASURED
 from workbench.figures.style import name_of
 
 HOLDS, FAILS = "holds", "does not hold"
-UNTESTED, MISSING = "cannot be told here", "no value"
+UNTESTED, MISSING = "cannot be told here", "no result"
 BUSY = "cannot be told: the machine was busy"
 """Where others used too much of the machine (`record.BUSY`); running it again may tell."""
 

@@ -102,6 +102,7 @@ def binding(candidate: Candidate, budgets: Budgets, *, whole: bool) -> str:
     busy = {lane: simulation.busy_seconds(lane) for lane in LANE_NAMES}
     busy[HOST] /= max(1, candidate.layout.host_workers)
     lane = max(busy, key=busy.get)
+    step = max(step, busy[lane])  # a few simulated steps may end before a lane that lags behind
     share = busy[lane] / step if step else 0.0
     compute = busy[COMPUTE]
     if lane == COMPUTE:

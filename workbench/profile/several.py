@@ -3,19 +3,32 @@
 A method that chooses its own micro-batches measures several before it plans
 (methods/train_ranks.py). A question before a run measures nothing: it takes of the same sizes those
 that are stored, so that its answer is the run's plan where all of them are, and says so where they
-are not. Imports no torch.
+are not. A method with one micro-batch that is not stored is asked with the nearest that is, in
+proportion; so methods that are compared have costs of one origin. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 from pathlib import Path
 
 from workbench.core.spec import RunSpec
 from workbench.profile.limits import stored_limits
-from workbench.profile.profile import Limits, Profile
+from workbench.profile.profile import Limits, Profile, UnitCost
 from workbench.profile.store import stored_profile
+
+MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Micro-batches whose measurements may serve, besides the one asked for."""
+PROPORTIONAL = (
+    "forward_s", "recompute_s", "backward_s", "flops", "input_bytes", "output_bytes", "kept_bytes",
+    "forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes",
+    "checkpointed_backward_s", "checkpoint_bytes", "checkpointed_scratch_bytes",
+    "input_half_s", "weight_half_s", "half_bytes", "input_half_scratch_bytes",
+    "weight_half_scratch_bytes", "recorded_forward_s", "recorded_recompute_s",
+    "recorded_backward_s", "recorded_checkpointed_s",
+)  # fmt: skip
 
 
 def pinned_sizes(spec: RunSpec) -> set[int]:
@@ -56,6 +69,43 @@ def in_proportion(spec: RunSpec, profiles: Mapping[int, Profile]) -> str:
         f"known are the costs of micro-batches of {known} samples, those of other sizes are in "
         f"proportion; a run measures {more} as well, where there is room, and may plan otherwise"
     )
+
+
+def nearest_profile(spec: RunSpec, results: Path) -> Profile | None:
+    """The stored profile of the micro-batch nearest to the spec's, in proportion; the method's own
+    costs, else those of passes without halves and checkpoints. None where nothing is stored."""
+    for size in sorted(MICROBATCHES, key=lambda size: abs(log(size / spec.microbatch))):
+        own = of_size(spec, size)
+        for near in (own, own.with_(method="plain", compile=spec.compile)):
+            if (found := stored_profile(near, results)) is not None:
+                return scaled(found, spec.microbatch)
+    return None
+
+
+def scaled(profile: Profile, microbatch: int) -> Profile:
+    """The profile at another micro-batch, were everything that depends on it in proportion."""
+    factor = microbatch / profile.microbatch
+
+    def unit(cost: UnitCost) -> UnitCost:
+        values = {name: getattr(cost, name) * factor for name in PROPORTIONAL}
+        whole = {name: round(value) for name, value in values.items() if name.endswith("_bytes")}
+        return replace(cost, **{**values, **whole})
+
+    made = {id(cost): unit(cost) for cost in profile.units}  # units of one kind are one object
+    units = tuple(made[id(cost)] for cost in profile.units)
+    note = (
+        f"micro-batch {microbatch} was not measured here: times and activations are in proportion "
+        f"to those of micro-batch {profile.microbatch}; a run measures it"
+    )
+    return replace(profile, units=units, microbatch=microbatch, note=note)
+
+
+def at_depth(profile: Profile, layers: int) -> Profile | None:
+    """The profile of a model with as many layers as asked for; None where layers are not alike."""
+    first, *blocks, head = profile.units
+    if {unit.kind for unit in profile.units} != {"embedding", "block", "head"}:
+        return None
+    return replace(profile, units=(first, *[blocks[0]] * layers, head))
 
 
 def of_size(spec: RunSpec, size: int) -> RunSpec:

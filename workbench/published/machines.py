@@ -102,7 +102,10 @@ def save(name: str, found: Ceilings, folder: Path) -> Path:
     OSError where the folder cannot be written."""
     check_name(name)
     data = asdict(found.hardware) | {"name": name, "flops_per_s": _layers(found)}
-    data["note"] = f"measured on {found.measured[:10]} on {found.machine.name}"
+    data["note"] = (
+        f"measured on {found.measured[:10]} on {found.machine.name}, but for passes, which are "
+        f"assumed to reach {LAYERS:.0%} of the rate of its matrix products"
+    )
     del data["source"], data["wires"]
     path = user_path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

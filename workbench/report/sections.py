@@ -20,7 +20,7 @@ COUNTED = (
     (HOLDS, "holds", "hold"),
     (FAILS, "does not hold", "do not hold"),
     ("cannot be told", "cannot be told here", "cannot be told here"),
-    (MISSING, "has no value", "have no value"),
+    (MISSING, "has no result", "have no result"),
 )
 """Beginnings of verdicts, and words for one and for several of them."""
 
@@ -74,7 +74,7 @@ def figures(exhibits: Iterable[Shown], outcomes: dict[str, Outcome]) -> list[Htm
 
 
 def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> list[Html]:
-    """Claim, how it ended, and the drawing over the rest of its small print."""
+    """Claim, how it ended, and the drawing; under it all of its small print, if it has not all."""
     exhibit, verdicts = session.exhibit, session.verdict(rows)
     place = [" ", tag("span", f"({exhibit.place})", class_="soft")] if exhibit.place else []
     out = [
@@ -85,9 +85,9 @@ def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> li
     if len(rows):
         drawn = session.draw(rows)
         session.renew(drawn, rows)
-        printed = " ".join(drawn.get_supxlabel().split())
-        rest = drawn.get_label().removeprefix(printed).strip()
-        out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", rest))
+        printed, whole = " ".join(drawn.get_supxlabel().split()), drawn.get_label().strip()
+        more = "" if whole == printed else whole  # its rest alone may begin with "They"
+        out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", more))
     words = counted(verdicts["verdict"]) if "verdict" in verdicts and len(verdicts) else ""
     link = tag("a", "tables", href=f"#{session.name}-tables")
     return [*out, tag("p", f"{exhibit.judgement}: {words}; " if words else "", link)]

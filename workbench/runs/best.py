@@ -13,6 +13,8 @@ from dataclasses import replace
 from workbench.core import methods
 from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.spec import MOST_PASSES, RunSpec
+from workbench.runs.expected import with_record
+from workbench.runs.index import Index
 from workbench.runs.planning import Answer, answer, choose_profile, fits, one_memory, rank
 from workbench.runs.search import at_layers, planned_largest
 from workbench.runs.store import Store
@@ -125,6 +127,9 @@ def answer_all(
             if spec is specs[-1] and not answers:
                 raise
             not_planned[spec.method] = str(error)
+    if machine is None and any(each.source != "measured" for each in answers):
+        rows = Index(store).rows()
+        answers = [with_record(each, rows) for each in answers]
     return answers, not_planned
 
 

@@ -8,6 +8,7 @@ the median of its method's earlier runs, of all runs, or a time that is assumed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import log
 from statistics import median
 from typing import Any
@@ -36,7 +37,7 @@ def expected(
 ) -> tuple[float | None, str]:
     """Seconds of a whole run, and how its steps are known: ``measured`` as layers, of ``records``,
     or ``estimated``; None where nothing is known. `rows` are those of `Index.rows`."""
-    done = [row for row in rows if row["status"] == "ok" and row["step_seconds"]]
+    done = _done(rows)
     step, how = (planned.plan.step_seconds, planned.source) if planned else (None, "")
     if (step is None or how != "measured") and (near := _nearest(spec, done)) is not None:
         step, how = near["step_seconds"] * spec.model.layers / near["layers"], "records"
@@ -50,6 +51,20 @@ def expected(
     own = [seconds for method, seconds in beside if method == spec.method]
     every = own or [seconds for _, seconds in beside] or [START_S]
     return median(every) + step * spec.steps, how
+
+
+def with_record(answer: Answer, rows: Iterable[dict[str, Any]]) -> Answer:
+    """The answer with a note on the nearest record, where its layers were not measured here."""
+    if not answer.here or answer.source == "measured" or not answer.plan.fits:
+        return answer
+    if (near := _nearest(answer.spec, _done(rows))) is None:
+        return answer
+    note = f"{near['step_seconds']:.3g} s a step in run {near['key']}, of {near['layers']} layers"
+    return replace(answer, plan=replace(answer.plan, notes=(*answer.plan.notes, note)))
+
+
+def _done(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["status"] == "ok" and row["step_seconds"]]
 
 
 def _nearest(spec: RunSpec, done: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -84,9 +84,10 @@ def answer(
     profiles = choose_profiles(spec, store, machine, heard.append)
     profile = profiles[min(profiles)]
     hardware = profile.hardware
+    possible = on_machine(spec, hardware)
     try:
-        check_room(on_machine(spec, hardware), profile)
-        plan = plan_from(on_machine(spec, hardware), profiles, soon=soon)
+        check_room(possible, profile)
+        plan = plan_from(possible, profiles, soon=soon)
     except DoesNotFit as refusal:
         plan = Plan(
             method=spec.method,
@@ -98,6 +99,10 @@ def answer(
             binding=str(refusal),
             lacking=refusal.tier,
         )
+    if not plan.fits and plan.lacking in (DEVICE, HOST_TIER):
+        name = f"{plan.lacking}_memory"
+        if getattr(possible, name) != getattr(spec, name):
+            plan = replace(plan, binding=f"{plan.binding}, all that this machine has")
     plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)), spread=hardware.spread)
     return Answer(
         plan=told(plan, hardware, spec.ranks),
@@ -257,14 +262,20 @@ def choose_profile(
     machine: str | None,
     echo: Callable[[str], object] = lambda text: None,
 ) -> Profile:
-    """The profile of the spec's model on a machine; None is this one, as it was measured or, where
-    it was not, as far as it is known. `echo` hears why a measurement that is stored is not used."""
+    """The profile of the spec's model on a machine; None is this one, as it was measured, in
+    proportion to what was measured of other micro-batches or, where nothing was, as far as it is
+    known. `echo` hears why a measurement that is stored is not used, and of a proportion."""
+    from workbench.profile.several import nearest_profile
     from workbench.profile.store import stored_profile
     from workbench.published import machines
     from workbench.published.hardware import profile_on
 
-    if machine is None and (found := stored_profile(spec, store.root, echo)) is not None:
-        return found
+    if machine is None:
+        if (found := stored_profile(spec, store.root, echo)) is not None:
+            return found
+        if (found := nearest_profile(spec, store.root)) is not None:
+            echo(found.note)
+            return found
     on = machines.find(machine, store.root) if machine else machines.here(spec.device, store.root)
     found = profile_on(on, spec.model, spec.microbatch, spec.dtype)
     return found.with_link(spec.link_bytes_per_s)

@@ -19,6 +19,7 @@ from workbench.runs.progress import FINISHED, format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import Answer, HelperProcess
 from workbench.ui.log_tail import last_lines
+from workbench.ui.sweep_html import counted, told
 from workbench.ui.tires import TIRES
 
 WORK = "workbench.ui.evaluation_work"
@@ -101,7 +102,7 @@ class Evaluation:
         if status.state != "done":
             self._compared = None
         if status.state in LIVE:
-            return f"running: {_counted(status.counts)}"
+            return f"running: {counted(status.counts)}"
         if status.state == "failed":
             return f"it could not run: {status.text}"
         if status.state != "done":
@@ -168,10 +169,10 @@ class Evaluation:
 
     def words(self, claim: Claim) -> str:
         """State of a claim's runs, in a sentence."""
-        status, counted = claim.status, _counted(self.counts(claim))
+        status, found = claim.status, counted(self.counts(claim))
         if status.state == "new":
-            return "; ".join(filter(None, [counted, "nothing of it was started from here yet"]))
-        parts = [status.state, counted]
+            return "; ".join(filter(None, [found, "nothing of it was started from here yet"]))
+        parts = [told(status.state), found]
         for run in status.running:
             loss = f", loss {run['loss']:.4f}" if run.get("loss") is not None else ""
             parts.append(f"step {run['step']} of {run['steps']}{loss} on {run['where']}")
@@ -199,8 +200,3 @@ class Evaluation:
     def _ask(self, function: str, *, figure: str) -> Answer:
         where = {"size": self.size, "results": str(self.store.root)}
         return self.helper.ask(f"{WORK}:{function}", figure=figure, **where)
-
-
-def _counted(counts: dict[str, int]) -> str:
-    order = ("done", "failed", "running", "pending")
-    return ", ".join(f"{counts[s]} {s}" for s in order if counts.get(s))

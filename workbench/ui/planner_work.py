@@ -25,8 +25,9 @@ from typing import Any
 from workbench.core import methods
 from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.profile.profile import Profile
+from workbench.profile.several import at_depth
 from workbench.runs.best import DEEPEST, ways
-from workbench.runs.planning import on_machine, plan_from, rank, stored_sizes, told
+from workbench.runs.planning import choose_profile, on_machine, plan_from, rank, stored_sizes, told
 from workbench.runs.resolve import check_method
 from workbench.runs.search import at_layers, next_probe
 from workbench.runs.store import Store
@@ -35,7 +36,6 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS
 from workbench.schedule.simulate import Occupied
 from workbench.ui.planner import ANY, Question, Row
 from workbench.ui.planner_memory import parts_of
-from workbench.ui.planner_profile import at_depth, profile_of
 from workbench.ui.timeline_data import timeline_data
 
 WARM_UP, SHOWN = 1, 2
@@ -107,12 +107,13 @@ class PlannerWork:
     def _begin(self, question: Question) -> None:
         """Begin a question. Raises ValueError where nothing is known of the machine."""
         self._question, self._ready, self._done, self._plans = question, False, {}, {}
-        own, note = profile_of(question, self._store.root)
-        self._profile = own.with_link(question.spec.link_bytes_per_s)
+        spec = question.spec
+        own = choose_profile(spec.with_(link_bytes_per_s=None), self._store, question.machine)
+        self._profile = own.with_link(spec.link_bytes_per_s)
         self._rows = {
             name: Row(method=name, label=methods.find(name).label) for name in question.names()
         }
-        hardware, spec = self._profile.hardware, question.spec
+        hardware = self._profile.hardware
         capacity = {DEVICE: hardware.device_bytes, HOST_TIER: hardware.host_bytes}
         asked = {DEVICE: spec.device_memory, HOST_TIER: spec.host_memory, DISK: spec.disk_memory}
         self._reply = {
@@ -120,7 +121,7 @@ class PlannerWork:
             "source": hardware.source,
             "here": hardware.here,
             "device": hardware.device,
-            "note": note,
+            "note": own.note,
             "parameters": sum(unit.parameters for unit in own.units),
             "capacity": capacity,
             "budgets": {**capacity, **{t: n for t, n in asked.items() if n is not None}},

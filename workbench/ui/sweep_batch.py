@@ -16,6 +16,7 @@ from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
 from workbench.ui.log_tail import printable
 from workbench.ui.points import in_words, varied
+from workbench.ui.sweep_html import counted, told
 from workbench.ui.watch import SweepWatch
 
 LOOK_S = 0.1
@@ -47,8 +48,7 @@ def run_to_end(store: Store, path: Path, stream: TextIO) -> SweepWatch:
     _tell(events, names, sweep, stream)
     if sweep.status.state == "failed":
         raise ValueError(sweep.status.text)
-    counts = ", ".join(f"{n} {state}" for state, n in sorted(sweep.status.counts.items()))
-    stream.write(f"{sweep.name}: {sweep.status.state}; {counts}\n")
+    stream.write(f"{sweep.name}: {told(sweep.status.state)}; {counted(sweep.status.counts)}\n")
     return sweep
 
 

@@ -5,12 +5,14 @@ All text is escaped in html.py. A state is a word and a sign, never a colour alo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from workbench.runs.progress import format_seconds
 from workbench.ui import html
 from workbench.ui.sweep_preview import Summary
 from workbench.ui.watch import SweepWatch, Tail, WatchedPoint
 
-SIGNS = {"pending": "○ to run", "running": "▶ running", "done": "✓ finished", "failed": "✗ failed"}
+SIGNS = {"done": "✓ finished", "failed": "✗ failed", "running": "▶ running", "pending": "○ to run"}
 OUT_OF = {
     "oom_device": "⊘ out of device memory",
     "oom_host": "⊘ out of host memory",
@@ -28,14 +30,13 @@ def state_words(sweep: SweepWatch | None) -> str:
     if sweep is None:
         return ""
     status, counts = sweep.status, sweep.counts()
-    parts = [f"{sweep.name}: {status.state}"]
+    parts = [f"{sweep.name}: {told(status.state)}"]
     if status.text:
         said = status.state in status.text
         parts = [f"{sweep.name}: {status.text}" if said else f"{parts[0]}, {status.text}"]
     total = sum(counts.values())
     if total:
-        found = ", ".join(f"{counts[s]} {s}" for s in SIGNS if counts.get(s))
-        parts.append(f"{total} runs: {found}")
+        parts.append(f"{total} runs: {counted(counts)}")
     if sweep.live and status.seconds_left is not None:
         parts.append(f"about {format_seconds(status.seconds_left)} left")
     if sweep.live:
@@ -46,6 +47,16 @@ def state_words(sweep: SweepWatch | None) -> str:
     if sweep.problem:
         parts.append(sweep.problem)
     return "; ".join(parts)
+
+
+def told(state: str) -> str:
+    """A state in the word that tables have for it."""
+    return SIGNS[state].partition(" ")[2] if state in SIGNS else state
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """``2 finished, 1 to run``."""
+    return ", ".join(f"{counts[state]} {told(state)}" for state in SIGNS if counts.get(state))
 
 
 def points_table(points: list[WatchedPoint]) -> str:

@@ -77,7 +77,7 @@ class Summary:
             return (
                 [self.text] if self.text else [] if self.complete else ["Looking at the runs ..."]
             )
-        head = f"{_runs(self.points)}: {self.done} done already, {self.pending} to run"
+        head = f"{_runs(self.points)}: {self.done} finished already, {self.pending} to run"
         found = [head + (f", {self.failed} failed before" if self.failed else "")]
         if self.text:
             return [*found, f"The planner failed: {self.text}"]

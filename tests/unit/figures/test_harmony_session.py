@@ -82,7 +82,7 @@ def test_what_is_done_is_shown_and_what_is_not_is_to_run(tmp_path: Path) -> None
     assert set(rows.query("source == 'measured'")["ranks"]) == {1}
     assert set(session.verdict(rows).query("judged == 'measured'")["verdict"]) == {
         "holds",
-        "no value",
+        "no result",
     }
 
 
@@ -152,8 +152,9 @@ def test_the_report_has_a_section_an_exhibit(tmp_path: Path) -> None:
     assert text.count("data:image/svg+xml") == len(EXHIBITS)
     verdicts = verdicts_of(exhibits)
     assert set(verdicts["exhibit"]) == set(EXHIBITS)
-    assert {"holds", "does not hold", "no value"} == set(verdicts["verdict"])
+    assert {"holds", "does not hold", "no result"} == set(verdicts["verdict"])
     assert "They are not measurements" in text
+    assert "<figcaption>They" not in text, "the first sentence stands in the drawing alone"
 
 
 def test_rows_survive_their_csv(tmp_path: Path) -> None:

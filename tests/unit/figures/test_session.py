@@ -193,7 +193,7 @@ def test_what_is_done_is_shown_and_what_is_not_is_planned(tmp_path: Path) -> Non
     assert all(word.endswith("iB") for word in preview["device"].iloc[1:-1])
     rows = session.rows()
     assert rows.query("source == 'measured'")["x"].tolist() == [2]
-    assert session.verdict(rows)["verdict"].tolist() == ["no value", "no value"]
+    assert session.verdict(rows)["verdict"].tolist() == ["no result", "no result"]
 
 
 def test_records_of_other_code_do_not_count(

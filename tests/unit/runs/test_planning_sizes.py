@@ -15,7 +15,6 @@ from workbench.profile import several
 from workbench.profile import store as profiles
 from workbench.runs import planning
 from workbench.runs.store import Store
-from workbench.ui import planner_profile
 from workbench.ui.planner import Question
 from workbench.ui.planner_work import PlannerWork
 
@@ -41,7 +40,6 @@ def stored(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(several, "stored_profile", stored_profile)
         monkeypatch.setattr(profiles, "stored_profile", stored_profile)
-        monkeypatch.setattr(planner_profile, "stored_profile", stored_profile)
 
     return hold
 
@@ -68,6 +66,20 @@ def test_the_answer_is_the_plan_of_a_run(stored, method: str, tmp_path: Path) ->
     published = planning.answer(spec, Store(tmp_path), machine="v100-32gb")
     assert published.source == "published"
     assert "a run measures 1, 4 as well" in published.plan.notes[-1]
+
+
+@pytest.mark.parametrize("method", ["data-parallel", "gpipe", "torch-gpipe", "harmony-dp"])
+def test_methods_that_are_compared_have_costs_of_one_origin(stored, method, tmp_path) -> None:
+    """A micro-batch that was not measured is in proportion to one that was, and no estimate."""
+    stored(4)
+    spec = spec_for(method=method, batch=16, ranks=2)
+    found = planning.answer(spec, Store(tmp_path))
+    assert found.source == "measured"
+    assert any("in proportion" in note for note in found.plan.notes)
+    unit = several.nearest_profile(spec, tmp_path).units[1]
+    assert unit.backward_s == 4 * measured(spec).units[1].backward_s
+    stored()
+    assert several.nearest_profile(spec, tmp_path) is None
 
 
 def test_the_text_names_micro_batches_and_packs(stored, tmp_path: Path, capsys) -> None:

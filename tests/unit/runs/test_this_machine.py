@@ -20,7 +20,7 @@ from workbench.profile import store as profiles
 from workbench.profile.machine import Machine
 from workbench.published import machines
 from workbench.runs import device_locks, planning
-from workbench.runs.expected import START_S, expected
+from workbench.runs.expected import START_S, expected, with_record
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store
 from workbench.ui import planner_words, previewer
@@ -57,7 +57,7 @@ def test_on_a_box_without_measurements_memory_is_its_own_and_no_time_is_told(
     assert (found.here, found.plan.fits, found.plan.step_seconds) == (True, False, None)
     assert "GiB, the budget is 10.57 GiB" in found.plan.binding
     more = planning.answer(asked.with_(device_memory=64 << 30, batch=16), store)
-    assert "the budget is 23.5 GiB" in more.plan.binding
+    assert "the budget is 23.5 GiB, all that this machine has" in more.plan.binding
     both = asked.with_(method="stronghold", device_memory=23 << 30, host_memory=23 << 30)
     assert "this machine has 23.5 GiB" in planning.answer(both, store).plan.binding
     assert planning.answer(asked, store, machine="v100-32gb").plan.fits
@@ -66,6 +66,10 @@ def test_on_a_box_without_measurements_memory_is_its_own_and_no_time_is_told(
     told = capsys.readouterr().out
     assert "on this machine (A box, 2 cores; unmeasured)\n  this machine has not been" in told
     assert "no times are told: `workbench plan --measure` measures it" in told
+    assert cli.main(["plan", *TINY, "--device-memory", "4KiB", "--results", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert "the budget is 4 KiB\n" in told.out
+    assert "lines above say why" in told.err
     words = ["plan", "-m", "plain", *TINY, "--machine", "v100-32gb", "--results", str(tmp_path)]
     assert cli.main(words) == 0
     assert "on v100-32gb, which is not this machine" in capsys.readouterr().out
@@ -185,6 +189,9 @@ def test_records_of_earlier_runs_count_and_a_start_is_assumed(monkeypatch, tmp_p
     planned = SimpleNamespace(source="estimated", plan=SimpleNamespace(step_seconds=1.0))
     assert expected(spec, planned, []) == (START_S + 5.0, "estimated")
     assert expected(spec, planned, [row])[1] == "records"
+    here(monkeypatch, BOX)
+    told = with_record(planning.answer(spec, Store(tmp_path)), [{**row, "key": "a run"}])
+    assert told.plan.notes[-1] == "3 s a step in run a run, of 4 layers"
 
 
 def test_times_of_a_claim_are_told_once_the_machine_is_examined(examined, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_one_count_of_a_claims_runs_and_busy_ones_are_repeated(panel, monkeypatc
     panel.tick()
     assert "1 finished, 1 to run" in section.preview.value
     assert (section.progress.value, section.progress.max) == (1, 2), "no empty bar beside it"
-    assert "1 done, 1 pending" in section.state.value
+    assert "1 finished, 1 to run" in section.state.value
 
     for spec in others:
         store.write(record(spec, key=key_of(spec)))

@@ -269,7 +269,7 @@ def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
     assert what == "STRONGHOLD, 4 layers, device memory 2GiB"
     assert GIB / 2 < most <= 2 * GIB
     words = " ".join(found.sentences())
-    assert "4 runs: 0 done already, 4 to run" in words
+    assert "4 runs: 0 finished already, 4 to run" in words
     assert "Time: unknown, for neither runs like these nor this machine have been measured" in words
     assert found.why_not == "", "some of its runs fit"
 

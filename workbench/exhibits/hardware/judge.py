@@ -58,7 +58,7 @@ class Goal:
 
 
 class Undecided(Exception):
-    """Why the rows give no value: what was measured all the same, and the verdict."""
+    """Why the rows give no result: what was measured all the same, and the verdict."""
 
     def __init__(self, why: str, measured: str = "", verdict: str = MISSING) -> None:
         self.why, self.measured, self.verdict = why, measured, verdict
