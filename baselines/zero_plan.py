@@ -77,6 +77,8 @@ class Release:
     """Copies of the weights that the allocator of the device still holds from the start."""
     host_weight_copies: float = 1.0
     """Buffers of the weights' size and precision on the host: weights, gradients, staging."""
+    host_matrices: int = 0
+    """Buffers on the host, of each rank, for the gradient of any one matrix."""
     host_factor: float = 1.0
     """Host memory used over what the formula counts."""
     disk_leaves_bytes: int = 0
@@ -206,9 +208,8 @@ class _Builder(ScheduleBuilder):
         if not self.fetched and len(self.micros) > 1:
             copies += 1  # the sum of gradients so far
         counted = states * self.parameters + copies * weights
-        if not self.fetched:  # each rank's buffer for the gradient of any one matrix
-            widest = max(self.profile.units[0].parameters, self.profile.units[1].parameters // 3)
-            counted += ranks * widest * self.profile.weight_bytes
+        widest = max(self.profile.units[0].parameters, self.profile.units[1].parameters // 3)
+        counted += ranks * release.host_matrices * widest * self.profile.weight_bytes
         self.buffer("optimizer", HOST_TIER, round(release.host_factor * counted), permanent=True)
         if self.on_disk:
             self.buffer("states", DISK, STATE_BYTES * self.parameters, permanent=True)

@@ -118,12 +118,31 @@ def add_spec_flags(
         _add_flag(groups[option.methods], name, option.about, default)
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def in_flags(sentence: str, arguments: argparse.Namespace | None) -> str:
+    """A sentence about a spec as its writer knows it: fields by their flags, but for those that
+    `--set` named or the file of `--spec` has. A field of one word is one where a value follows."""
+    if not hasattr(arguments, "set"):
+        return sentence
+    by_name = {text.partition("=")[0].strip() for text in arguments.set}
+    for name in (*FIELDS, *catalogue()):
+        in_file = arguments.spec is not None and not hasattr(arguments, name)
+        if not in_file and name not in by_name:
+            after = r"(?![\w=])" if "_" in name else r"(?= is (?:['\d-]|[Nn]one\b))"
+            words = rf"(?<![\w.'-]){name}{after}|^{name}(?= is )"
+            sentence = re.sub(words, _flag(name), sentence)
+    return sentence
+
+
 def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
     flags = [SHORT[name]] if name in SHORT else []
     shown = "none" if default is None else default
     group.add_argument(
         *flags,
-        f"--{name.replace('_', '-')}",
+        _flag(name),
         dest=name,
         default=argparse.SUPPRESS,
         metavar=name.rpartition("_")[2].upper(),
