@@ -120,7 +120,7 @@ class Engine:
             "device": device, "seed": seed, "clip": clip, "lr": 1.0, "activations": activations,
             "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
             "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
-            "weight_decay": group["weight_decay"], "group": group,
+            "weight_decay": group["weight_decay"], "optimizer": self.optimizer,
         }  # fmt: skip
         parts = {"batch": microbatches, "microbatches": microbatches}
         OutsideRate(**self._fields | parts | {"method": "plain", "options": None})  # may refuse
@@ -142,6 +142,8 @@ class Engine:
         """Global norm of the last step's gradients before they were clipped, where it is known."""
         return self._steps.grad_norm if self._steps else None
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def step(self, batch: Any, loss_fn: LossFunction) -> float:
         """One optimizer step on a batch; returns its mean loss. `batch`: a tensor, or a tuple, list
         or dictionary of tensors, of as many rows each; `loss_fn(outputs, batch)` is their mean

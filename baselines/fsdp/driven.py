@@ -134,15 +134,15 @@ class Parts(ModuleHolder):
 
     def __init__(self, gloo: dist.ProcessGroup, *given: Any) -> None:
         super().__init__(*given)
-        self._gloo, self._rank, self._ranks = gloo, dist.get_rank(), dist.get_world_size()
+        self.over, self._rank, self._ranks = gloo, dist.get_rank(), dist.get_world_size()
 
     @torch.no_grad()
     def write(self, folder: Path) -> None:
         """As `Holder.write`; the first process does, when it has all parts."""
         for unit in self._masters:
-            tensors = [(label, whole_of(part, self._gloo)) for label, part in self._tensors(unit)]
+            tensors = [(label, whole_of(part, self.over)) for label, part in self._tensors(unit)]
             write = partial(write_unit, folder, unit, tensors)
-            as_one(int if self._rank else write, self._gloo)
+            as_one(int if self._rank else write, self.over)
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:

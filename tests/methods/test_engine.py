@@ -478,6 +478,56 @@ def test_options_that_agree_are_taken_and_groups_say_their_own_rate(engine) -> N
         assert loss == pytest.approx(wanted, rel=1e-5)
 
 
+def masked(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """The mean over tokens that the batch marks by ones, and not by labels of -100."""
+    losses = F.cross_entropy(logits.flatten(0, 1), batch["tokens"].flatten(), reduction="none")
+    return (losses.view_as(batch["marks"]) * batch["marks"]).sum() / batch["marks"].sum()
+
+
+@pytest.mark.parametrize("method", ["plain", "stronghold", "harmony-dp"])
+def test_a_loss_that_is_not_the_mean_of_its_parts_is_refused(engine, method) -> None:
+    marks = (torch.arange(6) < torch.tensor([[1], [5], [2], [6]])).float()
+    batch = next(batches()) | {"marks": marks}
+    wanted = masked(net()(batch["tokens"]), batch).item()
+    for loss_fn in (masked, lambda out, batch: loss_of(out, batch) * len(out)):
+        with engine(method, microbatches=2) as made, pytest.raises(ValueError, match="weight_of"):
+            made.step(batch, loss_fn)
+    with engine(method, microbatches=2, weight_of=lambda batch: batch["marks"].sum(1)) as made:
+        assert made.step(batch, masked) == pytest.approx(wanted, rel=1e-6)
+    one = {"forward_size": ROWS, "backward_size": ROWS} if method == "harmony-dp" else {}
+    with engine(method, **one) as made:
+        assert made.step(batch, masked) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["plain", "harmony-dp"])
+def test_loops_as_people_write_them_are_torchs(engine, tmp_path, method) -> None:
+    """Without gradients around, from batches made in inference mode, with the states of optimizer
+    and scheduler kept beside a checkpoint, and another engine closed meanwhile."""
+    wanted, weights = torchs(steps=10)
+    with torch.inference_mode():
+        given = [*batches(10)]
+    first, losses = engine(method), []
+    scheduler = warmed(first.optimizer)
+    for batch in given[:3]:
+        losses.append(first.step(batch, loss_of))
+        scheduler.step()
+    first.save(tmp_path)
+    second = engine(method)
+    second.load(tmp_path)
+    again = warmed(second.optimizer)
+    again.load_state_dict(scheduler.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    for number, batch in enumerate(given[3:]):
+        with torch.no_grad() if number % 2 else torch.inference_mode():
+            losses.append(second.step(batch, loss_of))
+        again.step()
+        first.close()
+    found = second.state_dict()
+    second.close()
+    assert losses == pytest.approx(wanted, rel=1e-6)
+    near(found, weights)
+
+
 def test_a_closed_engine_and_a_folder_without_checkpoints_are_no_fresh_start(
     engine, tmp_path
 ) -> None:

@@ -51,7 +51,8 @@ class Batch:
         with tensors of unlike rows, and where `weight_of` gives no number a row."""
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         leaves, self.form = tree_flatten(batch)
-        self.tensors = [leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor)]
+        found = (leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor))
+        self.tensors = [t.clone() if t.is_inference() else t for t in found]  # else no gradients
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if not self.tensors or not self.tensors[0].dim():
@@ -125,9 +126,12 @@ class Batch:
             )
         for one, other in zip(self.tensors, first.tensors, strict=True):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
+                advice = "leave out a last batch that is smaller"
+                if self.rows == first.rows:
+                    advice = "make all batches of one shape, as by padding"
                 raise ValueError(
                     f"the batch has {one.dtype} of {tuple(one.shape)} where the first one had "
-                    f"{other.dtype} of {tuple(other.shape)}; leave out a last batch that is smaller"
+                    f"{other.dtype} of {tuple(other.shape)}; {advice}"
                 )
 
 

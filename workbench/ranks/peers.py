@@ -47,6 +47,8 @@ STOPPED_S = 30.0
 SAME_HOST = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid"))
 """Equal for processes that can open each other's files of memory."""
 NOTE = "failure.json"
+ENGINES = "engines"
+"""Counts, in the store of a process that is alone, the engines that share what the first joined."""
 
 
 @dataclass(kw_only=True)
@@ -94,8 +96,10 @@ class Peers:
         if local is None and kind == "cuda":
             local = torch.cuda.current_device()
         self.device = device_of(-1 if kind == "cuda" else kind, int(local or 0))
-        if join(self.device):
-            self._ends.callback(dist.destroy_process_group)
+        made, store = join(self.device), dist.distributed_c10d._get_default_store()
+        if made or store.check([ENGINES]):  # the last one leaves
+            store.add(ENGINES, 1)
+            self._ends.callback(lambda: store.add(ENGINES, -1) or dist.destroy_process_group())
         self.rank, told = dist.get_rank(), [None] * dist.get_world_size()
         group = self.new_group("gloo")
         host = SAME_HOST[0].read_text(), os.readlink(SAME_HOST[1])

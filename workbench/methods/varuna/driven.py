@@ -47,7 +47,7 @@ class Pipelined(Steps):
         if stages < 1 or world % stages:
             raise ValueError(f"stages is {stages}; it must divide the {world} processes")
         rows = sum(as_one(lambda: spec.batch, peers.group))
-        self._group, self._clip = spec.group, spec.clip
+        self._spec, self._clip = spec, spec.clip
         objective, first = task.objective, task.first
         weigh = (
             None
@@ -82,7 +82,7 @@ class Pipelined(Steps):
         ]
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=spec.group["lr"], betas=(spec.beta1, spec.beta2), eps=spec.eps,
+            lr=spec.learning_rate(0), betas=(spec.beta1, spec.beta2), eps=spec.eps,
         )  # fmt: skip
         self._model.set_optimizer(self._optimizer)
 
@@ -97,7 +97,7 @@ class Pipelined(Steps):
     def step(self, batch: Batch) -> float:
         loss, overflow = self._model.step(batch.named(), self._clip)
         for group in self._optimizer.param_groups:
-            group["lr"] = float(self._group["lr"])
+            group["lr"] = self._spec.learning_rate(self.steps)
         if not overflow:
             self._optimizer.step()
         return loss
