@@ -42,6 +42,7 @@ docs: setup  ## the manual: build/docs/index.html, after what is made of other f
 	$(BIN)/python -m pip install --quiet -c constraints.txt sphinx myst-parser
 	$(BIN)/python scripts/docs.py write
 	$(BIN)/python -m sphinx -q -W -b doctest docs build/docs
+	$(BIN)/python -m sphinx -q -W -b linkcheck docs build/docs
 	$(BIN)/python -m sphinx -q -W -b html docs build/docs
 
 lint: setup  ## what a review would only repeat: style, spelling, notebooks

@@ -48,6 +48,8 @@ def print_plans(
             took = f"{each.spec.model.layers} layers, {parameters(each.parameters)}; {took}"
         took += f", {each.tokens_per_second:,.0f} tokens/s" if each.tokens_per_second else ""
         took += ", --activations keep" * (each.spec.activations == "keep")
+        if each.spec.ranks > 1 and each.spec.microbatches > 1:
+            took += f", --microbatches {each.spec.microbatches}"
         window = f", window {plan.window}" if plan.window is not None else ""
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
         print(f"{mark} {plan.method:14s} {took}{window}; peak {peaks}")

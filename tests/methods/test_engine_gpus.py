@@ -20,13 +20,9 @@ def ranks(tmp_path, method: str, how: str) -> list[dict]:
     """Losses, weights and the error of each of two processes; empty for one that was killed."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is no several")
+    # A monitor that looks less often: torchrun would end the others before they can tell.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [
-        "--nproc-per-node",
-        "2",
-        "--monitor-interval",
-        "15",
-    ]  # else torchrun ends the others before they can tell
+    command += ["--nproc-per-node", "2", "--monitor-interval", "15"]
     command += ["-m", "tests.methods.engine_ranks", method, how, str(tmp_path)]
     subprocess.run(command, timeout=LIMIT_S)
     paths = [tmp_path / f"{rank}.json" for rank in range(2)]

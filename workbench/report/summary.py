@@ -79,8 +79,10 @@ def worst_prediction(records: Iterable[RunRecord]) -> str:
     if not off:
         return "no run was predicted"
     share, record = max(off.values(), key=lambda each: abs(each[0]))
-    label, model = methods.find(record.method).label, record.spec["model"]
+    label, spec = methods.find(record.method).label, record.spec
+    far = f"{abs(share):.0%} {'longer' if share > 0 else 'shorter'} than measured"
     return (
-        f"a step {share:+.0%} off, {label} with {model['layers']} layers on {record.spec['ranks']} "
-        f"rank{'s' * (record.spec['ranks'] > 1)} (of {len(off)} runs that were predicted)"
+        f"a step {far}, {label} with {spec['model']['layers']} layers on {spec['ranks']} "
+        f"rank{'s' * (spec['ranks'] > 1)} (of {len(off)} runs that were predicted)"
+        f"{record.busy and f'; {record.busy}'}"
     )

@@ -1,7 +1,8 @@
 """Each method at its best: the fastest answer, and the largest model.
 
 A method that keeps or recomputes activations as it is told is asked both ways, where the question
-leaves that open: those that choose by themselves would else be compared with others' default.
+leaves that open, and on several ranks with several numbers of micro-batches: those that choose by
+themselves would else be compared with others' default.
 """
 
 from __future__ import annotations
@@ -35,13 +36,30 @@ def ways(spec: RunSpec) -> list[RunSpec]:
     return found
 
 
+def divisions(spec: RunSpec) -> list[RunSpec]:
+    """The spec with more micro-batches, where nothing says how many and its method takes what it is
+    told: a pipeline with a single one has nothing to overlap, or refuses."""
+    told = spec.options.micro_sizes(spec) or not hasattr(methods.load(spec.method), "plan_sizes")
+    if spec.ranks == 1 or spec.microbatches > 1 or not told:
+        return []
+    counts = (spec.ranks, 4 * spec.ranks)
+    return [spec.with_(microbatches=count) for count in counts if not spec.batch % count]
+
+
 def fastest(spec: RunSpec, store: Store, machine: str | None, *, soon: bool = False) -> Answer:
     """The method's best answer, `soon` by a part of a long search. Raises ValueError."""
-    first, *others = ways(spec)
-    found = [answer(first, store, machine=machine, soon=soon)]
-    for way in others if found[0].plan.fits else ():  # to keep takes more memory
-        with suppress(ValueError):
-            found.append(answer(way, store, machine=machine, soon=soon))
+    found, refusals = [], []
+    for each in (spec, *divisions(spec)):
+        for way in ways(each):
+            try:
+                found.append(answer(way, store, machine=machine, soon=soon))
+            except ValueError as error:
+                refusals += [error] if way is each else []
+            else:
+                if not found[-1].plan.fits:  # to keep takes more memory
+                    break
+    if not found:
+        raise refusals[-1]
     return min((a for a in found if a.plan.fits), key=lambda a: rank(a.plan), default=found[0])
 
 

@@ -62,6 +62,7 @@ class Answer:
             "layers": self.spec.model.layers,
             "parameters": self.parameters,
             "activations": self.spec.activations,
+            "microbatches": self.spec.microbatches,
             "samples_per_second": self.samples_per_second,
             "tokens_per_second": self.tokens_per_second,
             "hardware": self.hardware,

@@ -36,9 +36,10 @@ def _answer(reply: Reply, row: Row) -> str:
     layers = reply.question.spec.model.layers
     model = f"{_count(layers, 'layer')}, {parameters(reply.parameters)}"
     if row.fits:
-        best = "Fastest that" if row.step_seconds else "No times are known. Least moved by what"
-        any_ = reply.question.method == ANY
-        who = f"{best} fits: {row.label}" if any_ else f"{row.label} fits"
+        best = f"Fastest that fits: {row.label}"
+        if not row.step_seconds:
+            best = f"No times are known. Of methods that fit, {row.label} moves the fewest bytes"
+        who = best if reply.question.method == ANY else f"{row.label} fits"
         return f"{who}. {model}{' at ' * bool(speed(row))}{speed(row)}."
     who = f"{row.label} does not fit" if reply.question.method != ANY else "No method fits"
     return f"{who} with {model}: {_sentence(row.binding)}"

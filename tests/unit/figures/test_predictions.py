@@ -11,6 +11,7 @@ from workbench.core.spec import RunSpec
 from workbench.figures.verdict import BUSY, FAILS, HOLDS
 from workbench.report import evidence
 from workbench.report.proofs import plans_judged
+from workbench.report.summary import worst_prediction
 from workbench.runs.store import Store
 
 
@@ -39,6 +40,9 @@ def test_every_run_that_trained_is_there_and_the_worst_is_named(tmp_path: Path) 
 
 def test_times_of_a_busy_machine_judge_no_plan() -> None:
     far = run("harmony-pp", 0.65, others={"cores": 0.5})
+    words = worst_prediction([far, run("l2l", -0.1)])
+    assert words.startswith("a step 65% longer than measured, Harmony-PP")
+    assert words.endswith("(of 2 runs that were predicted); others used 50% of the cores")
     assert plans_judged([far])["verdict"].tolist() == [BUSY, HOLDS, HOLDS, HOLDS]
     step = plans_judged([far, run("l2l", 0.1)]).iloc[0]
     assert (step["verdict"], step["why"]) == (HOLDS, "1 of 2 runs left out: the machine was busy")

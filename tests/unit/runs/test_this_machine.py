@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +223,15 @@ def test_each_method_is_asked_at_its_best_plain_torch_too(tmp_path: Path, capsys
     reply = Reply.from_dict(fields, question)
     assert reply.row.label == "plain torch, activations kept"
     assert reply.run_spec().activations == "keep"
+
+
+def test_a_pipeline_is_asked_with_several_micro_batches(tmp_path: Path, capsys) -> None:
+    words = ["plan", *TINY, "-l", "6", "-b", "8", "--ranks", "2", "--machine", "v100-32gb"]
+    for method in ("gpipe", "interleaved", "torch-1f1b"):
+        assert cli.main([*words, "-m", method, "--results", str(tmp_path)]) == 0
+        assert re.search(r"tokens/s.*, --microbatches [28];", capsys.readouterr().out)
+    assert cli.main([*words, "-m", "torch-interleaved", "--results", str(tmp_path)]) == 2
+    assert "how is not predicted; a run measures it" in capsys.readouterr().err
 
 
 def test_the_largest_model_is_the_last_that_fits(tmp_path: Path, capsys) -> None:

@@ -115,7 +115,7 @@ class UnderJitter(VarunaExhibit):
             "Reference: an independent simulator of the released rules, its own draws. GPipe as "
             "Varuna's simulator has it. Measured: steps of four processes on one machine, "
             "whose passes and messages are paced by sleeping; they compute nothing.",
-            *(f"Not run: {why}." for why in dict.fromkeys(told["status"]) if why != "ok"),
+            *(f"Not measured: {why}." for why in dict.fromkeys(told["status"]) if why != "ok"),
         )
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
