@@ -83,28 +83,31 @@ class Together:
     """Mixed into a holder of which every rank has a part: what the first rank is asked for, all do,
     and where one cannot, all are told."""
 
+    over: dist.ProcessGroup | None = None
+    """The ranks; None is all, in their own group."""
+
     def save(self, save: Callable[[], None]) -> None:
         """Call `save` on the first rank. All write whenever it does, twice where a disk is full."""
         if dist.get_rank() == 0:
             save()
-            dist.broadcast_object_list([None], src=0)
+            dist.broadcast_object_list([None], src=0, group=self.over)
             return
         told: list[str | None] = [""]
         while True:
-            dist.broadcast_object_list(told, src=0)
+            dist.broadcast_object_list(told, src=0, group=self.over)
             if told[0] is None:
                 return
             with suppress(OSError):
-                as_one(partial(super().write, Path(told[0])), dist.group.WORLD)
+                as_one(partial(super().write, Path(told[0])), self.over or dist.group.WORLD)
 
     def write(self, folder: Path) -> None:
         """As `Holder.write`, on the first rank, inside its `save`."""
-        dist.broadcast_object_list([str(folder)], src=0)
-        as_one(partial(super().write, folder), dist.group.WORLD)
+        dist.broadcast_object_list([str(folder)], src=0, group=self.over)
+        as_one(partial(super().write, folder), self.over or dist.group.WORLD)
 
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`, on every rank."""
-        as_one(partial(super().restore, saved), dist.group.WORLD)
+        as_one(partial(super().restore, saved), self.over or dist.group.WORLD)
 
 
 class StageHolder(Together, ModuleHolder):

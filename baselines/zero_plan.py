@@ -1,4 +1,4 @@
-"""A step of DeepSpeed's ZeRO on one device, as a schedule, with its bytes on each tier.
+"""A step of DeepSpeed's ZeRO, as a schedule, with its bytes on each tier.
 
 ZeRO-Offload (Ren et al., USENIX ATC 2021) and ZeRO-Infinity (Rajbhandari et al., SC 2021) differ in
 where the weights are. Of both:
@@ -8,6 +8,11 @@ where the weights are. Of both:
   and nothing else runs meanwhile: its whole time is exposed (in every release, 0.19 included);
 * then ZeRO-Offload copies all weights back, before the next forward pass. ZeRO-Infinity copies
   nothing: each unit's weights are fetched when the forward and the backward pass come to it.
+
+Several ranks divide every micro-batch, gradients, states and ZeRO-Infinity's weights among them.
+All do the same at once, so the schedule is that of one of them, with its part on the links and all
+of the host's memory. Whatever a rank loads, it then gathers from the others (ZeRO-3's fetches,
+ZeRO-2's weights after the update), and gradients are added up before its part leaves.
 
 The library trains by itself, so this schedule is simulated and never executed. What belongs to a
 release rather than to ZeRO (does a fetch run beside compute, how fast is its Adam, what does its
@@ -20,14 +25,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.outside import plan_of
 from workbench.profile.budgets import Budgets
-from workbench.profile.profile import Profile
+from workbench.profile.profile import Profile, ProfileCosts
+from workbench.profile.server import Server, of_a_rank, server_of
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Kind
+from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Action, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.build.builder import ScheduleBuilder
 from workbench.schedule.plan import Plan
@@ -35,6 +42,8 @@ from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 L, G, U = Kind.LOAD, Kind.GRAD_OUT, Kind.UPDATE
+SO_FAR = 2
+"""Turn of the load of the sum of gradients so far."""
 STATE_BYTES = 16
 """fp32 master, gradient and two moments: what the optimizer owns of a parameter."""
 BUCKET_ELEMENTS = 50_000_000
@@ -53,6 +62,8 @@ class Release:
     """Parameters per second of its host optimizer; None where it is known relative to ours only."""
     adam_share: float = 1.0
     """Rate of the release's host optimizer as a share of the machine's fused one-pass AdamW."""
+    block_s: float = 0.0
+    """Seconds of the library's own work on the tensors of a block, whatever their size."""
     overlap_loads: bool = True
     """Whether the next unit's weights are fetched beside compute."""
     overlap_gradients: bool = True
@@ -66,6 +77,8 @@ class Release:
     """Copies of the weights that the allocator of the device still holds from the start."""
     host_weight_copies: float = 1.0
     """Buffers of the weights' size and precision on the host: weights, gradients, staging."""
+    host_matrices: int = 0
+    """Buffers on the host, of each rank, for the gradient of any one matrix."""
     host_factor: float = 1.0
     """Host memory used over what the formula counts."""
     disk_leaves_bytes: int = 0
@@ -73,7 +86,7 @@ class Release:
     disk_tiles: int = 0
     """Host buffers of a block in fp32, through which states pass from and to the disk."""
     reuse_elements: int = 0
-    """ZeRO-Infinity: weights stay from forward to backward pass if fewer are used in between."""
+    """ZeRO-Infinity: weights stay from forward to backward pass if no more come after them."""
 
     @classmethod
     def current(cls, method: str) -> Release:
@@ -97,27 +110,49 @@ def activation_bytes(spec: RunSpec) -> int:
 def plan(spec: RunSpec, profile: Profile, release: Release, *, offload_weights: bool) -> Plan:
     """The plan of one ZeRO system: ZeRO-Infinity when the weights are offloaded too.
 
-    Raises ValueError for several ranks: how fast they gather from each other was never measured.
+    Raises ValueError for a micro-batch that does not divide among the ranks.
     """
-    if spec.ranks > 1:
-        label = "ZeRO-Infinity" if offload_weights else "ZeRO-Offload"
+    ranks, server = spec.ranks, server_of(profile, spec)
+    if spec.microbatch % ranks:
         raise ValueError(
-            f"ranks is {spec.ranks}; {label} can be run on several devices, and is planned for one"
+            f"DeepSpeed's ZeRO gives every rank as many samples: a micro-batch of {spec.microbatch}"
+            f" does not divide among {ranks} ranks"
         )
-    profile = _with_its_optimizer(profile, release)
+    profile = _with_its_optimizer(of_a_rank(profile, server), release)
     if profile.hardware.device == "cpu":  # without streams nothing runs beside compute
         release = replace(release, overlap_loads=False, overlap_gradients=False)
     builder = _Builder(spec, profile, release, offload_weights)
     weights = sum(unit.parameters for unit in profile.units) * profile.weight_bytes
-    return plan_of(
+    notes = (f"predicted from what is known of {release.name}; the library plans for itself",)
+    made = plan_of(
         builder.schedule(),
         profile,
         Budgets.of(spec, profile),
         method=spec.method,
         held_device_bytes=round(release.held_weight_copies * weights),
         settings={"release": release.name},
-        notes=(f"predicted from what is known of {release.name}; the library plans for itself",),
+        notes=(*notes, *[f"the schedule is that of each of {ranks} ranks"] * (ranks > 1)),
+        costs=_Costs(profile, server, release.block_s),
     )
+    return replace(made, moved_bytes={way: ranks * n for way, n in made.moved_bytes.items()})
+
+
+class _Costs(ProfileCosts):
+    """Costs of one rank. Gathering what each has loaded, and adding up what is then divided and
+    stored, is each half of the way of a sum that all get."""
+
+    def __init__(self, profile: Profile, server: Server, block_s: float) -> None:
+        super().__init__(profile)
+        self._server, self._block_s = server, block_s
+
+    def seconds(self, action: Action) -> float:
+        seconds, ranks = super().seconds(action), self._server.ranks
+        if action.kind is U and 0 < action.unit < len(self.profile.units) - 1:
+            return seconds + self._block_s
+        if ranks == 1 or action.kind is not G and (action.kind is not L or action.turn == SO_FAR):
+            return seconds
+        whole = self.profile.units[action.unit].parameters * self.profile.weight_bytes
+        return seconds + self._server.sum_seconds(whole, ranks) / 2
 
 
 def _with_its_optimizer(profile: Profile, release: Release) -> Profile:
@@ -139,7 +174,8 @@ class _Builder(ScheduleBuilder):
         self.head = len(profile.units) - 1
         self.units = range(len(profile.units))
         self.micros = range(spec.microbatches)
-        self.parameters = sum(unit.parameters for unit in profile.units)
+        sums = [*accumulate(unit.parameters for unit in profile.units)]
+        self.parameters, self.after = sums[-1], [sums[-1] - each for each in sums]
 
     def schedule(self) -> Schedule:
         self._permanent()
@@ -168,14 +204,16 @@ class _Builder(ScheduleBuilder):
         library = release.device_fixed_bytes + buckets * block * self.profile.weight_bytes
         self.buffer("library", DEVICE, library, permanent=True)
         states = release.disk_leaves_bytes if self.on_disk else STATE_BYTES
-        copies = release.host_weight_copies
+        copies, ranks = release.host_weight_copies, self.spec.ranks
         if not self.fetched and len(self.micros) > 1:
             copies += 1  # the sum of gradients so far
         counted = states * self.parameters + copies * weights
+        widest = max(self.profile.units[0].parameters, self.profile.units[1].parameters // 3)
+        counted += ranks * release.host_matrices * widest * self.profile.weight_bytes
         self.buffer("optimizer", HOST_TIER, round(release.host_factor * counted), permanent=True)
         if self.on_disk:
             self.buffer("states", DISK, STATE_BYTES * self.parameters, permanent=True)
-            self.buffer("tiles", HOST_TIER, release.disk_tiles * 4 * block, permanent=True)
+            self.buffer("tiles", HOST_TIER, ranks * release.disk_tiles * 4 * block, permanent=True)
 
     def _weights_back(self) -> None:
         """ZeRO-Offload: the weights of the last step's update, each to its place, all at once."""
@@ -183,7 +221,7 @@ class _Builder(ScheduleBuilder):
             nbytes = self._weight_bytes(unit)
             label = self.buffer(name.weights(unit), DEVICE, nbytes, slot=f"weights {unit}")
             after = [act(U, self.head, step=-1)]
-            self.add(L, unit, H2D, after=after, nbytes=nbytes, takes=[label])
+            self.add(L, unit, H2D, after=after, nbytes=self._part(nbytes), takes=[label])
 
     # -- forward and backward -------------------------------------------------------------------
 
@@ -247,14 +285,17 @@ class _Builder(ScheduleBuilder):
         accumulating = len(self.micros) > 1
         if accumulating and micro:
             back = self.buffer(f"{label} so far", DEVICE, nbytes)
-            self.add(L, unit, H2D, micro, turn=2, after=after, nbytes=nbytes, takes=[back])
-            after = [act(L, unit, micro, turn=2)]
+            self.add(
+                L, unit, H2D, micro, turn=SO_FAR, after=after, nbytes=self._part(nbytes),
+                takes=[back],
+            )  # fmt: skip
+            after = [act(L, unit, micro, turn=SO_FAR)]
             frees.append(back)
         if not self.fetched:
             last = micro == self.micros[-1]
             final = 4 * self.profile.units[unit].parameters if last else 0
             nbytes = final + (nbytes if accumulating else 0)
-        self.add(G, unit, D2H, micro, after=after, nbytes=nbytes, frees=frees)
+        self.add(G, unit, D2H, micro, after=after, nbytes=self._part(nbytes), frees=frees)
 
     def _fetch(self, unit: int, micro: int, *, turn: int, behind: str) -> str:
         """A unit's weights to the device, once `behind` is done; a tied head brings its matrix."""
@@ -266,7 +307,9 @@ class _Builder(ScheduleBuilder):
         if self._stays(unit):  # as they are computed with; on the link they may be wider
             held = nbytes * VALUE_BYTES[self.spec.dtype] // self.profile.weight_bytes
         label = self.buffer(self._weights(unit, micro, turn), DEVICE, held)
-        self.add(L, unit, H2D, micro, turn=turn, after=[behind], nbytes=nbytes, takes=[label])
+        self.add(
+            L, unit, H2D, micro, turn=turn, after=[behind], nbytes=self._part(nbytes), takes=[label]
+        )
         return act(L, unit, micro, turn=turn)
 
     # -- optimizer ------------------------------------------------------------------------------
@@ -277,7 +320,7 @@ class _Builder(ScheduleBuilder):
         for unit in self.units:
             after = [act(Kind.NORM, 0)]
             if self.on_disk:
-                nbytes = STATE_BYTES * self.profile.units[unit].parameters
+                nbytes = self._part(STATE_BYTES * self.profile.units[unit].parameters)
                 # One tile is updated, one is being read, one written.
                 free = [act(Kind.NORM, 0), act(Kind.SPILL, unit, step=-1)]
                 if unit > 1:
@@ -298,13 +341,16 @@ class _Builder(ScheduleBuilder):
     # -- small answers --------------------------------------------------------------------------
 
     def _stays(self, unit: int) -> bool:
-        """Whether fetched weights stay from forward to backward pass: all of those used in between,
-        once each way, are within the reuse distance."""
-        between = 2 * sum(cost.parameters for cost in self.profile.units[unit + 1 :])
-        return unit == self.head or 0 < between <= self.release.reuse_elements
+        """Whether fetched weights stay from forward to backward pass: all that come after them in
+        the model are within the reuse distance."""
+        return unit == self.head or 0 < self.after[unit] <= self.release.reuse_elements
 
     def _keeps(self, unit: int) -> bool:
         return self.spec.activations == "keep" and self.profile.units[unit].kept_bytes > 0
+
+    def _part(self, nbytes: int) -> int:
+        """A rank's part of the bytes of a unit."""
+        return nbytes // self.spec.ranks
 
     def _weight_bytes(self, unit: int) -> int:
         return self.profile.units[unit].parameters * self.profile.weight_bytes

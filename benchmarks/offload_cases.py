@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.runs.overrides import make_spec
 
@@ -111,6 +112,20 @@ CALM = 1e6
 """A clipping limit that never fires. From random weights every step of a short run is clipped at
 1.0; a model that has trained for a while is clipped now and then."""
 
+LLAMA: dict[str, Any] = {
+    **TRAINING,
+    "family": "examples/llama-3.1-8b.json",
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "seq": 2048,
+    "vocab": 128256,
+    "tied": False,
+    "dtype": "bf16",
+    "batch": 8,
+    "host_memory": 94 * GIB,
+}
+"""From random weights: nothing is downloaded. Plans of ZeRO's and FSDP2 need more memory."""
 PAPER: dict[str, Any] = {
     **TRAINING,
     "hidden": 2048,
@@ -148,6 +163,10 @@ CASES: dict[str, tuple[Case, ...]] = {
             for layers in (78, 100)
             for batch in (4, 16)
         ),
+        Case(
+            name="llama-8b", methods=("stronghold", "l2l"), changes=LLAMA, cap_gib=24,
+            splits=(8,), steps=(2, 5),
+        ),  # fmt: skip
         Case(
             name="small-fp32",
             methods=(*ROOFS[:1], "megatron-core", *OFFLOADED, *ON_DISK),
@@ -310,13 +329,18 @@ TINY_S = 15.0
 """A run of the small size, nearly all of it starting."""
 
 
+def about_parameters(model: ModelSpec) -> int:
+    """As many as a GPT of these sizes has, where the family has no formula."""
+    return replace(model, family=GPT_FAMILY).parameters
+
+
 def estimated_seconds(entry: Entry, earlier: Iterable[dict[str, Any]] = ()) -> float:
     """How long a run may take. `earlier` are runs of the sheet: where there are some of the same
     method on this class of model, the longest start among them, scaled, replaces the table's."""
     spec = entry.spec
     if spec.device == "cpu":
         return TINY_S
-    billions = spec.model.parameters / 1e9
+    billions = about_parameters(spec.model) / 1e9
     base = entry.method.partition(" ")[0]
     speed = SPEEDS[base]
     compute = COMPUTE_S * spec.batch * billions * spec.model.seq / 1024 / spec.ranks

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.offload_cases import GIB, Entry
+from benchmarks.offload_cases import GIB, Entry, about_parameters
 from workbench.core.files import write_whole
 from workbench.core.record import RESULTS, RunRecord, strict
 from workbench.core.spec import RunSpec
@@ -157,7 +157,7 @@ def describe(
         "started": record.started,
         "seconds": record.seconds,
         "start_seconds": None if total is None else total - sum(record.step_seconds),
-        "parameters": entry.spec.model.parameters,
+        "parameters": record.parameters or about_parameters(entry.spec.model),
         "warmup": entry.warmup,
         "step_seconds": record.step_seconds,
         "losses": record.losses,
@@ -219,7 +219,7 @@ def _row(
         **{name: getattr(spec, name) for name in ("batch", "dtype", "clip")},
         "device_cap_gib": _gib(spec.device_memory),
         "host_cap_gib": _gib(spec.host_memory),
-        "parameters": model.parameters,
+        "parameters": record.parameters or about_parameters(model),
         "status": record.status,
         "samples_per_second": _round(spec.batch / seconds if seconds else None, 4),
         "step_seconds_median": _round(seconds, 6),

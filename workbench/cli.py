@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench import __version__
 from workbench.cli_schedule import add_schedule_flags
-from workbench.cli_spec import Parser, add_results_flag, add_spec_flags, specs_from
+from workbench.cli_spec import Parser, add_results_flag, add_spec_flags, in_flags, specs_from
 from workbench.core import methods
 from workbench.core.jsonfile import parse_json
 from workbench.runs.store import Store
@@ -45,6 +45,7 @@ do it. Exit codes: 0 done; 2 the input is wrong, or does not fit; 3 a run ended 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code; never lets a user's mistake become a traceback."""
+    arguments = None
     try:
         # A polite kill of the command line must end what it runs, like Ctrl-C.
         signal.signal(signal.SIGTERM, _interrupt)
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader of our output has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return OK
-        _complain(" ".join(str(error).split()))
+        _complain(in_flags(" ".join(str(error).split()), arguments))
         return BAD_INPUT
     except KeyboardInterrupt:
         _complain("interrupted; everything that was running has been ended")
@@ -207,7 +208,8 @@ def _run(arguments: argparse.Namespace) -> int:
         records.append(record)
         _say_what_is_kept(spec, progress)
         if record.status != "ok":
-            _complain(record.message if record.refused else describe_record(record))
+            refusal = in_flags(record.message, arguments)
+            _complain(refusal if record.refused else describe_record(record))
         elif not arguments.json:
             print(describe_record(record), flush=True)
         if (words := start_words(record.start)) and not record.refused:
@@ -236,12 +238,16 @@ def _code(record: Any) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli_plan import print_plans
+    from workbench.published import machines
     from workbench.runs.best import answer_all, fastest, largest, recommend, searching
     from workbench.runs.inputs import check_inputs
     from workbench.runs.planning import measure
 
     store = Store(arguments.results)
-    specs = specs_from(arguments, window="auto", peers=True)
+    if arguments.machine is not None:
+        machines.find(arguments.machine, store.root)  # before anything takes seconds
+    refused: dict[str, str] = {}
+    specs = specs_from(arguments, window="auto", peers=True, refused=refused)
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
     check_inputs(named, store)
     if arguments.measure:
@@ -251,13 +257,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     ask = largest if arguments.largest else fastest
     if arguments.largest and (slow := searching(specs)):
         _complain(
-            f"{', '.join(slow)} search at each depth: some 10 s each, a minute where hundreds fit"
+            f"{', '.join(slow)} search at each depth: some 10 s each, minutes where hundreds fit"
         )
     answers, not_planned = answer_all(specs, store, arguments.machine, ask)
+    not_planned = {m: in_flags(why, arguments) for m, why in {**refused, **not_planned}.items()}
     best = recommend(answers)
     if arguments.json:
         printed = best.to_dict()
-        if len(specs) > 1:
+        if len(specs) > 1 or refused:
             printed["methods"] = [other.to_dict() for other in answers]
             printed["not_planned"] = not_planned
         print(json.dumps(printed, indent=1))

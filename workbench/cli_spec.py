@@ -118,12 +118,31 @@ def add_spec_flags(
         _add_flag(groups[option.methods], name, option.about, default)
 
 
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def in_flags(sentence: str, arguments: argparse.Namespace | None) -> str:
+    """A sentence about a spec as its writer knows it: fields by their flags, but for those that
+    `--set` named or the file of `--spec` has. A field of one word is one where a value follows."""
+    if not hasattr(arguments, "set"):
+        return sentence
+    by_name = {text.partition("=")[0].strip() for text in arguments.set}
+    for name in (*FIELDS, *catalogue()):
+        in_file = arguments.spec is not None and not hasattr(arguments, name)
+        if not in_file and name not in by_name:
+            after = r"(?![\w=])" if "_" in name else r"(?= is (?:['\d-]|[Nn]one\b))"
+            words = rf"(?<![\w.'-]){name}{after}|^{name}(?= is )"
+            sentence = re.sub(words, _flag(name), sentence)
+    return sentence
+
+
 def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
     flags = [SHORT[name]] if name in SHORT else []
     shown = "none" if default is None else default
     group.add_argument(
         *flags,
-        f"--{name.replace('_', '-')}",
+        _flag(name),
         dest=name,
         default=argparse.SUPPRESS,
         metavar=name.rpartition("_")[2].upper(),
@@ -132,10 +151,14 @@ def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
 
 
 def specs_from(
-    arguments: argparse.Namespace, *, window: int | str, peers: bool = False
+    arguments: argparse.Namespace,
+    *,
+    window: int | str,
+    peers: bool = False,
+    refused: dict[str, str] | None = None,
 ) -> list[RunSpec]:
     """The specs the flags describe, one a method; raises ValueError. All methods are the paper's
-    on one device; with `peers`, others as well.
+    on one device; with `peers`, others as well. `refused` as of `specs_for`.
 
     `window` is the default, cut to the number of layers, of a method that has one. Where all
     methods are asked, each takes the options that it has.
@@ -157,7 +180,7 @@ def specs_from(
         changes["model"] = told.to_dict()
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
-    specs = specs_for(data, changes, asked, peers=peers)
+    specs = specs_for(data, changes, asked, peers=peers, refused=refused)
     if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
         specs = [
             spec.with_(window=min(window, max(2, spec.model.layers)))
@@ -169,9 +192,16 @@ def specs_from(
 
 
 def specs_for(
-    data: Mapping[str, Any], changes: Mapping[str, Any], asked: str, *, peers: bool = False
+    data: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    asked: str,
+    *,
+    peers: bool = False,
+    refused: dict[str, str] | None = None,
 ) -> list[RunSpec]:
-    """The specs of a method, or of ``all`` that can train so, from JSON and changes by name."""
+    """The specs of a method, or of ``all`` that can train so, from JSON and changes by name. A
+    method that cannot be asked so is left out and said in `refused`, where that is given and others
+    can be."""
     everything = asked == "all"
     several = [*methods.METHODS, *methods.installed()]
     names = several if everything else [methods.find(asked).name]
@@ -182,5 +212,12 @@ def specs_for(
     specs = [make(name) for name in names]
     first = specs[0]
     if everything and (peers or first.ranks > 1 or first.model.decomposed):
-        specs = [make(name) for name in methods.compared(first.ranks, first.model)]
+        specs, names = [], methods.compared(first.ranks, first.model)
+        for name in names:
+            try:
+                specs.append(make(name))
+            except ValueError as error:
+                if refused is None or (name == names[-1] and not specs):
+                    raise
+                refused[name] = str(error)
     return specs

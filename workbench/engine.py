@@ -25,15 +25,18 @@ from torch import Tensor, nn
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.files import TemporaryFolder
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.methods.driven import OutsideRate, Steps, Task
+from workbench.methods.train import resolve_device
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
 from workbench.model.unchanged import Unchanged
+from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.manifest import steps_in
+from workbench.runtime.storage import DTYPES
 
 TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""
@@ -104,7 +107,8 @@ class Engine:
         """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
         (group,), self._no_decay = self.optimizer.param_groups, frozenset[str]()
         if groups is not None:
-            group["weight_decay"], self._no_decay = decays_of(model, groups, config)
+            common, self._no_decay = in_common(model, groups, config)
+            group.update(common)
         if wrong := [name for name in NOT_OURS if group[name]]:
             raise ValueError(f"{wrong[0]} is on in optimizer_config; no method here computes that")
         memory = {"device": device_memory, "host": host_memory, "disk": disk_memory}
@@ -116,11 +120,12 @@ class Engine:
             "device": device, "seed": seed, "clip": clip, "lr": 1.0, "activations": activations,
             "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
             "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
-            "weight_decay": group["weight_decay"], "group": group,
+            "weight_decay": group["weight_decay"], "optimizer": self.optimizer,
         }  # fmt: skip
         parts = {"batch": microbatches, "microbatches": microbatches}
         OutsideRate(**self._fields | parts | {"method": "plain", "options": None})  # may refuse
         self._folder = TemporaryFolder("workbench-engine")
+        self._peers = Peers(self._folder.path)
         self._steps: Steps | None = None
         self._closed = False
         self._load_from: tuple[Path, int] | None = None
@@ -137,6 +142,8 @@ class Engine:
         """Global norm of the last step's gradients before they were clipped, where it is known."""
         return self._steps.grad_norm if self._steps else None
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def step(self, batch: Any, loss_fn: LossFunction) -> float:
         """One optimizer step on a batch; returns its mean loss. `batch`: a tensor, or a tuple, list
         or dictionary of tensors, of as many rows each; `loss_fn(outputs, batch)` is their mean
@@ -145,9 +152,29 @@ class Engine:
 
         Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded."""
         self._check_open()
+        taken: list[Batch] = []
+
+        def check() -> None:
+            taken.append(self._checked(batch, loss_fn))
+
+        if self._steps is None:
+            if self._row.parallel or self._row.sharded:
+                self._peers.meet(resolve_device(self._fields["device"]).type)
+            with (
+                self._peers.together("in planning the first step", check),
+                generators(self._fields["seed"]),  # the user's are left as they were
+            ):
+                self._begin(taken[0], loss_fn)
+        with self._peers.together(f"in step {self.steps}", check):
+            loss = self._steps.step(taken[-1])
+        self.optimizer.step()  # of nothing, so that schedulers see it stepped
+        return loss
+
+    def _checked(self, batch: Any, loss_fn: LossFunction) -> Batch:
+        """Raise ValueError for a batch that cannot be trained, or not as those before."""
         if not callable(loss_fn):
             raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
-        taken = Batch(batch, self._weight_of)
+        taken = Batch(batch, self._weight_of, DTYPES[self._fields["dtype"]])
         if self._several and self._weight_of is None and taken.ignores:
             raise ValueError(
                 "the batch has labels of -100, which torch's losses leave out, and is computed in "
@@ -156,31 +183,28 @@ class Engine:
             )
         taken.check_parts(self._microbatches)
         if self._steps is None:
-            with generators(self._fields["seed"]):  # the user's are left as they were
-                self._begin(taken, loss_fn)
+            return taken
         taken.check_like(self._first)
         self._check_optimizer()
         if _identity(loss_fn) != self._loss:
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         self._unchanged.check(loss_fn)
-        loss = self._steps.step(taken)
-        self.optimizer.step()  # of nothing, so that schedulers see it stepped
-        return loss
+        return taken
 
     def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
         """Make all that waits for a batch."""
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
         weighs = self._weight_of is not None
         objective = Objective(self._module, loss_fn, first, weighs=weighs, no_decay=self._no_decay)
-        shape = ModelSpec(
-            family=f"engine:{objective.name}", hidden=1, heads=1, vocab=1,
+        shape = ModelSpec(  # how many layers there are, nobody knows yet
+            family=f"engine:{objective.name}", layers=MOST["layers"], hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
         task = Task(
             spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
             microbatches=self._microbatches, objective=objective, first=first,
             results=self._results, folder=self._folder.path, stages=self._stages,
-            weight_of=self._weight_of,
+            weight_of=self._weight_of, peers=self._peers,
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)
         self._first, self._loss = first, _identity(loss_fn)
@@ -215,7 +239,10 @@ class Engine:
         self._check_open()
         if self._load_from is not None:
             raise ValueError("the checkpoint is taken up with the next step; ask after it")
-        trained = self._steps.tensors() if self._steps else {}
+        trained: dict[str, Tensor] = {}
+        if self._steps:
+            with self._peers.together("in state_dict"):
+                trained = self._steps.tensors()
         trained = {name.removeprefix(PREFIX): tensor for name, tensor in trained.items()}
         own = dict(self._module.named_parameters(remove_duplicate=False))
         first = {id(own[name]): name for name in trained if name in own}
@@ -235,7 +262,8 @@ class Engine:
         self._check_open()
         if self._steps is None:
             raise ValueError("nothing has been trained yet; save after a step")
-        return self._steps.save(user_path(folder))
+        with self._peers.together("in save"):
+            return self._steps.save(user_path(folder))
 
     def load(self, folder: str | Path) -> int | None:
         """Take up the newest sound checkpoint of a folder; returns the steps done by it, None where
@@ -246,7 +274,8 @@ class Engine:
         if path in steps_in(path.parent) or (path.exists() and not path.is_dir()):
             raise ValueError(f"{path} holds no checkpoints; give the folder that has its step-N")
         if self._steps is not None:
-            return self._steps.load(path)
+            with self._peers.together("in load"):
+                return self._steps.load(path)
         found = next(iter(steps_in(path).values()), None)
         self._load_from = None if found is None else (path, found)
         return found
@@ -257,20 +286,23 @@ class Engine:
         if self._steps is not None:
             self._steps.close()
             self._steps = None
+        self._peers.close()
         self._folder.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if error is not None:
+            self._peers.say(error)
         self.close()
 
 
-def decays_of(
+def in_common(
     module: nn.Module, groups: Any, config: Mapping[str, Any]
-) -> tuple[float, frozenset[str]]:
-    """The weight decay of a module's parameters in groups as torch's AdamW takes them, and the
-    names of those that have none. Raises ValueError for groups that differ in more, for one that
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """The settings of a module's parameters in groups as torch's AdamW takes them, and the names of
+    those that have no weight decay. Raises ValueError for groups that differ in more, for one that
     leaves a parameter out, and for parameters that are none of the module's."""
     made = _adamw(groups, config).param_groups
     every = module.named_parameters(remove_duplicate=False)
@@ -293,7 +325,8 @@ def decays_of(
             "groups of params in optimizer_config differ in more than that some have no "
             "weight_decay; no method here computes that"
         )
-    return decays.pop(), frozenset(n for p, decay in own.items() if not decay for n in names[p])
+    left_out = frozenset(n for p, decay in own.items() if not decay for n in names[p])
+    return alike[0] | {"weight_decay": decays.pop()}, left_out
 
 
 def _adamw(params: Any, config: Mapping[str, Any]) -> torch.optim.AdamW:

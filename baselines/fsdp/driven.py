@@ -7,8 +7,6 @@ first process writes them; to take one up, each reads all and keeps its part.
 
 from __future__ import annotations
 
-import os
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,34 +30,25 @@ from workbench.model.keyed import norms_in
 from workbench.model.modules import Decomposed
 from workbench.model.objective import PREFIX
 from workbench.runtime.checkpoint import KINDS, reader, write_unit
-from workbench.runtime.groups import PATIENCE, as_one, device_of, join
+from workbench.runtime.groups import as_one
 from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_rank_threads
 
 
 def driven(task: Task) -> Steps:
-    """Steps that a user's loop asks for; a process group that is there already is used. Raises
-    ValueError for what FSDP2 does not offer."""
+    """Steps that a user's loop asks for. Raises ValueError for what FSDP2 does not offer."""
     refuse(task.spec)
-    device, kind = resolve_device(task.spec.device), Training
-    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
-        device = device_of(-1, int(os.environ["LOCAL_RANK"]))
-    with ExitStack() as ends:
-        if join(device):
-            ends.callback(dist.destroy_process_group)
-        if dist.get_world_size() > 1:
-            gloo = dist.new_group(backend="gloo", timeout=PATIENCE)
-            ends.callback(dist.destroy_process_group, gloo)
-            check_alike(task, gloo)
-            kind = partial(Shard, gloo)
+    peers, kind = task.peers, Training
+    if len(peers.folders) > 1:
+        check_alike(task, peers.group)
+        over = peers.new_group("nccl") if peers.device.type == "cuda" else peers.group
+        kind = partial(Shard, peers.group, over=over)
 
-        def make(spec: RunSpec, *given: Any) -> Training:
-            refuse_module(given[0])
-            return kind(spec, Untold(), task.folder, given=given)
+    def make(spec: RunSpec, *given: Any) -> Training:
+        refuse_module(given[0])
+        return kind(spec, Untold(), task.folder, given=given)
 
-        steps = InOneProcess(task, make)
-        steps.ends.push(ends.pop_all())
-        return steps
+    return InOneProcess(task, make)
 
 
 def check_alike(task: Task, gloo: dist.ProcessGroup) -> None:
@@ -145,15 +134,15 @@ class Parts(ModuleHolder):
 
     def __init__(self, gloo: dist.ProcessGroup, *given: Any) -> None:
         super().__init__(*given)
-        self._gloo, self._rank, self._ranks = gloo, dist.get_rank(), dist.get_world_size()
+        self.over, self._rank, self._ranks = gloo, dist.get_rank(), dist.get_world_size()
 
     @torch.no_grad()
     def write(self, folder: Path) -> None:
         """As `Holder.write`; the first process does, when it has all parts."""
         for unit in self._masters:
-            tensors = [(label, whole_of(part, self._gloo)) for label, part in self._tensors(unit)]
+            tensors = [(label, whole_of(part, self.over)) for label, part in self._tensors(unit)]
             write = partial(write_unit, folder, unit, tensors)
-            as_one(int if self._rank else write, self._gloo)
+            as_one(int if self._rank else write, self.over)
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:

@@ -28,8 +28,8 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     parameters = [unit.parameters for unit in profile.units]
     room = (spec.device_memory or hardware.device_bytes) if hardware.device == "cuda" else None
     kept = kept_blocks(spec, parameters, room)
-    if kept:  # what is used between the first of them's passes: the other ones and the head, twice
-        release = replace(release, reuse_elements=2 * sum(parameters[-kept:]))
+    if kept:  # what comes after the first of them: the other ones and the head
+        release = replace(release, reuse_elements=sum(parameters[-kept:]))
     profile = replace(profile, weight_bytes=TRANSFER_BYTES)
     return zero_plan.plan(spec, profile, release, offload_weights=True)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from baselines.adamw import global_norm
@@ -101,8 +101,10 @@ class Training(Stepping):
         folder: Path,
         *,
         given: tuple[LayeredModel, Batches] | None = None,
+        over: distributed.ProcessGroup | None = None,
     ) -> None:
-        """`given`: a model and data that the spec does not name."""
+        """`given`: a model and data that the spec does not name. `over` which processes weights
+        are sharded, by default all, in their own group."""
         self.spec, self.report, self.folder = spec, report, folder
         self.device = resolve_device(spec.device)
         self.on_gpu = self.device.type == "cuda"
@@ -122,7 +124,7 @@ class Training(Stepping):
         self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
         maker, self.update = fastest(spec, self.device)
         report.phase("sharding the model")
-        self.whole = _sharded(self.model, spec, self.device, keeps=given is None)
+        self.whole = _sharded(self.model, spec, self.device, keeps=given is None, over=over)
         self.blocks = compile_blocks(self.whole, spec, self.device)
         report.phase(f"training with {self.blocks}, update by {self.update}")
         with torch.no_grad():
@@ -226,12 +228,15 @@ def host_bytes(model: LayeredModel, *, pinned: bool) -> int:
     return total
 
 
-def _sharded(model: LayeredModel, spec: RunSpec, device: torch.device, *, keeps: bool) -> Whole:
+def _sharded(
+    model: LayeredModel, spec: RunSpec, device: torch.device, *,
+    keeps: bool, over: distributed.ProcessGroup | None,
+) -> Whole:  # fmt: skip
     """The whole model with everyone's initial weights, each block sharded as soon as it is made:
     so a model is never in memory twice. What is outside the blocks is the root's. With
     `keeps` blocks' weights stay for the backward pass where there is room, which is known of a
     decoder only."""
-    settings = _settings(spec, device)
+    settings = _settings(spec, device, over)
     units: list[nn.Module] = []
     parameters = [model.unit_parameters(unit) for unit in range(model.num_units)]
     fetched_again = (
@@ -260,7 +265,9 @@ def _room(device: torch.device, spec: RunSpec) -> int | None:
     return spec.device_memory or torch.cuda.get_device_properties(device).total_memory
 
 
-def _settings(spec: RunSpec, device: torch.device) -> dict[str, Any]:
+def _settings(
+    spec: RunSpec, device: torch.device, over: distributed.ProcessGroup | None
+) -> dict[str, Any]:
     """Arguments of `fully_shard`.
 
     Gradients are reduced in fp32: with one rank that is the same values as in bf16, widened by the
@@ -269,8 +276,13 @@ def _settings(spec: RunSpec, device: torch.device) -> dict[str, Any]:
     policy = MixedPrecisionPolicy()
     if spec.dtype != "fp32":
         policy = MixedPrecisionPolicy(param_dtype=DTYPES[spec.dtype], reduce_dtype=torch.float32)
+    mesh = (
+        init_device_mesh(device.type, (distributed.get_world_size(),))
+        if over is None
+        else DeviceMesh.from_group(over, device.type)
+    )
     return {
-        "mesh": init_device_mesh(device.type, (distributed.get_world_size(),)),
+        "mesh": mesh,
         "mp_policy": policy,
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda"),
     }

@@ -71,6 +71,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
                 method=line.method,
                 fits=True,
                 schedule=schedule,
+                simulated=simulated.events,
                 step_seconds=simulated.step_seconds,
                 peak_bytes=peak,
                 moved_bytes=schedule.moved_bytes(),

@@ -24,6 +24,7 @@ def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Pla
     release = replace(
         release,
         adam_share=release.adam_share / share,
+        block_s=release.block_s * share,
         device_fixed_bytes=release.device_fixed_bytes
         + round(STATE_BYTES * (1 - share) * parameters),
     )

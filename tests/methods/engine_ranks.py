@@ -27,8 +27,10 @@ from tests.methods.test_engine import (
     warmed,
 )
 from workbench import Engine
+from workbench.ranks import peers
 
 THIRD = 2
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 
 
 def fails(action: object, step: int) -> None:
@@ -38,7 +40,8 @@ def fails(action: object, step: int) -> None:
 
 def main(method: str, how: str, folder: Path) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    module, losses, said, began = net(), [], "", time.monotonic()
+    peers.STOPPED_S = 2.0
+    module, losses, said, began = net(frozen=method != "fsdp"), [], "", time.monotonic()
     config = {"lr": LR, "params": in_groups(module)}
     parts = 1 if method == "varuna" else ranks  # there all ranks are one pipeline
     part = slice(rank % parts * ROWS // parts, (rank % parts + 1) * ROWS // parts)
@@ -48,8 +51,8 @@ def main(method: str, how: str, folder: Path) -> None:
         scheduler = warmed(engine.optimizer)
         try:
             for number, batch in enumerate(batches(padded=True)):
-                if number == THIRD and rank == ranks - 1 and how == "killed":
-                    os.kill(os.getpid(), signal.SIGKILL)
+                if number == THIRD and rank == ranks - 1 and how in SIGNALS:
+                    engine._steps.step = lambda _: os.kill(os.getpid(), SIGNALS[how])
                 if number == THIRD and rank == ranks - 1 and how == "raises":
                     engine._steps._rank.executor._perturb = fails
                 losses.append(engine.step({k: t[part] for k, t in batch.items()}, loss_of))
@@ -58,6 +61,8 @@ def main(method: str, how: str, folder: Path) -> None:
             weights = {name: value.tolist() for name, value in engine.state_dict().items()}
         except Exception as error:
             said, weights = f"{type(error).__name__}: {error}", {}
+            if how == "stopped":  # torchrun waits for it
+                os.kill(engine._peers._others[0].pid, signal.SIGKILL)
     told = {"losses": losses, "said": said, "weights": weights}
     told["heard_s"] = round(time.monotonic() - began, 3)
     (folder / f"{rank}.json").write_text(json.dumps(told))

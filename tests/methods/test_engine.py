@@ -319,6 +319,41 @@ def test_batchnorm_in_bf16_is_torchs_under_autocast(engine) -> None:
         torch.testing.assert_close(found[name], value, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [("plain", {}), ("stronghold", {}), ("harmony-dp", {"forward_size": 8, "backward_size": 8})],
+)
+def test_a_loss_in_bf16_is_told_as_exactly_as_torch_tells_it(engine, method, how) -> None:
+    """Targets of a thousand, of which bf16 knows two digits, and classes. Torch's loop rounds
+    weights and inputs, and widens outputs; stronghold rounds some ties of weights otherwise."""
+    module, data = normed(batchnorm=False)
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0  # torch draws other masks
+
+    def far(out: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return F.huber_loss(out, pair[1] + 1000) + F.mse_loss(out, pair[0].mean(1, True))
+
+    def classes(out: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(torch.cat([out, -out], 1), (pair[1][:, 0] > 0).long())
+
+    for loss_fn in (far, classes):
+        theirs, wanted = copy.deepcopy(module), []
+        optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR)
+        for pair in data:
+            rounded = copy.deepcopy(theirs).bfloat16()
+            loss = loss_fn(rounded(pair[0].bfloat16()).float(), pair)
+            loss.backward()
+            for one, other in zip(theirs.parameters(), rounded.parameters(), strict=True):
+                one.grad = other.grad.float()
+            optimizer.step()
+            wanted.append(loss.item())
+        with engine(method, module, clip=None, dtype="bf16", **how) as made:
+            losses = [made.step(pair, loss_fn) for pair in data]
+        assert losses == pytest.approx(wanted, rel=1e-4)
+        assert losses[0] == pytest.approx(wanted[0], rel=1e-6)
+
+
 class Choosing(Net):
     def forward(self, tokens: Tensor) -> Tensor:
         return super().forward(tokens[tokens[:, 0] > 3])
@@ -408,6 +443,89 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             Engine(net(), config, method=method)
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "words"),
+    [
+        ("harmony-dp", {"microbatches": 2, "forward_size": 1}, "has 2 of the 4 .*_size is 1; give"),
+        ("stronghold", {"activations": "recompute", "kept": 2}, "kept is 2 and activations 'rec"),
+        ("megatron-lm", {"activations": "host"}, "activations cannot be 'host'"),
+        ("gpipe", {"activations": "host"}, "activations is 'host'; gpipe keeps"),
+        ("varuna", {"microbatches": 1, "micro": 2}, "micro is 2; in a loop of one's own"),
+    ],
+)
+def test_no_option_silently_wins_over_another(engine, method, how, words) -> None:
+    with engine(method, **how) as made, pytest.raises(ValueError, match=words):
+        made.step(next(batches()), loss_of)
+
+
+def test_options_that_agree_are_taken_and_groups_say_their_own_rate(engine) -> None:
+    """As a module of more layers than a spec has by default may say their numbers."""
+    module, batch = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20))), torch.ones(4, 4)
+    theirs, groups = copy.deepcopy(module), {"lr": 0.1, "betas": (0.5, 0.6)}
+    optimizer = torch.optim.AdamW([{"params": [*theirs.parameters()], **groups}])
+    theirs(batch).square().mean().backward()
+    optimizer.step()
+    wanted = theirs(batch).square().mean().item()
+    for method, how in (
+        ("harmony-dp", {"microbatches": 2, "forward_size": 2}),
+        ("stronghold", {"window": 18}),
+    ):
+        config = {"lr": 9.0, "params": [{"params": [*module.parameters()], **groups}]}
+        with engine(method, module, config, clip=None, **how) as made:
+            _, loss = (made.step(batch, lambda out, _: out.square().mean()) for _ in range(2))
+        assert loss == pytest.approx(wanted, rel=1e-5)
+
+
+def masked(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """The mean over tokens that the batch marks by ones, and not by labels of -100."""
+    losses = F.cross_entropy(logits.flatten(0, 1), batch["tokens"].flatten(), reduction="none")
+    return (losses.view_as(batch["marks"]) * batch["marks"]).sum() / batch["marks"].sum()
+
+
+@pytest.mark.parametrize("method", ["plain", "stronghold", "harmony-dp"])
+def test_a_loss_that_is_not_the_mean_of_its_parts_is_refused(engine, method) -> None:
+    marks = (torch.arange(6) < torch.tensor([[1], [5], [2], [6]])).float()
+    batch = next(batches()) | {"marks": marks}
+    wanted = masked(net()(batch["tokens"]), batch).item()
+    for loss_fn in (masked, lambda out, batch: loss_of(out, batch) * len(out)):
+        with engine(method, microbatches=2) as made, pytest.raises(ValueError, match="weight_of"):
+            made.step(batch, loss_fn)
+    with engine(method, microbatches=2, weight_of=lambda batch: batch["marks"].sum(1)) as made:
+        assert made.step(batch, masked) == pytest.approx(wanted, rel=1e-6)
+    one = {"forward_size": ROWS, "backward_size": ROWS} if method == "harmony-dp" else {}
+    with engine(method, **one) as made:
+        assert made.step(batch, masked) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["plain", "harmony-dp"])
+def test_loops_as_people_write_them_are_torchs(engine, tmp_path, method) -> None:
+    """Without gradients around, from batches made in inference mode, with the states of optimizer
+    and scheduler kept beside a checkpoint, and another engine closed meanwhile."""
+    wanted, weights = torchs(steps=10)
+    with torch.inference_mode():
+        given = [*batches(10)]
+    first, losses = engine(method), []
+    scheduler = warmed(first.optimizer)
+    for batch in given[:3]:
+        losses.append(first.step(batch, loss_of))
+        scheduler.step()
+    first.save(tmp_path)
+    second = engine(method)
+    second.load(tmp_path)
+    again = warmed(second.optimizer)
+    again.load_state_dict(scheduler.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    for number, batch in enumerate(given[3:]):
+        with torch.no_grad() if number % 2 else torch.inference_mode():
+            losses.append(second.step(batch, loss_of))
+        again.step()
+        first.close()
+    found = second.state_dict()
+    second.close()
+    assert losses == pytest.approx(wanted, rel=1e-6)
+    near(found, weights)
 
 
 def test_a_closed_engine_and_a_folder_without_checkpoints_are_no_fresh_start(
@@ -512,13 +630,16 @@ def test_two_ranks_go_on_with_statistics_masks_and_weights_of_bf16(
     own = method == "fsdp"
     for dtype, near_by in (("fp32", 1e-6), ("bf16", 2e-3))[: 1 if own else 2]:
         (module, data), losses, kept = normed(dtype == "fp32" and not own), [], tmp_path / dtype
-        with engine("plain", module, microbatches=2, dtype=dtype) as made:
+        rate = {
+            "lr": LR if dtype == "fp32" else LR / 10
+        }  # so that roundings of gradients tell less
+        with engine("plain", module, rate, microbatches=2, dtype=dtype) as made:
             for pair in data:
                 losses.append(made.step(pair, distance))
                 if made.steps == 2:
                     made.save(kept)
             wanted, norm = made.state_dict(), made.grad_norm
-        how = {"dtype": dtype, "results": str(engine.args[0]), "kept": str(kept)}
+        how = {"dtype": dtype, **rate, "results": str(engine.args[0]), "kept": str(kept)}
         with Workers() as workers:
             told = workers.run("goes_on", stages=1, replicas=2, method=method, **how)
         for one in told:
@@ -534,7 +655,12 @@ def test_two_ranks_go_on_with_statistics_masks_and_weights_of_bf16(
     [
         ("harmony-dp", "raises", "RankFailed: rank 1: no such luck"),
         ("harmony-pp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
-        ("pp-swap", "closed", "RankFailed: another rank has closed its engine, in step 2"),
+        ("pp-swap", "closed", "RankFailed: rank 1: it has closed its engine, in step 2"),
+        ("fsdp", "raises", "RankFailed: rank 1: no such luck"),
+        ("fsdp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
+        ("fsdp", "uneven", "ValueError: rank 0 is in step 2 and rank 1 is in state_dict; all"),
+        ("varuna", "raises", "RankFailed: rank 1: no such luck"),
+        ("varuna", "closed", "RankFailed: rank 1: it has closed its engine, in step 2"),
         ("harmony-dp", "stopped", "RankFailed: rank 1: it is stopped, and has not"),
         ("harmony-pp", "fewer", "ValueError: the processes have different numbers of rows"),
         ("harmony-pp", "stages", "ValueError: stages is 2; leave it out"),
@@ -548,5 +674,22 @@ def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
         told = workers.run("failing", stages=1, replicas=2, method=method, results=results, how=how)
     assert told[0]["said"].startswith(words), told
     assert how != "stopped" or told[0]["said"].endswith("in step 2"), told
-    if how in ("fewer", "stages", "small", "lacks"):  # before there is anything to train
+    if how in ("fewer", "stages", "small", "lacks", "uneven"):  # before there is anything to train
         assert told[1] == told[0]
+
+
+@pytest.mark.parametrize("method", ["harmony-dp", "fsdp", "varuna"])
+def test_a_rank_that_is_stopped_is_named_wherever_it_is_and_another_engine_trains(
+    engine, method
+) -> None:
+    """All ranks pass equal rows, so losses are those of one."""
+    with Workers() as workers:
+        told = workers.run(
+            "stopped", stages=1, replicas=2, method=method, results=str(engine.args[0])
+        )
+    places = ("planning the first step", "step 1", "save", "load", "state_dict")
+    words = "RankFailed: rank 1: it is stopped, and has not moved for 0 s, in "
+    assert told[0].get("told") == [words + place for place in places], told
+    with engine("plain", net(frozen=method != "fsdp"), clip=None) as made:
+        wanted = [made.step(batch, loss_of) for batch in batches(2)]
+    assert told[0]["losses"] == pytest.approx(wanted, rel=1e-6)

@@ -11,6 +11,8 @@ import pytest
 
 from tests.runs.helpers import HERE, ROOT, start_driver, workbench
 from workbench import cli
+from workbench.cli_spec import FIELDS
+from workbench.core.options import catalogue
 
 SMALL = ("-l", "4", "--hidden", "64", "--heads", "4", "--seq", "32", "--vocab", "256")
 
@@ -57,11 +59,11 @@ def complaint(
         (["plan", "--text", "missing.txt"], "there is no text at 'missing.txt'"),
         (["plan", "-m", "plain", "--largest", "--set", "family=bert"], "bert has layers of its"),
         (["plan", "--tokenizer", "bpe:9"], "bpe:9 has no room for merges"),
-        (["run", "-m", "plain", "--start-from", "/tmp"], "start_from is '/tmp'; there are no"),
+        (["run", "-m", "plain", "--start-from", "/tmp"], "--start-from is '/tmp'; there are no"),
         (["run", "-m", "1f1b", "--ranks", "2", "--stages", "9 8"], "stages '9 8' are 2 of 17"),
         (["run", "-m", "interleaved", "--ranks", "2"], "microbatches is 1; with interleaved on 2"),
         (["run", "-m", "dp-swap", "--ranks", "2", "-b", "1"], "a batch of 1 samples leaves"),
-        (["run", "-m", "harmony-pp", "--forward-packs", "9"], "is given without backward_packs"),
+        (["run", "-m", "harmony-pp", "--forward-packs", "9"], "is given without --backward-packs"),
         (["run", "-m", "l2l", "--set", "layer=4"], "unknown field 'layer'"),
         (["run", "-m", "l2l", "--set", "dtype"], "'dtype' is not a setting"),
         (["run", "--spec", "missing.json"], "the spec missing.json cannot be read"),
@@ -76,6 +78,36 @@ def test_bad_flags(words: list[str], sentence: str, tmp_path: Path, complaint) -
 
     assert sentence in complaint(*words)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("name", [*FIELDS, *catalogue()])
+def test_a_refusal_names_what_was_typed(name: str, tmp_path: Path, complaint) -> None:
+    """A flag as the flag, a key of --set or of a file as the key."""
+    flag, file = f"--{name.replace('_', '-')}", tmp_path / "spec.json"
+    method = catalogue()[name].methods[0] if name in catalogue() else "plain"
+    asked = ["plan", "-m", method, "--results", tmp_path / "results"]
+    by_flag, by_key = (complaint(*asked, *w) for w in ((flag, "?!"), ("--set", f"{name}=?!")))
+    assert by_flag.replace(flag, name) == by_key
+    assert (flag in by_flag) == (name not in ("text", "tokenizer"))
+    assert flag not in by_key
+    file.write_text(json.dumps({"method": method, name: "?!"}))
+    assert flag not in complaint("plan", "--spec", file)
+
+
+def test_a_refusal_names_flags_that_were_not_typed(tmp_path: Path, complaint) -> None:
+    assert "--device-memory is none, give one" in complaint("plan", "-m", "zero-twin-flow")
+    asked = (
+        "run",
+        "-m",
+        "harmony-pp",
+        "--ranks",
+        "2",
+        "--microbatches",
+        "2",
+        "--results",
+        tmp_path,
+    )
+    assert "divide the batch by --forward-size and --backward-size" in complaint(*asked)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def assert_told(spec: RunSpec, record: RunRecord, folder: Path, rel: float = 1e-
     assert record.predicted["step_seconds"] > 0
     timeline = json.loads((folder / "timeline.json").read_text())
     assert {event["rank"] for event in timeline["events"]} == {*range(spec.ranks)}
+    names = [{event["name"] for event in timeline[which]} for which in ("events", "predicted")]
+    assert names[0] == names[1]
     assert_one_clock(timeline["events"])
 
 

@@ -113,6 +113,10 @@ def test_python_runs_plans_sweeps_and_reads_what_the_command_line_does(tmp_path)
     assert (results / "sweeps" / "mine").is_dir()
     table = workbench.records(results)
     assert sorted(table["steps"]) == [2, 3]
+    none = workbench.records(tmp_path / "absent")
+    assert none.empty
+    assert not set(table.columns) - set(none.columns), "a table without rows is asked the same"
+    assert list(none[none["step_seconds"] < 1]["predicted_peak_device_bytes"]) == []
     assert workbench.plan(method="stronghold", layers=20, results=results).plan.fits
     assert workbench.plan(layers=4, results=results).spec.method in methods.METHODS
     for wrong, words in (

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -261,9 +262,10 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
     from tests.methods import test_engine as user
     from workbench import Engine
     from workbench.methods import ranks_driven
+    from workbench.ranks import peers
     from workbench.runtime.tiers import OutOfMemory
 
-    def fails(action, step) -> None:
+    def fails(*_) -> None:
         if how == "stopped":
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before it goes on
         raise OSError("no such luck")
@@ -276,20 +278,32 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
     given["device_memory"] = "1KiB" if how == "small" else None
     if how == "lacks":
         ranks_driven.RankHost.__init__ = lacks
-    ranks_driven.STOPPED_S = 0.5
+    peers.STOPPED_S = 0.5
     dist.all_gather_object(pids := [0, 0], os.getpid())
-    with Engine(user.net(), {"lr": user.LR}, results=results, **given) as engine:
+    module = user.net(frozen=method != "fsdp")
+    with Engine(module, {"lr": user.LR}, results=results, **given) as engine:
         for number, batch in enumerate(user.batches(4, rows=2 - (rank and how == "fewer"))):
             if rank and number == 1 and how == "stopped":
-                time.sleep(3 * ranks_driven.STOPPED_S)
+                time.sleep(3 * peers.STOPPED_S)
             if rank and number == 2:
                 if how == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if how == "closed":
                     break
-                engine._steps._rank.executor._perturb = fails  # the others end in their own way
+                steps = engine._steps
+                if how == "uneven":
+                    pass
+                elif method == "fsdp":
+                    steps._whole._update = fails
+                elif method == "varuna":
+                    next(iter(steps._model._stepping._executors.values()))._perturb = fails
+                else:
+                    steps._rank.executor._perturb = fails  # the others end in their own way
+            call = partial(engine.step, batch, user.loss_of)
+            if how == "uneven" and (rank, number) == (1, 2):
+                call = engine.state_dict
             try:
-                engine.step(batch, user.loss_of)
+                call()
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
                 break
@@ -302,7 +316,48 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
     return {"said": said}
 
 
-def goes_on(stages: int, replicas: int, method: str, results: str, kept: str, dtype: str) -> dict:
+def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
+    """Words of the errors that end what the first rank does while the last one is stopped there,
+    each with an engine of its own, and the losses of one that is not disturbed."""
+    from tests.methods import test_engine as user
+    from workbench import Engine, engine
+    from workbench.ranks import peers
+
+    def stops(do):
+        def stop(*given, **named):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return do(*given, **named)
+
+        return stop if dist.get_rank() else do
+
+    peers.STOPPED_S, peers.NOTICE_S, told, whole = 0.5, 0.5, [], engine.Objective
+    dist.all_gather_object(pids := [0, 0], os.getpid())
+    for where in ("planning", "step", "save", "load", "state_dict", "nowhere"):
+        engine.Objective = stops(whole) if where == "planning" else whole
+        module = user.net(frozen=method != "fsdp")
+        one = Engine(module, {"lr": user.LR}, method=method, results=results, device="cpu")
+        first, second = user.batches(2)
+        try:
+            losses = [one.step(first, user.loss_of)]
+            if where not in ("planning", "nowhere"):
+                place = {"state_dict": "tensors"}.get(where, where)
+                setattr(one._steps, place, stops(getattr(one._steps, place)))
+            if where in ("save", "load"):
+                getattr(one, where)(Path(results, method))
+            if where == "state_dict":
+                one.state_dict()
+            losses.append(one.step(second, user.loss_of))
+        except Exception as error:
+            told.append(f"{type(error).__name__}: {error}")
+            if dist.get_rank() == 0:
+                os.kill(pids[1], signal.SIGCONT)
+        one.close()
+    return {"told": told, "losses": losses}
+
+
+def goes_on(
+    stages: int, replicas: int, method: str, results: str, kept: str, dtype: str, lr: float
+) -> dict:
     """Losses, weights and the last norm of an engine that takes a checkpoint up, twice."""
     from tests.methods import test_engine as user
     from workbench import Engine
@@ -311,7 +366,7 @@ def goes_on(stages: int, replicas: int, method: str, results: str, kept: str, dt
     given, rows = {"clip": user.CLIP, "dtype": dtype, "results": results}, 8 // replicas
     if dtype == "bf16":  # its sums differ by micro-batch, and a plan chooses by measured times
         given |= {"forward_size": rows, "backward_size": rows}
-    with Engine(module, {"lr": user.LR}, method=method, device="cpu", **given) as engine:
+    with Engine(module, {"lr": lr}, method=method, device="cpu", **given) as engine:
         begins = engine.load(kept)
         part = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
         pairs = [tuple(tensor[part] for tensor in pair) for pair in data[begins:]]

@@ -12,6 +12,7 @@ import ctypes
 import os
 import time
 from contextlib import suppress
+from statistics import fmean
 from typing import NamedTuple
 
 import psutil
@@ -86,6 +87,8 @@ def _gpu_of_others(count: int, seconds: float) -> float | None:
         found = [] if failed else samples[: number.value]
         if not any(sample.pid in ours for sample in found):
             return None
-        used = sum(sample.sm for sample in found if sample.pid not in ours) / 100
-        most = max(most, used / len({sample.time for sample in found}))
+        of_process: dict[int, list[int]] = {}  # each has samples of its own, at its own times
+        for sample in found:
+            of_process.setdefault(sample.pid, []).append(sample.sm)
+        most = max(most, sum(fmean(sm) for pid, sm in of_process.items() if pid not in ours) / 100)
     return min(1.0, most)

@@ -19,6 +19,9 @@ from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SU
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.core.model_spec import GPT_FAMILY, ModelSpec
+from workbench.core.paths import user_path
+
 ENDINGS = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
 TEXT = re.compile(rb"""["']([\w-]*(?:\.[\w-]+)+)["']""")
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # of a statement
@@ -106,6 +109,26 @@ def imports_digest(
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, which are read again only after it changed. Raises OSError."""
     return _file_digest(*_stamp(path))
+
+
+def config_file(model: ModelSpec) -> Path | None:
+    """The Hugging Face configuration that the model's family names, where there is one."""
+    if model.family == GPT_FAMILY or model.decomposed:
+        return None
+    try:
+        path = user_path(model.family)
+        path = path / "config.json" if path.is_dir() else path
+        return path.resolve() if path.is_file() else None
+    except (OSError, ValueError):  # the run that reads it says so
+        return None
+
+
+def by_content(model: ModelSpec) -> dict[str, str]:
+    """Fields that name a configuration by its content, wherever the file lies; none of another
+    model."""
+    file = config_file(model)
+    digest = model.config_digest or (file_digest(file) if file else "")
+    return {"family": "a configuration", "config_digest": digest} if file else {}
 
 
 def _stamp(path: Path) -> tuple[str, int, int]:

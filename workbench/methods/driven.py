@@ -7,13 +7,13 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from workbench.core import methods
 from workbench.core.spec import VALUE_BYTES, RunSpec
@@ -26,6 +26,7 @@ from workbench.model.objective import PREFIX, Batch, Handed, Objective, Weigh
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
+from workbench.ranks.peers import Peers
 from workbench.runtime.manifest import step_name
 from workbench.runtime.storage import DTYPES
 
@@ -59,11 +60,11 @@ class Steps(Protocol):
 class OutsideRate(RunSpec):
     """A spec whose learning rate the user's loop sets."""
 
-    group: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Of a torch optimizer; its rate is read when a step begins."""
+    optimizer: Optimizer | None = field(default=None, compare=False)
+    """Its rate is read when a step begins."""
 
     def learning_rate(self, step: int) -> float:
-        return float(self.group["lr"])
+        return float(self.optimizer.param_groups[0]["lr"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,8 @@ class Task:
     """For what is gone when the training is closed."""
     stages: int | None
     """Stages of a pipeline, where the user gives them."""
+    peers: Peers
+    """Processes that take these steps; of a method that may have several, they have met."""
     weight_of: Weigh | None = None
 
 
@@ -99,7 +102,9 @@ class InOneProcess(Steps):
         """Closed with the training."""
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
-        check_layers(model, self._handed, spec)
+        check_layers(
+            model, self._handed, spec, divided=task.microbatches * len(task.peers.folders) > 1
+        )
         shape = replace(spec.model, layers=max(1, model.layers))
         spec = replace(spec, model=shape, microbatches=task.microbatches)
         self._whole = make(spec, model, Draws(self._handed, spec.batch))
@@ -164,9 +169,16 @@ def profile_of(spec: RunSpec, model: Decomposed, rows: Rows, results: Path) -> P
     )  # fmt: skip
 
 
-def check_layers(model: Decomposed, handed: Handed, spec: RunSpec) -> None:
+def check_layers(model: Decomposed, handed: Handed, spec: RunSpec, *, divided: bool) -> None:
     """Compare the layers with the module as it is written, on some samples. Raises ValueError
-    where they would train otherwise, or memory does not suffice to tell."""
+    where they would train otherwise, or a batch that is `divided`, or where memory does not suffice
+    to tell."""
     if lacking := lacks_memory(model):
         raise ValueError(f"to compare the layers with the module {lacking}")
-    compare(model, model, handed.rows(range(min(SAMPLES, spec.batch))), spec.seed)
+    rows = handed.rows(range(min(SAMPLES, spec.batch)))
+    if compare(model, model, rows, spec.seed) and divided:
+        raise ValueError(
+            "the loss of a batch is not the mean of those of its parts, in which it is computed: "
+            "give a loss_fn that is a mean over rows which do not depend on each other, with "
+            "weight_of where they count unequally, or leave the batch in one part"
+        )

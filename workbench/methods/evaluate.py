@@ -76,6 +76,7 @@ def as_plan(
         method=method,
         fits=lacking is None,
         schedule=candidate.schedule,
+        simulated=candidate.simulation.events,
         step_seconds=candidate.step_seconds,
         peak_bytes=candidate.simulation.peak_bytes[0],
         moved_bytes=candidate.schedule.moved_bytes(),

@@ -37,15 +37,17 @@ def plan_of(
     settings: dict | None = None,
     notes: tuple[str, ...] = (),
     exact: bool = True,
+    costs: ProfileCosts | None = None,
 ) -> Plan:
     """The plan that a finished schedule amounts to.
 
     `held_device_bytes` is memory that the device's allocator keeps beside the permanent buffers and
     can use again for passing ones; `reserved_factor` what fragments add to the peak. The larger of
     the two decides whether the plan fits, and is in the settings as ``reserved_bytes``. A schedule
-    that is known not to be exact training is simulated only: `exact` False.
+    that is known not to be exact training is simulated only: `exact` False. `costs` are the
+    profile's where none are given.
     """
-    simulation = simulate(schedule, ProfileCosts(profile), steps=STEPS)
+    simulation = simulate(schedule, costs or ProfileCosts(profile), steps=STEPS)
     peak = (validate(schedule) if exact else simulation).peak_bytes[0]
     steady = schedule.static_bytes(DEVICE)
     reserved = max(round(peak[DEVICE] * reserved_factor), steady + held_device_bytes)

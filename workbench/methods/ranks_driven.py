@@ -2,11 +2,8 @@
 processes that torchrun started.
 
 The first process measures, plans, and makes what all map: host memory, the board, and places for
-the rows of a step, since a layer may need those of any process. So all are on one host. Between
-steps nobody waits inside a library: a process that has failed says so on the board, and why in a
-folder, and one that has ended, or stays stopped, is seen by all others. One that is late is waited
-for: its user's loop may do anything between two steps. Layers that stay on a device are written to
-the host where somebody asks for them.
+the rows of a step, since a layer may need those of any process. So all are on one host. Layers that
+stay on a device are written to the host where somebody asks for them.
 """
 
 from __future__ import annotations
@@ -14,27 +11,22 @@ from __future__ import annotations
 import copy
 import mmap
 import os
-import select
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from workbench.core import methods
-from workbench.core.parents import is_stopped
 from workbench.core.reporter import Untold
 from workbench.methods.driven import OutsideRate, Steps, Task, check_layers, profile_of
 from workbench.methods.history import History
 from workbench.methods.rank_host import RankHost, check_runs, statistics
-from workbench.methods.train import resolve_device
 from workbench.methods.train_ranks import up_to_room
 from workbench.model import Made
 from workbench.model.draws import Draws
@@ -42,12 +34,10 @@ from workbench.model.modules import Decomposed
 from workbench.model.objective import Batch, Handed
 from workbench.profile.profile import Limits
 from workbench.profile.several import pinned_sizes, sizes_of
-from workbench.ranks import failures
 from workbench.runtime import checkpoint
-from workbench.runtime.board import Board, Failed
-from workbench.runtime.groups import PATIENCE, as_one, device_of, join
+from workbench.runtime.board import Board
+from workbench.runtime.groups import as_one
 from workbench.runtime.manifest import step_name
-from workbench.runtime.notes import leave
 from workbench.runtime.rank import Rank, layouts_of
 from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_rank_threads
@@ -56,12 +46,8 @@ from workbench.schedule.action import Kind
 from workbench.schedule.schedule import PAGE, Schedule
 from workbench.schedule.serialize import from_json, to_json
 
-NAP_S, LOOK_S = 1e-4, 0.02
-"""Between two looks for all others to come, and for one that has failed."""
-STOPPED_S = 30.0
-"""Until a process that a signal has stopped (SIGSTOP) is given up."""
-SAME_HOST = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid"))
-"""Equal for processes that can open each other's files of memory."""
+NAP_S = 1e-4
+"""Between two looks for all others to come."""
 
 
 class Ranked(Steps):
@@ -76,9 +62,7 @@ class Ranked(Steps):
             raise ValueError(
                 f"stages is {task.stages}; leave it out, {spec.method} divides the model itself"
             )
-        kind, local = resolve_device(spec.device).type, int(os.environ.get("LOCAL_RANK", 0))
-        self._device = device_of(kind if kind == "cpu" else -1, local)
-        self._ends, self._failed, self._others = ExitStack(), False, {}
+        self._device, self._ends = task.peers.device, ExitStack()
         self._board: Board | None = None
         self._host: RankHost | None = None
         self._rank: Rank | None = None
@@ -89,68 +73,63 @@ class Ranked(Steps):
             raise
 
     def _begin(self, task: Task) -> None:
-        if join(self._device):
-            self._ends.callback(dist.destroy_process_group)
-        self._number, self._ranks = dist.get_rank(), dist.get_world_size()
-        self._control = self._sums = self._group("gloo")
+        peers = task.peers
+        self._number, self._ranks = peers.rank, len(peers.folders)
+        self._control = sums = peers.group
         if self._device.type == "cuda":
-            self._sums = self._group("nccl")
+            sums = peers.new_group("nccl")
         use_rank_threads(self._device.type, self._ranks)
         self._first, made = task.first, []
 
-        def introduce() -> tuple[Any, ...]:
+        def introduce() -> tuple[int, str]:
             made.extend(task.objective.layered())
-            here = SAME_HOST[0].read_text(), os.readlink(SAME_HOST[1])
-            return here, os.getpid(), task.first.rows, Handed(task.first, made[0]).digest
+            return task.first.rows, Handed(task.first, made[0]).digest
 
-        hosts, pids, rows, digests = zip(*as_one(introduce, self._control), strict=True)
+        if not peers.one_host:
+            raise ValueError(
+                "the processes run on different hosts; start all of them on one, since they share "
+                "its memory"
+            )
+        rows, digests = zip(*as_one(introduce, self._control), strict=True)
         self._model, weights = made
         model = self._model
         for what, found, why in (
-            ("hosts", hosts, "start all of them on one, since they share its memory"),
             ("numbers of rows", rows, "give each as many rows"),
             ("modules", digests, "make one module in all of them"),
         ):
             if any(each != found[0] for each in found):
                 raise ValueError(f"the processes have different {what}; {why}")
-        for n, pid in enumerate(pids):
-            if n != self._number:
-                self._others[os.pidfd_open(pid)] = n, pid
         shape, batch = replace(task.spec.model, layers=max(1, model.layers)), sum(rows)
         spec = replace(task.spec, model=shape, batch=batch, ranks=self._ranks)
         self._spec, self._layouts = spec, layouts_of(model)
         lead = as_one(lambda: None if self._number else self._lead(task), self._control)[0]
-        schedule, self._folder = from_json(lead["schedule"]), Path(lead["folder"])
+        schedule, self._folder = from_json(lead["schedule"]), peers.folders[0]
         if self._number:
             self._board = Board(Path(lead["board"]), rank=self._number, **Board.sizes(schedule))
+        peers.stops.append(self._stop)
         self._handed = Handed(self._places(lead["rows"]), model)
         batches = Draws(self._handed, spec.batch)
         if self._host is not None:
             self._history = History(spec, self._folder, batches)
         own = (a for a in schedule.actions if a.kind is Kind.BACKWARD and a.unit == model.head)
         self._micros = sorted(action.span for action in own)
-        with self._watched():
-            self._rank = Rank(
-                spec, schedule, model, batches, folder=self._folder, board=self._board,
-                host=[*map(Path, lead["host"])], device=self._device, dtype=DTYPES[spec.dtype],
-                record_from=spec.steps, on_failure=self._say, group=self._sums,
-            )  # fmt: skip
-            self._ends.callback(self._rank.close)
-            if self._host is not None:
-                write_initial(model, self._host.states, self._host.flats, spec.seed)
-            weights.clear()
-            self._meet()
-            self._rank.bring()
-
-    def _group(self, backend: str) -> dist.ProcessGroup:
-        made = dist.new_group(backend=backend, timeout=PATIENCE)
-        self._ends.callback(dist.destroy_process_group, made)
-        return made
+        self._rank = Rank(
+            spec, schedule, model, batches, folder=self._folder, board=self._board,
+            host=[*map(Path, lead["host"])], device=self._device, dtype=DTYPES[spec.dtype],
+            record_from=spec.steps, on_failure=peers.say, group=sums,
+        )  # fmt: skip
+        self._ends.callback(self._rank.close)
+        if self._host is not None:
+            write_initial(model, self._host.states, self._host.flats, spec.seed)
+        weights.clear()
+        self._meet()
+        self._rank.bring()
 
     def _lead(self, task: Task) -> dict[str, Any]:
         """Plan and make all that is shared; what the others need to know of it."""
         batches = Draws(Handed(task.first, self._model), task.spec.batch)
-        check_layers(self._model, batches.data, task.spec)
+        whole = self._ranks == 1 and pinned_sizes(task.spec) == {task.first.rows}
+        check_layers(self._model, batches.data, task.spec, divided=not whole)
         schedule = self._plan(self._spec, batches, task)
         check_runs(self._spec, schedule, self._model, self._layouts)
         places = (*task.first.tensors, task.first.weights)
@@ -168,7 +147,6 @@ class Ranked(Steps):
         self._ends.callback(self._host.close)
         return {
             "schedule": to_json(schedule), "board": board, "rows": rows, "host": self._host.paths,
-            "folder": str(task.folder),
         }  # fmt: skip
 
     def _plan(self, spec: OutsideRate, batches: Draws, task: Task) -> Schedule:
@@ -178,6 +156,12 @@ class Ranked(Steps):
         rows, parts = task.first.rows, task.microbatches
         if parts > 1 or (model.couples and not pinned_sizes(spec)):
             size = -(-rows // parts)
+            if other := pinned_sizes(spec) - {size}:
+                raise ValueError(
+                    f"microbatches is {parts}, by which a micro-batch has {size} of the {rows} "
+                    f"rows of a process, and forward_size or backward_size is {min(other)}; give "
+                    "one of the two"
+                )
             sizes = replace(spec.options, forward_size=size, backward_size=size)
             spec = replace(spec, options=sizes)
         spec = replace(spec, model=Made(**asdict(spec.model), model=lambda: model))
@@ -213,15 +197,14 @@ class Ranked(Steps):
     def step(self, batch: Batch) -> float:
         step, began, whole = self.steps, time.monotonic(), self._handed.batch
         part = slice(self._number * batch.rows, (self._number + 1) * batch.rows)
-        with self._watched():
-            for place, own in zip(whole.tensors, batch.tensors, strict=True):
-                place[part].copy_(own)
-            whole.weights[part].copy_(batch.weights)
-            self._meet()
-            whole.check_parts(self._micros)
-            self._rank.advance(step)
-            self._board.drain(step + 1)
-            self._until(lambda: self._board.drained > step)
+        for place, own in zip(whole.tensors, batch.tensors, strict=True):
+            place[part].copy_(own)
+        whole.weights[part].copy_(batch.weights)
+        self._meet()
+        whole.check_parts(self._micros)
+        self._rank.advance(step)
+        self._board.drain(step + 1)
+        self._until(lambda: self._board.drained > step)
         self.steps += 1
         loss, _ = self._board.ended(step)
         if self._host is not None:
@@ -232,10 +215,7 @@ class Ranked(Steps):
         self._give_back()
         flats = [layout.flat for layout in self._layouts]
         found = checkpoint.parameters(self._model, self._rank.updates, flats)
-        found |= statistics(self._folder, self._ranks)
-        with self._watched():
-            self._meet()  # the first may close, and remove the folder
-        return found
+        return found | statistics(self._folder, self._ranks)
 
     def save(self, folder: Path) -> Path:
         path = folder / step_name(self.steps)
@@ -262,21 +242,21 @@ class Ranked(Steps):
         return found or None
 
     def close(self) -> None:
-        """Raises nothing. Where this process failed, the others are left time to read why."""
+        """Raises nothing."""
         if self._board is not None:
             self._board.stop()
-        if self._failed:
-            time.sleep(failures.NOTICE_S)
         self._ends.close()
-        while self._others:
-            os.close(self._others.popitem()[0])
+
+    def _stop(self) -> None:
+        self._board.stop()
+        if self._rank is not None:
+            self._rank.executor.stop()
 
     def _give_back(self) -> None:
         """Have all weights and states on the host, in every process."""
-        with self._watched():
-            if self.steps:
-                self._rank.give_back(self.steps - 1)
-            self._meet()
+        if self.steps:
+            self._rank.give_back(self.steps - 1)
+        self._meet()
 
     def _meet(self) -> None:
         """Until all processes are here. Raises Failed where one never will be."""
@@ -288,63 +268,3 @@ class Ranked(Steps):
         while not seen():
             self._board.check()
             time.sleep(NAP_S)
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Look after the other processes meanwhile. Raises what made one of them fail."""
-        over, gone = threading.Event(), {}
-        watch = threading.Thread(target=self._watch, args=(over, gone), daemon=True)
-        watch.start()
-        try:
-            yield
-        except BaseException as error:
-            self._failed = True
-            if isinstance(error, Failed) or failures.lost_peer(error):
-                watch.join(failures.NOTICE_S)
-                self._raise_cause(gone)
-            self._say(error)
-            self._board.fail()
-            raise
-        finally:
-            over.set()
-            watch.join()
-
-    def _watch(self, over: threading.Event, gone: dict[int, str]) -> None:
-        """Stop this rank's lanes where another process has failed, ended, or stays stopped. Looks
-        are counted, not seconds: this process may have been stopped as well."""
-        looks = dict.fromkeys(self._others, 0)
-        while not over.wait(LOOK_S):
-            ended = select.select(self._others, (), (), 0)[0]
-            for each, (rank, pid) in self._others.items():
-                looks[each] = looks[each] + 1 if is_stopped(pid) else 0
-                if each in ended:
-                    gone[rank] = "its process has ended"
-                elif looks[each] * LOOK_S > STOPPED_S:
-                    gone[rank] = f"it is stopped, and has not moved for {STOPPED_S:.0f} s"
-                    self._say(failures.RankFailed(f"rank {rank}: {gone[rank]}"))
-            if gone:
-                self._board.stop()
-            try:
-                self._board.check()
-            except Failed:
-                if self._sums is not self._control:  # a device waits in it for ever
-                    self._sums.abort()
-                if self._rank is not None:
-                    self._rank.executor.stop()
-                return
-
-    def _say(self, error: BaseException) -> None:
-        """Leave the others a note why this rank fails; of several failures the first counts."""
-        path = self._folder / f"failure-{self._number}.json"
-        if not isinstance(error, Failed) and self._folder.exists() and not path.exists():
-            leave(path, failures.failure_of(error))
-
-    def _raise_cause(self, gone: dict[int, str]) -> None:
-        """Raise what made a rank fail: as it says itself, or that it has ended, or closed."""
-        told = {n for n in range(self._ranks) if (self._folder / f"failure-{n}.json").exists()}
-        what = "another rank has closed its engine"
-        if silent := {*gone} - told:
-            what = f"rank {min(silent)}: {gone[min(silent)]}"
-        elif told:
-            failures.raise_cause(*failures.first_cause(self._folder, dict.fromkeys(told, 1)))
-        raise failures.RankFailed(f"{what}, in step {self.steps}")

@@ -14,7 +14,13 @@ from workbench.schedule.plan import Plan
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """The only layout there is. Micro-batches run one after the other through the whole model."""
+    """The only layout there is. Micro-batches run one after the other through the whole model.
+    Raises ValueError for activations on the host."""
+    if spec.activations == "host":
+        raise ValueError(
+            f"{spec.method} keeps everything on the device; activations cannot be 'host', use "
+            "'recompute' or 'keep'"
+        )
     budgets = Budgets.of(spec, profile, allocated=True)
     layout = Layout(
         method="resident",

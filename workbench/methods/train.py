@@ -33,8 +33,7 @@ from workbench.runtime.memory import Memory
 from workbench.runtime.storage import DTYPES, Flat
 from workbench.runtime.threads import use_device_threads
 from workbench.schedule.plan import DoesNotFit, Plan
-from workbench.schedule.schedule import Schedule
-from workbench.schedule.simulate import Event
+from workbench.schedule.simulate import Event, Occupied
 from workbench.schedule.trace import write_trace
 
 TIMELINE_STEPS = 3
@@ -236,7 +235,7 @@ def train_planned(
     try:
         training.run(report)
         try:
-            write_timeline(folder, plan.schedule, training.executor.events)
+            write_timeline(folder, plan, training.executor.events)
         except OSError as error:  # the training is done, whatever the disk says
             training.history.notes.append(f"the timeline was not written: {error}")
         return training.outcome(engine)
@@ -244,11 +243,14 @@ def train_planned(
         training.close()
 
 
-def write_timeline(folder: Path, schedule: Schedule, events: list[Event]) -> None:
-    """Events of the last steps, which have nothing of the warm-up: as rows, and for Perfetto."""
+def write_timeline(folder: Path, plan: Plan, events: list[Event]) -> None:
+    """Events of the last steps, which have nothing of the warm-up, beside those that were foreseen:
+    as rows, and for Perfetto."""
     if not events:  # resumed after its last step: what an earlier attempt wrote stays
         return
-    rows = [asdict(event) for event in events]
-    told = {"schedule": schedule.name, "source": "measured", "events": rows}
-    (folder / "timeline.json").write_text(json.dumps(told))
-    write_trace(folder / "trace.json", events, schedule=schedule, source="measured")
+    told = {"events": events, "predicted": plan.beside(events)}
+    rows = {name: [asdict(event) for event in each] for name, each in told.items()}
+    memory = asdict(Occupied.of(plan.schedule))
+    about = {"schedule": plan.schedule.name, "source": "measured"}
+    (folder / "timeline.json").write_text(json.dumps({**about, **rows, "memory": memory}))
+    write_trace(folder / "trace.json", events, schedule=plan.schedule, source="measured")

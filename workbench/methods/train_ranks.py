@@ -148,7 +148,7 @@ def outcome(training: RankTraining, made: Plan, folder: Path) -> Outcome:
     events = [Event(*row) for result in results for row in result["events"]]
     notes = [*made.notes, *history.notes]
     try:
-        write_timeline(folder, made.schedule, events)
+        write_timeline(folder, made, events)
     except OSError as error:  # the training is done, whatever the disk says
         notes.append(f"the timeline was not written: {error}")
     settled = Counter()

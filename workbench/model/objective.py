@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from workbench.model.custom_model import APART, ASKS, EXAMPLE, empty
 from workbench.model.decompose import Undecomposed, decompose
@@ -32,6 +33,8 @@ Weigh = Callable[[Any], Tensor]
 """Batch -> how many labels of each of its samples count in the mean loss, [B]."""
 IGNORED = -100
 """`ignore_index` of torch's losses."""
+WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers by their bytes."""
 PREFIX = "module."
 """Begins the names of the module's tensors in its `Objective`."""
 
@@ -40,12 +43,16 @@ class Batch:
     """A user's batch: tensors of B rows each in any tuples, lists and dictionaries, with other
     values between them that stay as they are from batch to batch."""
 
-    def __init__(self, batch: Any, weight_of: Weigh | None = None) -> None:
-        """Raises ValueError for a batch without tensors, or with tensors of unlike rows, and where
-        `weight_of` gives no number a row."""
+    def __init__(
+        self, batch: Any, weight_of: Weigh | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Passes round numbers to `dtype`; of those of another one the loss function is to get the
+        bits, as whole numbers behind the others. Raises ValueError for a batch without tensors, or
+        with tensors of unlike rows, and where `weight_of` gives no number a row."""
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         leaves, self.form = tree_flatten(batch)
-        self.tensors = [leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor)]
+        found = (leaf.detach().cpu() for leaf in leaves if isinstance(leaf, Tensor))
+        self.tensors = [t.clone() if t.is_inference() else t for t in found]  # else no gradients
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if not self.tensors or not self.tensors[0].dim():
@@ -57,6 +64,13 @@ class Batch:
                     f"the batch has tensors of {tuple(self.tensors[0].shape)} and of "
                     f"{tuple(tensor.shape)}; the first dimension of each counts its samples"
                 )
+        self._rounded = [
+            (n, t.dtype)
+            for n, t in enumerate(self.tensors)
+            if t.is_floating_point() and t.dtype != dtype
+        ]
+        bits = (self.tensors[n].clone().view(WHOLE[of.itemsize]) for n, of in self._rounded)
+        self.tensors.extend(bits)
         self.weights = torch.ones(self.rows) if weight_of is None else _weighed(weight_of(batch))
         """How much each row counts in the mean loss, fp32 on the CPU."""
         if self.weights.shape != (self.rows,) or not (self.weights >= 0).all():
@@ -80,16 +94,21 @@ class Batch:
     @property
     def ignores(self) -> bool:
         """Whether its labels seem to have torch's mark of those that do not count, -100."""
-        whole = (t for t in self.tensors if not t.is_floating_point() and t.dtype != torch.bool)
+        own = self.tensors[: len(self.places)]
+        whole = (t for t in own if not t.is_floating_point() and t.dtype != torch.bool)
         return any(bool((tensor == IGNORED).any()) for tensor in whole)
 
     def __deepcopy__(self, memo: dict) -> Batch:
         return self
 
-    def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """A batch of this form with other tensors."""
-        leaves = list(self.others)
-        for place, tensor in zip(self.places, tensors, strict=True):
+    def filled(self, tensors: Sequence[Tensor], *, exact: bool = False) -> Any:
+        """A batch of this form with other tensors, of which passes may have rounded some; `exact`:
+        as they were before."""
+        leaves, own = list(self.others), list(tensors[: len(self.places)])
+        if exact:
+            for (n, dtype), bits in zip(self._rounded, tensors[len(own) :], strict=True):
+                own[n] = bits.view(dtype)
+        for place, tensor in zip(self.places, own, strict=True):
             leaves[place] = tensor
         return tree_unflatten(leaves, self.form)
 
@@ -107,9 +126,12 @@ class Batch:
             )
         for one, other in zip(self.tensors, first.tensors, strict=True):
             if (one.shape, one.dtype) != (other.shape, other.dtype):
+                advice = "leave out a last batch that is smaller"
+                if self.rows == first.rows:
+                    advice = "make all batches of one shape, as by padding"
                 raise ValueError(
                     f"the batch has {one.dtype} of {tuple(one.shape)} where the first one had "
-                    f"{other.dtype} of {tuple(other.shape)}; leave out a last batch that is smaller"
+                    f"{other.dtype} of {tuple(other.shape)}; {advice}"
                 )
 
 
@@ -148,9 +170,11 @@ class Objective(nn.Module):
 
     def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor:
         """`named` are the tensors by names whose order is theirs."""
-        batch = self.first.filled(tensors or [named[name] for name in sorted(named)])
-        args, kwargs = self._call(batch)
-        return self.loss_fn(self.module(*args, **kwargs), batch)
+        given = tensors or [named[name] for name in sorted(named)]
+        args, kwargs = self._call(self.first.filled(given))
+        outputs, batch = self.module(*args, **kwargs), self.first.filled(given, exact=True)
+        with Widened(outputs):
+            return self.loss_fn(outputs, batch)
 
     def layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
         """Its layers, which hold no weights, and the user's weights by their names, from which they
@@ -200,6 +224,29 @@ class Layered(Decomposed):
 
     def counted(self, targets: Tensor) -> list[float]:
         return targets.tolist()
+
+
+class Widened(TorchFunctionMode):
+    """Gives functions that are called meanwhile an fp32 copy of what a module put out in fewer
+    bits, made when the first one asks: a loss is told, and begins its gradients, in fp32."""
+
+    def __init__(self, outputs: Any) -> None:
+        super().__init__()
+        leaves = (t for t in tree_flatten(outputs)[0] if isinstance(t, Tensor))
+        self._own = {id(t): t for t in leaves if t.is_floating_point() and t.itemsize <= 4}
+        self._wide: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") != "__get__":  # of a shape, which takes no copy
+            args, kwargs = tree_map(self._widened, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _widened(self, leaf: Any) -> Any:
+        if id(leaf) not in self._own:
+            return leaf
+        if id(leaf) not in self._wide:
+            self._wide[id(leaf)] = leaf.float()
+        return self._wide[id(leaf)]
 
 
 class Handed:

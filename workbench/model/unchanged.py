@@ -15,7 +15,7 @@ from copy import copy
 from functools import cache, partial
 from itertools import chain, count
 from operator import itemgetter
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,8 @@ TABLES = {
 SKIPPED = (frozenset(vars(nn.Module())) | frozenset(dir(type))) - {"training"}
 LIBRARIES = frozenset(("torch", "builtins", "numpy", "math", "functools", "itertools", "typing"))
 """Their functions read nothing that a user changes."""
+WRITERS = frozenset(("setattr", "register_buffer", "copy_"))
+"""Calls by which code writes attributes that it names in text."""
 DEEP, LONG = 3, 64
 """Objects within objects, and elements of a list, that are looked at."""
 SAMPLES, AT_A_TIME = 32, 8
@@ -60,7 +62,7 @@ class Unchanged:
             old, now = self._function.get(place), found.get(place)
             if now != old:
                 raise ValueError(_told(f"{place[0]}, which the loss function reads,", old, now))
-        asked = {*[*self._tensors][self._turn : self._turn + AT_A_TIME]}
+        asked = [*self._tensors][self._turn : self._turn + AT_A_TIME]
         self._turn = self._turn + AT_A_TIME if asked else 0
         for name, tensor in self._tensors.items():
             if change := tensor.change(asked=name in asked):
@@ -179,10 +181,12 @@ class _Known:
 
 
 def _tensors_of(named: tuple[str, nn.Module]) -> Iterator[tuple[str, _Known]]:
+    """But for buffers that the module's own forward pass writes."""
     name, part = named
-    for table in ("_parameters", "_buffers"):
+    written = {"_parameters": frozenset(), "_buffers": _used_by_type(type(part), "forward")[1]}
+    for table, own in written.items():
         for key, tensor in vars(part)[table].items():
-            if tensor is not None:
+            if tensor is not None and key not in own:
                 yield f"{name}.{key}" if name else key, _Known(part, table, key)
 
 
@@ -246,7 +250,7 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
     elif isinstance(function, FunctionType):
         read, attributes, _ = _names_in(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        own = {key: cell.cell_contents for key, cell in cells if cell != type(cell)()}
+        own = {key: cell.cell_contents for key, cell in cells if cell != CellType()}
         own |= {
             key: value.default
             for key, value in inspect.signature(function).parameters.items()
@@ -271,12 +275,18 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
         yield from _places_within(name, function, loaded, seen=seen)
 
 
-@cache
 def _read_by_type(kind: type, method: str = "forward") -> frozenset[str]:
     """Attributes that a method may read, by itself or by what it calls, and does not write."""
+    return frozenset.difference(*_used_by_type(kind, method))
+
+
+@cache
+def _used_by_type(kind: type, method: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Attributes that a method, what it calls and what wraps it may read, and those they write."""
     loaded, stored, pending, seen = set[str](), set[str](), [getattr(kind, method, None)], set()
     while pending:
-        function = inspect.unwrap(pending.pop())
+        function = pending.pop()
+        pending += filter(None, [getattr(function, "__wrapped__", None)])
         function = getattr(function, "fget", None) or getattr(function, "__func__", function)
         if not isinstance(function, FunctionType) or function.__code__ in seen:
             continue
@@ -285,12 +295,12 @@ def _read_by_type(kind: type, method: str = "forward") -> frozenset[str]:
         loaded |= more
         stored |= written
         pending += [inspect.getattr_static(kind, name, None) for name in more]
-        called = (function.__globals__.get(name) for name in read)
+        called = [function.__globals__.get(name) for name in read]
+        called += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
         pending += [each for each in called if each is not None and not _of_library(each)]
-    return frozenset(loaded - stored)
+    return frozenset(loaded), frozenset(stored)
 
 
-@cache
 def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Variables that code reads beyond its own, attributes that it reads, and those it writes."""
     read, loaded, stored = set[str](), set[str](), set[str]()
@@ -301,6 +311,8 @@ def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset
             loaded.add(step.argval)
         elif step.opname == "STORE_ATTR":
             stored.add(step.argval)
+    if WRITERS & (read | loaded):
+        stored.update(const for const in code.co_consts if isinstance(const, str))
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             for every, more in zip((read, loaded, stored), _names_in(inner), strict=True):

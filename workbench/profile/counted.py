@@ -10,13 +10,15 @@ convolutions may be faster or slower; masks of dropout are not counted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 import torch
 from torch import Tensor
 
 from workbench.core.model_spec import ModelSpec
+from workbench.core.sources import by_content
 from workbench.core.spec import VALUE_BYTES
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel
@@ -49,7 +51,7 @@ def unit_costs(
             return _kept(module, spec, unit).of(value_bytes)
 
         return _costs(module, spec, microbatch, rates, counted, value_bytes)
-    decoder = make_model(spec)
+    decoder = _decoder(replace(spec, **by_content(spec) | {"family": spec.family}))
     logits = spec.seq * spec.vocab * value_bytes
 
     def kept(unit: int) -> _Kept:
@@ -64,6 +66,12 @@ def unit_costs(
         )
 
     return _costs(decoder, spec, microbatch, rates, kept, value_bytes)
+
+
+@lru_cache(maxsize=4)
+def _decoder(spec: ModelSpec) -> LayeredModel:
+    """The decoder of a configuration, which the spec names by content, too: every method asks."""
+    return make_model(spec)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ estimator gives each GPU one N-th of a single link whether the others copy or no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from workbench.core.spec import RunSpec
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Hardware, Profile, UnitCost, all_at_once, in_the_way
-from workbench.profile.unit_costs import Sizes
+from workbench.profile.unit_costs import ProfiledSizes, Sizes
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import REPLAYS, checkpoints, keeps, on_rank
 from workbench.schedule.schedule import Schedule
@@ -118,6 +118,34 @@ def server_of(profile: Profile, spec: RunSpec) -> Server:
         action_overhead_s=hardware.action_overhead_s,
         slowdowns=slowdowns if cuda else {},
         **rates,
+    )
+
+
+def of_a_rank(profile: Profile, server: Server) -> Profile:
+    """The profile as each of the server's ranks has it while all do as it does: its share of every
+    micro-batch, of the links and of the disk. Updates are of all ranks together."""
+    if (ranks := server.ranks) == 1:
+        return profile
+    hardware, sizes = profile.hardware, ProfiledSizes({profile.microbatch: profile}, tied={})
+    costs = [sizes.cost(u, profile.microbatch // ranks) for u in range(len(profile.units))]
+    passes = ("forward_s", "recompute_s", "backward_s")
+    return replace(
+        profile,
+        units=tuple(
+            replace(cost, **{name: server.pass_seconds(getattr(cost, name)) for name in passes})
+            for cost in costs
+        ),
+        microbatch=profile.microbatch // ranks,
+        hardware=replace(
+            hardware,
+            device_bytes=hardware.device_bytes // (1 if hardware.device == "cuda" else ranks),
+            h2d_bytes_per_s=server.load_bytes_per_s,
+            d2h_bytes_per_s=server.store_bytes_per_s,
+            host_adam_params_per_s=server.host_adam_params_per_s,
+            disk_read_bytes_per_s=hardware.disk_read_bytes_per_s / ranks,
+            disk_write_bytes_per_s=hardware.disk_write_bytes_per_s / ranks,
+            slowdowns={**hardware.slowdowns, **server.slowdowns},
+        ),
     )
 
 

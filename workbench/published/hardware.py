@@ -33,6 +33,7 @@ ASSUMED = {
     "update": (0.85, "share of its memory's rate, at 28 bytes a parameter: 0.9 on an H100"),
     "kept": (15, "tensors of the residual stream that a block keeps: 15.0 on an H100, compiled"),
     "scratch": (5, "likewise, that a pass works in"),
+    "logits": (128 << 20, "bytes of logits at a time: the loss is chunked (model/loss.py)"),
 }
 """What is assumed of a machine that is known by its datasheet, and why."""
 UNCOMPILED_SCRATCH = 10
@@ -174,6 +175,10 @@ def _gpt(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> list[Un
         output_bytes=residual,
     )
     head_flops = 2 * tokens * model.hidden * model.vocab
+    kept, scratch = 2 * logits, round(known.head_transient_logits * logits)
+    if known.fused:  # both gradients are kept
+        kept = residual + model.vocab * model.hidden * value_bytes
+        scratch = min(logits, ASSUMED["logits"][0])
     head = UnitCost(
         kind="head",
         parameters=2 * model.hidden + (0 if model.tied else model.vocab * model.hidden),
@@ -181,8 +186,8 @@ def _gpt(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> list[Un
         recompute_s=head_flops / forward,
         backward_s=2 * head_flops / backward,
         input_bytes=residual,
-        kept_bytes=2 * logits,
-        backward_scratch_bytes=round(known.head_transient_logits * logits),
+        kept_bytes=kept,
+        backward_scratch_bytes=scratch,
         flops=head_flops,
     )
     block = _block(known, model, microbatch, dtype, model.block_parameters)

@@ -72,7 +72,7 @@ def first_cause(folder: Path, statuses: Mapping[int, int]) -> tuple[int, Failure
     """The rank whose failure is the cause, and what is known of it, by the exit statuses of those
     that failed."""
     causes = [(rank, _cause(folder, rank, status)) for rank, status in statuses.items()]
-    return min(causes, key=lambda cause: _precedence(cause[1]))
+    return min(causes, key=lambda cause: precedence(cause[1]))
 
 
 def _cause(folder: Path, rank: int, status: int) -> Failure:
@@ -85,7 +85,7 @@ def _cause(folder: Path, rank: int, status: int) -> Failure:
     return {"type": None, "message": how, "status": status}
 
 
-def _precedence(told: Failure) -> tuple[int, float]:
+def precedence(told: Failure) -> tuple[int, float]:
     """Smaller for what rather is a cause than a consequence."""
     if told["type"] is None:
         return (0 if told["status"] == -signal.SIGKILL else 2), 0.0

@@ -13,7 +13,6 @@ from workbench.runs.store import Store
 from workbench.runs.timeline import FILE, load_timeline
 from workbench.schedule.draw import draw_comparison
 from workbench.schedule.simulate import Event
-from workbench.ui.timeline_run import predicted_for
 
 METHOD = "stronghold"
 STEPS = 2
@@ -21,8 +20,7 @@ STEPS = 2
 
 
 def draw_gantt(records: Iterable[RunRecord], store: Store) -> Figure | None:
-    """Predicted above measured, of the first STRONGHOLD run that left a timeline; None without
-    one. The figure's label has a note on the prediction, where there is one."""
+    """Predicted above measured, of the first STRONGHOLD run that left both; None without one."""
     for record in records:
         path = store.folder(record.key) / FILE
         if record.method == METHOD and record.status == "ok" and path.exists():
@@ -31,14 +29,11 @@ def draw_gantt(records: Iterable[RunRecord], store: Store) -> Figure | None:
             except ValueError as error:  # torn by a death, or of another version
                 store.problems[path] = str(error)
                 continue
-            said = predicted_for(record, store, ran.schedule, ran.events)
-            if said.events:
+            if ran.predicted:
                 layers = record.spec["model"]["layers"]
                 title = f"{layers} layers, window {record.window}, {record.resident} resident"
-                both = last_steps(said.events), last_steps(ran.events)
-                figure = draw_comparison(*both, title=title, width_in=PAGE_IN)
-                figure.set_label(said.note)
-                return figure
+                both = last_steps(ran.predicted), last_steps(ran.events)
+                return draw_comparison(*both, title=title, width_in=PAGE_IN)
     return None
 
 

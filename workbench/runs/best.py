@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from workbench.core import methods
 from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.runs.expected import with_record
 from workbench.runs.index import Index
-from workbench.runs.planning import Answer, answer, rank
+from workbench.runs.planning import Answer, answer, choose_profile, fits, one_memory, rank
 from workbench.runs.search import at_layers, planned_largest
 from workbench.runs.store import Store
+from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 DEEPEST = 512
 """Layers; deeper models are not asked about."""
+TRIED, SEARCHED = 10, 4
+"""Divisions of one memory that are tried at a depth, and where each takes seconds of a search."""
 
 
 def ways(spec: RunSpec) -> list[RunSpec]:
@@ -45,11 +49,15 @@ def divisions(spec: RunSpec) -> list[RunSpec]:
 def fastest(spec: RunSpec, store: Store, machine: str | None, *, soon: bool = False) -> Answer:
     """The method's best answer, `soon` by a part of a long search. Raises ValueError."""
     found, refusals = [], []
-    for way in (*ways(spec), *(way for divided in divisions(spec) for way in ways(divided))):
-        try:
-            found.append(answer(way, store, machine=machine, soon=soon))
-        except ValueError as error:
-            refusals += [error] if way.activations == spec.activations else []
+    for each in (spec, *divisions(spec)):
+        for way in ways(each):
+            try:
+                found.append(answer(way, store, machine=machine, soon=soon))
+            except ValueError as error:
+                refusals += [error] if way is each else []
+            else:
+                if not found[-1].plan.fits:  # to keep takes more memory
+                    break
     if not found:
         raise refusals[-1]
     return min((a for a in found if a.plan.fits), key=lambda a: rank(a.plan), default=found[0])
@@ -61,8 +69,59 @@ def largest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
     if (family := spec.model.family) != GPT_FAMILY:
         raise ValueError(f"{family} has layers of its own: --largest is for --hidden and --heads")
     limit = min(DEEPEST, MOST_PASSES // max(spec.microbatches, spec.ranks))
-    most = max(planned_largest(way, store, limit=limit, machine=machine) for way in ways(spec))
-    return fastest(at_layers(spec, max(1, most)), store, machine, soon=True)
+    found = [at_layers(spec, 1)]
+
+    def fitting(way: RunSpec) -> bool:
+        fit = divided(way, store, machine, found[-1])
+        found.extend([] if fit is None else [fit])
+        return fit is not None
+
+    for way in ways(spec):
+        planned_largest(way, store, limit=limit, fitting=fitting)
+    most = max(found, key=lambda each: each.model.layers)
+    best = fastest(most.with_(activations=spec.activations), store, machine, soon=True)
+    if one_memory(spec, choose_profile(most, store, machine).hardware):
+        device, host = (f"{n >> 20}MiB" for n in (most.device_memory or 0, most.host_memory or 0))
+        words = f"device and host share one memory: --device-memory {device} --host-memory {host}"
+        best = replace(best, plan=replace(best.plan, notes=(*best.plan.notes, words)))
+    return best
+
+
+def divided(spec: RunSpec, store: Store, machine: str | None, like: RunSpec) -> RunSpec | None:
+    """The spec if it fits, else None. Where device and host share one memory, the spec with budgets
+    that divide it so that both have room: the tier that lacks gets more, from those of `like`."""
+    shared = one_memory(spec, choose_profile(spec, store, machine).hardware)
+    if not shared:
+        return spec if fits(spec, store, machine, soon=True) else None
+    ranks, quick = spec.ranks, hasattr(methods.load(spec.method), "fits")
+    most = min(spec.device_memory or shared, shared // ranks) >> 20
+    least = max(0, shared - (spec.host_memory or shared)) // ranks >> 20
+    # A method that chooses what stays on the device may need the host for nothing.
+    places, seen = [(like.device_memory or 0) >> 20, *[most - 1] * quick], []
+    for _ in range(SEARCHED if searching([spec]) else TRIED):
+        device = places.pop() if places else 0
+        device = device if least < device < most else (least + most) // 2
+        if device == least:
+            break
+        budgets = {"device_memory": device << 20, "host_memory": shared - (ranks * device << 20)}
+        tried = spec.with_(**budgets)
+        if quick and fits(tried, store, machine):
+            return tried
+        plan = answer(tried, store, machine=machine, soon=True).plan
+        if plan.fits:
+            return tried
+        if plan.lacking == HOST_TIER:
+            most = min(most, device)
+        else:
+            least = max(least, device)
+        needs = plan.peak_bytes.get(DEVICE, 0), plan.peak_bytes.get(HOST_TIER, 0)
+        spare = shared - ranks * needs[0] - needs[1]
+        if needs[0] and spare <= 0 and needs in seen:
+            break  # they do not depend on how the memory is divided
+        seen.append(needs)
+        if needs[0] and spare > 0:
+            places.append(needs[0] + spare // (ranks + 1) >> 20)
+    return None
 
 
 def searching(specs: list[RunSpec]) -> list[str]:

@@ -110,7 +110,7 @@ def parse_value(name: str, text: str) -> Any:
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
         if kind is int and name.endswith("_memory") and text.lower() != "none":
-            return _checked(name, parse_bytes(text))
+            return _checked(name, _amount(name, text))
         if kind in (int, float) and (value := _number(kind, text)) is not None:
             return _checked(name, value)
         if kind is str:
@@ -131,8 +131,15 @@ def _put(merged: dict[str, Any], name: str, value: Any, *, inside: str = "") -> 
             f"unknown field {name!r} in {WHOLE[inside]}; known: {', '.join(sorted(owner))}"
         )
     if name.endswith("_memory") and isinstance(value, str):
-        value = parse_bytes(value)
+        value = _amount(name, value)
     (merged["model"] if name in MODEL else merged)[name] = _checked(name, value)
+
+
+def _amount(name: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -24,7 +24,10 @@ from workbench.runs import device_locks
 from workbench.runs.resolve import check_method, resolve
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
-from workbench.schedule.schedule import DEVICE, HOST_TIER
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
+
+LEAST_BYTES = 12
+"""Bytes of a parameter that training keeps somewhere, whatever the method and dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,7 @@ def answer(
     hardware = profile.hardware
     possible = on_machine(spec, hardware)
     try:
+        check_room(possible, profile)
         plan = plan_from(possible, profiles, soon=soon)
     except DoesNotFit as refusal:
         plan = Plan(
@@ -112,6 +116,22 @@ def answer(
     )
 
 
+def check_room(spec: RunSpec, profile: Profile) -> None:
+    """Raise DoesNotFit where all tiers together cannot hold the weights in fp32 and their moments,
+    which every method keeps: schedules of a hopeless depth take long to build."""
+    hardware, tier = profile.hardware, getattr(spec.options, "optimizer_tier", HOST_TIER)
+    devices = spec.ranks if spec.device_memory or hardware.device == "cuda" else 1
+    room = devices * (spec.device_memory or hardware.device_bytes)
+    room += (spec.host_memory or hardware.host_bytes) + (spec.disk_memory or 0)
+    needs = LEAST_BYTES * sum(unit.parameters for unit in profile.units)
+    if needs > room and (tier != DISK or spec.disk_memory):
+        raise DoesNotFit(
+            f"weights and optimizer states need {format_bytes(needs)}, all memory that there is "
+            f"holds {format_bytes(room)}",
+            tier=HOST_TIER,
+        )
+
+
 def on_machine(spec: RunSpec, hardware: Hardware) -> RunSpec:
     """The spec with budgets that this machine has: nobody can use more than it has in all."""
     has = [int(n / USABLE) for n in (hardware.device_bytes, hardware.host_bytes)]
@@ -120,6 +140,19 @@ def on_machine(spec: RunSpec, hardware: Hardware) -> RunSpec:
     most = zip(("device_memory", "host_memory"), has, strict=True)
     over = {name: nbytes for name, nbytes in most if (getattr(spec, name) or 0) > nbytes}
     return replace(spec, **over) if hardware.here and over else spec
+
+
+def one_memory(spec: RunSpec, hardware: Hardware) -> int:
+    """Bytes of the one memory that a processor's device and host share, where the spec's budgets do
+    not divide it between them: one is missing, or together they are more; else 0."""
+    if not (hardware.here and hardware.device == "cpu"):
+        return 0
+    shared, budgets = (
+        hardware.device_bytes + hardware.host_bytes,
+        (spec.device_memory, spec.host_memory),
+    )
+    divided = None not in budgets and spec.ranks * budgets[0] + budgets[1] <= shared
+    return 0 if divided else shared
 
 
 def told(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
@@ -167,7 +200,7 @@ def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -
         held = device_locks.take(among, 1, "workbench plan --measure")
         if held is None:
             raise ValueError(
-                f"{among[0].name} is taken by {device_locks.holder(among[0])}, and both would be "
+                f"{device_locks.holder(among[0])} holds {among[0].name}, and both would be "
                 "slower: measure when that has ended, or plan without --measure"
             )
         os.environ.update(held.environment)
@@ -201,9 +234,8 @@ def fits(spec: RunSpec, store: Store, machine: str | None = None, *, soon: bool 
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
         profile = choose_profile(spec, store, machine)
-        hardware = profile.hardware
-        fitting = module.fits(on_machine(spec, hardware), profile)
-        if not fitting or not (hardware.here and hardware.device == "cpu"):
+        fitting = module.fits(on_machine(spec, profile.hardware), profile)
+        if not fitting or not one_memory(spec, profile.hardware):
             return fitting  # else one memory holds both tiers, so the plan that a run makes tells
     return answer(spec, store, machine=machine, soon=soon).plan.fits
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from workbench.core import host, methods
-from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.paths import user_path
-from workbench.core.sources import file_digest
+from workbench.core.sources import by_content, config_file
 from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
@@ -56,18 +54,6 @@ def check_method(spec: RunSpec, *, gpus: bool = True) -> methods.Method:
     return method
 
 
-def config_file(model: ModelSpec) -> Path | None:
-    """The Hugging Face configuration that the model's family names, where there is one."""
-    if model.family == GPT_FAMILY or model.decomposed:
-        return None
-    try:
-        path = user_path(model.family)
-        path = path / "config.json" if path.is_dir() else path
-        return path.resolve() if path.is_file() else None
-    except (OSError, ValueError):  # the run that reads it says so
-        return None
-
-
 class Keys:
     """Keys of many specs on this machine; the code of each method is looked at once."""
 
@@ -85,9 +71,7 @@ class Keys:
         instead = {"text": self._told(corpus.source_digest, spec.text) or spec.text}
         if spec.model.custom:
             facts.append(self._told(imports_digest, spec.model.family))
-        elif file := config_file(spec.model):
-            digest = spec.model.config_digest or file_digest(file)
-            instead |= {"family": "a configuration", "config_digest": digest}
+        instead |= by_content(spec.model)
         return spec.key(*facts, **instead)
 
     def _told(self, look: Callable[[str], str], name: str) -> str:

@@ -67,12 +67,16 @@ def at_layers(spec: RunSpec, layers: int) -> RunSpec:
     return spec.with_(model=replace(spec.model, layers=layers), **changes)
 
 
-def planned_largest(spec: RunSpec, store: Store, *, limit: int, machine: str | None = None) -> int:
-    """The most layers that the planner says fit, 0 for none. Nothing runs."""
+def planned_largest(
+    spec: RunSpec, store: Store, *, limit: int, fitting: Callable[[RunSpec], bool] | None = None
+) -> int:
+    """The most layers that the planner says fit, 0 for none. Nothing runs. `fitting` says what
+    fits; None for this machine with the spec's budgets."""
+    fitting = fitting or (lambda spec: fits(spec, store, soon=True))
     low, high = 0, limit
     while low < high:
-        middle = (low + high + 1) // 2
-        if fits(at_layers(spec, middle), store, machine, soon=True):
+        middle = min((low + high + 1) // 2, max(8, 2 * low))  # deep models take long to ask about
+        if fitting(at_layers(spec, middle)):
             low = middle
         else:
             high = middle - 1

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.files import FileLock, flush, replacing, write_whole
 from workbench.core.paths import user_path
-from workbench.core.record import RunRecord, steady_step_seconds
+from workbench.core.record import BETWEEN, PARTS, Predicted, RunRecord, steady_step_seconds
+from workbench.core.spec import RunSpec
 
 if TYPE_CHECKING:
     import pandas
@@ -121,10 +122,12 @@ class Store:
             raise self.unusable(error) from error
 
     def table(self) -> pandas.DataFrame:
-        """One row a record: `row` of each. Simulated and published rows may be appended to it."""
+        """One row a record: `row` of each. Simulated and published rows may be appended to it. A
+        table without rows has the columns of any run."""
         import pandas
 
-        return pandas.DataFrame([row(record) for record in self.records()])
+        rows = [row(record) for record in self.records()]
+        return pandas.DataFrame(rows, columns=None if rows else _columns())
 
     def published_here(self, device: str | None = None) -> pandas.DataFrame:
         """Rows this project measured on named hardware: ``published-here/<device>/*.csv``.
@@ -244,6 +247,20 @@ def row(record: RunRecord) -> dict[str, Any]:
         "losses": record.losses,
         "all_step_seconds": record.step_seconds,
     }
+
+
+def _columns() -> list[str]:
+    """Columns of a run that ended well, but for options of its method."""
+    amounts: dict[str, Any] = {
+        "peak_bytes": dict.fromkeys(("device", "host", "disk")),
+        "moved_bytes": dict.fromkeys(("load", "store", "read", "write")),
+        "moved_parts": dict.fromkeys(PARTS + BETWEEN),
+    }
+    spec, predicted = RunSpec(method="plain"), dict.fromkeys(Predicted.__annotations__) | amounts
+    record = RunRecord(
+        key="", method=spec.method, status="ok", spec=spec.to_dict(), predicted=predicted, **amounts
+    )
+    return list(row(record))
 
 
 def _predicted_columns(predicted: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""``timeline.json``: the events of a run's last steps, as it measured them."""
+"""``timeline.json``: the events of a run's last steps, measured and foreseen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.core.jsonfile import read_json
 from workbench.core.schema import read_as
 from workbench.schedule.action import LANES, Kind, lane_kind
-from workbench.schedule.simulate import Event
+from workbench.schedule.simulate import Event, Occupied
 
 FILE = "timeline.json"
 KINDS = frozenset(Kind)
@@ -22,11 +22,15 @@ class Timeline:
     schedule: str = ""
     """Name of the schedule that was executed."""
     source: str = "measured"
+    predicted: list[Event] = field(default_factory=list)
+    """The run's own plan of these steps, simulated; of runs before 2026-11-28 there is none."""
+    memory: Occupied | None = None
+    """Memory of the schedule."""
 
     def __post_init__(self) -> None:
         if not self.events:
             raise ValueError("it holds no event")
-        for event in self.events:
+        for event in (*self.events, *self.predicted):
             if event.kind not in KINDS or lane_kind(event.lane) not in LANES:
                 raise ValueError(
                     f"event {event.name!r} is of kind {event.kind!r} on lane {event.lane!r}, "

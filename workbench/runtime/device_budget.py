@@ -245,9 +245,9 @@ class _Counting(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         # Nearly all operations return one tensor; walking a tree costs more than the rest together.
         for tensor in (out,) if isinstance(out, Tensor) else tree_iter(out):
-            if isinstance(tensor, Tensor) and (
-                error := self._see(tensor.untyped_storage(), self.counted)
-            ):
+            if not isinstance(tensor, Tensor) or tensor.device.type == "meta":  # of no bytes
+                continue
+            if error := self._see(tensor.untyped_storage(), self.counted):
                 # A device would have refused: let go of the result before anyone can hold on to
                 # this frame.
                 del out, tensor, args, kwargs

@@ -84,7 +84,8 @@ def as_one(do: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
     this process alone.
 
     Raises, on every rank, the ValueError, OSError or OutOfMemory of the first one that has one; one
-    of somebody else's class, which others may not know, as ValueError or OSError.
+    of somebody else's class, which others may not know, as ValueError or OSError. It has an
+    attribute `of_all`.
     """
     if group is None:
         return [do()]
@@ -102,6 +103,6 @@ def as_one(do: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
         if failed is not None:
             kind, args, fields = failed
             error = kind.__new__(kind, *args)  # how it was initialized, its fields tell
-            vars(error).update(fields)
+            vars(error).update(fields, of_all=True)
             raise error
     return [found for found, _ in told]

@@ -142,7 +142,7 @@ class SharedHost:
             for action in schedule.actions
             if action.rank == rank
             for label in (*action.takes, *action.uses, *action.frees)
-            if label in self._places
+            if label in self._places and self._places[label][1]  # CUDA registers no empty memory
         }
         start = self._whole.data_ptr()
         bring(
@@ -156,7 +156,7 @@ class SharedHost:
                 self.close()
                 raise OutOfMemory(
                     tier="host",
-                    what=f"{label} of rank {rank}",
+                    what=f"{label}, pinned by rank {rank},",
                     asked=nbytes,
                     in_use=0,
                     budget=None,

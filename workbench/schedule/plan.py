@@ -3,11 +3,12 @@ binds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from workbench.core.bytesize import format_bytes
 from workbench.schedule.schedule import Schedule
+from workbench.schedule.simulate import Event
 
 CLIPPED = "step_seconds_where_clipped"
 """Setting of a plan: its prediction of a step whose gradients exceed the limit, where updates are
@@ -99,6 +100,8 @@ class Plan:
     """Sentences for readers: constraints violated, assumptions, defects of published runs."""
     candidates: tuple[Candidate, ...] = ()
     """Shapes among which it was chosen, the best first, those that are refused last."""
+    simulated: list[Event] = field(default_factory=list)
+    """Some steps of the schedule; the first finds nothing of one before it."""
     spread: float = 0.0
     """Share of `step_seconds` by which a measured step may be shorter or longer: that of the
     hardware, once the plan is told."""
@@ -129,8 +132,19 @@ class Plan:
             "settings": self.settings,
         }
 
+    def beside(self, measured: Sequence[Event]) -> list[Event]:
+        """Simulated steps under the numbers of the last measured ones, without the first."""
+        steps = sorted({event.step for event in measured})
+        final = max((event.step for event in self.simulated), default=0)
+        first = max(1, final + 1 - len(steps))
+        return [
+            replace(event, step=steps[event.step - final - 1])
+            for event in self.simulated
+            if event.step >= first
+        ]
+
     def to_dict(self) -> dict:
-        """JSON-able, without the schedule."""
-        data = asdict(replace(self, schedule=None))
-        data.pop("schedule")
+        """JSON-able, without the schedule and its events."""
+        data = asdict(replace(self, schedule=None, simulated=[]))
+        del data["schedule"], data["simulated"]
         return {**data, "step_seconds_range": self.step_seconds_range}

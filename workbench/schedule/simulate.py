@@ -112,11 +112,9 @@ def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3, in_flight: int
         for step in range(steps)
         for i, action in enumerate(schedule.actions)
     ]
+    memory = Occupied.of(schedule)
     peak_bytes = {
-        rank: {
-            tier: max(nbytes for _, nbytes in memory_timeline(schedule, events, tier, rank))
-            for tier in TIERS
-        }
+        rank: {tier: max(nbytes for _, nbytes in memory.line(events, tier, rank)) for tier in TIERS}
         for rank in range(schedule.num_ranks)
     }
     return Simulation(
@@ -169,38 +167,62 @@ def _durations(schedule: Schedule, costs: Costs) -> list[float]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Occupied:
+    """Memory of a schedule, by which events of its actions tell how full each tier is."""
+
+    budgets: dict[str, int]
+    """Tier -> bytes that it may hold."""
+    always: list[tuple[str, int, int]]
+    """(tier, rank, bytes) that are held for the whole run."""
+    changes: dict[str, list[tuple[str, int, int, int]]]
+    """Action -> (tier, rank, bytes that it takes, bytes that it frees)."""
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Occupied:
+        """A schedule's memory."""
+        sizes = {
+            name: (b.tier, b.rank, b.nbytes)
+            for name, b in schedule.buffers.items()
+            if b.slot is None and not b.permanent
+        }
+        changes: dict[str, list[tuple[str, int, int, int]]] = {}
+        for action in schedule.actions:
+            here: dict[tuple[str, int], list[int]] = {}
+            for way, names in enumerate((action.takes, action.frees)):
+                for tier, rank, nbytes in filter(None, map(sizes.get, names)):
+                    here.setdefault((tier, rank), [0, 0])[way] += nbytes
+            if here:
+                changes[action.name] = [(*where, *both) for where, both in here.items()]
+        places = [(tier, rank) for tier in TIERS for rank in range(schedule.num_ranks)]
+        always = [(*place, nbytes) for place in places if (nbytes := schedule.static_bytes(*place))]
+        return cls(budgets=dict(schedule.budgets), always=always, changes=changes)
+
+    def line(self, events: Iterable[Event], tier: str, rank: int = 0) -> list[tuple[float, int]]:
+        """(seconds, bytes occupied from then on) after each change of one tier of one rank, in time
+        order.
+
+        Events may come in any order, simulated or measured. What ends at an instant frees its
+        memory before what starts there takes its own.
+        """
+        changes: list[tuple[float, int]] = []
+        for event in events if self.changes else ():
+            for *where, taken, freed in self.changes.get(event.name, ()):
+                if where == [tier, rank]:
+                    changes += ((event.start_s, taken), (event.end_s, -freed))
+        occupied = sum(nbytes for *where, nbytes in self.always if where == [tier, rank])
+        line = [(0.0, occupied)]
+        for at, delta in sorted(changes):
+            occupied += delta
+            if at == line[-1][0]:
+                line[-1] = (at, occupied)
+            elif delta:
+                line.append((at, occupied))
+        return line
+
+
 def memory_timeline(
     schedule: Schedule, events: Iterable[Event], tier: str, rank: int = 0
 ) -> list[tuple[float, int]]:
-    """(seconds, bytes occupied from then on) after each change of one tier of one rank, in time
-    order.
-
-    Events may come in any order, simulated or measured. What ends at an instant frees its memory
-    before what starts there takes its own.
-    """
-
-    def size(names: Iterable[str]) -> int:
-        buffers = (schedule.buffers[name] for name in names)
-        return sum(
-            b.nbytes
-            for b in buffers
-            if (b.tier, b.rank) == (tier, rank) and b.slot is None and not b.permanent
-        )
-
-    sizes = {action.name: (size(action.takes), size(action.frees)) for action in schedule.actions}
-    moving = {name: sizes_ for name, sizes_ in sizes.items() if any(sizes_)}
-    changes: list[tuple[float, int]] = []
-    for event in events if moving else ():
-        if event.name in moving:
-            taken, freed = moving[event.name]
-            changes.append((event.start_s, taken))
-            changes.append((event.end_s, -freed))
-    occupied = schedule.static_bytes(tier, rank)
-    timeline = [(0.0, occupied)]
-    for at, delta in sorted(changes):
-        occupied += delta
-        if at == timeline[-1][0]:
-            timeline[-1] = (at, occupied)
-        elif delta:
-            timeline.append((at, occupied))
-    return timeline
+    """`Occupied.line` of a schedule."""
+    return Occupied.of(schedule).line(events, tier, rank)

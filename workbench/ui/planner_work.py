@@ -24,8 +24,7 @@ from typing import Any
 
 from workbench.core import methods
 from workbench.core.spec import MOST_PASSES, RunSpec
-from workbench.methods.pipeline.proofs import Ground
-from workbench.profile.profile import Profile, ProfileCosts
+from workbench.profile.profile import Profile
 from workbench.profile.several import at_depth
 from workbench.runs.best import DEEPEST, ways
 from workbench.runs.planning import choose_profile, on_machine, plan_from, rank, stored_sizes, told
@@ -34,7 +33,7 @@ from workbench.runs.search import at_layers, next_probe
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS
-from workbench.schedule.simulate import simulate
+from workbench.schedule.simulate import Occupied
 from workbench.ui.planner import ANY, Question, Row
 from workbench.ui.planner_memory import parts_of
 from workbench.ui.timeline_data import timeline_data
@@ -361,20 +360,14 @@ class PlannerWork:
         if plan is None or plan.schedule is None or not row.fits or plan.step_seconds is None:
             return
         self.check()
-        costs = ProfileCosts(self._profile)
-        if plan.schedule.mesh.processes > 1:
-            spec, profiles = self._question.spec, {self._profile.microbatch: self._profile}
-            try:
-                costs = Ground.of(spec.with_(method=method), profiles).costs(plan.schedule)
-            except ValueError:  # not of our pipelines
-                return
-        events = simulate(plan.schedule, costs, steps=WARM_UP + SHOWN).events
-        shown = [replace(e, step=e.step - WARM_UP + 1) for e in events if e.step >= WARM_UP]
+        shown = [e for e in plan.simulated if WARM_UP <= e.step < WARM_UP + SHOWN]
+        if not shown:  # of torch's pipelines, whose schedule is our guess
+            return
         layers = self._question.spec.model.layers
         self._reply["timeline"] = timeline_data(
             predicted=shown,
             title=f"{row.label}, {layers} layers",
-            schedule=plan.schedule,
+            memory=Occupied.of(plan.schedule),
             layers=layers,
         )
 

@@ -91,7 +91,7 @@ def save_trace(root: str, keys: list[str], name: str) -> Links:
     store, rows = Store(root), []
     kept = [key for key in keys if (store.folder(key) / "timeline.json").exists()]
     for place, key in enumerate(kept or keys):
-        _, events = read_timeline(store, key)
+        events = read_timeline(store, key).events
         rows += trace_events(events, source=f"measured, run {key}", first_pid=1000 * place)
     text = json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}, allow_nan=False)
     files = export(

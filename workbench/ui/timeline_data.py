@@ -51,8 +51,8 @@ from workbench.schedule.action import (
     parse_name,
 )
 from workbench.schedule.looks import LOOKS, WAITING
-from workbench.schedule.schedule import TIERS, Schedule
-from workbench.schedule.simulate import Event, memory_timeline
+from workbench.schedule.schedule import TIERS
+from workbench.schedule.simulate import Event, Occupied
 from workbench.schedule.waits import told_apart
 
 PREDICTED, MEASURED = "predicted", "measured"
@@ -108,14 +108,14 @@ def timeline_data(
     measured: Iterable[Event] = (),
     predicted: Iterable[Event] = (),
     title: str = "",
-    schedule: Schedule | None = None,
+    memory: Occupied | None = None,
     layers: int | None = None,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Plain data of the timeline of these events, as the module says.
 
-    `schedule` adds the memory of each tier to the blocks whose actions are its own; what the steps
-    before had still taken is not in it. `layers` tells units that are no layer: unit 0 embeds, and
+    `memory` is that of their schedule; bytes which the steps before still had are not in it.
+    `layers` tells units that are no layer: unit 0 embeds, and
     the one after the last layer is the head. Raises ValueError where there is no event, or where
     one cannot be shown.
     """
@@ -154,7 +154,7 @@ def timeline_data(
         ],
         "blocks": [
             _block(source, events, rows, names)
-            | {"memory": _memory(schedule, whole[source]) if schedule is not None else []}
+            | {"memory": _memory(memory, whole[source]) if memory is not None else []}
             for source, events in given.items()
             if events
         ],
@@ -297,16 +297,14 @@ def _step_starts(events: list[Event]) -> list[tuple[int, float]]:
     return sorted(((step, at) for step, (_, at) in first.items()), key=lambda pair: pair[1])
 
 
-def _memory(schedule: Schedule, events: list[Event]) -> list[dict[str, Any]]:
+def _memory(memory: Occupied, events: list[Event]) -> list[dict[str, Any]]:
     """Bytes of each tier of each rank, where they change or have a budget."""
     origin = min((event.start_s for event in events), default=0.0)
-    if not {event.name for event in events} <= schedule.by_name.keys():
-        return []
     strips = []
     for rank in sorted({event.rank for event in events}):
         for tier in TIERS:
-            line = memory_timeline(schedule, events, tier, rank)
-            budget = schedule.budgets.get(tier)
+            line = memory.line(events, tier, rank)
+            budget = memory.budgets.get(tier)
             if len(line) == 1 and not (line[0][1] and budget is not None):
                 continue
             strips.append(

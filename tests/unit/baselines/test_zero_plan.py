@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baselines.zero_infinity.planner import plan as plan_infinity
@@ -10,6 +12,7 @@ from baselines.zero_plan import Release
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.published import hardware as published
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.validate import validate
@@ -126,6 +129,39 @@ def test_the_h200_figures_come_out_within_10_percent(
     assert 4 / made.step_seconds == pytest.approx(measured, rel=0.10)
 
 
+@pytest.mark.parametrize(
+    ("method", "ranks", "batch", "device_gib", "host_gib", "seconds"),
+    [
+        ("zero-infinity", 2, 64, 8.788, 29.01, 1.457),
+        ("zero-infinity", 2, 16, 3.804, 29.01, 1.421),
+        ("zero-offload", 2, 16, 5.041, 26.41, 1.037),
+        ("zero-infinity", 4, 64, 5.466, 29.01, 1.263),
+        ("zero-infinity", 4, 16, 2.974, 29.01, 1.022),
+        ("zero-offload", 4, 16, 4.211, 26.71, 0.882),
+    ],
+)
+def test_several_ranks_come_out_as_measured(
+    method: str, ranks: int, batch: int, device_gib: float, host_gib: float, seconds: float
+) -> None:
+    """GPT-2 XL on H100 servers (results/published-here), each of whose ranks is taken to update
+    4.1 or 4.5 G parameters a second, as a rank timed; the rest is the datasheet's. What a release
+    costs a block was read from these rows among others."""
+    model = ModelSpec(layers=48, hidden=1600, heads=25, vocab=50257)
+    costs = published.profile("h100-80gb", model, batch, "bf16")
+    host = {"host_adam_params_per_s": ranks * {2: 4.1e9, 4: 4.5e9}[ranks]}
+    spec = RunSpec.of(
+        method=method, model=model, batch=batch, ranks=ranks, dtype="bf16", device_memory=11 << 30
+    )
+    plan = PLANNERS[method]
+    made = plan(spec, replace(costs, hardware=replace(costs.hardware, **host)))
+    assert made.fits
+    assert made.peak_bytes["device"] / 2**30 == pytest.approx(device_gib, rel=0.06)
+    assert made.peak_bytes["host"] / 2**30 == pytest.approx(host_gib, rel=0.001)
+    assert seconds / 1.1 < made.step_seconds < seconds * 1.4
+    with pytest.raises(ValueError, match="does not divide among"):
+        plan(spec.with_(batch=ranks + 1), costs)
+
+
 def test_the_optimizer_is_exposed_after_the_last_gradient() -> None:
     for method in PLANNERS:
         fast = make(method, hw={"host_adam_params_per_s": 1e15})
@@ -143,7 +179,7 @@ def test_weights_within_the_reuse_distance_are_fetched_once() -> None:
     large = ModelSpec(layers=60)
     loads = [a for a in make("zero-infinity", large).schedule.actions if a.kind is Kind.LOAD]
     again = {a.unit for a in loads if a.turn == 1}
-    assert again == set(range(51)), "the last 9 layers are within 1e9 / 2 parameters"
+    assert again == set(range(41)), "after the last 19 layers and before them are 1e9 parameters"
 
 
 def test_memory_edges() -> None:

@@ -4,6 +4,7 @@ module that changes nothing is."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +106,43 @@ def test_looking_at_it_between_steps_changes_nothing() -> None:
         net.blocks[0].inner.weight.clamp_(-0.1, 0.1)
     with pytest.raises(ValueError, match=r"inner\.weight .* a copy of the model"):
         unchanged.check(F.mse_loss)
+
+
+def as_long_as_its_text(forward: Callable) -> Callable:
+    """As transformers' long ropes are, whose code names buffers in text."""
+
+    def stretch(self: nn.Module, prefix: str, length: int) -> None:
+        getattr(self, f"{prefix}ramp").copy_(torch.arange(4.0) * length)
+        self.register_buffer(f"{prefix}slope", torch.tensor(1.0 / length))
+
+    @wraps(forward)
+    def wrapper(self: nn.Module, x: Tensor) -> Tensor:
+        stretch(self, "", len(x))
+        return forward(self, x)
+
+    return wrapper
+
+
+class Rope(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("ramp", "slope", "other"):
+            self.register_buffer(name, torch.ones(4))
+
+    @as_long_as_its_text
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.ramp * self.slope * self.other
+
+
+def test_a_buffer_that_its_own_forward_pass_writes_is_no_change() -> None:
+    net = Rope()
+    unchanged = Unchanged(net, F.mse_loss)
+    net.eval()(torch.ones(9, 4))
+    net.train()
+    check_all(unchanged)
+    net.other.mul_(2)
+    with pytest.raises(ValueError, match="other of the model has been changed"):
+        check_all(unchanged)
 
 
 heat, told = 1.0, []

@@ -36,7 +36,7 @@ from workbench.runs.overrides import make_spec
 from workbench.runs.progress import Progress, describe_record
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.store import Store
-from workbench.schedule.simulate import Event
+from workbench.schedule.simulate import Event, Occupied
 from workbench.ui.timeline_run import run_timeline
 from workbench.ui.watch import SweepWatch
 
@@ -107,7 +107,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         log.write(kind, **values)
     assert len(EventReader(run / "events.jsonl").read()) == len(EVENTS)
     event = asdict(Event("F0.0", "F", 0, 0, 0, "compute", 5, 1.0, 1.5))
-    told = {"schedule": "s", "source": "measured", "events": [event, event]}
+    told = {"schedule": "s", "source": "measured", "events": [event, event], "predicted": [event]}
+    memory = Occupied(budgets={}, always=[("host", 0, 1)], changes={"F0.0": [("device", 0, 1, 1)]})
+    told["memory"] = asdict(memory)
     (run / "timeline.json").write_text(json.dumps(told))
     (run / "spec.json").write_text(json.dumps(spec.to_dict()))
     JobFile(key="k", module="m", started="now", mark="x", timeout_s=3.0, resume=False,

@@ -9,6 +9,7 @@ import pytest
 
 from workbench import cli
 from workbench.core import methods
+from workbench.core.model_spec import ModelSpec
 from workbench.profile import several  # noqa: F401 - which takes the real function of the store
 from workbench.profile import store as profiles
 from workbench.published.hardware import machine
@@ -123,3 +124,34 @@ def test_why_what_is_stored_is_not_used_is_in_the_plan(tmp_path, monkeypatch):
     found = planning.answer(make_spec({"method": "stronghold", "layers": 2}), Store(tmp_path))
     assert (found.source, found.here) == ("unmeasured", True)
     assert found.plan.notes[-1] == "units-1.json is not used, it cannot be read"
+
+
+def test_a_hopeless_depth_is_refused_before_a_schedule_is_built(capsys, monkeypatch) -> None:
+    asked: list[str] = []
+
+    def plan_from(spec, profiles, soon) -> Plan:
+        asked.append(spec.activations)
+        return plan_of(spec.method, None, fits=False)
+
+    monkeypatch.setattr(planning, "plan_from", plan_from)
+    words = ["--machine", "h100-80gb", "-l", "2000", "--heads", "64", "--hidden"]
+    code, answer, err = run_cli(capsys, *words, "65536")
+    assert (code, asked) == (2, [])
+    assert "weights and optimizer states need 1.099 PiB, all memory" in err
+    assert {each["fits"] for each in answer["methods"]} == {False}
+
+    # Where it could be, each method is asked; not also with activations kept, which takes more.
+    run_cli(capsys, *words, "2048", "--host-memory", "1200GiB")
+    assert asked == ["auto"] * len(answer["methods"])
+
+
+def test_every_method_of_several_ranks_is_asked(capsys, tmp_path) -> None:
+    """ZeRO among them; one that cannot be asked with these settings hides no other."""
+    words = ("--ranks", "2", "-b", "4", "--microbatches", "2", "--machine", "h100-80gb")
+    code, answer, _ = run_cli(capsys, *words, "--results", str(tmp_path))
+
+    planned = {each["method"] for each in answer["methods"]}
+    assert code == 0
+    assert {"zero-offload", "zero-infinity", "1f1b", "data-parallel"} <= planned
+    assert planned | answer["not_planned"].keys() == set(methods.compared(2, ModelSpec()))
+    assert "leave it at 1" in answer["not_planned"]["harmony-pp"]

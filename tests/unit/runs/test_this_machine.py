@@ -148,9 +148,22 @@ def test_a_malformed_machine_is_one_sentence(text: str, why: str, tmp_path: Path
     assert why in line
 
 
-def test_layers_are_measured_without_training(measured, tmp_path: Path, capsys) -> None:
+def configuration(folder: Path) -> Path:
+    """A small decoder of Hugging Face."""
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 256}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder / "config.json"
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["gpt", "hugging-face"])
+def test_layers_are_measured_without_training(
+    theirs, measured, tmp_path: Path, monkeypatch, capsys
+) -> None:
     shutil.copytree(measured, tmp_path / "profiles")
-    words = ["plan", "-m", "plain", *TINY, "--device", "cpu", "--results", str(tmp_path)]
+    monkeypatch.chdir(tmp_path)
+    model = ["--hf-config", configuration(Path()).name] if theirs else TINY  # from where we are
+    words = ["plan", "-m", "plain", *model, "--device", "cpu", "--results", str(tmp_path)]
     assert cli.main([*words, "--measure", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["profile"], told["basis"]) == ("measured", "")
@@ -160,7 +173,7 @@ def test_layers_are_measured_without_training(measured, tmp_path: Path, capsys) 
         assert cli.main([*words, "--measure"]) == 2
     finally:
         held.release()
-    assert "the processors is taken by a run of a test" in capsys.readouterr().err
+    assert "holds the processors, and both" in capsys.readouterr().err
 
 
 def test_records_of_earlier_runs_count_and_a_start_is_assumed(monkeypatch, tmp_path: Path) -> None:
@@ -246,11 +259,38 @@ def test_the_largest_model_of_one_memory_fits_in_it(monkeypatch, tmp_path: Path,
     assert sum(told["peak_bytes"].values()) <= BOX.memory_bytes
 
 
+def test_one_memory_is_divided_for_the_largest_model(monkeypatch, tmp_path: Path, capsys) -> None:
+    """Between device and host as is best for each method; told budgets hold, and no others do with
+    a layer more."""
+    box = replace(BOX, memory_bytes=600 << 20)
+    here(monkeypatch, box)
+    shape = {"hidden": 768, "heads": 4, "seq": 128, "vocab": 512}
+    flags = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
+    words, store, found = ["plan", *flags, "--results", str(tmp_path)], Store(tmp_path), {}
+    for method in ("stronghold", "l2l", "plain", "zero-offload"):
+        assert cli.main([*words, "--largest", "-m", method, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        layers = found[method] = told["layers"]
+        budgets = next(note for note in told["notes"] if "one memory" in note).split(": ")[1]
+        again = ["-m", method, "-l", str(layers), *budgets.split(), "--json"]
+        assert cli.main([*words, *again]) == 0
+        assert sum(json.loads(capsys.readouterr().out)["peak_bytes"].values()) <= sum(box.tiers())
+        more = make_spec({**shape, "method": method, "layers": layers + 1})
+        for device in range(45, 540, 45):
+            spec = more.with_(device_memory=device << 20, host_memory=540 - device << 20)
+            assert not planning.fits(spec, store), (method, device)
+    assert found["stronghold"] >= found["l2l"] > found["zero-offload"]
+
+
 def test_each_method_on_one_device_plans_a_decoder_of_hugging_face(tmp_path: Path, capsys) -> None:
-    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 256}
-    config |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ["plan", "--hf-config", str(tmp_path), "--device-memory", "64MiB", "--json"]
+    words = [
+        "plan",
+        "--hf-config",
+        str(configuration(tmp_path)),
+        "--device-memory",
+        "64MiB",
+        "--json",
+    ]
     assert cli.main([*words, "--machine", "h100-80gb", "--results", str(tmp_path)]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [each["method"] for each in told["methods"]] == methods.compared(1, ModelSpec())

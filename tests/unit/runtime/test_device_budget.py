@@ -53,6 +53,7 @@ def test_views_and_in_place_operations_hold_nothing_new(meter):
         views = [tensor[10:], tensor.view(10, 100).t(), tensor.detach(), tensor.expand(5, 1000)]
         tensor.add_(1)
         views[0].mul_(2)
+        torch.empty_like(tensor, device="meta")
     assert (meter.now, meter.peak) == (4000, 4000)
     del tensor
     assert meter.now == 4000  # the views still hold it

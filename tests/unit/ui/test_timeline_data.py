@@ -13,6 +13,7 @@ from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.schedule.action import LANES, Action, Kind
 from workbench.schedule.looks import LOOKS, WAITING
 from workbench.schedule.schedule import Buffer, Schedule
+from workbench.schedule.simulate import Occupied
 from workbench.ui import timeline_data as module
 from workbench.ui.timeline_data import PHRASES, in_words, printable, timeline_data
 
@@ -248,7 +249,7 @@ def loads_and_computes(budgets: dict[str, int]) -> Schedule:
 
 def test_memory_of_the_schedule_at_the_times_of_the_events() -> None:
     schedule = loads_and_computes({"device": 150})
-    data = timeline_data(measured=two_steps(), schedule=schedule)
+    data = timeline_data(measured=two_steps(), memory=Occupied.of(schedule))
     (strip,) = block_of(data, "measured")["memory"]
     assert (strip["tier"], strip["peak"], strip["budget"]) == ("device", 120, 150)
     assert strip["at"] == [0, 8_000_000, 10_000_000, 18_000_000]
@@ -256,19 +257,12 @@ def test_memory_of_the_schedule_at_the_times_of_the_events() -> None:
 
 
 def test_memory_that_never_changes_is_shown_beside_its_budget_only() -> None:
-    data = timeline_data(measured=two_steps(), schedule=loads_and_computes({"host": 600}))
+    data = timeline_data(
+        measured=two_steps(), memory=Occupied.of(loads_and_computes({"host": 600}))
+    )
     strips = {s["tier"]: s for s in block_of(data, "measured")["memory"]}
     assert (strips["host"]["peak"], strips["host"]["budget"]) == (500, 600)
     assert strips["device"]["budget"] is None
-
-
-def test_events_of_another_schedule_have_no_memory() -> None:
-    other = [*two_steps(), event("L7", "h2d", 30, 31)]
-    data = timeline_data(
-        measured=other, predicted=two_steps(), schedule=loads_and_computes({"device": 150})
-    )
-    assert block_of(data, "measured")["memory"] == []
-    assert len(block_of(data, "predicted")["memory"]) == 1
 
 
 # -- a real one ------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from workbench.runs.timeline import load_timeline
 from workbench.schedule.draw import LABEL_PT, fill, letters_pt
 from workbench.schedule.looks import LOOKS
 from workbench.schedule.simulate import Event
-from workbench.ui.timeline_run import predicted_for
 
 RANKS, MICROS = 4, 5
 THEORY = ("varuna", "varuna-list", "gpipe")
@@ -96,8 +95,8 @@ class Schedules(VarunaExhibit):
             "and recomputation 1, backward 2, messages none; a gradient is sent when the whole "
             "backward pass is over. GPipe as Varuna's simulator has it: backward passes in reverse,"
             " recomputation on the last rank too. Milliseconds: the last step of a run here, and "
-            "its schedule simulated with what this machine was last measured to take; ranks that "
-            "share a processor disturb each other.",
+            "its schedule as it was simulated before it ran; ranks that share a processor disturb "
+            "each other.",
         )
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
@@ -149,8 +148,7 @@ def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
     ranks, micros = record.spec["ranks"], record.spec["microbatches"]
     about |= {"chart": f"Varuna on {ranks} ranks, {micros} micro-batches", "how": "its last step"}
     before = {"source": SIMULATED, "variant": HERE}
-    said = predicted_for(record, store, ran.schedule, ran.events).events
-    yield from _step(_last_step(said), about | before)
+    yield from _step(_last_step(ran.predicted), about | before)
     yield from _step(_last_step(ran.events), about)
 
 

@@ -128,6 +128,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
         method=f"harmony-{mode}",
         fits=True,
         schedule=found.schedule,
+        simulated=simulated.events,
         step_seconds=simulated.step_seconds,
         peak_bytes=peak,
         moved_bytes=found.schedule.moved_bytes(),

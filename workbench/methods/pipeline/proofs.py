@@ -85,6 +85,7 @@ class Ground:
             method=self.spec.method,
             fits=True,
             schedule=replace(schedule, budgets=self.budgets.to_dict()),
+            simulated=simulated.events,
             step_seconds=simulated.step_seconds,
             peak_bytes=peak,
             moved_bytes=moved,

@@ -36,6 +36,11 @@ class Options(HostUpdates, Clipping):
             value = getattr(self, name)
             if value != "auto" and not 0 <= value <= layers:
                 raise ValueError(f"{name} is {value}; it must be 0 to {layers}, or auto")
+        if self.kept != "auto" and spec.activations != "auto":
+            raise ValueError(
+                f"kept is {self.kept} and activations {spec.activations!r}; only with activations "
+                "auto some layers keep theirs"
+            )
         if self.disk_layers != "auto" and self.optimizer_tier != "auto":
             raise ValueError(
                 f"disk_layers is {self.disk_layers} and optimizer_tier {self.optimizer_tier!r}; "

@@ -6,18 +6,16 @@ weights of its stage, and a learning rate from outside. Every process calls all 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.driven import Steps, Task
 from workbench.methods.varuna.pipeline import Varuna
 from workbench.model.objective import Batch
-from workbench.runtime.groups import device_of, join
+from workbench.runtime.groups import as_one
 from workbench.runtime.manifest import step_name
 
 
@@ -26,20 +24,30 @@ class Pipelined(Steps):
 
     def __init__(self, task: Task) -> None:
         """Raises ValueError for what cannot be trained so."""
-        spec, local = task.spec, int(os.environ.get("LOCAL_RANK", 0))
+        spec, peers = task.spec, task.peers
         for name in ("device_memory", "host_memory", "disk_memory"):
             if getattr(spec, name) is not None:
                 raise ValueError(
                     f"{name} is given; {spec.method} keeps no budget here, leave it out"
                 )
-        device = device_of("cpu" if spec.device == "cpu" else -1, local)
-        self._alone = join(device)
-        world, rows = dist.get_world_size(), torch.tensor(spec.batch, device=device)
+        usual = type(spec.options)()
+        for name, value in vars(spec.options).items():
+            if name != "chunks" and value != getattr(usual, name):
+                raise ValueError(
+                    f"{name} is {value!r}; in a loop of one's own stages and microbatches say the "
+                    "shape, leave it out"
+                )
+        if spec.activations == "host":
+            raise ValueError(
+                f"activations is 'host'; {spec.method} keeps or recomputes them here, use "
+                "'recompute' or 'keep'"
+            )
+        self._all, world = peers.group, len(peers.folders)
         stages = world if task.stages is None else task.stages
         if stages < 1 or world % stages:
             raise ValueError(f"stages is {stages}; it must divide the {world} processes")
-        dist.all_reduce(rows)
-        self._group, self._clip = spec.group, spec.clip
+        rows = sum(as_one(lambda: spec.batch, peers.group))
+        self._spec, self._clip = spec, spec.clip
         objective, first = task.objective, task.first
         weigh = (
             None
@@ -53,13 +61,15 @@ class Pipelined(Steps):
         try:
             self._model = Varuna(
                 objective, str(StageMap.of(stages, world // stages)), first.named,
-                int(rows) // stages, -(-spec.batch // task.microbatches), local_rank=local,
-                device=device, bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
-                weight_of=weigh,
+                rows // stages, -(-spec.batch // task.microbatches), device=peers.device,
+                bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
+                weight_of=weigh, chunks=spec.options.chunks,
+                activations="recompute" if spec.activations == "auto" else spec.activations,
             )  # fmt: skip
         except ValueError as error:  # which speaks of the two as one module
             told = str(error).replace(type(objective).__name__, objective.name)
             raise ValueError(told) from None
+        peers.stops += [group.abort for group in self._model.groups]
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()
         named = [*self._model.named_parameters()]
@@ -72,7 +82,7 @@ class Pipelined(Steps):
         ]
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=spec.group["lr"], betas=(spec.beta1, spec.beta2), eps=spec.eps,
+            lr=spec.learning_rate(0), betas=(spec.beta1, spec.beta2), eps=spec.eps,
         )  # fmt: skip
         self._model.set_optimizer(self._optimizer)
 
@@ -87,15 +97,14 @@ class Pipelined(Steps):
     def step(self, batch: Batch) -> float:
         loss, overflow = self._model.step(batch.named(), self._clip)
         for group in self._optimizer.param_groups:
-            group["lr"] = float(self._group["lr"])
+            group["lr"] = self._spec.learning_rate(self.steps)
         if not overflow:
             self._optimizer.step()
         return loss
 
     def tensors(self) -> dict[str, Tensor]:
         named = (*self._model.named_parameters(), *self._model.named_buffers())
-        parts: list[dict[str, Tensor]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(parts, {name: tensor.detach().cpu() for name, tensor in named})
+        parts = as_one(lambda: {name: tensor.detach().cpu() for name, tensor in named}, self._all)
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def save(self, folder: Path) -> Path:
@@ -107,5 +116,3 @@ class Pipelined(Steps):
 
     def close(self) -> None:
         self._model.close()
-        if self._alone:
-            dist.destroy_process_group()

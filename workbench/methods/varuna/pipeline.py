@@ -162,6 +162,8 @@ class Varuna:
             channels, self._everybody, process=lambda stage: self.map.rank(stage, self.replica),
             forms=engine.forms, latency=latency, device=self._device,
         )  # fmt: skip
+        self.groups = {*channels.values(), replicas} - {None, self._everybody}
+        """Process groups in which a device may wait."""
         self._stepping = Stepping(
             engine, self._device, plan, position=self.stage, proves=self.rank == 0,
             perturb=perturb, records=self._logs is not None,
