@@ -58,7 +58,7 @@ class Budgets:
 def _fragments(device: int, hardware: Hardware) -> tuple[int, int]:
     """Bytes of a device that are left to the allocator of this runtime, where there is one: of any
     passes, and of launched ones."""
-    if hardware.device != "cuda" or hardware.source in ("published", "datasheet"):
+    if hardware.device != "cuda" or hardware.source in ("published", "datasheet", "benchmark"):
         return 0, 0
     left = min(device // FRAGMENTS, FRAGMENT_BYTES)
     return left, max(left, min(device // LAUNCHED_FRAGMENTS, LAUNCHED_BYTES))

@@ -49,7 +49,7 @@ class Hardware:
     source: str
     """``measured`` on this machine; ``estimated``, this machine's memory, and times by its ceilings
     or its GPU's datasheet; ``unmeasured``, its memory alone, whose times mean nothing. Of others
-    ``published``, a ``datasheet``, or a ``file``."""
+    ``published``, a ``datasheet``, this project's ``benchmark`` of such a GPU, or a ``file``."""
     device: str
     """``cuda``, or ``cpu`` where host memory and half of the cores play the device."""
     cores: int

@@ -9,12 +9,14 @@ no GPT the needs are counted (profile/counted.py), which imports torch; nothing 
 
 Machines that no paper used are known by the datasheet of their GPU (datasheets.json). How much of
 its rates training reaches is assumed, as is the host: `ASSUMED` says what, and where it was seen.
+What was measured of such a GPU takes its place (measured.json: ceilings that `workbench doctor`
+found, to four digits).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from workbench.profile.profile import Hardware, Profile, UnitCost
 
 FOLDER = Path(__file__).resolve().parent
 MACHINES, DATASHEETS = FOLDER / "machines.json", FOLDER / "datasheets.json"
+MEASURED = FOLDER / "measured.json"
 DEFAULT = "v100-32gb"
 ASSUMED = {
     "passes": (0.5, "share of its operations a second: 0.53 on an H100, GPT-2 XL in bf16"),
@@ -100,11 +103,16 @@ def known(name: str) -> Known:
         matmul_flops_per_s=max(sheet["flops_per_s"].values()) * share,
         host_copy_bytes_per_s=2 * link, **(SERVER if sheet["server"] else DESKTOP), **DISK,
     )  # fmt: skip
+    note, host = f"by the datasheet of {sheet['label']}", "the host is an assumed one"
+    if there := _measured().get(name):
+        hardware = replace(hardware, source="benchmark", **there["hardware"])
+        note = f"link, updates and disk as measured on {there['date']} on {there['on']}"
+        host = "the host's memory is assumed"
     return Known(
         hardware=hardware,
         flops_per_s={dtype: (rate * share,) * 2 for dtype, rate in sheet["flops_per_s"].items()},
-        note=f"by the datasheet of {sheet['label']}: passes are assumed to reach {share:.0%} of "
-        "its rate, and the host is an assumed one, with --host-memory where that is given",
+        note=f"{note}: passes are assumed to reach {share:.0%} of its datasheet's rate, and "
+        f"{host}, with --host-memory where that is given",
     )
 
 
@@ -240,6 +248,11 @@ def _entry(name: str) -> dict[str, Any]:
 @cache
 def _datasheets() -> dict[str, Any]:
     return json.loads(DATASHEETS.read_text())
+
+
+@cache
+def _measured() -> dict[str, Any]:
+    return json.loads(MEASURED.read_text())
 
 
 @cache

@@ -14,6 +14,7 @@ BASES = {
     "unmeasured": "Memory is this machine's ({})",
     "published": "Predicted from published constants of {}",
     "datasheet": "Predicted from the datasheet of {}",
+    "benchmark": "Predicted from this project's measurements of {}",
     "file": "Predicted from the file of {}",
 }
 """Origin of a reply's costs -> the sentence on it."""
