@@ -20,7 +20,8 @@ def plan(spec: RunSpec, profile: Profile, release: Release | None = None) -> Pla
     """
     release = release or Release.current("zero-offload")
     parameters = sum(unit.parameters for unit in profile.units)
-    share = offloaded_share(spec, parameters)
+    budget = spec.device_memory or profile.hardware.device_bytes
+    share = offloaded_share(spec, parameters, budget)
     release = replace(
         release,
         adam_share=release.adam_share / share,

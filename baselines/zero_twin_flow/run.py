@@ -17,6 +17,7 @@ from baselines.late import by_deepspeed
 from baselines.zero_plan import BUCKET_ELEMENTS, activation_bytes, persistent_elements
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.model import make_model
+from workbench.profile.machine import this_machine
 
 if TYPE_CHECKING:
     from baselines.zero import Adapter
@@ -32,14 +33,10 @@ LIVE_BLOCKS = 4
 """Blocks whose gathered weights may be on the device at once, beside the weights themselves."""
 
 
-def offloaded_share(spec: RunSpec, parameters: int) -> float:
+def offloaded_share(spec: RunSpec, parameters: int, budget: int) -> float:
     """Share of the model's parameters updated on the host, rounded up to a percent; at least one.
-
-    Raises ValueError without a device budget.
-    """
-    budget, states = spec.device_memory, STATE_BYTES * parameters
-    if budget is None:
-        raise ValueError(f"{LABEL} divides a device budget: device_memory is none, give one")
+    `budget`: bytes of the device."""
+    states = STATE_BYTES * parameters
     reserve = RESERVE_SHARE * budget + min(RESERVE_BYTES, states)  # less beside a small model
     needed = VALUE_BYTES[spec.dtype] * parameters + activation_bytes(spec) + reserve
     return min(1.0, max(0.01, math.ceil(100 * (1 - (budget - needed) / states)) / 100))
@@ -73,7 +70,8 @@ def adapter(spec: RunSpec, folder: Path) -> Adapter:
     """How DeepSpeed runs this spec."""
     from baselines.zero import Adapter
 
-    share = offloaded_share(spec, make_model(spec.model).parameters_count())
+    budget = spec.device_memory or this_machine(spec.device).tiers()[0]
+    share = offloaded_share(spec, make_model(spec.model).parameters_count(), budget)
     told = (f"ratio {share:.2f} of the parameters is updated on the host",)
     by_share = partial(settings, share=share)
     return Adapter(label=LABEL, settings=by_share, sharded=True, own_adam=True, notes=told)
