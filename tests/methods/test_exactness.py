@@ -59,7 +59,7 @@ def test_stronghold(spec_for, tmp_path, window, tier, policy, workers, residents
         (5, 0, 0, "recompute", 1, 0.5),
         (4, 0, 2, "auto", 2, None),
         (3, 1, 5, "auto", 1, 0.5),
-        (2, 0, 1, "host", 4, 0.5),
+        (2, 0, 0, "host", 4, 0.5),
         (1, 2, 3, "auto", 2, 1e6),
         (0, 2, 2, "auto", 1, None),
     ],

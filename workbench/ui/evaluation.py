@@ -160,7 +160,7 @@ class Evaluation:
         """Runs by state, for all that is told of a claim: what its process says while it runs, else
         what the results folder has."""
         preview = claim.preview.value if claim.preview is not None and claim.preview.done else None
-        if claim.live or not preview:
+        if claim.live or not preview or "state" not in preview[0]:  # or it has machines for runs
             return claim.status.counts
         states = [row["state"] for row in preview[:-1]]
         done = sum(state.startswith(FINISHED) for state in states)

@@ -36,7 +36,8 @@ class Options(HostUpdates, Clipping):
             value = getattr(self, name)
             if value != "auto" and not 0 <= value <= layers:
                 raise ValueError(f"{name} is {value}; it must be 0 to {layers}, or auto")
-        if self.kept != "auto" and spec.activations != "auto":
+        none = self.kept == 0 and spec.activations != "keep"
+        if self.kept != "auto" and spec.activations != "auto" and not none:
             raise ValueError(
                 f"kept is {self.kept} and activations {spec.activations!r}; only with activations "
                 "auto some layers keep theirs"
