@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -249,8 +250,13 @@ def write_timeline(folder: Path, plan: Plan, events: list[Event]) -> None:
     if not events:  # resumed after its last step: what an earlier attempt wrote stays
         return
     told = {"events": events, "predicted": plan.beside(events)}
-    rows = {name: [asdict(event) for event in each] for name, each in told.items()}
-    memory = asdict(Occupied.of(plan.schedule))
+    names = [field.name for field in fields(Event)]
+    values = attrgetter(*names)  # dataclasses.asdict takes twenty times as long
+    rows = {
+        name: [dict(zip(names, values(event), strict=True)) for event in each]
+        for name, each in told.items()
+    }
+    memory = vars(Occupied.of(plan.schedule))
     about = {"schedule": plan.schedule.name, "source": "measured"}
     (folder / "timeline.json").write_text(json.dumps({**about, **rows, "memory": memory}))
     write_trace(folder / "trace.json", events, schedule=plan.schedule, source="measured")
