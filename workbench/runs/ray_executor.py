@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ STARTS = 3
 """Attempts to start Ray here."""
 END_S = 30.0
 """Longest time in which a cancelled run ends on its machine."""
+AGAIN_S = 10.0
+"""Until a run that was cancelled and goes on is interrupted once more."""
 
 
 class RayExecutor:
@@ -121,6 +124,7 @@ class RayWork:
         self._events: list[Event] = []
         self._reader: EventReader | None = None
         self._task: Any = None
+        self._cancel_at = inf
 
     def take_cached(self, accept: Iterable[Status]) -> bool:
         """Whether there is a record to take instead of running; it is taken."""
@@ -140,6 +144,8 @@ class RayWork:
     def poll(self) -> RunRecord | None:
         """The record once there is one."""
         if self.record is None:
+            if time.monotonic() > self._cancel_at:
+                self.cancel()
             ended, _ = self._ray.wait([self._task], timeout=0)
             self._events += self._reader.read()
             if ended:
@@ -152,8 +158,10 @@ class RayWork:
         return events
 
     def cancel(self) -> None:
-        """Ray interrupts the task, which ends its run and writes the record of that."""
+        """Ray interrupts the task, which ends its run and writes the record of that; and again, as
+        Python drops an interrupt that comes while it deletes an object."""
         if self.record is None:
+            self._cancel_at = time.monotonic() + AGAIN_S
             self._ray.cancel(self._task)
 
     def close(self) -> None:
@@ -235,5 +243,8 @@ def _carry_out(
         while (record := work.poll()) is None:
             time.sleep(POLL_S)
     finally:
-        work.close()
+        while True:
+            with suppress(KeyboardInterrupt):  # another interrupt
+                work.close()
+                break
     return record.to_json()
