@@ -251,7 +251,7 @@ def write_timeline(folder: Path, plan: Plan, events: list[Event]) -> None:
         return
     told = {"events": events, "predicted": plan.beside(events)}
     names = [field.name for field in fields(Event)]
-    values = attrgetter(*names)  # dataclasses.asdict takes twenty times as long
+    values = attrgetter(*names)  # dataclasses.asdict takes ten times as long
     rows = {
         name: [dict(zip(names, values(event), strict=True)) for event in each]
         for name, each in told.items()

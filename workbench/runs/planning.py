@@ -147,10 +147,8 @@ def one_memory(spec: RunSpec, hardware: Hardware) -> int:
     not divide it between them: one is missing, or together they are more; else 0."""
     if not (hardware.here and hardware.device == "cpu"):
         return 0
-    shared, budgets = (
-        hardware.device_bytes + hardware.host_bytes,
-        (spec.device_memory, spec.host_memory),
-    )
+    shared = hardware.device_bytes + hardware.host_bytes
+    budgets = (spec.device_memory, spec.host_memory)
     divided = None not in budgets and spec.ranks * budgets[0] + budgets[1] <= shared
     return 0 if divided else shared
 

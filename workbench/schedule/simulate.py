@@ -24,6 +24,7 @@ bits.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
@@ -175,8 +176,8 @@ class Occupied:
     """Tier -> bytes that it may hold."""
     always: list[tuple[str, int, int]]
     """(tier, rank, bytes) that are held for the whole run."""
-    changes: dict[str, list[tuple[str, int, int, int]]]
-    """Action -> (tier, rank, bytes that it takes, bytes that it frees)."""
+    changes: list[tuple[str, int, dict[str, tuple[int, int]]]]
+    """(tier, rank, action -> bytes that it takes and that it frees), of places that change."""
 
     @classmethod
     def of(cls, schedule: Schedule) -> Occupied:
@@ -186,16 +187,16 @@ class Occupied:
             for name, b in schedule.buffers.items()
             if b.slot is None and not b.permanent
         }
-        changes: dict[str, list[tuple[str, int, int, int]]] = {}
+        moving: dict[tuple[str, int], dict[str, tuple[int, int]]] = defaultdict(dict)
         for action in schedule.actions:
-            here: dict[tuple[str, int], list[int]] = {}
             for way, names in enumerate((action.takes, action.frees)):
                 for tier, rank, nbytes in filter(None, map(sizes.get, names)):
-                    here.setdefault((tier, rank), [0, 0])[way] += nbytes
-            if here:
-                changes[action.name] = [(*where, *both) for where, both in here.items()]
+                    here = moving[tier, rank]
+                    taken, freed = here.get(action.name, (0, 0))
+                    here[action.name] = (taken, freed + nbytes) if way else (taken + nbytes, freed)
         places = [(tier, rank) for tier in TIERS for rank in range(schedule.num_ranks)]
         always = [(*place, nbytes) for place in places if (nbytes := schedule.static_bytes(*place))]
+        changes = [(*place, here) for place, here in moving.items()]
         return cls(budgets=dict(schedule.budgets), always=always, changes=changes)
 
     def line(self, events: Iterable[Event], tier: str, rank: int = 0) -> list[tuple[float, int]]:
@@ -205,12 +206,14 @@ class Occupied:
         Events may come in any order, simulated or measured. What ends at an instant frees its
         memory before what starts there takes its own.
         """
+        moving = next((here for *place, here in self.changes if place == [tier, rank]), {})
         changes: list[tuple[float, int]] = []
-        for event in events if self.changes else ():
-            for *where, taken, freed in self.changes.get(event.name, ()):
-                if where == [tier, rank]:
-                    changes += ((event.start_s, taken), (event.end_s, -freed))
-        occupied = sum(nbytes for *where, nbytes in self.always if where == [tier, rank])
+        for event in events if moving else ():
+            if event.name in moving:
+                taken, freed = moving[event.name]
+                changes.append((event.start_s, taken))
+                changes.append((event.end_s, -freed))
+        occupied = sum(nbytes for *place, nbytes in self.always if place == [tier, rank])
         line = [(0.0, occupied)]
         for at, delta in sorted(changes):
             occupied += delta

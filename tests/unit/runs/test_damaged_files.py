@@ -108,7 +108,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     assert len(EventReader(run / "events.jsonl").read()) == len(EVENTS)
     event = asdict(Event("F0.0", "F", 0, 0, 0, "compute", 5, 1.0, 1.5))
     told = {"schedule": "s", "source": "measured", "events": [event, event], "predicted": [event]}
-    memory = Occupied(budgets={}, always=[("host", 0, 1)], changes={"F0.0": [("device", 0, 1, 1)]})
+    moving = [("device", 0, {"F0.0": (1, 1)})]
+    memory = Occupied(budgets={}, always=[("host", 0, 1)], changes=moving)
     told["memory"] = asdict(memory)
     (run / "timeline.json").write_text(json.dumps(told))
     (run / "spec.json").write_text(json.dumps(spec.to_dict()))
