@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,8 +39,11 @@ BUSY = 3
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Ray on this machine, for the tests of this file."""
+    """Ray on this machine, for the tests of this file; as in the background of a shell, where
+    nobody hears SIGINT."""
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
+    signal.signal(signal.SIGINT, heard)
     import ray  # only now: it reads its settings when it is imported
 
     ray.shutdown()

@@ -9,11 +9,11 @@ recorded as any run is, so nothing of it is left when Ray or this process dies.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,6 @@ STARTS = 3
 """Attempts to start Ray here."""
 END_S = 30.0
 """Longest time in which a cancelled run ends on its machine."""
-AGAIN_S = 10.0
-"""Until a run that was cancelled and goes on is interrupted once more."""
 
 
 class RayExecutor:
@@ -124,7 +122,6 @@ class RayWork:
         self._events: list[Event] = []
         self._reader: EventReader | None = None
         self._task: Any = None
-        self._cancel_at = inf
 
     def take_cached(self, accept: Iterable[Status]) -> bool:
         """Whether there is a record to take instead of running; it is taken."""
@@ -144,8 +141,6 @@ class RayWork:
     def poll(self) -> RunRecord | None:
         """The record once there is one."""
         if self.record is None:
-            if time.monotonic() > self._cancel_at:
-                self.cancel()
             ended, _ = self._ray.wait([self._task], timeout=0)
             self._events += self._reader.read()
             if ended:
@@ -158,10 +153,8 @@ class RayWork:
         return events
 
     def cancel(self) -> None:
-        """Ray interrupts the task, which ends its run and writes the record of that; and again, as
-        Python drops an interrupt that comes while it deletes an object."""
+        """Ray interrupts the task, which ends its run and writes the record of that."""
         if self.record is None:
-            self._cancel_at = time.monotonic() + AGAIN_S
             self._ray.cancel(self._task)
 
     def close(self) -> None:
@@ -230,7 +223,12 @@ def _command_line(process: psutil.Process) -> list[str]:
 def _carry_out(
     spec: dict[str, Any], root: str, force: bool, timeout: float | None, accept: list[Status]
 ) -> str:
-    """On a machine of the cluster: the run, on devices of its own; the record as JSON."""
+    """On a machine of the cluster: the run, on devices of its own; the record as JSON.
+
+    Ray cancels by Python's handler of SIGINT. There is none in a cluster that was started in the
+    background of a shell (``nohup workbench sweep ... &``), where SIGINT is ignored.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     executor = LocalExecutor(Store(root), what="a run of a Ray cluster")
     while True:
         work = executor.start(
