@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli_spec import specs_for
+from workbench.core.mistakes import in_a_sentence
 from workbench.core.paths import user_path
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
@@ -128,12 +129,8 @@ def _store(results: str | Path | None) -> Store:
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        from workbench.shown import in_a_sentence  # which imports pandas
-
-        with in_a_sentence():
-            if isinstance(error, ValueError):
-                raise
+    with in_a_sentence():
+        try:
+            yield
+        except OSError as error:
             raise ValueError(" ".join(str(error).split())) from error

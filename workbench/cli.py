@@ -180,7 +180,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from workbench.runs.starts import start_words
 
     if arguments.method is None and arguments.spec is None:
-        raise ValueError(f"which method? give -m with one of {', '.join(methods.METHODS)}, or all")
+        raise ValueError(f"which method? give -m with one of {', '.join(methods.known())}, or all")
     store = Store(arguments.results)
     specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
     check_inputs(specs, store)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.files import TemporaryFolder
+from workbench.core.mistakes import in_a_sentence
 from workbench.core.model_spec import MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
@@ -49,6 +50,7 @@ NOT_OURS = ("amsgrad", "maximize", "capturable", "differentiable")
 class Engine:
     """Trains a module of torch's, whose own weights stay as they are."""
 
+    @in_a_sentence()
     def __init__(
         self,
         model: nn.Module,
@@ -142,6 +144,7 @@ class Engine:
         """Global norm of the last step's gradients before they were clipped, where it is known."""
         return self._steps.grad_norm if self._steps else None
 
+    @in_a_sentence(calls_users=True)
     @torch.inference_mode(False)
     @torch.enable_grad()
     def step(self, batch: Any, loss_fn: LossFunction) -> float:
@@ -233,6 +236,7 @@ class Engine:
                     "the learning rate may change (OneCycleLR: cycle_momentum=False)"
                 )
 
+    @in_a_sentence()
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
         the CPU, by the names there. Of several processes each calls it."""
@@ -255,6 +259,7 @@ class Engine:
             self._unchanged.handed_out(found)
         return found
 
+    @in_a_sentence()
     def save(self, folder: str | Path) -> Path:
         """Write ``step-N`` in a folder, weights and moments; an engine of this module in one
         process goes on from it under any method, and one of several under any number. Of several
@@ -265,6 +270,7 @@ class Engine:
         with self._peers.together("in save"):
             return self._steps.save(user_path(folder))
 
+    @in_a_sentence()
     def load(self, folder: str | Path) -> int | None:
         """Take up the newest sound checkpoint of a folder; returns the steps done by it, None where
         there is none. Before the first step it is taken up with that step. Raises ValueError for

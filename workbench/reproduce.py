@@ -79,8 +79,7 @@ def reproduce(
         check_parameters(notebook, values, figure)
         if "text" in values:
             values["text"] = text_for(find(figure), values["size"], values["text"], Path.cwd())
-        machine, changes = values.get("machine", ""), _changes(figure, values)
-        open_exhibit(figure, values["size"], store.root, machine=machine, **changes)
+        open_exhibit(figure, values["size"], store.root, **_changes(figure, values))
     outcomes = load_outcomes(store, values["size"])
     save_outcomes(store, values["size"], outcomes)
     folder, ran = folder_of(store, values["size"]), {}
@@ -92,7 +91,7 @@ def reproduce(
             echo(f"{head}: {words if outcome.ok else f'failed: {outcome.message}'}")
     echo(f"figures, tables and notebooks are in {folder}")
     echo("writing the report")
-    return Reproduced(write_report(values["size"], store.root), ran)
+    return Reproduced(write_report(values["size"], store.root, echo), ran)
 
 
 def report(results: str | Path, *, echo: Echo) -> str:

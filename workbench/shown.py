@@ -1,12 +1,10 @@
-"""Tables and mistakes as a notebook shows them: whole sentences, no row numbers, short numbers, no
-frames of ours."""
+"""Tables as a notebook shows them: whole sentences, no row numbers, short numbers; and parameters
+that it was given in vain."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pandas as pd
 
@@ -21,17 +19,6 @@ class Shown(pd.DataFrame):
     def _repr_html_(self) -> str:
         with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
             return self.to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)
-
-
-@contextmanager
-def in_a_sentence() -> Iterator[None]:
-    """A ValueError or OSError of ours, a user's mistake, is its sentence in a notebook; elsewhere
-    it stays the error that it is. Also a decorator."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        error._render_traceback_ = [str(error)].copy  # IPython asks for it
-        raise
 
 
 def unknown_injected() -> list[str]:

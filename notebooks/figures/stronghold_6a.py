@@ -23,12 +23,14 @@ batch: int = None  # samples of a step; None: the size's
 window: int = None  # layers of STRONGHOLD's window; None: the size's
 methods: str = None  # methods that run, such as "stronghold, l2l"; None: all
 seed: int = None  # seed of weights and order of data; None: the size's
+machine: str = ""  # at size paper: a folder in results/published-here; else the fullest
 
 # %%
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit(
-    "6a", size, results, hidden=hidden, batch=batch, window=window, methods=methods, seed=seed,
+    "6a", size, results, hidden=hidden, batch=batch, window=window, methods=methods,
+    seed=seed, machine=machine,
 )  # fmt: skip
 exhibit.preview()
 

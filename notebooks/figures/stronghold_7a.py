@@ -22,13 +22,15 @@ hidden: int = None  # its hidden size; None: the size's
 batch: int = None  # samples of a step; None: the size's
 steps: int = None  # steps of a run; None: the size's
 seed: int = None  # seed of weights and order of data; None: the size's
+machine: str = ""  # at size paper: a folder in results/published-here; else the fullest
 overlay: bool = False  # at size paper: published values on the axes of those measured here
 
 # %%
 from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit(
-    "7a", size, results, hidden=hidden, batch=batch, steps=steps, seed=seed, overlay=overlay,
+    "7a", size, results, hidden=hidden, batch=batch, steps=steps, seed=seed,
+    machine=machine, overlay=overlay,
 )  # fmt: skip
 exhibit.preview()
 

@@ -25,6 +25,7 @@ window: int = None  # layers of STRONGHOLD's window; None: the size's
 steps: int = None  # steps of a run; None: the size's
 methods: str = None  # methods that run, such as "stronghold, l2l"; None: all
 seed: int = None  # seed of weights and order of data; None: the size's
+machine: str = ""  # at size paper: a folder in results/published-here; else the fullest
 overlay: bool = False  # at size paper: published values on the axes of those measured here
 
 # %%
@@ -32,7 +33,7 @@ from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit(
     "8a", size, results, layers=layers, hidden=hidden, batch=batch, window=window, steps=steps,
-    methods=methods, seed=seed, overlay=overlay,
+    methods=methods, seed=seed, machine=machine, overlay=overlay,
 )  # fmt: skip
 exhibit.preview()
 

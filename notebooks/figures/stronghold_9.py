@@ -24,6 +24,7 @@ batch: int = None  # samples of a step; None: the size's
 window: str = None  # such as "2, 4, 8"; None: the size's
 steps: int = None  # steps of a run; None: the size's
 seed: int = None  # seed of weights and order of data; None: the size's
+machine: str = ""  # at size paper: a folder in results/published-here; else the fullest
 overlay: bool = False  # at size paper: published values on the axes of those measured here
 
 # %%
@@ -31,7 +32,7 @@ from workbench.exhibits import open_exhibit
 
 exhibit = open_exhibit(
     "9", size, results, layers=layers, hidden=hidden, batch=batch, window=window, steps=steps,
-    seed=seed, overlay=overlay,
+    seed=seed, machine=machine, overlay=overlay,
 )  # fmt: skip
 exhibit.preview()
 

@@ -24,12 +24,18 @@ results: str = "results"  # folder of the run records, as --results of the comma
 force: bool = False  # run again what has a record already
 layers: int = None  # layers of the model; None: the size's
 hidden: int = None  # its hidden size; None: the size's
+batch: int = None  # samples of a step; None: the size's
+steps: int = None  # steps of a run; None: the size's
 seed: int = None  # seed of weights and order of data; None: the size's
+machine: str = ""  # a folder in results/published-here; else all that have rows
 
 # %%
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("varuna_accuracy", size, results, layers=layers, hidden=hidden, seed=seed)
+exhibit = open_exhibit(
+    "varuna_accuracy", size, results, layers=layers, hidden=hidden, batch=batch, steps=steps,
+    seed=seed, machine=machine,
+)  # fmt: skip
 exhibit.preview()
 
 # %%

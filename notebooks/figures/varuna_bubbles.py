@@ -12,11 +12,13 @@
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
 results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
+ranks: str = None  # stages, such as "4, 8"; None: the published depths
+microbatches: str = None  # micro-batches over stages, such as "1, 6"; None: as published
 
 # %%
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("varuna_bubbles", size, results)
+exhibit = open_exhibit("varuna_bubbles", size, results, ranks=ranks, microbatches=microbatches)
 exhibit.preview()
 
 # %%

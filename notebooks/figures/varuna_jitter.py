@@ -21,11 +21,12 @@
 size: str = "smoke"  # smoke, small or paper
 results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record already
+steps: int = None  # paced steps of a policy, each of a seed; None: the size's
 
 # %%
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("varuna_jitter", size, results)
+exhibit = open_exhibit("varuna_jitter", size, results, steps=steps)
 exhibit.preview()
 
 # %%

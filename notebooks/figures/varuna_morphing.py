@@ -21,11 +21,17 @@
 size: str = "smoke"  # smoke, small or paper
 results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # run again what has a record already
+layers: int = None  # layers of the model; None: the size's
+hidden: int = None  # its hidden size; None: the size's
+batch: int = None  # samples of a step; None: the size's
+seed: int = None  # seed of weights and order of data; None: the size's
 
 # %%
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("varuna_morphing", size, results)
+exhibit = open_exhibit(
+    "varuna_morphing", size, results, layers=layers, hidden=hidden, batch=batch, seed=seed,
+)  # fmt: skip
 exhibit.preview()
 
 # %%

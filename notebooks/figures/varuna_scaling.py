@@ -14,11 +14,12 @@
 size: str = "smoke"  # the folder the figure goes to: smoke, small or paper; the rows are the same
 results: str = "results"  # folder of the run records, as --results of the command line
 force: bool = False  # as in the other notebooks; nothing runs here, so it changes nothing
+machine: str = ""  # a folder in results/published-here; else the one with most rows
 
 # %%
 from workbench.exhibits import open_exhibit
 
-exhibit = open_exhibit("varuna_scaling", size, results)
+exhibit = open_exhibit("varuna_scaling", size, results, machine=machine)
 exhibit.preview()
 
 # %%

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from tests.methods import plain
+from tests.methods import loops, plain
 
 STEPS = 6
 """Steps of a training that is compared with plain training: the learning rate has risen and falls,
@@ -18,3 +18,9 @@ def spec_for(request):
     """`plain.spec_for` on one device."""
     few = {} if request.config.getoption("--thorough") else {"steps": STEPS}
     return partial(plain.spec_for, device=request.param, **few)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """Makes an engine in a user's loop; this machine is measured once for all."""
+    return partial(loops.made_in, tmp_path_factory.mktemp("results"))

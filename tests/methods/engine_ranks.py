@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.methods.test_engine import (
+from tests.methods.loops import (
     CLIP,
     LR,
     ROWS,

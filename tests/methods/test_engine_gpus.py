@@ -4,27 +4,40 @@ where one fails, all end."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from tests.methods.test_engine import RANKED, in_groups, torchs
+from tests.methods.loops import RANKED, in_groups, torchs
+from workbench.page import free_port
 
 pytestmark = pytest.mark.gpu
 LIMIT_S = 240
 
 
 def ranks(tmp_path, method: str, how: str) -> list[dict]:
-    """Losses, weights and the error of each of two processes; empty for one that was killed."""
+    """Losses, weights and the error of each of two processes; empty for one that was killed.
+
+    Where one is to fail no torchrun watches them: it would end the other before that can tell."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is no several")
-    # A monitor that looks less often: torchrun would end the others before they can tell.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "--monitor-interval", "15"]
-    command += ["-m", "tests.methods.engine_ranks", method, how, str(tmp_path)]
-    subprocess.run(command, timeout=LIMIT_S)
+    module = ["-m", "tests.methods.engine_ranks", method, how, str(tmp_path)]
+    if how == "trains":
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        subprocess.run([sys.executable, *torchrun, *module], timeout=LIMIT_S)
+    else:
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port(0)), "WORLD_SIZE": "2"}
+        environments = [os.environ | meet | {"RANK": r, "LOCAL_RANK": r} for r in "01"]
+        processes = [subprocess.Popen([sys.executable, *module], env=e) for e in environments]
+        try:
+            for process in processes:
+                process.wait(LIMIT_S)
+        finally:
+            for process in processes:
+                process.kill()
     paths = [tmp_path / f"{rank}.json" for rank in range(2)]
     return [json.loads(path.read_text()) if path.exists() else {} for path in paths]
 

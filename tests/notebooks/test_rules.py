@@ -19,8 +19,10 @@ notebook = cache(read_notebook)
 
 def parameters_of(figure: str) -> dict[str, str]:
     exhibit = find(figure)
-    own = {"text": "str"} if exhibit.reads else {"machine": "str"} if figure in HARDWARE else {}
-    kinds = {"methods": "str", "overlay": "bool"} | dict.fromkeys(exhibit.lists, "str")
+    own = {"text": "str"} if exhibit.reads else {}
+    kinds = {"methods": "str", "machine": "str", "overlay": "bool"} | dict.fromkeys(
+        exhibit.lists, "str"
+    )
     own |= {name: kinds.get(name, "int") for name in exhibit.takes}
     return {"size": "str", "results": "str", "force": "bool"} | own
 
@@ -49,7 +51,7 @@ def test_six_cells(figure: str) -> None:
     assert parameters.metadata["tags"] == ["parameters"]
     for cell, call in ((plan, "preview"), (run, "run"), (drawing, "figure"), (verdict, "verdict")):
         assert f"exhibit.{call}(" in cell.source
-    own = [f"{name}={name}" for name in (*(["machine"] * (figure in HARDWARE)), *exhibit.takes)]
+    own = [f"{name}={name}" for name in exhibit.takes]
     words = ", ".join([f'"{figure}", size, results', *(["text"] * bool(exhibit.reads)), *own])
     assert f"open_exhibit({words})" in " ".join(plan.source.split()).replace("( ", "(").replace(
         ",)", ")"

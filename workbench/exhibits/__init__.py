@@ -9,12 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from workbench.core.mistakes import in_a_sentence
 from workbench.core.paths import user_path
 from workbench.exhibits.base import Exhibit
 from workbench.exhibits.session import Session
 from workbench.model.corpus import STDLIB
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.shown import in_a_sentence, unknown_injected
+from workbench.shown import unknown_injected
 
 STRONGHOLD = {
     "6a": "stronghold.fig6a",
@@ -81,10 +82,10 @@ def open_exhibit(
     This project's own (``here_offload``) are the same at every size: they show what is committed.
     `results` is the folder of the run records, as on the command line (`Store`), `text` one that
     Harmony's figures 13 and 21 train on (`text_for`); a relative one lies in the repository.
-    `machine` is a folder in ``published-here`` for this project's own exhibits, else the one with
-    most rows. `changes` take the place of the size's values: ``batch=8`` (`Exhibit.takes`). Raises
-    ValueError for an unknown exhibit, size, text, machine or parameter, and for ``small`` without a
-    GPU.
+    `machine` is a folder in ``published-here`` for exhibits that show committed rows, else the one
+    with most of them. `changes` take the place of the size's values: ``batch=8``
+    (`Exhibit.takes`). Raises ValueError for an unknown exhibit, size, text, machine or parameter,
+    and for ``small`` without a GPU.
     """
     exhibit = find(figure)
     exhibit.check_names(unknown_injected())

@@ -46,6 +46,7 @@ class Opened:
     """Whether nothing runs: the published sizes need a GPU, and are simulated without one."""
     text: str
     machine: str
+    """Folder in ``published-here`` whose rows are shown; empty for the exhibit's choice."""
     what: str
     """The exhibit and its size, in words, for those who wait until its runs free a device."""
     methods: tuple[str, ...] = ()
@@ -90,7 +91,8 @@ class Exhibit(ABC):
 
     takes: ClassVar[tuple[str, ...]] = ()
     """Parameters that a notebook may change, by the names of the command line; `methods` chooses
-    some of those that run, `overlay` how the figure is drawn."""
+    some of those that run, `machine` whose committed rows are shown, `overlay` how the figure is
+    drawn."""
     lists: ClassVar[tuple[str, ...]] = ()
     """Those of them that the figure varies: ``2, 4, 8``."""
 
@@ -157,9 +159,14 @@ class Exhibit(ABC):
     def sized(self, size: str, text: str = STDLIB) -> Any:
         """The dials of a size; raises ValueError naming the known ones."""
 
+    def machines(self, at: Opened) -> set[str]:
+        """Folders in ``published-here`` that have rows for the exhibit at this size."""
+        return set()
+
     def opened(self, size: str, store: Store, text: str, machine: str) -> Opened:
         """These choices; raises ValueError for an unknown size, or one that needs a GPU where none
-        is."""
+        is, and for a machine without rows."""
+        self.check_names(["machine"] if machine else [])
         dials = self.sized(size, text)
         simulated = self.runs and dials.name == "paper" and not has_gpu()
         if self.runs and dials.device == "cuda" and not simulated and not has_gpu():
@@ -168,9 +175,15 @@ class Exhibit(ABC):
                 "runs anywhere, or paper, which is simulated without one"
             )
         what = f"{self.name} at size {dials.name}"
-        return Opened(
+        at = Opened(
             size=dials, store=store, simulated=simulated, text=text, machine=machine, what=what
         )
+        if machine and machine not in (known := self.machines(at)):
+            raise ValueError(
+                f"{self.words} at size {dials.name} shows no rows of machine {machine!r}; those "
+                f"that have some are {', '.join(sorted(known)) or 'none'}"
+            )
+        return at
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise ValueError for a parameter that the exhibit does not take."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from workbench.core.mistakes import in_a_sentence
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Stage
 from workbench.figures.draw import BUSY, small_print
@@ -36,7 +37,7 @@ from workbench.runs.events import Event
 from workbench.runs.progress import Progress
 from workbench.runs.search import Search
 from workbench.runs.store import Store
-from workbench.shown import Shown, in_a_sentence
+from workbench.shown import Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

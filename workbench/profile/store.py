@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.core.others import read, shares
+from workbench.core.record import BUSY
 from workbench.core.sources import by_content
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.profile.files import FORMAT, measuring, now, stored, write
@@ -197,14 +199,20 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
 
 
 def _drifted(found: UnitCosts, spec: RunSpec, echo: Echo) -> bool:
-    """Whether the machine computes at another speed than when the costs were measured, in two
-    looks: in one of them it may have done something else."""
+    """Whether the machine computes at another speed than when the costs were measured, in three
+    looks: in one of them it may have done something else. Where others use it, costs that were
+    measured before are nearer to those of the machine than any of now."""
     from workbench.profile.measure import probe
 
-    for _ in range(2):
+    begin = read()
+    for _ in range(3):
         change = probe(found.machine.device, spec.dtype) / found.probe_s - 1
         if abs(change) <= DRIFT:
             return False
+    gpus = int(found.machine.device == "cuda")
+    if change > 0 and max(shares([begin, read()], gpus).values(), default=0.0) > BUSY:
+        echo("other processes use this machine, so its layers are not measured again")
+        return False
     word = "slower" if change > 0 else "faster"
     echo(f"this machine computes {abs(change):.0%} {word} than when its layers were measured")
     return True

@@ -23,7 +23,7 @@ from workbench.report.outcomes import folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
 from workbench.report.proofs import plans_judged, proof_figures, proof_tables
 from workbench.report.sections import figures, measured_on, shown_exhibits, tables
-from workbench.report.summary import TITLE, summary
+from workbench.report.summary import TITLE, in_all, summary, verdicts
 from workbench.runs.starts import start_words
 from workbench.ui.runs_table_fields import cell as told
 
@@ -34,8 +34,8 @@ SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", BUSY: "? ", UNTESTED: "? ", MISSING
 def write_report(
     size: str, results: str | Path, echo: Callable[[str], object] = lambda line: None
 ) -> Path:
-    """Build RESULTS/reports/SIZE/report.html from what the store has; nothing runs. `echo` hears of
-    each file there that cannot be used, which the report tells as well.
+    """Build RESULTS/reports/SIZE/report.html from what the store has; nothing runs. `echo` hears
+    how many claims hold, and of each file there that cannot be used, which the report tells too.
 
     Raises ValueError for an unknown size, StoreError where the report cannot be written.
     """
@@ -49,8 +49,9 @@ def write_report(
     where = "simulated with constants of the published machine" if simulated else "run here"
     if measured := measured_on(rows for _, rows in first):
         where += f", beside rows that this project measured on {measured}"
+    judged = verdicts(exhibits, plans_judged(every))
     body = [
-        summary(size, exhibits, outcomes, every, where, plans_judged(every)),
+        summary(size, exhibits, outcomes, every, where, judged),
         figures(exhibits, outcomes),
         proof_figures(compared, store, simulated=simulated),
         tables(exhibits, _cell),
@@ -58,6 +59,7 @@ def write_report(
         _provenance(every, simulated=simulated),
         _commands(size),
     ]
+    echo(in_all(judged))
     unused = [f"{path} is not used: {why}" for path, why in sorted(store.problems.items())]
     for line in unused:
         echo(line)

@@ -27,19 +27,13 @@ def summary(
     outcomes: dict[str, Outcome],
     records: list[RunRecord],
     where: str,
-    plans: pd.DataFrame,
+    judged: dict[str, pd.DataFrame],
 ) -> list[Html]:
-    """Title, at most ten lines, and links to all that follows; `plans` are verdicts on the plans of
-    the runs."""
-    systems: dict[str, list[Shown]] = {}
-    for shown in exhibits:
-        systems.setdefault(shown[0].exhibit.system or OWN, []).append(shown)
-    judged = {system: verdicts_of(parts) for system, parts in systems.items()}
-    judged |= {"Plans": plans} if len(plans) else {}
+    """Title, at most ten lines, and links to all that follows; `judged` as `verdicts` has them."""
     failing = {
         name: None
-        for verdicts in judged.values()
-        for name in verdicts[verdicts["verdict"] == FAILS].get("exhibit", ())
+        for each in judged.values()
+        for name in each[each["verdict"] == FAILS].get("exhibit", ())
     }
     failed = [f"{find(name).words}: {o.message}" for name, o in outcomes.items() if not o.ok]
     machine = origin(records, simulated=False)
@@ -61,6 +55,21 @@ def summary(
     links = [tag("a", s.exhibit.link, href=f"#{s.name}") for s, _ in exhibits]
     links += [tag("a", name, href=f"#{name}") for name in chapters]
     return [tag("h1", TITLE), tag("ul", told, class_="summary"), tag("nav", links)]
+
+
+def verdicts(exhibits: list[Shown], plans: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Verdicts of each system's exhibits by its name, and those on the plans of the runs."""
+    systems: dict[str, list[Shown]] = {}
+    for shown in exhibits:
+        systems.setdefault(shown[0].exhibit.system or OWN, []).append(shown)
+    found = {system: verdicts_of(parts) for system, parts in systems.items()}
+    return found | ({"Plans": plans} if len(plans) else {})
+
+
+def in_all(judged: dict[str, pd.DataFrame]) -> str:
+    """``146 claims: 117 hold, 29 do not``."""
+    every = pd.concat([each["verdict"].astype(str) for each in judged.values()])
+    return f"{len(every)} claims: {counted(every)}"
 
 
 def _links(figures: Iterable[str]) -> Html:

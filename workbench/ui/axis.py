@@ -41,7 +41,8 @@ def parse_axis(name: str, text: str) -> list[Any]:
     values: list[Any] = []
     for item in _items(name, text):
         if name == "method":
-            values += list(methods.METHODS) if item == "all" else [methods.find(item).name]
+            every = [*methods.METHODS, *methods.installed()]
+            values += every if item == "all" else [methods.find(item).name]
         elif is_number(name) and ".." in item:
             values += _range(name, item)
         else:
@@ -79,7 +80,7 @@ def format_value(name: str, value: Any) -> str:
 def takes(name: str) -> str:
     """Values that the field takes, in words."""
     if name == "method":
-        return f"{', '.join(methods.METHODS)}, or all"
+        return f"{', '.join(methods.known())}, or all"
     if name.endswith(MEMORY):
         return f"an amount such as 32GiB, or {NO_LIMIT}"
     if name.endswith(SPEED):
@@ -90,7 +91,7 @@ def takes(name: str) -> str:
 def choices(name: str) -> tuple[str, ...]:
     """The words that the field takes, where there are any."""
     if name == "method":
-        return tuple(methods.METHODS)
+        return tuple(methods.known())
     found: list[str] = []
     for kind in kinds(name):
         found += [str(word) for word in get_args(kind)] if get_origin(kind) is Literal else []

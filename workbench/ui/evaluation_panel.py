@@ -12,8 +12,8 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
+from workbench.core.mistakes import in_a_sentence
 from workbench.runs.store import REPOSITORY_RESULTS
-from workbench.shown import in_a_sentence
 from workbench.ui import html
 from workbench.ui.evaluation import Claim, Evaluation
 from workbench.ui.folds_panel import Folds

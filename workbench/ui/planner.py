@@ -115,6 +115,8 @@ class Row:
     label: str
     activations: str = "auto"
     """Fate of activations in the plan, where the question leaves it open."""
+    microbatches: int = 0
+    """Micro-batches of the plan: a pipeline is asked with several; 0 before there is one."""
     stage: str = ""
     """Empty while it has not been asked; ``first`` and ``better`` are plans of a quick search,
     ``full`` is the planner's."""
@@ -194,7 +196,8 @@ class Reply:
     def run_spec(self) -> RunSpec:
         """The spec of a run like this answer: of its method, and without a slower link where that
         cannot be had."""
-        spec = self.question.spec.with_(method=self.chosen)
+        parts = self.row.microbatches or self.question.spec.microbatches
+        spec = self.question.spec.with_(method=self.chosen, microbatches=parts)
         if spec.activations == "auto":
             spec = spec.with_(activations=self.row.activations)
         return spec if self.device == "cpu" else spec.with_(link_bytes_per_s=None)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -26,7 +25,7 @@ from workbench.core import methods
 from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.profile.profile import Profile
 from workbench.profile.several import at_depth
-from workbench.runs.best import DEEPEST, ways
+from workbench.runs.best import DEEPEST, divisions, ways
 from workbench.runs.planning import choose_profile, on_machine, plan_from, rank, stored_sizes, told
 from workbench.runs.resolve import check_method
 from workbench.runs.search import at_layers, next_probe
@@ -183,11 +182,11 @@ class PlannerWork:
     def _planned(self, spec: RunSpec) -> Iterator[tuple[str, RunSpec, Plan]]:
         planner = self._planner(spec.method)
         if planner is None:
-            self.check()
-            found = [(spec, self._plan_of(spec, self._profile))]
-            for way in ways(spec)[1:]:
-                with suppress(ValueError):
-                    found.append((way, self._plan_of(way, self._profile)))
+            asked = [way for each in (spec, *divisions(spec)) for way in ways(each)]
+            answers = [(way, self._answer(way)) for way in asked]
+            found = [each for each in answers if isinstance(each[1], Plan)]
+            if not found:
+                raise answers[-1][1]
             fitting = (each for each in found if each[1].fits)
             yield FULL, *min(fitting, key=lambda each: rank(each[1]), default=found[0])
             return
@@ -198,6 +197,23 @@ class PlannerWork:
             yield BETTER, spec, plan
             plan = better
         yield FULL, spec, plan
+
+    def _answer(self, spec: RunSpec) -> Plan | ValueError:
+        """The plan, or why there is none; made once a question."""
+        key = ("plan", spec.method, spec.microbatches, spec.activations)
+        if key not in self._done:
+            self.check()
+            try:
+                self._done[key] = self._plan_of(spec, self._profile_of(spec))
+            except ValueError as refusal:
+                self._done[key] = refusal
+        return self._done[key]
+
+    def _profile_of(self, spec: RunSpec) -> Profile:
+        """The profile at the spec's micro-batch."""
+        if spec.microbatch == self._profile.microbatch:
+            return self._profile
+        return choose_profile(spec, self._store, self._question.machine)
 
     def _plan_of(self, spec: RunSpec, profile: Profile, soon: bool = False) -> Plan:
         """The plan from a profile, or from those of several micro-batches that are stored."""
@@ -215,6 +231,8 @@ class PlannerWork:
         """Enter the plan of a spec as the row of its method."""
         method, label = spec.method, methods.find(spec.method).label
         kept = spec.activations == "keep" != self._question.spec.activations
+        parts = spec.microbatches != self._question.spec.microbatches
+        label += ", activations kept" * kept + f", {spec.microbatches} micro-batches" * parts
         plan = told(plan, self._profile.hardware, self._question.spec.ranks)
         self._plans[method] = plan
         seconds, settings = plan.step_seconds, plan.settings
@@ -222,8 +240,9 @@ class PlannerWork:
         tiers = [tier for tier in TIERS if plan.peak_bytes.get(tier)]
         self._rows[method] = replace(
             self._rows[method],
-            label=f"{label}, activations kept" if kept else label,
+            label=label,
             activations=spec.activations,
+            microbatches=spec.microbatches,
             stage=stage,
             fits=plan.fits,
             step_seconds=seconds,
@@ -259,10 +278,10 @@ class PlannerWork:
         key = (method, layers, *sorted(budgets.items()))
         if key not in self._done:
             self.check()
-            spec = self._question.spec.with_(
-                method=method, **{f"{tier}_memory": nbytes for tier, nbytes in budgets.items()}
-            )
-            profile = self._profile
+            parts = self._rows[method].microbatches or self._question.spec.microbatches
+            memory = {f"{tier}_memory": nbytes for tier, nbytes in budgets.items()}
+            spec = self._question.spec.with_(method=method, microbatches=parts, **memory)
+            profile = self._profile_of(spec)
             if layers is not None:
                 spec, profile = at_layers(spec, layers), at_depth(profile, layers)
             planner, module = self._planner(method), methods.load(method)
@@ -282,7 +301,7 @@ class PlannerWork:
             return
         if row.refused:
             return
-        parts = self._question.spec.microbatches
+        parts = row.microbatches or self._question.spec.microbatches
         limit = max(min(DEEPEST, MOST_PASSES // parts), layers)
         known = {layers: row.fits}
         past = self._largest.get(method, layers)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
+from workbench.core.mistakes import in_a_sentence
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.shown import in_a_sentence
 from workbench.ui import html, sweep_html
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel

@@ -97,7 +97,8 @@ def test_figure_9_with_another_batch_is_a_run_of_the_command_line(tmp_path: Path
         ("8a", {"methods": "plain"}, "runs no method 'plain'; it runs megatron-lm, l2l"),
         ("8a", {"methods": "zero"}, "unknown method 'zero'; known: megatron-lm"),
         ("harmony_13", {"window": 2}, "Harmony, figure 13 has no parameter 'window'"),
-        ("here_offload", {"batch": 8}, "it has size, results, force"),
+        ("here_offload", {"batch": 8}, "it has size, results, force, machine"),
+        ("varuna_accuracy", {"batch": 3}, "batch is 3, which no shape divides; 8 and its"),
     ],
 )
 def test_a_wrong_parameter_is_one_sentence(
@@ -120,7 +121,7 @@ def test_what_papermill_only_warns_of_is_a_sentence(monkeypatch: pytest.MonkeyPa
     assert open_exhibit("9").size.name == "smoke"
 
 
-@pytest.mark.parametrize("figure", [name for name in EXHIBITS if find(name).takes])
+@pytest.mark.parametrize("figure", [n for n in EXHIBITS if find(n).takes and find(n).runs])
 def test_every_parameter_reaches_the_runs(figure: str, tmp_path: Path) -> None:
     takes = find(figure).takes
     values = {"layers": 4, "hidden": 64, "batch": 8, "window": 2, "steps": 4, "seed": 5}
@@ -220,3 +221,28 @@ def test_tables_show_all_of_their_text() -> None:
     assert long in html
     assert "0.1235" in html
     assert isinstance(shown.head(1), Shown)
+
+
+def test_a_machine_chooses_committed_rows(tmp_path: Path) -> None:
+    for figure, size in (("9", "paper"), ("varuna_accuracy", "smoke"), ("varuna_scaling", "smoke")):
+        rows = {
+            m: open_exhibit(figure, size, tmp_path, machine=m).rows([]) for m in ("h100", "h200")
+        }
+        seen = {m: " ".join(set(r["hardware"].dropna())) for m, r in rows.items()}
+        for machine, other in (("h100", "H200"), ("h200", "H100")):
+            assert machine.upper() in seen[machine], figure
+            assert other not in seen[machine], figure
+    with pytest.raises(ValueError, match="shows no rows of machine 'v100'; those .* h100, h200"):
+        open_exhibit("9", "paper", tmp_path, machine="v100")
+    with pytest.raises(ValueError, match="Harmony, figure 8 has no parameter 'machine'"):
+        open_exhibit("harmony_8", "tiny", tmp_path, machine="h100")
+
+
+def test_bubbles_of_other_pipelines(tmp_path: Path) -> None:
+    session = open_exhibit("varuna_bubbles", results=tmp_path, ranks="5, 6", microbatches="1, 9")
+    rows = session.rows([])
+    assert {*rows[rows["source"] == "simulated"]["label"]} == {"5 stages", "6 stages"}
+    assert [*rows[rows["source"] == "published"]["x"]] == [9]
+    assert set(session.verdict(rows)["verdict"]) == {"holds"}
+    alone = open_exhibit("varuna_bubbles", results=tmp_path, ranks=6, microbatches=1)
+    assert set(alone.verdict(alone.rows([]))["verdict"]) == {"not tested"}

@@ -110,18 +110,23 @@ def test_a_sweep_over_depth_measures_the_layers_once(
     assert store.stored_profile(spec.with_(dtype="bf16"), tmp_path) is None
 
 
-@pytest.mark.parametrize(("speed", "measurements"), [(1.05, 0), (0.8, 1), (1.3, 1)])
+@pytest.mark.parametrize(
+    ("speed", "others", "measurements"),
+    [(1.05, 0.0, 0), (0.8, 0.0, 1), (0.8, 0.5, 0), (1.3, 0.0, 1), (1.3, 0.5, 1)],
+)
 def test_layers_are_measured_anew_before_a_run_when_the_machine_has_changed(
     tmp_path: Path,
     measured: list[Path],
     spec: RunSpec,
     monkeypatch: pytest.MonkeyPatch,
     speed: float,
+    others: float,
     measurements: int,
 ) -> None:
     store.profile_for(spec, tmp_path)
     then = stored_costs(tmp_path)["probe_s"]
     monkeypatch.setattr(measure, "probe", lambda device, dtype: then / speed)
+    monkeypatch.setattr(store, "shares", lambda readings, gpus: {"cores": others})
     heard: list[str] = []
     store.profile_for(spec, tmp_path, heard.append)
     assert len([line for line in heard if line.startswith("measuring the layers")]) == measurements

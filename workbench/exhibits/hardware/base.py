@@ -14,7 +14,6 @@ from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.hardware.judge import Goal, as_table
 from workbench.exhibits.stronghold import sizes
 from workbench.model.corpus import STDLIB
-from workbench.runs.store import Store
 
 
 class HardwareExhibit(Exhibit):
@@ -23,6 +22,8 @@ class HardwareExhibit(Exhibit):
 
     section = "this project's goals"
     runs, heading_form, place_form = False, "{title}", ""
+    takes = ("machine",)
+    takes = ("machine",)
     file: ClassVar[str]
     """Name of the sheet in a machine's folder."""
     counted, judgement = "settings", "Goals"
@@ -42,16 +43,8 @@ class HardwareExhibit(Exhibit):
     def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
         return sizes.named(size)
 
-    def opened(self, size: str, store: Store, text: str, machine: str) -> Opened:
-        """These choices. `machine`: one that was measured, else the one with most rows. Raises
-        ValueError for one that was not."""
-        at = super().opened(size, store, text, machine)
-        if machine and machine not in (known := sorted(set(self.all_rows(at)["device"]))):
-            raise ValueError(
-                f"machine {machine!r} has no {self.file}; those that have are "
-                f"{', '.join(known) or 'none'}"
-            )
-        return at
+    def machines(self, at: Opened) -> set[str]:
+        return set(self.all_rows(at)["device"])
 
     @abstractmethod
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:

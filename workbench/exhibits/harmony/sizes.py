@@ -99,6 +99,8 @@ class HarmonySize:
     """Samples that each device of ZeRO-Infinity computes at once in figures 17 and 18; the
     published packs compute one sample at once."""
     device_memory: int | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+    """Values that somebody chose in place of the size's, by name."""
 
     def changed(self, **changes: Any) -> HarmonySize:
         """The size with other `layers`, `hidden`, `batch`, `steps` or `seed` of its models; with
@@ -118,6 +120,7 @@ class HarmonySize:
         settings = (replace(each, trained=other(each.trained)) for each in self.balance)
         return replace(
             self,
+            given=changes,
             minibatches={} if "batch" in changes else self.minibatches,
             steps=changes.get("steps", self.steps),
             curve_steps=changes.get("steps", self.curve_steps),

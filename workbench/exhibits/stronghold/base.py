@@ -59,6 +59,11 @@ class StrongholdExhibit(Exhibit):
     def preview(self, at: Opened) -> pd.DataFrame:
         return preview(() if at.simulated else self.stages(at, planned=True), at.store)
 
+    def machines(self, at: Opened) -> set[str]:
+        """Those of the published model, which is the paper size's."""
+        fit = measured_here.of_published_model(offload_runs(at.roots()))
+        return {run.device for run in fit} if at.size.name == "paper" else set()
+
     def rows(self, records: list[RunRecord]) -> pd.DataFrame:
         """Measured and predicted values of these runs."""
         return tidy.table(
@@ -77,7 +82,7 @@ class StrongholdExhibit(Exhibit):
         figure, size = self.figure, at.size.name
         parts = [self.published()]
         if size == "paper":
-            parts.append(measured_here.rows(figure, offload_runs(at.roots())))
+            parts.append(measured_here.rows(figure, offload_runs(at.roots()), at.machine))
             parts.append(tidy.simulated(figure))
             parts.append(tidy.kept_here(at.store.published_here(), figure, size))
         if records:

@@ -47,7 +47,7 @@ class LargestModel(StrongholdExhibit):
         "Within the same device and host memory, STRONGHOLD trains a larger model than Megatron-"
         "LM, L2L, ZeRO-Offload and ZeRO-Infinity."
     )
-    takes = ("hidden", "batch", "window", "methods", "seed")
+    takes = ("hidden", "batch", "window", "methods", "seed", "machine")
     quantity, unknown_size = "parameters", "reduced size and budgets"
 
     def specs(self, size: Size) -> list[RunSpec]:

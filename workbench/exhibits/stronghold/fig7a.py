@@ -35,7 +35,7 @@ class ThroughputAtLargest(StrongholdExhibit):
         "At the largest model a baseline can train, STRONGHOLD is faster than L2L, ZeRO-Offload "
         "and ZeRO-Infinity, and keeps most of Megatron-LM's speed."
     )
-    takes = ("hidden", "batch", "steps", "seed", "overlay")
+    takes = ("hidden", "batch", "steps", "seed", "machine", "overlay")
     wide, unknown_size = True, "reduced size and budgets"
 
     def stages(self, at: Opened, *, force: bool = False, planned: bool = False) -> Iterator[Stage]:

@@ -24,7 +24,9 @@ class Throughput(StrongholdExhibit):
 
     figure, section = "8a", "VI.B, page 9"
     title = "Throughput on one model"
-    takes = ("layers", "hidden", "batch", "window", "steps", "methods", "seed", "overlay")
+    takes = (
+        "layers", "hidden", "batch", "window", "steps", "methods", "seed", "machine", "overlay",
+    )  # fmt: skip
     claim = (
         "On a model that fits everywhere, STRONGHOLD is faster than L2L, ZeRO-Offload and ZeRO-"
         "Infinity, and keeps most of Megatron-LM's speed."

@@ -23,7 +23,7 @@ class Depth(Line):
     figure, section = "8b", "VI.B, page 9"
     title = "Scaling with depth"
     claim = "With a fixed window, STRONGHOLD's time per iteration grows linearly with the layers."
-    takes = ("layers", "hidden", "batch", "window", "steps", "seed", "overlay")
+    takes = ("layers", "hidden", "batch", "window", "steps", "seed", "machine", "overlay")
     lists = ("layers",)
     over = "layers", "time per iteration (ms)"
     over_first = "layers (shallowest = 1)", "time (shallowest = 1)"

@@ -29,7 +29,7 @@ class Window(Line):
     figure, section = "9", "VI.C, page 10"
     title = "Effect of the window"
     claim = "A larger window hides more of the transfers, until compute alone decides."
-    takes = ("layers", "hidden", "batch", "window", "steps", "seed", "overlay")
+    takes = ("layers", "hidden", "batch", "window", "steps", "seed", "machine", "overlay")
     lists = ("window",)
     over = "window (layers)", "time per iteration (ms)"
     over_first = "window, as a share of the layers", "time (smallest window = 1)"

@@ -45,16 +45,22 @@ FEWEST_DEPTHS = 3
 Row = dict[str, Any]
 
 
-def rows(figure: str, runs: Iterable[OffloadRun]) -> pd.DataFrame:
-    """Rows of a figure (``8a``) from the runs: a series for each type of numbers.
+def of_published_model(runs: Iterable[OffloadRun]) -> list[OffloadRun]:
+    """The latest runs that may be held against published ones."""
+    return [run for run in latest(runs) if run.method in NAMES and _is_published_model(run)]
 
-    Of several machines, the one that has most runs of the published model.
+
+def rows(figure: str, runs: Iterable[OffloadRun], machine: str = "") -> pd.DataFrame:
+    """Rows of a figure (``8a``) from the runs on a machine: a series for each type of numbers.
+
+    Of several machines, the one that has most runs of the published model, unless one is named.
     """
-    fit = [run for run in latest(runs) if run.method in NAMES and _is_published_model(run)]
-    machine = Counter(run.device for run in fit).most_common(1)
+    fit = of_published_model(runs)
+    most = Counter(run.device for run in fit).most_common(1)
+    chosen = machine or (most[0][0] if most else "")
     out = []
     for dtype in dict.fromkeys(run.dtype for run in fit):
-        part = [run for run in fit if (run.device, run.dtype) == (machine[0][0], dtype)]
+        part = [run for run in fit if (run.device, run.dtype) == (chosen, dtype)]
         for row in _FIGURES[figure](part) if part else ():
             when = days(run.date for run in part)
             out.append({**row, "variant": dtype, "hardware": f"{row['hardware']}, {when}"})

@@ -50,7 +50,7 @@ class Accuracy(VarunaExhibit):
     claim = (
         "How long a step takes in any shape, and what a device holds, is known before it is run."
     )
-    takes = ("layers", "hidden", "seed")
+    takes = ("layers", "hidden", "batch", "steps", "seed", "machine")
     columns = {
         "pair": "shape", "quantity": "quantity", "value": "value", "unit": "unit",
         "source": "source", "hardware": "hardware", "status": "status", "how": "how",
@@ -60,20 +60,25 @@ class Accuracy(VarunaExhibit):
     def specs(self, size: Any) -> list[RunSpec]:
         """A run for each shape that this machine has devices for."""
         batch, dtype = SETTING[size.device]
-        same = {"minibatch": batch, "dtype": dtype, "steps": STEPS, "device_memory": None}
-        return [
+        batch, steps = (size.given.get(n, own) for n, own in (("batch", batch), ("steps", STEPS)))
+        same = {"minibatch": batch, "dtype": dtype, "steps": steps, "device_memory": None}
+        found = [
             size.spec("varuna", size.moved, p * d, replicas=d, microbatches=batch // d // m, **same)
             for p, d, m in SHAPES[size.device]
-            if p * d <= size.devices
+            if p * d <= size.devices and batch % (d * m) == 0
         ]
+        if not found:
+            raise ValueError(f"batch is {batch}, which no shape divides; 8 and its multiples do")
+        return found
+
+    def machines(self, at: Opened) -> set[str]:
+        return {run.device for run in _committed(at)}
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         """A measured and a predicted row by run and quantity; `variant`: folder, if committed."""
         rows = [row for record in records for row in _of_record(record)]
-        committed = latest(pipeline_runs(at.roots()))
-        for run in sorted(committed, key=attrgetter("device", "ranks", "replicas", "micro")):
-            if all(getattr(run, name) == value for name, value in COMMITTED.items()):
-                rows += _of_run(run)
+        for run in _committed(at):
+            rows += _of_run(run) if at.machine in ("", run.device) else []
         same = {"figure": self.figure, "size": at.size.name, "method": "varuna"}
         return tidy.table(rows, (*tidy.COLUMNS, "quantity", "ranks"), **same)
 
@@ -119,6 +124,16 @@ class Accuracy(VarunaExhibit):
                 words, why = f"error of {words}: at most {bound:.0%}", _told(both)
                 yield at_least(words, None, here, 1 - bound, series, why=why, is_ratio=False)
             yield _choice(steps, series, SHARED if shared else "")
+
+
+def _committed(at: Opened) -> list[PipelineRun]:
+    """Latest runs of GPT-2 XL in every shape, on all machines."""
+    order = attrgetter("device", "ranks", "replicas", "micro")
+    return [
+        run
+        for run in sorted(latest(pipeline_runs(at.roots())), key=order)
+        if all(getattr(run, name) == value for name, value in COMMITTED.items())
+    ]
 
 
 def beside(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:

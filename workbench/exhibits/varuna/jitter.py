@@ -55,6 +55,7 @@ class UnderJitter(VarunaExhibit):
         "Varuna's rule at run time, which lets forward passes go first where a gradient is late, "
         "loses the least to jitter; it pays in stashed inputs."
     )
+    takes = ("steps",)
     about = "the size paper is simulated without a GPU; paced steps are in size smoke"
     columns = {
         "label": "policy", "pair": "jitter (ms)", "quantity": "quantity", "value": "value",
@@ -66,7 +67,8 @@ class UnderJitter(VarunaExhibit):
         small = size.name in ("tiny", "smoke")
         model = ModelSpec(layers=1, hidden=4, heads=1, seq=4, vocab=4)
         about = {"method": "varuna-paced", "model": model, "batch": MICROS, "microbatches": MICROS}
-        about |= {"device": "cpu", "ranks": RANKS, "steps": 1 if small else SEEDS}
+        steps = size.given.get("steps", 1 if small else SEEDS)
+        about |= {"device": "cpu", "ranks": RANKS, "steps": steps}
         return [
             RunSpec.of(**about, jitter=setting, scale=0.4 if small else 1.0)
             for setting in [*SETTINGS][-1 if small else 0 :]

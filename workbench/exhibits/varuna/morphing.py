@@ -50,6 +50,7 @@ class Morphing(VarunaExhibit):
         "A job follows the machines that there are, by changing its pipelines and replicas, and "
         "trains as if nothing had happened."
     )
+    takes = ("layers", "hidden", "batch", "seed")
     columns = {
         "quantity": "quantity", "x": "after (s)", "step": "from step", "pair": "P x D",
         "seconds": "morph (s)", "value": "value", "unit": "unit", "source": "source",
@@ -61,9 +62,11 @@ class Morphing(VarunaExhibit):
         """One job; a host is a GPU, or a process."""
         small = size.device == "cpu"
         hosts, *part = PARTS.get(size.name, (max(1, size.devices), 10, float("inf")))
-        layers, hidden, seq, batch = (3, 64, 32, 12) if small else (12, 512, 256, 48)
-        model = ModelSpec(layers=layers, hidden=hidden, heads=4, seq=seq, vocab=256, dropout=0.0)
-        about = {"method": "varuna-replay", "model": model, "batch": batch, "microbatches": 12}
+        names, values = ("layers", "hidden", "batch"), (3, 64, 12) if small else (12, 512, 48)
+        given = dict(zip(names, values, strict=True)) | size.given
+        shape = {"layers": given.pop("layers"), "hidden": given.pop("hidden"), "heads": 4}
+        model = ModelSpec(**shape, seq=32 if small else 256, vocab=256, dropout=0.0)
+        about = {"method": "varuna-replay", "model": model, "microbatches": 12, **given}
         more = {"ranks": hosts, "device": size.device, "eps": 1e-6, "steps": 100_000}
         return [RunSpec.of(**about, **more, trace=trace(hosts, *part))]
 

@@ -61,12 +61,15 @@ class Scaling(VarunaExhibit):
         "Varuna trains models of up to 200 billion parameters on commodity machines, up to 18 times"
         " as fast as by splitting layers across them."
     )
-    runs = False
+    runs, takes = False, ("machine",)
     about = "Measured rows of this project's benchmark, and simulations: nothing runs for them"
     columns = {
         "label": "method or model", "pair": "pipeline", "x": "GPUs", "value": "value",
         "unit": "unit", "source": "source", "hardware": "hardware", "how": "how",
     }  # fmt: skip
+
+    def machines(self, at: Opened) -> set[str]:
+        return {*_committed(at)["device"]}
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [*_measured(at), *_simulated()]
@@ -122,14 +125,20 @@ class Scaling(VarunaExhibit):
             yield Verdict(claim=f"abstract: {words}", verdict=UNTESTED, **told)
 
 
-def _measured(at: Opened) -> Iterator[dict[str, Any]]:
-    """The fastest run of each method by GPUs, on the machine with most of them."""
+def _committed(at: Opened) -> pd.DataFrame:
+    """The fastest run of each method by GPUs and machine."""
     servers, runs = server_rows(server_runs(at.roots())), latest(pipeline_runs(at.roots()))
     pipelines = framed([of_run(run, FILE) for run in runs], tuple(servers), LABELS)
     rows = pick(join(servers, pipelines), method=tuple(METHODS), status="ok", **XL)
     rows = rows[rows["device_cap_gib"].isna()].sort_values("samples_per_second")
-    rows = rows.drop_duplicates(["device", "method", "ranks"], keep="last")
-    for run in rows[rows["device"].isin(rows["device"].mode()[:1])].itertuples():
+    return rows.drop_duplicates(["device", "method", "ranks"], keep="last")
+
+
+def _measured(at: Opened) -> Iterator[dict[str, Any]]:
+    """Runs on the machine that was asked for, else on the one with most of them."""
+    rows = _committed(at)
+    chosen = [at.machine] if at.machine else rows["device"].mode()[:1]
+    for run in rows[rows["device"].isin(chosen)].itertuples():
         yield {
             "method": run.method, "label": run.label, "x": run.ranks, "unit": "samples/s",
             "value": run.samples_per_second, "source": MEASURED, "hardware": run.hardware,

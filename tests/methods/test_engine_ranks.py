@@ -1,0 +1,128 @@
+"""A user's own loop in several processes trains as torch's in one; a rank that fails is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.methods.loops import (
+    LR,
+    RANKED,
+    STEPS,
+    batches,
+    distance,
+    in_groups,
+    labels_of,
+    loss_of,
+    near,
+    net,
+    normed,
+    torchs,
+)
+from tests.varuna.workers import Workers
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (1, 2)])
+def test_two_processes_train_it_as_one_does(stages, replicas) -> None:
+    wanted, weights = torchs(in_groups, padded=True)
+    with Workers() as workers:
+        told = workers.run("driven", stages=stages, replicas=replicas)
+    for one in told:
+        assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
+        near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)
+
+
+@pytest.mark.parametrize("method", [*RANKED, "fsdp"])
+def test_ranks_train_it_and_one_process_goes_on(engine, tmp_path, method) -> None:
+    frozen = method != "fsdp"
+    wanted, weights = torchs(in_groups, frozen=frozen, padded=True)
+    how = {"method": method, "save": str(tmp_path), "results": str(engine.args[0])}
+    how |= RANKED.get(method, {"microbatches": 2})
+    ranks = 4 if method == "dp-swap" else 2  # the middle ones' labels are not the others' first
+    with Workers() as workers:
+        told = workers.run("driven", stages=1, replicas=ranks, **how)
+    for one in told:
+        assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
+        near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)
+        assert not one["left"]
+    module, half = net(frozen=frozen), STEPS // 2
+    config = {"lr": LR, "params": in_groups(module)}
+    with engine("plain", module, config, weight_of=labels_of) as made:
+        assert made.load(tmp_path) == half
+        later = [made.step(batch, loss_of) for batch in [*batches(padded=True)][half:]]
+        near(made.state_dict(), weights)
+    assert later == pytest.approx(wanted[half:], rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["harmony-pp", "harmony-dp", "fsdp"])
+def test_two_ranks_go_on_with_statistics_masks_and_weights_of_bf16(
+    engine, tmp_path, method
+) -> None:
+    """With BatchNorm a micro-batch has the rows of a process unless told; bf16 is without, and
+    fsdp, whose sums of bf16 are fp32."""
+    own = method == "fsdp"
+    for dtype, near_by in (("fp32", 1e-6), ("bf16", 2e-3))[: 1 if own else 2]:
+        (module, data), losses, kept = normed(dtype == "fp32" and not own), [], tmp_path / dtype
+        rate = {
+            "lr": LR if dtype == "fp32" else LR / 10
+        }  # so that roundings of gradients tell less
+        with engine("plain", module, rate, microbatches=2, dtype=dtype) as made:
+            for pair in data:
+                losses.append(made.step(pair, distance))
+                if made.steps == 2:
+                    made.save(kept)
+            wanted, norm = made.state_dict(), made.grad_norm
+        how = {"dtype": dtype, **rate, "results": str(engine.args[0]), "kept": str(kept)}
+        with Workers() as workers:
+            told = workers.run("goes_on", stages=1, replicas=2, method=method, **how)
+        for one in told:
+            assert one.get("losses") == pytest.approx(losses[2:], rel=near_by), one
+            assert one["norm"] == pytest.approx(norm, rel=5 * near_by)
+            for name, value in wanted.items():
+                found = torch.tensor(one["weights"][name])
+                torch.testing.assert_close(found, value, rtol=10 * near_by, atol=10 * near_by)
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "words"),
+    [
+        ("harmony-dp", "raises", "RankFailed: rank 1: no such luck"),
+        ("harmony-pp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
+        ("pp-swap", "closed", "RankFailed: rank 1: it has closed its engine, in step 2"),
+        ("fsdp", "raises", "RankFailed: rank 1: no such luck"),
+        ("fsdp", "killed", "RankFailed: rank 1: its process has ended, in step 2"),
+        ("fsdp", "uneven", "ValueError: rank 0 is in step 2 and rank 1 is in state_dict; all"),
+        ("varuna", "raises", "RankFailed: rank 1: no such luck"),
+        ("varuna", "closed", "RankFailed: rank 1: it has closed its engine, in step 2"),
+        ("harmony-dp", "stopped", "RankFailed: rank 1: it is stopped, and has not"),
+        ("harmony-pp", "fewer", "ValueError: the processes have different numbers of rows"),
+        ("harmony-pp", "stages", "ValueError: stages is 2; leave it out"),
+        ("dp-swap", "small", "DoesNotFit: "),
+        ("harmony-pp", "lacks", "OutOfMemory: the host tier is out of memory: all needs 9 B"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
+    results = str(engine.args[0])
+    with Workers() as workers:
+        told = workers.run("failing", stages=1, replicas=2, method=method, results=results, how=how)
+    assert told[0]["said"].startswith(words), told
+    assert how != "stopped" or told[0]["said"].endswith("in step 2"), told
+    if how in ("fewer", "stages", "small", "lacks", "uneven"):  # before there is anything to train
+        assert told[1] == told[0]
+
+
+@pytest.mark.parametrize("method", ["harmony-dp", "fsdp", "varuna"])
+def test_a_rank_that_is_stopped_is_named_wherever_it_is_and_another_engine_trains(
+    engine, method
+) -> None:
+    """All ranks pass equal rows, so losses are those of one."""
+    with Workers() as workers:
+        told = workers.run(
+            "stopped", stages=1, replicas=2, method=method, results=str(engine.args[0])
+        )
+    places = ("planning the first step", "step 1", "save", "load", "state_dict")
+    words = "RankFailed: rank 1: it is stopped, and has not moved for 0 s, in "
+    assert told[0].get("told") == [words + place for place in places], told
+    with engine("plain", net(frozen=method != "fsdp"), clip=None) as made:
+        wanted = [made.step(batch, loss_of) for batch in batches(2)]
+    assert told[0]["losses"] == pytest.approx(wanted, rel=1e-6)
