@@ -7,19 +7,20 @@ weights. Layers would not follow a change from outside, so it is refused.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from functools import cache, partial
+from functools import partial
 from itertools import chain, count
 from operator import itemgetter
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from workbench.model.code_names import names_in, of_library, read_by_type, used_by_type
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 TABLES = {
@@ -28,10 +29,6 @@ TABLES = {
 }  # fmt: skip
 """Attributes of any module, and their names for people."""
 SKIPPED = (frozenset(vars(nn.Module())) | frozenset(dir(type))) - {"training"}
-LIBRARIES = frozenset(("torch", "builtins", "numpy", "math", "functools", "itertools", "typing"))
-"""Their functions read nothing that a user changes."""
-WRITERS = frozenset(("setattr", "register_buffer", "copy_"))
-"""Calls by which code writes attributes that it names in text."""
 DEEP, LONG = 3, 64
 """Objects within objects, and elements of a list, that are looked at."""
 SAMPLES, AT_A_TIME = 32, 8
@@ -106,7 +103,7 @@ class _Part:
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self._find, self._name = weakref.ref(module), f"{name}." if name else ""
-        loaded, own = _read_by_type(type(module)) - SKIPPED, vars(module)
+        loaded, own = read_by_type(type(module)) - SKIPPED, vars(module)
         read = [key for key in own if key in loaded]
         # Of these one comparison tells.
         self._keys = *TABLES, "training", *(key for key in read if isinstance(own[key], PLAIN))
@@ -183,7 +180,7 @@ class _Known:
 def _tensors_of(named: tuple[str, nn.Module]) -> Iterator[tuple[str, _Known]]:
     """But for buffers that the module's own forward pass writes."""
     name, part = named
-    written = {"_parameters": frozenset(), "_buffers": _used_by_type(type(part), "forward")[1]}
+    written = {"_parameters": frozenset(), "_buffers": used_by_type(type(part), "forward")[1]}
     for table, own in written.items():
         for key, tensor in vars(part)[table].items():
             if tensor is not None and key not in own:
@@ -238,17 +235,17 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
         yield from (Place(f"{name}({key})", given, key) for key in given)
     elif isinstance(function, MethodType):
         yield from _places_of(function.__func__, seen, deep)
-        loaded = _read_by_type(type(function.__self__), function.__name__)
+        loaded = read_by_type(type(function.__self__), function.__name__)
         yield from _places_within(name, function.__self__, loaded, seen=seen)
     elif isinstance(function, nn.Module):
         for begin, part in function.named_modules():
-            loaded = _read_by_type(type(part)) | {"training"}
+            loaded = read_by_type(type(part)) | {"training"}
             for key in sorted((vars(part).keys() - SKIPPED) & loaded):
                 yield Place(f"{begin}.{key}" if begin else key, vars(part), key)
         tensors = dict(function.named_buffers())
         yield from (Place(key, tensors, key) for key in tensors)
     elif isinstance(function, FunctionType):
-        read, attributes, _ = _names_in(function.__code__)
+        read, attributes, _ = names_in(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         own = {key: cell.cell_contents for key, cell in cells if cell != CellType()}
         own |= {
@@ -262,7 +259,7 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
                 value = space[key]
                 if isinstance(value, nn.Module):
                     yield from _places_of(value, seen, deep + 1)
-                elif isinstance(value, (FunctionType, ModuleType)) and _of_library(value):
+                elif isinstance(value, (FunctionType, ModuleType)) and of_library(value):
                     continue
                 elif isinstance(value, (FunctionType, MethodType, partial)):
                     yield from _places_of(value, seen, deep + 1)
@@ -271,58 +268,8 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
                     yield from _places_within(repr(key), value, attributes, seen=seen)
     elif not isinstance(function, type) and hasattr(function, "__dict__"):
         yield from _places_of(type(function).__call__, seen, deep)
-        loaded = _read_by_type(type(function), "__call__")
+        loaded = read_by_type(type(function), "__call__")
         yield from _places_within(name, function, loaded, seen=seen)
-
-
-def _read_by_type(kind: type, method: str = "forward") -> frozenset[str]:
-    """Attributes that a method may read, by itself or by what it calls, and does not write."""
-    return frozenset.difference(*_used_by_type(kind, method))
-
-
-@cache
-def _used_by_type(kind: type, method: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Attributes that a method, what it calls and what wraps it may read, and those they write."""
-    loaded, stored, pending, seen = set[str](), set[str](), [getattr(kind, method, None)], set()
-    while pending:
-        function = pending.pop()
-        pending += filter(None, [getattr(function, "__wrapped__", None)])
-        function = getattr(function, "fget", None) or getattr(function, "__func__", function)
-        if not isinstance(function, FunctionType) or function.__code__ in seen:
-            continue
-        seen.add(function.__code__)
-        read, more, written = _names_in(function.__code__)
-        loaded |= more
-        stored |= written
-        pending += [inspect.getattr_static(kind, name, None) for name in more]
-        called = [function.__globals__.get(name) for name in read]
-        called += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-        pending += [each for each in called if each is not None and not _of_library(each)]
-    return frozenset(loaded), frozenset(stored)
-
-
-def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Variables that code reads beyond its own, attributes that it reads, and those it writes."""
-    read, loaded, stored = set[str](), set[str](), set[str]()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            read.add(step.argval)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-            loaded.add(step.argval)
-        elif step.opname == "STORE_ATTR":
-            stored.add(step.argval)
-    if WRITERS & (read | loaded):
-        stored.update(const for const in code.co_consts if isinstance(const, str))
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            for every, more in zip((read, loaded, stored), _names_in(inner), strict=True):
-                every |= more
-    return frozenset(read), frozenset(loaded), frozenset(stored)
-
-
-def _of_library(value: Any) -> bool:
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-    return (name or "builtins").partition(".")[0] in LIBRARIES
 
 
 # -- values ------------------------------------------------------------------------------------

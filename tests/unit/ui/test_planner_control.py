@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.runs.helpers import wait_for
+from workbench.core.spec import RunSpec
+from workbench.runs.best import fastest
 from workbench.runs.store import Store
 from workbench.ui.planner import PlannerControl, Question
 from workbench.ui.planner_panel import PlannerPanel
@@ -62,3 +64,17 @@ def test_a_slider_is_answered_in_the_page(panel: PlannerPanel) -> None:
     panel.ask(machine=V100, layers=6)
     wait_for(lambda: (panel.tick(), panel.reply and panel.reply.done)[1])
     assert panel.reply.question.spec.model.layers == 6
+
+
+def test_pipelines_are_asked_with_several_micro_batches_as_at_the_command_line(
+    planner: PlannerControl,
+) -> None:
+    shape = {"layers": 8, "hidden": 1024, "heads": 16, "batch": 16, "ranks": 2, "device": "cuda"}
+    reply = planner.answer(Question.of(machine="h100-80gb", method="1f1b", **shape), full=True)
+    spec = RunSpec.of(method="1f1b", **shape)
+    best = fastest(spec, planner.store, "h100-80gb")
+    assert reply.row.microbatches == best.spec.microbatches > 1
+    assert reply.row.step_seconds == pytest.approx(best.plan.step_seconds)
+    assert reply.row.label.endswith(f"{best.spec.microbatches} micro-batches")
+    assert reply.run_spec().microbatches == best.spec.microbatches
+    assert reply.row.largest_layers >= 8
