@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -51,6 +52,14 @@ def own_device_locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_PLACES", str(tmp_path_factory.mktemp("places")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_interrupts() -> None:
+    """Programs that tests start hear Ctrl-C, also where a shell started the tests in its
+    background, where SIGINT is ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

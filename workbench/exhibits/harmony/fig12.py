@@ -44,6 +44,8 @@ PARTS = {
 FORMULA_LINE = {"color": "#888888", "lw": 0.8, "ls": (0, (4, 2))}
 ALONE = {"marker": "_", "ms": 9, "mew": 1.2, "ls": "none"}
 """Mark of the counted bytes of weights and gradients, under the mark of all bytes."""
+BESIDE = {PP: -0.05, DP: 0.05, SWAPPED[0]: -0.12, SWAPPED[1]: 0.12}
+"""Devices by which a method's marks are moved: equal values would lie under each other."""
 LEGEND_ROOM = 1.7
 """Height of the axes that hold methods' names, in heights of what is drawn."""
 WEIGHTS_GIB = {MODEL: 6.102 + 0.188}
@@ -194,9 +196,14 @@ def _over_ranks(axes: Any, rows: pd.DataFrame) -> None:
     if shown.empty:
         draw.empty(axes, "no bytes are known")
         return
-    draw.lines(axes, shown, "devices", "host bytes / bytes of weights", ticks=ticks)
-    for row in weights_alone(rows).itertuples():
+    draw.lines(axes, beside(shown), "devices", "host bytes / bytes of weights", ticks=ticks)
+    for row in beside(weights_alone(rows)).itertuples():
         axes.plot(row.x, row.value, **ALONE | {"color": LOOKS[row.method].color})
+
+
+def beside(rows: pd.DataFrame) -> pd.DataFrame:
+    """Marks of methods side by side: many have equal values."""
+    return rows.assign(x=rows["x"] + rows["method"].map(BESIDE).fillna(0.0))
 
 
 def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
