@@ -1,7 +1,10 @@
 """Data parallelism with swapping: every rank has all layers, and its share of the samples."""
 
+from functools import partial
+
 from baselines.swapping import planner
 from workbench.methods.rank_driver import on_ranks
 from workbench.schedule.build.division import DP
 
 check, plan, plan_sizes, train, measure = on_ranks(planner, DP)
+fits = partial(planner.fits, mode=DP)

@@ -21,7 +21,7 @@ from workbench.profile.budgets import Budgets
 from workbench.profile.cuda_graphs import recorded_below_s
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
-from workbench.profile.server import ServerCosts, records, server_of
+from workbench.profile.server import Server, ServerCosts, records, server_of
 from workbench.profile.unit_costs import Sizes, longest_forward_s, profiled_sizes
 from workbench.schedule.build.division import DP, PP, micro_batches
 from workbench.schedule.plan import DoesNotFit, Plan
@@ -46,21 +46,11 @@ def check(spec: RunSpec, mode: str) -> None:
 def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     """The fastest plan that fits, from profiles by samples in a micro-batch. Raises DoesNotFit
     where none does, ValueError for profiles of another model."""
-    model = make_model(spec.model)
-    check_profiles(profiles, spec, model)
-    profile = profiles[min(profiles)]
-    sizes = profiled_sizes(model, spec, profiles)
-    server = server_of(profile, spec)
-    budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
-    check_states(sizes, units_of(spec.model), budgets.host)
+    sizes, server, budgets = asked_of(spec, profiles)
     found: list[Plan] = []
     lacking: dict[str, int] = {}
-    least = profile.limits.smallest if profile.limits else 1
-    for line in lines(spec, sizes, mode, least=least, largest=max(profiles)):
-        longest = longest_forward_s(sizes, units_of(spec.model), line.micro)
-        replay = longest < recorded_below_s(spec, profile.hardware)
-        device = budgets.device - (0 if replay else Budgets.launched(spec, profile))
-        schedule, peak = fitted(replace(line, replay=replay), sizes, device)
+    for line, device in lines(spec, profiles, sizes, budgets, mode):
+        schedule, peak = fitted(line, sizes, device)
         if tier := budgets.lacking(peak):
             lacking = lacking or {tier: peak[tier]}
             continue
@@ -89,24 +79,57 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
     return min(found, key=lambda one: one.step_seconds)
 
 
+def fits(spec: RunSpec, profile: Profile, *, mode: str) -> bool:
+    """Whether there is a plan: one whose micro-batches are the smallest, and in which no unit has
+    a place of its own, needs the least. Raises ValueError as `plan` does."""
+    check(spec, mode)
+    profiles = {profile.microbatch: profile}
+    try:
+        sizes, _, budgets = asked_of(spec, profiles)
+    except DoesNotFit:
+        return False
+    line, _ = next(lines(spec, profiles, sizes, budgets, mode))
+    schedule = build(line, sizes)
+    return budgets.lacking(peak_of(schedule, validate(schedule).peak_bytes)) is None
+
+
+def asked_of(spec: RunSpec, profiles: Mapping[int, Profile]) -> tuple[Sizes, Server, Budgets]:
+    """Costs by micro-batch, the machine and the budgets. Raises DoesNotFit where the host cannot
+    hold the states."""
+    model = make_model(spec.model)
+    check_profiles(profiles, spec, model)
+    sizes = profiled_sizes(model, spec, profiles)
+    server = server_of(profiles[min(profiles)], spec)
+    budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
+    check_states(sizes, units_of(spec.model), budgets.host)
+    return sizes, server, budgets
+
+
 def rehearsal(spec: RunSpec, profile: Profile) -> Schedule:
     """The schedule of a small model as a pipeline, to rehearse."""
     return plan(spec, {profile.microbatch: profile}, mode=PP).schedule
 
 
 def lines(
-    spec: RunSpec, sizes: Sizes, mode: str, *, least: int = 1, largest: int
-) -> Iterator[Pipeline]:
+    spec: RunSpec, profiles: Mapping[int, Profile], sizes: Sizes, budgets: Budgets, mode: str
+) -> Iterator[tuple[Pipeline, int]]:
     """With micro-batches of 1, 2, 4, ... samples up to the largest that was profiled, or of the
-    size that the spec pins; no unit has a place of its own yet."""
+    size that the spec pins, each with the device's bytes for it; no unit has a place of its own
+    yet."""
+    profile = profiles[min(profiles)]
+    least = profile.limits.smallest if profile.limits else 1
     if spec.options.forward_size != "auto":
         tried = [spec.options.forward_size]
     else:
         parts = spec.ranks if mode == DP else 1
-        tried = micro_batches(spec.batch, parts, least=least, most=largest)
+        tried = micro_batches(spec.batch, parts, least=least, most=max(profiles))
     for size in tried:
         cut = stages(sizes, units_of(spec.model), spec.ranks, size, mode)
-        yield divided(mode, spec.batch, size, cut, clipped=spec.clip is not None)
+        line = divided(mode, spec.batch, size, cut, clipped=spec.clip is not None)
+        longest = longest_forward_s(sizes, units_of(spec.model), size)
+        replay = longest < recorded_below_s(spec, profile.hardware)
+        launched = 0 if replay else Budgets.launched(spec, profile)
+        yield replace(line, replay=replay), budgets.device - launched
 
 
 def stages(sizes: Sizes, units: int, ranks: int, size: int, mode: str) -> tuple[range, ...]:
@@ -141,8 +164,10 @@ def fitted(line: Pipeline, sizes: Sizes, device_bytes: int) -> tuple[Schedule, d
             break
         for rank in over:
             own[rank] -= 1
-    return schedule, {
-        DEVICE: max(peak[DEVICE] for peak in peaks.values()),
-        HOST_TIER: schedule.mapped_bytes,
-        DISK: 0,
-    }
+    return schedule, peak_of(schedule, peaks)
+
+
+def peak_of(schedule: Schedule, peaks: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
+    """Bytes of each tier, from those of each rank: of the fullest device, and of all hosts."""
+    device = max(peak[DEVICE] for peak in peaks.values())
+    return {DEVICE: device, HOST_TIER: schedule.mapped_bytes, DISK: 0}

@@ -9,7 +9,7 @@ import pytest
 
 from baselines.swapping import division
 from baselines.swapping.division import divided
-from baselines.swapping.planner import fitted, plan
+from baselines.swapping.planner import fits, fitted, plan
 from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
@@ -112,3 +112,20 @@ def test_the_plan_keeps_its_budget_or_says_what_lacks(mode):
     assert less.step_seconds >= made.step_seconds
     with pytest.raises(DoesNotFit, match="of device memory are needed, 9.766 KiB are there"):
         plan(spec.with_(device_memory=10_000), profiles, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["pp", "dp"])
+def test_what_fits_is_told_without_planning_it(mode):
+    """Within the least memory that it says is enough there is a plan, and within less is none."""
+    spec = spec_for(method=f"{mode}-swap", ranks=2)
+    profile = made_up_profile(spec)
+    enough, less = 1 << 30, 1
+    while enough - less > 1:
+        middle = (enough + less) // 2
+        fitting = fits(spec.with_(device_memory=middle), profile, mode=mode)
+        enough, less = (middle, less) if fitting else (enough, middle)
+    profiles = {profile.microbatch: profile}
+    assert plan(spec.with_(device_memory=enough), profiles, mode=mode).fits
+    with pytest.raises(DoesNotFit):
+        plan(spec.with_(device_memory=less), profiles, mode=mode)
+    assert not fits(spec.with_(host_memory=1000), profile, mode=mode)

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from inspect import unwrap
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -178,7 +179,7 @@ def test_a_wheel_works_from_any_folder(tmp_path) -> None:
 
 def test_the_example_trains_alike_under_every_method(tmp_path, monkeypatch, capsys) -> None:
     example = runpy.run_path(str(ROOT / "examples" / "engine.py"))
-    monkeypatch.setitem(Engine.__init__.__kwdefaults__, "results", tmp_path)
+    monkeypatch.setitem(unwrap(Engine.__init__).__kwdefaults__, "results", tmp_path)
     losses = []
     for method in ("plain", "stronghold"):
         example["main"](method, "1GiB")

@@ -4,7 +4,8 @@ It is data: modules and classes are named as text, and imported when used. Each 
 ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``, and, where planning
 takes a while, ``fits(spec, profile) -> bool``. One that chooses its own micro-batches also offers
 ``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples, and where that takes a while
-``plan_soon``, which is asked how many layers fit.
+``plan_soon``, which is asked how many layers fit, or ``fits``, which takes the profile of the
+smallest.
 """
 
 from __future__ import annotations

@@ -231,7 +231,8 @@ def fits(spec: RunSpec, store: Store, machine: str | None = None, *, soon: bool 
     ValueError."""
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
-        profile = choose_profile(spec, store, machine)
+        profiles = choose_profiles(spec, store, machine, lambda text: None)
+        profile = profiles[min(profiles)]  # of the smallest micro-batch, which needs the least
         fitting = module.fits(on_machine(spec, profile.hardware), profile)
         if not fitting or not one_memory(spec, profile.hardware):
             return fitting  # else one memory holds both tiers, so the plan that a run makes tells

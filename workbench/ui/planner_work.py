@@ -288,7 +288,11 @@ class PlannerWork:
             quick = getattr(planner, "fits", None) or getattr(module, "fits", None)
             soon = layers is not None
             try:
-                found = quick(spec, profile) if quick else self._plan_of(spec, profile, soon).fits
+                if quick:
+                    stored = {} if self._question.machine else stored_sizes(spec, self._store)
+                    found = quick(spec, stored[min(stored)] if stored else profile)
+                else:
+                    found = self._plan_of(spec, profile, soon).fits
             except ValueError:
                 found = False
             self._done[key] = found

@@ -136,7 +136,7 @@ def test_a_relative_folder_is_found_from_where_the_command_is_given(
             )
         ),
     )
-    monkeypatch.setattr("workbench.reproduce.write_report", lambda size, results: texts)
+    monkeypatch.setattr("workbench.reproduce.write_report", lambda size, results, echo: texts)
     monkeypatch.chdir(texts)
     made = reproduce(
         "tiny", texts / "results", only=["harmony_21"], parameters={"text": "WikiText"}, echo=print

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.runs.helpers import wait_for
-from workbench.core.spec import RunSpec
 from workbench.runs.best import fastest
 from workbench.runs.store import Store
 from workbench.ui.planner import PlannerControl, Question
@@ -70,11 +69,10 @@ def test_pipelines_are_asked_with_several_micro_batches_as_at_the_command_line(
     planner: PlannerControl,
 ) -> None:
     shape = {"layers": 8, "hidden": 1024, "heads": 16, "batch": 16, "ranks": 2, "device": "cuda"}
-    reply = planner.answer(Question.of(machine="h100-80gb", method="1f1b", **shape), full=True)
-    spec = RunSpec.of(method="1f1b", **shape)
-    best = fastest(spec, planner.store, "h100-80gb")
+    question = Question.of(machine="h100-80gb", method="1f1b", **shape)
+    reply = planner.answer(question)
+    best = fastest(question.spec, planner.store, "h100-80gb")
     assert reply.row.microbatches == best.spec.microbatches > 1
     assert reply.row.step_seconds == pytest.approx(best.plan.step_seconds)
     assert reply.row.label.endswith(f"{best.spec.microbatches} micro-batches")
     assert reply.run_spec().microbatches == best.spec.microbatches
-    assert reply.row.largest_layers >= 8
