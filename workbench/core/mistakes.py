@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
 
-PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+_ROOT = Path(__file__).parents[2]
+_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+OTHERS = tuple(f"{place}/" for place in (*_INSTALLED, _ROOT / "workbench", _ROOT / "baselines"))
+"""Folders of code that is not the user's."""
+MADE = "<frozen", "<eval", "<string"
+"""Beginnings of names of files that are none: of code that was made while it ran."""
 
 
 @contextmanager
 def in_a_sentence(*, calls_users: bool = False) -> Iterator[None]:
     """A ValueError or OSError of ours is its sentence in a notebook; elsewhere it stays the error
-    that it is. Where the code inside also `calls_users` functions, errors that arose in those keep
+    that it is. Where the code inside also `calls_users` functions, errors that these raise keep
     their frames. Also a decorator."""
     try:
         yield
@@ -24,7 +29,11 @@ def in_a_sentence(*, calls_users: bool = False) -> Iterator[None]:
         raise
 
 
-def _of_users(error: BaseException) -> bool:
-    """Whether another's code raised it, or an error that it was raised from."""
-    *_, (last, _) = walk_tb(error.__traceback__)
-    return error.__cause__ is not None or not last.f_code.co_filename.startswith(PACKAGE)
+def _of_users(error: BaseException | None) -> bool:
+    """Whether the user's code raised it, or an error that it was raised from."""
+    while error is not None:
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        if frames and not frames[-1].f_code.co_filename.startswith((*OTHERS, *MADE)):
+            return True
+        error = error.__cause__
+    return False
