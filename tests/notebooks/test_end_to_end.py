@@ -81,7 +81,7 @@ def test_what_was_killed_is_resumed_and_ends(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The report is read below, and in test_paper.py.
-    monkeypatch.setattr(module, "write_report", lambda size, results: results / "report.html")
+    monkeypatch.setattr(module, "write_report", lambda size, results, echo: results / "report.html")
     lines: list[str] = []
     values = {"size": "tiny"}
     assert reproduce("smoke", results, only=["fig9"], parameters=values, echo=lines.append).ok

@@ -128,7 +128,7 @@ def again(
     reported = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "NOTEBOOKS", notebooks)
-        patch.setattr(module, "write_report", lambda *asked: reported.append(asked))
+        patch.setattr(module, "write_report", lambda *asked: reported.append(asked[:2]))
         reproduced = reproduce("paper", results, only=["8b", "fig9"], echo=lambda line: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workbench.report.EXHIBITS", ("7a", "8a", "8b", "9"))

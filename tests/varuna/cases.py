@@ -229,7 +229,7 @@ def driven(
 ) -> dict:
     """Losses and weights of an engine that takes its steps of a loop; a replica has its rows. Saved
     after half of them, where asked for."""
-    from tests.methods import test_engine as user
+    from tests.methods import loops as user
     from workbench import Engine
 
     module = user.net(frozen=method != "fsdp")
@@ -259,7 +259,7 @@ def driven(
 def failing(stages: int, replicas: int, method: str, results: str, how: str) -> dict:
     """Words of the error that ends an engine's step on a rank, where the last one is late for its
     second step, fails in its third, in some way, and stays until the first has heard of it."""
-    from tests.methods import test_engine as user
+    from tests.methods import loops as user
     from workbench import Engine
     from workbench.methods import ranks_driven
     from workbench.ranks import peers
@@ -319,7 +319,7 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
 def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
     """Words of the errors that end what the first rank does while the last one is stopped there,
     each with an engine of its own, and the losses of one that is not disturbed."""
-    from tests.methods import test_engine as user
+    from tests.methods import loops as user
     from workbench import Engine, engine
     from workbench.ranks import peers
 
@@ -359,7 +359,7 @@ def goes_on(
     stages: int, replicas: int, method: str, results: str, kept: str, dtype: str, lr: float
 ) -> dict:
     """Losses, weights and the last norm of an engine that takes a checkpoint up, twice."""
-    from tests.methods import test_engine as user
+    from tests.methods import loops as user
     from workbench import Engine
 
     module, data = user.normed(dtype == "fp32" and method != "fsdp")
