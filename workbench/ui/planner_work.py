@@ -299,7 +299,7 @@ class PlannerWork:
         return self._done[key]
 
     def _find_largest(self, method: str) -> None:
-        """The most layers that fit, starting from what was found last."""
+        """The most layers that fit, starting from what was found last, or of another method."""
         row, layers = self._rows[method], self._question.spec.model.layers
         if row.largest_layers is not None or at_depth(self._profile, 1) is None:
             return
@@ -308,7 +308,7 @@ class PlannerWork:
         parts = row.microbatches or self._question.spec.microbatches
         limit = max(min(DEEPEST, MOST_PASSES // parts), layers)
         known = {layers: row.fits}
-        past = self._largest.get(method, layers)
+        past = self._largest.get(method) or max(self._largest.values(), default=layers)
         for guess in (past, past + 1):
             if 1 <= guess <= limit and guess not in known:
                 known[guess] = self._fits(method, guess)
