@@ -44,8 +44,8 @@ PARTS = {
 FORMULA_LINE = {"color": "#888888", "lw": 0.8, "ls": (0, (4, 2))}
 ALONE = {"marker": "_", "ms": 9, "mew": 1.2, "ls": "none"}
 """Mark of the counted bytes of weights and gradients, under the mark of all bytes."""
-BESIDE = {PP: -0.05, DP: 0.05, SWAPPED[0]: -0.12, SWAPPED[1]: 0.12}
-"""Devices by which a method's marks are moved: equal values would lie under each other."""
+BESIDE = {SWAPPED[0]: -0.27, SWAPPED[1]: 0.27}
+"""Devices by which marks of swapping are moved: else they lie under those of Harmony."""
 LEGEND_ROOM = 1.7
 """Height of the axes that hold methods' names, in heights of what is drawn."""
 WEIGHTS_GIB = {MODEL: 6.102 + 0.188}
