@@ -169,7 +169,9 @@ class Executor:
                 sys.setswitchinterval(SWITCH_S)
                 _keep_what_is_there(collect=not self.step_numbers)
             self._start_lanes(steps)
-            self._walk(COMPUTE, steps)
+            own = self._streams.get(COMPUTE)
+            with torch.cuda.stream(own) if own is not None else nullcontext():
+                self._walk(COMPUTE, steps)
         except BaseException as error:  # outside `_walk`: Ctrl-C, or no more threads to be had
             self._fail(error)
         self._drain()
@@ -241,6 +243,10 @@ class Executor:
         """The life of a lane that has a thread of its own."""
         try:
             use_lane_thread(self._device.type, self._turns.cores if lane == LATER else 1)
+            if (stream := self._streams.get(lane)) is not None:
+                # For good: to set the one before again, while all is issued and the device is busy,
+                # takes until it is idle, and keeps Python's lock, which publishers need.
+                torch.cuda.set_stream(stream)
             self._walk(lane, steps)
         except BaseException as error:
             self._fail(error)
@@ -251,23 +257,22 @@ class Executor:
         """Do all work of a thread, named by its first lane; a failure stops the others."""
         stream = current = self._streams.get(thread)
         try:
-            with torch.cuda.stream(stream) if stream is not None else nullcontext():
-                for step in steps:
-                    self._enter(thread, step, steps)
-                    for lane, index in self._lane_items[thread]:
-                        wanted = self._streams.get(lane)
-                        if wanted is not current:
-                            torch.cuda.set_stream(wanted)
-                            current = wanted
-                        self._run_one(lane, wanted, step, index)
-                    if stream is not current:  # the next step's samples come where passes run
-                        torch.cuda.set_stream(stream)
-                        current = stream
-                    if thread == COMPUTE:
-                        self._end_step(stream, step)
-                        if self._streams and step == steps[0] and not self.step_numbers:
-                            # The first of all, in which layers are compiled.
-                            _keep_what_is_there()
+            for step in steps:
+                self._enter(thread, step, steps)
+                for lane, index in self._lane_items[thread]:
+                    wanted = self._streams.get(lane)
+                    if wanted is not current:
+                        torch.cuda.set_stream(wanted)
+                        current = wanted
+                    self._run_one(lane, wanted, step, index)
+                if stream is not current:  # the next step's samples come where passes run
+                    torch.cuda.set_stream(stream)
+                    current = stream
+                if thread == COMPUTE:
+                    self._end_step(stream, step)
+                    if self._streams and step == steps[0] and not self.step_numbers:
+                        # The first of all, in which layers are compiled.
+                        _keep_what_is_there()
         except BaseException as error:  # every cause must stop the other lanes, even Ctrl-C
             self._fail(error)
 
