@@ -99,11 +99,12 @@ class Bubbles(VarunaExhibit):
         axes.set_ylabel("first stage waits (%)")
         axes.set_ylim(bottom=0)
         axes.legend(ncols=2, fontsize=6)
+        published = "Hollow: published. " if PUBLISHED in set(rows["source"]) else ""
         drawing.small_print(
             figure,
-            "Hollow: published. Dashed: simulated, quanta of the lists (forward and recomputation "
-            "1, backward 2).",
-            f"{WHY_WRONG[0].upper()}{WHY_WRONG[1:]}.",
+            f"{published}Dashed: simulated, quanta of the lists (forward and recomputation 1, "
+            "backward 2).",
+            *(f"{why[0].upper()}{why[1:]}." for why in {WHY_WRONG} & {*rows["note"]}),
         )
 
     def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
