@@ -12,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,6 +24,8 @@ from workbench.methods.varuna import Profiler, Varuna
 from workbench.methods.varuna.making import in_turn
 
 CLIP = 0.5
+LONG_STOPPED_S = 20
+"""Longer than any rank takes to notice that another one is stopped."""
 torch.set_num_threads(1)
 
 
@@ -316,6 +319,17 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
     return {"said": said}
 
 
+def _wakes(pid: int) -> None:
+    """Have a process go on that stays stopped: it may stop after it was told to go on."""
+    seconds = 0
+    while psutil.pid_exists(pid):
+        time.sleep(1)
+        stopped = psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        seconds = seconds + 1 if stopped else 0
+        if seconds > LONG_STOPPED_S:
+            os.kill(pid, signal.SIGCONT)
+
+
 def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
     """Words of the errors that end what the first rank does while the last one is stopped there,
     each with an engine of its own, and the losses of one that is not disturbed."""
@@ -332,6 +346,8 @@ def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
 
     peers.STOPPED_S, peers.NOTICE_S, told, whole = 0.5, 0.5, [], engine.Objective
     dist.all_gather_object(pids := [0, 0], os.getpid())
+    if dist.get_rank() == 0:
+        threading.Thread(target=_wakes, args=(pids[1],), daemon=True).start()
     for where in ("planning", "step", "save", "load", "state_dict", "nowhere"):
         engine.Objective = stops(whole) if where == "planning" else whole
         module = user.net(frozen=method != "fsdp")
