@@ -1,4 +1,4 @@
-"""What an engine in a user's own loop refuses, in one sentence, and what it takes."""
+"""Modules, losses, batches and options that an engine refuses in a sentence, or takes."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import threading
+import time
 import traceback
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -40,9 +41,9 @@ class Workers(AbstractContextManager):
             ]
             for process in processes:
                 process.start()
-            hung = []
+            hung, until = [], time.monotonic() + LIMIT_S
             for process in processes:
-                process.join(LIMIT_S)
+                process.join(max(0.0, until - time.monotonic()))
                 hung.append(process.is_alive())
                 process.kill()
                 process.join()

@@ -23,7 +23,6 @@ class HardwareExhibit(Exhibit):
     section = "this project's goals"
     runs, heading_form, place_form = False, "{title}", ""
     takes = ("machine",)
-    takes = ("machine",)
     file: ClassVar[str]
     """Name of the sheet in a machine's folder."""
     counted, judgement = "settings", "Goals"

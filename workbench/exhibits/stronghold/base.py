@@ -60,7 +60,7 @@ class StrongholdExhibit(Exhibit):
         return preview(() if at.simulated else self.stages(at, planned=True), at.store)
 
     def machines(self, at: Opened) -> set[str]:
-        """Those of the published model, which is the paper size's."""
+        """Folders with runs of the published model; at sizes with other models there are none."""
         fit = measured_here.of_published_model(offload_runs(at.roots()))
         return {run.device for run in fit} if at.size.name == "paper" else set()
 
