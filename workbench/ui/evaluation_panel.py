@@ -18,11 +18,11 @@ from workbench.ui import html
 from workbench.ui.evaluation import Claim, Evaluation
 from workbench.ui.folds_panel import Folds
 from workbench.ui.frame_panel import button, framed
+from workbench.ui.sweep_html import KEEP, KEPT
 from workbench.ui.ticker import Ticker
 
 LOOK_S = 0.5
 SLOW = "preparing ..."
-KEEP = "keep running when this page or kernel ends"
 
 
 class ClaimSection:
@@ -44,7 +44,7 @@ class ClaimSection:
         )
         self.repeat.disabled = True
         self.keep = widgets.Checkbox(
-            value=False, description=KEEP, tooltip=KEEP, indent=False, layout={"width": "auto"}
+            value=False, description=KEEP, tooltip=KEPT, indent=False, layout={"width": "auto"}
         )
         self.progress = widgets.IntProgress(value=0, max=1, description="finished")
         self.state, self.log = widgets.HTML(html.told("")), widgets.HTML()

@@ -21,6 +21,11 @@ OUT_OF = {
     "timeout": "✗ over its time limit",
 }
 """Statuses that say more than the state."""
+KEEP = "keep running when this page or notebook closes"
+KEPT = (
+    "Otherwise a sweep stops if this page or notebook closes. Either way finished runs stay, and "
+    "the sweep can be resumed later."
+)
 MOST_ROWS = 100
 MOST_REASONS = 8
 

@@ -29,6 +29,7 @@ from workbench.ui.frame_panel import button, framed
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.sweep_batch import run_to_end
 from workbench.ui.sweep_control import ACTIONS, SweepControl
+from workbench.ui.sweep_html import KEEP, KEPT
 from workbench.ui.ticker import Ticker
 
 if TYPE_CHECKING:
@@ -44,11 +45,6 @@ BUTTONS = {
     "retry": ("Retry failed", "Start the failed runs again"),
 }
 """Action -> its words, and what it does. No icons: they would be part of what is read out."""
-KEEP = "keep running when this page or notebook closes"
-KEPT = (
-    "Otherwise a sweep stops if this page or notebook closes. Either way finished runs stay, and "
-    "the sweep can be resumed later."
-)
 MOST_LOGS = 200
 COLUMNS = ["what", "key", "state", "status", "loss", "seconds", "samples_per_second", "message"]
 """Columns of `table`."""
