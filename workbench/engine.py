@@ -15,7 +15,7 @@ whose row in the table says how (core/methods.py, `driven`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -197,8 +197,16 @@ class Engine:
     def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
         """Make all that waits for a batch."""
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
-        weighs = self._weight_of is not None
-        objective = Objective(self._module, loss_fn, first, weighs=weighs, no_decay=self._no_decay)
+
+        def made(batch: Batch) -> Objective:
+            weighs = self._weight_of is not None
+            return Objective(self._module, loss_fn, batch, weighs=weighs, no_decay=self._no_decay)
+
+        def again(tensors: Sequence[Tensor]) -> Objective:
+            dtype = DTYPES[self._fields["dtype"]]
+            return made(Batch(first.filled(tensors), self._weight_of, dtype))
+
+        objective = made(first)
         shape = ModelSpec(  # how many layers there are, nobody knows yet
             family=f"engine:{objective.name}", layers=MOST["layers"], hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
@@ -207,7 +215,7 @@ class Engine:
             spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
             microbatches=self._microbatches, objective=objective, first=first,
             results=self._results, folder=self._folder.path, stages=self._stages,
-            weight_of=self._weight_of, peers=self._peers,
+            weight_of=self._weight_of, peers=self._peers, again=again,
         )  # fmt: skip
         self._steps = methods.imported(self._row.driven)(task)
         self._first, self._loss = first, _identity(loss_fn)

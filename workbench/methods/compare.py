@@ -4,17 +4,20 @@ The module runs on the first samples of the run, and so do its layers, the way t
 them: forward without gradients, then each layer once more for its backward pass, on tensors that
 are cut from the graph. Loss, every gradient and BatchNorm's statistics are compared, twice. Then
 the module runs as the first time again, which shows whether a pass leaves something behind that the
-next one reads. All of it is on the CPU in fp32 and on copies, so that nobody has called the run's
-own module before the run does.
+next one reads. All of it is in fp32 and on copies, so that nobody has called the run's own module
+before the run does. How much of a large model is compared, and where, bounded.py decides.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,9 +27,12 @@ from torch import Tensor, nn
 from workbench.model.base import Context, LayeredModel, Part
 from workbench.model.whole import Whole, make_whole
 from workbench.runtime.statistics import undivided
+from workbench.runtime.tiers import OutOfMemory
 
 SAMPLES = 4
 """Compared at most."""
+PASSES, FIRST = 24, 3
+"""Forward passes that a comparison is worth, and those of them that its first part is."""
 CLOSE = 1e-6
 """Relative to the tensor's norm: a gradient of several layers may be added up in another order."""
 APART = 1e-3
@@ -45,31 +51,70 @@ Far = Callable[[Tensor, Tensor], float]
 """The relative difference of two tensors that differ; 0 for two that do not."""
 
 
-def compare(model: LayeredModel, again: LayeredModel, rows: Rows, seed: int) -> list[str]:
-    """Notes for people; `again` is the model made once more from the seed. Raises ValueError, one
-    sentence, where the layers would not train as the module does, with the first tensor that
-    differs and the likely reason."""
+class Differs(ValueError):
+    """Layers would not train as the module does; the message says where, and the likely reason."""
+
+
+class NoNumber(ArithmeticError):
+    """The loss of the samples is no number, and tells nothing."""
+
+
+def compare(
+    model: LayeredModel,
+    again: LayeredModel,
+    rows: Rows,
+    seed: int,
+    *,
+    device: str = "cpu",
+    seconds: float | None = None,
+) -> list[str]:
+    """Notes for people; `again` is the model made once more from the seed.
+
+    Raises Differs, one sentence, where the layers would not train as the module does, with the
+    first tensor that differs and the likely reason; ValueError where the module fails by itself;
+    NoNumber for a loss that is none; TimeoutError where the first pass shows that it would take
+    more than `seconds`; OutOfMemory, or torch's error of it, where a GPU has no room."""
     samples = tuple(range(len(rows[-1])))
     first, second = (Context(seed=seed, step=step, unit=0, samples=samples) for step in range(2))
-    written, layers = make_whole(model, seed=seed, undivided=True), make_whole(again, seed=seed)
-    if written.written is None:
-        return []
-    _same(
-        _state(written),
-        _state(layers),
-        "made twice from one seed, the module holds other numbers: {name!r} differs; draw them "
-        "from the generators of torch, numpy or Python",
-    )
-    wanted = agree(
-        partial(_by_author, written, rows), partial(_by_layers, layers, rows), (first, second),
-        "layers", module=getattr(written.written, "module", None),
-    )  # fmt: skip
-    if len(samples) > 1 and not model.couples and _depends(layers, rows, first, wanted[0]):
-        return [
-            "samples depend on the others of their micro-batch: a batch that is divided otherwise "
-            "is another training"
-        ]
+    with _exactly(device):
+        written = make_whole(model, seed=seed, device=device, undivided=True)
+        layers = make_whole(again, seed=seed, device=device)
+        if written.written is None:
+            return []
+        _same(
+            _state(written),
+            _state(layers),
+            "made twice from one seed, the module holds other numbers: {name!r} differs; draw them "
+            "from the generators of torch, numpy or Python",
+        )
+        rows = [row.to(device) for row in rows]
+        wanted = agree(
+            partial(_by_author, written, rows), partial(_by_layers, layers, rows), (first, second),
+            "layers", module=getattr(written.written, "module", None), seconds=seconds,
+        )  # fmt: skip
+        if len(samples) > 1 and not model.couples and _depends(layers, rows, first, wanted[0]):
+            return [
+                "samples depend on the others of their micro-batch: a batch that is divided "
+                "otherwise is another training"
+            ]
     return []
+
+
+@contextmanager
+def _exactly(device: str) -> Iterator[None]:
+    """Within, a GPU computes passes of equal numbers alike, in fp32 throughout."""
+    if device == "cpu":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings(), torch.backends.cudnn.flags(allow_tf32=False):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
@@ -91,32 +136,40 @@ def _same(found: Seen, expected: Seen, sentence: str, far: Far = _far) -> None:
     for name, value in expected.items():
         if name in found and (relative := far(found[name], value)):
             told = name.removeprefix(STATISTIC)
-            raise ValueError(sentence.format(name=told, relative=relative))
+            raise Differs(sentence.format(name=told, relative=relative))
 
 
 def agree(
     author: Run, cut: Run, contexts: Sequence[Context], parts: str, *,
     again: Run | None = None, module: nn.Module | None = None, far: Far = _far,
+    seconds: float | None = None,
 ) -> list[Seen]:  # fmt: skip
     """Losses, gradients and statistics of a module's own passes (`author`), one in each context.
-    Raises ValueError, one sentence, where passes of its `cut` parts give others, or where a pass
-    leaves something behind for the next. `again` is the author's pass once more, by default of all;
-    it may give fewer. Attributes of a `module` must stay as they are."""
+    Raises Differs where passes of its `cut` parts give others, or where a pass leaves something
+    behind for the next; ValueError where the module fails; NoNumber for a loss that is none;
+    TimeoutError where it would take more than `seconds`. `again` is the author's pass once more, by
+    default of all; it may give fewer. Attributes of a `module` must stay as they are."""
     states, seen, kept = _generators(), [], []
     for run, ctx in (*((author, ctx) for ctx in contexts), (again or author, contexts[0])):
+        began = perf_counter()
         try:
             seen.append(run(ctx))
-        except ValueError:
+        except (ValueError, OutOfMemory, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever the author's code raises
             raise ValueError(
                 f"the module fails by itself: {type(error).__name__}: {error}".split("\n")[0]
             ) from error
+        if not bool(torch.isfinite(seen[-1].get(LOSS, torch.zeros(())))):
+            raise NoNumber(f"the loss of the first samples is {float(seen[-1][LOSS])}")
+        took = perf_counter() - began
+        if seconds is not None and took * PASSES / FIRST > seconds and len(seen) == 1:
+            raise TimeoutError(f"a pass takes {took:.1f} s")
         kept.append(_attributes(module))
     for before, after in pairwise(kept):
         _refuse_changes(before, after)
     if _generators() != states:
-        raise ValueError(
+        raise Differs(
             "the module draws from numpy's or Python's generator in forward passes, which are "
             "repeated here and would draw other numbers; draw from torch's"
         )
@@ -266,7 +319,7 @@ def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None
         old = before.get(name)
         plain = isinstance(value, int | float | str) and type(old) is type(value)
         if plain and old != value:
-            raise ValueError(
+            raise Differs(
                 f"the module changes its attribute {name!r} in every forward pass ({old!r} became "
                 f"{value!r}), and passes are repeated and divided here; compute it from what the "
                 "module is given"

@@ -25,7 +25,7 @@ from workbench.core.jsonfile import read_json
 from workbench.core.model_spec import ModelSpec
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.compare import SAMPLES, Rows, compare
+from workbench.methods.compare import SAMPLES, NoNumber, Rows, compare
 from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
@@ -74,7 +74,10 @@ def notes_of(spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int) -> lis
     if lacking := lacks_memory(model):
         return [f"not compared with the module as it is written: that {lacking}"]
     again = make_model(spec, seed) if spec.custom else model
-    return told + compare(model, again, rows, seed)
+    try:
+        return told + compare(model, again, rows, seed)
+    except NoNumber as error:
+        return [f"not compared with the module as it is written: {error}"]
 
 
 def lacks_memory(model: LayeredModel) -> str:

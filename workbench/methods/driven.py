@@ -12,17 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from workbench.core import methods
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.methods.compare import SAMPLES, Rows, compare
-from workbench.methods.compared import lacks_memory
+from workbench.methods.bounded import Again, compare_in_time
+from workbench.methods.compare import Rows
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
-from workbench.model.objective import PREFIX, Batch, Handed, Objective, Weigh
+from workbench.model.objective import PREFIX, Batch, Handed, Layered, Objective, Weigh
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
@@ -84,6 +85,8 @@ class Task:
     """Stages of a pipeline, where the user gives them."""
     peers: Peers
     """Processes that take these steps; of a method that may have several, they have met."""
+    again: Again
+    """Makes the objective once more, for another first batch."""
     weight_of: Weigh | None = None
 
 
@@ -102,9 +105,7 @@ class InOneProcess(Steps):
         """Closed with the training."""
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
-        check_layers(
-            model, self._handed, spec, divided=task.microbatches * len(task.peers.folders) > 1
-        )
+        check_layers(task, model, divided=task.microbatches * len(task.peers.folders) > 1)
         shape = replace(spec.model, layers=max(1, model.layers))
         spec = replace(spec, model=shape, microbatches=task.microbatches)
         self._whole = make(spec, model, Draws(self._handed, spec.batch))
@@ -150,6 +151,8 @@ def planned(task: Task) -> Steps:
     def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
         model.check_shared(PREFIX)
         profile = profile_of(spec, model, batches.rows(range(spec.microbatch)), task.results)
+        if resolve_device(spec.device).type == "cuda":
+            torch.cuda.empty_cache()  # the plan has all of the budget
         plan = methods.load(spec.method).plan(spec, profile)
         return Training(spec, plan, task.folder, given=(model, batches))
 
@@ -169,14 +172,12 @@ def profile_of(spec: RunSpec, model: Decomposed, rows: Rows, results: Path) -> P
     )  # fmt: skip
 
 
-def check_layers(model: Decomposed, handed: Handed, spec: RunSpec, *, divided: bool) -> None:
-    """Compare the layers with the module as it is written, on some samples. Raises ValueError
-    where they would train otherwise, or a batch that is `divided`, or where memory does not suffice
-    to tell."""
-    if lacking := lacks_memory(model):
-        raise ValueError(f"to compare the layers with the module {lacking}")
-    rows = handed.rows(range(min(SAMPLES, spec.batch)))
-    if compare(model, model, rows, spec.seed) and divided:
+def check_layers(task: Task, model: Layered, *, divided: bool) -> None:
+    """Compare the layers with the module as it is written, as much of them as can be in time.
+    Raises ValueError where they would train otherwise, or a batch that is `divided`."""
+    spec = task.spec
+    found = compare_in_time(model, task.first, task.again, spec, resolve_device(spec.device))
+    if found.couples and divided:
         raise ValueError(
             "the loss of a batch is not the mean of those of its parts, in which it is computed: "
             "give a loss_fn that is a mean over rows which do not depend on each other, with "

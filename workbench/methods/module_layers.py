@@ -15,15 +15,24 @@ def in_layers(spec: RunSpec, profile: Profile) -> tuple[RunSpec, Profile]:
     as they are. Raises ValueError for a module without layers between these two."""
     if not spec.model.decomposed:
         return spec, profile
-    units, last = list(profile.units), len(profile.units) - 1
+    last = len(profile.units) - 1
     if last < 2:
         raise ValueError(
-            f"{spec.model.family} is cut into {len(units)} layers; {spec.method} needs one between "
+            f"{spec.model.family} is cut into {last + 1} layers; {spec.method} needs one between "
             "the first and the last"
         )
-    for end in (0, last):
+    model = replace(spec.model, layers=last - 1)
+    return spec.with_(model=model), with_sums(spec, profile)
+
+
+def with_sums(spec: RunSpec, profile: Profile) -> Profile:
+    """The profile with the memory that gradients of an ordinary module's first and last layer take
+    before they are added to those that are there; a decoder's as it is."""
+    if not spec.model.decomposed:
+        return profile
+    units = list(profile.units)
+    for end in {0, len(units) - 1}:
         more = units[end].parameters * profile.weight_bytes
         scratch = units[end].backward_scratch_bytes
         units[end] = replace(units[end], backward_scratch_bytes=scratch + more)
-    model = replace(spec.model, layers=last - 1)
-    return spec.with_(model=model), replace(profile, units=tuple(units))
+    return replace(profile, units=tuple(units))

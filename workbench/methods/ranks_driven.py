@@ -129,7 +129,7 @@ class Ranked(Steps):
         """Plan and make all that is shared; what the others need to know of it."""
         batches = Draws(Handed(task.first, self._model), task.spec.batch)
         whole = self._ranks == 1 and pinned_sizes(task.spec) == {task.first.rows}
-        check_layers(self._model, batches.data, task.spec, divided=not whole)
+        check_layers(task, self._model, divided=not whole)
         schedule = self._plan(self._spec, batches, task)
         check_runs(self._spec, schedule, self._model, self._layouts)
         places = (*task.first.tensors, task.first.weights)

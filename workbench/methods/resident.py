@@ -7,6 +7,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.draft import Layout
 from workbench.methods.driver import trained_by
 from workbench.methods.evaluate import as_plan, evaluate
+from workbench.methods.module_layers import with_sums
 from workbench.profile.budgets import Budgets
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
@@ -21,6 +22,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
             f"{spec.method} keeps everything on the device; activations cannot be 'host', use "
             "'recompute' or 'keep'"
         )
+    profile = with_sums(spec, profile)
     budgets = Budgets.of(spec, profile, allocated=True)
     layout = Layout(
         method="resident",

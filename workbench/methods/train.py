@@ -33,6 +33,7 @@ from workbench.runtime.match import check_match
 from workbench.runtime.memory import Memory
 from workbench.runtime.storage import DTYPES, Flat
 from workbench.runtime.threads import use_device_threads
+from workbench.schedule import buffers
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.simulate import Event, Occupied
 from workbench.schedule.trace import write_trace
@@ -128,8 +129,11 @@ class Training:
                 record_from=spec.steps - TIMELINE_STEPS,
                 compute_stream=self.engine.stream,
             )
+            if buffers.REPLAYS not in plan.schedule.buffers:  # a recording has a pool of its own
+                self.meter.avoid_fragments()
         except BaseException:
             self.memory.close()
+            self.meter.close()
             raise
         self.history = History(spec, folder, self.batches)
         self._holder = MemoryHolder(self.model, self.memory, self.flats)
@@ -206,6 +210,7 @@ class Training:
         self.executor.close()
         self.engine.close()
         self.memory.close()
+        self.meter.close()
 
     def _step_ended(self, step: int, _: float) -> None:
         now = time.perf_counter()

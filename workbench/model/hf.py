@@ -287,9 +287,11 @@ class HFModel(LayeredModel):
         shape."""
         asked = (x.shape, x.dtype, x.device)
         if self._recorded[0] != asked:
-            with torch.no_grad(), understood(self.config.model_type):
-                real = "cpu" if x.is_meta else x.device  # masks follow values of positions
-                leaves, form = flatten(self.record(torch.zeros_like(x, device=real)))
+            # Masks follow values of positions, which tensors without values do not have.
+            real = "cpu" if x.is_meta else x.device
+            with torch.no_grad(), understood(self.config.model_type), unset_fake_temporarily():
+                there = torch.zeros(x.shape, dtype=x.dtype, device=real)
+                leaves, form = flatten(self.record(there))
             moved = [leaf.to(x.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             self._recorded = (asked, build(form, moved))
         return self._recorded[1]

@@ -46,6 +46,8 @@ COUNTED = {
 class Look(NamedTuple):
     flops: float
     """Floating-point operations for one sample."""
+    made_bytes: int
+    """Bytes that its operations put out for one sample."""
     draws: tuple[Draw, ...]
     """Where it draws random numbers in training, in order."""
     device: str
@@ -106,7 +108,7 @@ def _look(layer: Layer, device: str) -> Look:
             raise _refusal(layer, str(error)) from error
     flops = max(1.0, counter.get_total_flops() / SAMPLES)
     bare = tuple(tensor.to("meta") for tensor in made)
-    return Look(flops, draws, device, bare, drawn.norms, did.digest())
+    return Look(flops, did.nbytes // SAMPLES, draws, device, bare, drawn.norms, did.digest())
 
 
 def _ran(
@@ -199,6 +201,8 @@ class _Did(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._noted = hashlib.sha256()
+        self.nbytes = 0
+        """Of all tensors that operations put out."""
         self._numbers: dict[int, int] = {}
         self._held: list[Tensor] = []  # an id means nothing once its tensor is gone
 
@@ -206,6 +210,7 @@ class _Did(TorchDispatchMode):
         given, form = flatten((args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         made, _ = flatten(out)
+        self.nbytes += sum(leaf.nbytes for leaf in made if isinstance(leaf, Tensor))
         self._noted.update(f"{func} {form} {[*map(self._name, given + made)]}".encode())
         return out
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from workbench.model.base import Context, LayeredModel, Part, Written
+from workbench.model.checkpointed import take_over
 from workbench.model.custom_data import counted
 from workbench.model.decompose import UNREAD, Layer
 from workbench.model.drawn import Draw, Pass, drawing
@@ -51,6 +52,7 @@ class Decomposed(LayeredModel):
         like the rest; `foreign`: a user's own, of which nobody knows more than is seen. Raises
         ValueError for parameters that ask for none, and for what no method here can do exactly.
         """
+        take_over()
         self.foreign, self._targets = foreign, targets
         self._module, self._units, self._initialize = module, layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
@@ -216,6 +218,10 @@ class Decomposed(LayeredModel):
 
     def flops(self, unit: int, batch: int, seq: int) -> float:
         return batch * self._looks[self.kind(unit)].flops
+
+    def made_bytes(self, unit: int, batch: int) -> int:
+        """Bytes of all tensors that a forward pass makes, in fp32."""
+        return batch * self._looks[self.kind(unit)].made_bytes
 
     def bare_device(self, unit: int) -> str:
         """Where a unit runs without the data's values: ``meta``, or ``cpu`` if it needs some."""

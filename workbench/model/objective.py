@@ -11,7 +11,7 @@ import copy
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -213,6 +213,14 @@ class Layered(Decomposed):
     those that the user's groups leave out. Targets are how much each sample counts."""
 
     _module: Objective
+
+    def path(self, unit: int) -> str:
+        """Path of the module in the objective with which a unit begins."""
+        return self._units[unit].name
+
+    def modules_by_path(self) -> Iterator[tuple[str, nn.Module]]:
+        """All modules of the objective."""
+        return self._module.named_modules()
 
     def decays(self, unit: int, local_name: str) -> bool:
         left_out = self._units[unit].state[local_name] in self._module.no_decay

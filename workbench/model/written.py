@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils.checkpoint import checkpoint
 
 from workbench.model.base import Context, move_buffers
-from workbench.model.drawn import Pass, current, drawing
+from workbench.model.checkpointed import recomputed, take_over
+from workbench.model.drawn import Pass, drawing
 from workbench.model.frozen import held
 from workbench.model.keyed import STATISTICS, norms_in, within
 
@@ -41,6 +40,7 @@ class AsWritten:
         blocks: Sequence[str] = (),
     ) -> None:
         """The submodules at the paths `blocks` are computed again in the backward pass."""
+        take_over()
         self.module = over(module, _state(model, units))
         self._draws, self._criterion = model.draws, criterion
         names = dict(module.named_parameters(remove_duplicate=False))
@@ -84,14 +84,7 @@ def _state(model: Decomposed, units: Sequence[nn.Module]) -> dict[str, Tensor]:
 
 
 def _recomputed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
-    """A block under torch's checkpoint, whose repetition draws alike and counts nothing twice."""
-    now = current()
-
-    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-        return nullcontext(), drawing(now.again())
-
+    """A block that is computed again in the backward pass, where there will be one."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return checkpoint(
-        forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts, **kwargs
-    )
+    return recomputed(forward, *args, **kwargs)

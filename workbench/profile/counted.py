@@ -3,7 +3,8 @@
 Parameters and operations come from the model itself, which is made without weights. So does what
 autograd keeps of a layer of a decomposed module: it runs on the meta device, where tensors have
 shapes and no values, and what is saved for the backward pass is added up. A Hugging Face decoder
-keeps what a GPT of the same shape does. Times are operations at the rates that GPTs reached, so
+runs a small step as the bench runs it, on tensors without values that take the memory which they
+would take on the device. Times are operations at the rates that GPTs reached, so
 convolutions may be faster or slower; masks of dropout are not counted.
 """
 
@@ -24,7 +25,10 @@ from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel
 from workbench.model.families import EXAMPLE, blank_rows, make_decomposed
 from workbench.model.modules import Decomposed
+from workbench.profile.footprint import footprints
+from workbench.profile.measure import model_units
 from workbench.profile.profile import UnitCost
+from workbench.runtime.storage import DTYPES
 
 FP32_BYTES = VALUE_BYTES["fp32"]
 SCRATCH = 2
@@ -40,32 +44,34 @@ class Rates:
 
 
 def unit_costs(
-    spec: ModelSpec, microbatch: int, rates: Rates, like: UnitCost, value_bytes: int = FP32_BYTES
+    spec: ModelSpec, microbatch: int, rates: Rates, dtype: str = "fp32", *, gpu: bool = True
 ) -> list[UnitCost]:
-    """Costs of every unit, with so many bytes a value. `like` is a GPT's block of the same shape,
-    of which a decoder's activations are. Raises ValueError for a model that cannot be made."""
+    """Costs of every unit on a `gpu` or a processor. Raises ValueError for a model that cannot be
+    made."""
+    value_bytes = VALUE_BYTES[dtype]
     if spec.decomposed:
         module = make_decomposed(spec)
 
         def counted(unit: int) -> _Kept:
             return _kept(module, spec, unit).of(value_bytes)
 
-        return _costs(module, spec, microbatch, rates, counted, value_bytes)
+        return _costs(module, spec, microbatch, rates, value_bytes, counted)
     decoder = _decoder(replace(spec, **by_content(spec) | {"family": spec.family}))
-    logits = spec.seq * spec.vocab * value_bytes
+    needs = _needs(decoder, microbatch, spec.seq, dtype, gpu)
+    costs = _costs(decoder, spec, microbatch, rates, value_bytes)
+    return [replace(cost, **needs[cost.kind]) for cost in costs]
 
-    def kept(unit: int) -> _Kept:
-        if unit == 0:
-            return _Kept()
-        if unit == decoder.head:
-            return _Kept(nbytes=2 * logits, backward_scratch=logits)
-        return _Kept(
-            nbytes=like.kept_bytes // microbatch,
-            forward_scratch=like.forward_scratch_bytes // microbatch,
-            backward_scratch=like.backward_scratch_bytes // microbatch,
-        )
 
-    return _costs(decoder, spec, microbatch, rates, kept, value_bytes)
+@lru_cache(maxsize=64)
+def _needs(
+    decoder: LayeredModel, microbatch: int, seq: int, dtype: str, gpu: bool
+) -> dict[str, dict[str, int]]:
+    """Bytes of a decoder's passes by the kind of unit, as footprint.py counts them."""
+    found, _ = footprints(
+        decoder, model_units(decoder, 1), (microbatch, seq), dtype=DTYPES[dtype],
+        device=torch.device("cpu"), fake=True, as_on_gpu=gpu,
+    )  # fmt: skip
+    return found
 
 
 @lru_cache(maxsize=4)
@@ -94,8 +100,8 @@ def _costs(
     spec: ModelSpec,
     microbatch: int,
     rates: Rates,
-    kept_of: Callable[[int], _Kept],
     value_bytes: int,
+    kept_of: Callable[[int], _Kept] = lambda unit: _Kept(),
 ) -> list[UnitCost]:
     """One object a kind of unit."""
     found: dict[str, UnitCost] = {}

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
 from workbench.model.base import LayeredModel
+from workbench.profile.as_on_gpu import AttentionAsOnGpu, EmbeddingAsOnGpu
 from workbench.profile.bench import Bench
 from workbench.runtime.device_budget import CudaMeter, DeviceMeter, device_meter
 
@@ -30,17 +31,21 @@ def footprints(
     device: torch.device,
     compiled: bool = False,
     fake: bool = False,
+    as_on_gpu: bool = False,
 ) -> tuple[dict[str, dict[str, int]], int]:
     """The fields of UnitCost that end in ``_bytes``, by kind of unit; and the bytes that libraries
     keep for themselves (on CUDA, matrix products' workspaces).
 
     `units` is a chain with one unit of every kind, `size` the micro-batch and its tokens. `fake`
     chooses fake tensors (CPU only): they cost torch's compiler, which takes a second or two to
-    import, and then next to nothing.
+    import, and then next to nothing. `as_on_gpu`: these take the memory that a GPU would.
     """
     meter = device_meter(device)
     seen: dict[str, dict[str, int]] = defaultdict(dict)
-    with fake_tensors() if fake else nullcontext(), meter:
+    with ExitStack() as stack:
+        stack.enter_context(fake_tensors() if fake else nullcontext())
+        for mode in (meter, *([AttentionAsOnGpu(), EmbeddingAsOnGpu()] if as_on_gpu else [])):
+            stack.enter_context(mode)
         bench = Bench(model, units, dtype=dtype, device=device, meter=meter, compiled=compiled)
 
         def visit(phase: str, unit: int, action: Callable[[], None]) -> None:
@@ -50,8 +55,7 @@ def footprints(
             action()
             marks[f"{phase} peak"], marks[f"{phase} after"] = meter.peak, meter.now
 
-        if not fake:
-            bench.step(*size, lambda phase, unit, action: action())  # libraries take workspaces
+        bench.step(*size, lambda phase, unit, action: action())  # what is made once is made here
         bench.step(*size, visit)
         libraries = library_bytes_of(meter)
     tokens = size[0] * size[1]

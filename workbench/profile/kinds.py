@@ -118,7 +118,8 @@ class _Costs:
         returning = (
             0 if alone.boundary is None else alone.boundary.gradients().nbytes(alone.samples)
         )
-        gradients = sum(p.numel() * p.element_size() for p in alone.parameters)
+        own = alone.model.unit_parameters(alone.unit)  # gradients of borrowed ones are added up
+        gradients = own * alone.parameters[0].element_size() if alone.parameters else 0
         kept = max(0, graph.after - graph.before - output)
         return {
             "input_bytes": entering,

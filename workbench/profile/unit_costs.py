@@ -184,6 +184,8 @@ def profiled_sizes(
     from workbench.runtime.storage import DTYPES
 
     profile, tied, fresh = profiles[min(profiles)], borrowed(model), {}
+    if spec.model.decomposed:  # whose gradients of borrowed weights are in the scratch
+        fresh = {unit: profile.units[unit].parameters * profile.weight_bytes for unit in tied}
     if profile.hardware.source == "measured" and not spec.model.decomposed:
         for unit in (0, model.head):
             numels = [shape.numel() for shape in model.shapes(unit).values()]

@@ -24,6 +24,7 @@ from typing import Any
 from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.published.gpt_bytes import gpt_bytes
 
 FOLDER = Path(__file__).resolve().parent
 MACHINES, DATASHEETS = FOLDER / "machines.json", FOLDER / "datasheets.json"
@@ -34,13 +35,9 @@ ASSUMED = {
     "memory": (0.9, "share of its memory that a run may use, as on measured machines"),
     "link": (0.55, "share of the link's rate: 0.54 on an H100"),
     "update": (0.85, "share of its memory's rate, at 28 bytes a parameter: 0.9 on an H100"),
-    "kept": (15, "tensors of the residual stream that a block keeps: 15.0 on an H100, compiled"),
-    "scratch": (5, "likewise, that a pass works in"),
-    "logits": (128 << 20, "bytes of logits at a time: the loss is chunked (model/loss.py)"),
+    "libraries": (64 << 20, "bytes that matrix products work in: 64 MiB on an H200"),
 }
 """What is assumed of a machine that is known by its datasheet, and why."""
-UNCOMPILED_SCRATCH = 10
-"""Likewise, of passes that are not compiled: on a processor, in fp32."""
 SERVER = {"cores": 32, "host_bytes": 256 << 30, "host_adam_params_per_s": 3.5e9}
 DESKTOP = {"cores": 16, "host_bytes": 64 << 30, "host_adam_params_per_s": 2.0e9}
 """Hosts are assumed whole: give --host-memory. Updates read and write 28 bytes a parameter."""
@@ -135,27 +132,32 @@ def published_profile(spec: RunSpec, name: str = DEFAULT) -> Profile:
 
     Raises ValueError for a dtype whose rate is not known, and for a model that cannot be made.
     """
-    return profile(name, spec.model, spec.microbatch, spec.dtype)
+    return profile(name, spec.model, spec.microbatch, spec.dtype, spec.compile)
 
 
-def profile(name: str, model: ModelSpec, microbatch: int, dtype: str = "fp32") -> Profile:
+def profile(
+    name: str, model: ModelSpec, microbatch: int, dtype: str = "fp32", compile: str = "auto"
+) -> Profile:
     """`profile_on` a machine by its name."""
-    return profile_on(known(name), model, microbatch, dtype)
+    return profile_on(known(name), model, microbatch, dtype, compile)
 
 
-def profile_on(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> Profile:
+def profile_on(
+    known: Known, model: ModelSpec, microbatch: int, dtype: str, compile: str = "auto"
+) -> Profile:
     """Costs of a model's units on a known machine at `microbatch` samples: of a GPT by formula, of
     other families counted. Raises ValueError for a dtype whose rate is not known, and for a model
     that cannot be made."""
     note, (forward, backward) = known.note, known.rates(dtype)
+    on_gpu = known.hardware.device == "cuda"
     if model.family == GPT_FAMILY:
-        units = _gpt(known, model, microbatch, dtype)
+        compiled = on_gpu and (compile == "on" or (compile == "auto" and dtype != "fp32"))
+        units = _gpt(known, model, microbatch, dtype, compiled)
     else:
         from workbench.profile.counted import Rates, unit_costs  # imports torch
 
         rates = Rates(forward=forward, backward=backward)
-        like = _block(known, model, microbatch, dtype, 0)
-        units = unit_costs(model, microbatch, rates, like, VALUE_BYTES[dtype])
+        units = unit_costs(model, microbatch, rates, dtype, gpu=on_gpu)
         note += f"; what the layers of {model.family} need was counted without running them"
     return Profile(
         hardware=known.hardware,
@@ -163,11 +165,14 @@ def profile_on(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> P
         microbatch=microbatch,
         seq=model.seq,
         weight_bytes=VALUE_BYTES[dtype],
+        library_bytes=ASSUMED["libraries"][0] if known.fused and on_gpu else 0,
         note=note,
     )
 
 
-def _gpt(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> list[UnitCost]:
+def _gpt(
+    known: Known, model: ModelSpec, microbatch: int, dtype: str, compiled: bool
+) -> list[UnitCost]:
     """Every unit of a GPT."""
     (forward, backward), value_bytes = known.rates(dtype), VALUE_BYTES[dtype]
     tokens = microbatch * model.seq
@@ -184,9 +189,6 @@ def _gpt(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> list[Un
     )
     head_flops = 2 * tokens * model.hidden * model.vocab
     kept, scratch = 2 * logits, round(known.head_transient_logits * logits)
-    if known.fused:  # both gradients are kept
-        kept = residual + model.vocab * model.hidden * value_bytes
-        scratch = min(logits, ASSUMED["logits"][0])
     head = UnitCost(
         kind="head",
         parameters=2 * model.hidden + (0 if model.tied else model.vocab * model.hidden),
@@ -198,14 +200,18 @@ def _gpt(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> list[Un
         backward_scratch_bytes=scratch,
         flops=head_flops,
     )
-    block = _block(known, model, microbatch, dtype, model.block_parameters)
+    block = _block(known, model, microbatch, dtype)
+    if known.fused:
+        gpu = known.hardware.device == "cuda"
+        needs = gpt_bytes(model, microbatch, value_bytes, gpu=gpu, compiled=compiled)
+        embedding, block, head = (
+            replace(unit, **needs[unit.kind]) for unit in (embedding, block, head)
+        )
     return [embedding, *[block] * model.layers, head]
 
 
-def _block(
-    known: Known, model: ModelSpec, microbatch: int, dtype: str, parameters: int
-) -> UnitCost:
-    """A GPT's block."""
+def _block(known: Known, model: ModelSpec, microbatch: int, dtype: str) -> UnitCost:
+    """A GPT's block, as it needed memory when attention kept its scores."""
     (forward, backward), value_bytes = known.rates(dtype), VALUE_BYTES[dtype]
     tokens = microbatch * model.seq
     residual = tokens * model.hidden * value_bytes
@@ -214,15 +220,10 @@ def _block(
     # with 4 bytes a value and 1 byte a dropout mask). Fused attention keeps no scores.
     kept = residual * 33 // 2 + scores * 9 // 4
     forward_scratch, backward_scratch = 3 * scores, 2 * scores
-    if known.fused:
-        kept = residual * ASSUMED["kept"][0]
-        compiled = known.hardware.device == "cuda" and dtype == "bf16"
-        scratch = ASSUMED["scratch"][0] if compiled else UNCOMPILED_SCRATCH
-        forward_scratch = backward_scratch = residual * scratch
     flops = 24 * tokens * model.hidden**2 + 4 * tokens * model.seq * model.hidden
     return UnitCost(
         kind="block",
-        parameters=parameters,
+        parameters=model.block_parameters,
         forward_s=flops / forward,
         recompute_s=flops / backward,
         backward_s=2 * flops / backward,
@@ -230,7 +231,6 @@ def _block(
         output_bytes=residual,
         kept_bytes=kept,
         forward_scratch_bytes=forward_scratch,
-        recompute_scratch_bytes=residual if known.fused else 0,
         backward_scratch_bytes=backward_scratch,
         flops=flops,
     )

@@ -277,7 +277,7 @@ def choose_profile(
             echo(found.note)
             return found
     on = machines.find(machine, store.root) if machine else machines.here(spec.device, store.root)
-    found = profile_on(on, spec.model, spec.microbatch, spec.dtype)
+    found = profile_on(on, spec.model, spec.microbatch, spec.dtype, spec.compile)
     return found.with_link(spec.link_bytes_per_s)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from workbench.core.bytesize import parse_bytes
+from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.runtime.tiers import OutOfMemory
 
 
@@ -75,6 +75,10 @@ class DeviceMeter(ABC):
     def avoid_fragments(self) -> None:
         """Let later allocations take new memory, not only gaps between existing ones: memory that
         must be shared with other processes, or recorded, has been made."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the process have the device as before, whatever else it does with it."""
 
     @abstractmethod
     def on_host(self) -> Any:
@@ -140,6 +144,9 @@ class StorageMeter(DeviceMeter):
 
     def avoid_fragments(self) -> None:
         """Nothing to do: it counts bytes, wherever they are."""
+
+    def close(self) -> None:
+        """Nothing to do: only what is inside ``with`` is counted."""
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
@@ -309,6 +316,11 @@ class CudaMeter(DeviceMeter):
         torch.cuda.empty_cache()
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
+    def close(self) -> None:
+        torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        torch.cuda.empty_cache()
+
     @contextmanager
     def on_host(self) -> Iterator[None]:
         yield
@@ -327,4 +339,14 @@ class CudaMeter(DeviceMeter):
             asked=parse_bytes(asked[1]) if asked else 0,
             in_use=self.now,
             budget=self.budget,
+            why=self._held(),
         ) from error
+
+    def _held(self) -> str:
+        """How much torch's allocator holds, and of it beside tensors."""
+        reserved = torch.cuda.memory_reserved(self.device)
+        free = reserved - torch.cuda.memory_allocated(self.device)
+        return (
+            f"torch's allocator holds {format_bytes(reserved)}, of which {format_bytes(free)} lie "
+            "in pieces between tensors"
+        )
