@@ -55,8 +55,9 @@ class Part:
     """Whether lists of layers have their first entries alone."""
 
 
+WHOLE = Part(samples=SAMPLES)
 PARTS = (
-    Part(samples=SAMPLES),
+    WHOLE,
     Part(samples=2),
     Part(samples=SAMPLES, shortened=True),
     Part(samples=2, shallow=True),
@@ -88,7 +89,8 @@ def compare_in_time(
             continue
         samples, kept = min(part.samples, first.rows), lists if part.shallow else {}
         length = TOKENS if part.shortened else tokens
-        for place in _places(model, kept, samples, length / tokens, spec, device):
+        share = TOKENS / tokens if part.shortened else 1.0
+        for place in _places(model, kept, samples, share, spec, device):
             try:
                 own = first.tensors[: len(first.places)]
                 objective = again(_shortened(own, tokens, length))
@@ -104,7 +106,7 @@ def compare_in_time(
             except Differs:
                 raise
             except ValueError as error:
-                if part == PARTS[0] and place == device.type:
+                if part == WHOLE and place == device.type:
                     raise
                 why = str(error)
             except Exception as error:  # training itself may do what a comparison cannot
@@ -200,7 +202,7 @@ def _is_row(tensor: Tensor, tokens: int) -> bool:
 
 def _told(part: Part, samples: int, kept: Mapping[str, tuple[int, int]], tokens: int) -> str:
     """How much was compared."""
-    if part == PARTS[0]:
+    if part == WHOLE:
         return ""
     told = [f"{count} of {of} layers" for count, of in kept.values()]
     told += [f"{TOKENS} of {tokens} tokens a row"] * part.shortened
