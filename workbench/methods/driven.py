@@ -22,7 +22,7 @@ from workbench.methods.compared import lacks_memory
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
-from workbench.model.objective import PREFIX, Batch, Handed, Objective, Weigh
+from workbench.model.objective import NO_MEAN, PREFIX, Batch, Handed, Objective, Weigh
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
@@ -102,9 +102,9 @@ class InOneProcess(Steps):
         """Closed with the training."""
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
-        check_layers(
-            model, self._handed, spec, divided=task.microbatches * len(task.peers.folders) > 1
-        )
+        if divided := task.microbatches * len(task.peers.folders) > 1:
+            model.divide()
+        check_layers(model, self._handed, spec, divided=divided)
         shape = replace(spec.model, layers=max(1, model.layers))
         spec = replace(spec, model=shape, microbatches=task.microbatches)
         self._whole = make(spec, model, Draws(self._handed, spec.batch))
@@ -177,8 +177,4 @@ def check_layers(model: Decomposed, handed: Handed, spec: RunSpec, *, divided: b
         raise ValueError(f"to compare the layers with the module {lacking}")
     rows = handed.rows(range(min(SAMPLES, spec.batch)))
     if compare(model, model, rows, spec.seed) and divided:
-        raise ValueError(
-            "the loss of a batch is not the mean of those of its parts, in which it is computed: "
-            "give a loss_fn that is a mean over rows which do not depend on each other, with "
-            "weight_of where they count unequally, or leave the batch in one part"
-        )
+        raise ValueError(NO_MEAN.format(""))

@@ -19,6 +19,7 @@ from workbench.model.drawn import Draw, Pass, drawing
 from workbench.model.frozen import held
 from workbench.model.keyed import COUNT, OnceNorm, norms_in, within
 from workbench.model.look import Look, look_at
+from workbench.model.parted import Parts
 from workbench.model.reach import unreached
 from workbench.model.written import AsWritten
 
@@ -210,6 +211,12 @@ class Decomposed(LayeredModel):
         if any(draw.whole for draw in self.draws):
             return "a layer draws random numbers for a whole micro-batch"
         return ""
+
+    @cached_property
+    def parted(self) -> Parts:
+        """The layers, as far as the parts of a batch go."""
+        devices = [self.bare_device(unit) for unit in range(self.num_units)]
+        return Parts(self._units, self._kinds, devices)
 
     def kind(self, unit: int) -> str:
         return self._kinds[unit]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from workbench.model.overlap import overlapping
+
 
 def refuse(model: nn.Module, name: str) -> None:
     """Raise ValueError, one sentence, for what no layer can do as the module does. Tensors that a
@@ -29,6 +31,13 @@ def refuse(model: nn.Module, name: str) -> None:
         for attribute, value in vars(part).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 setattr(part, attribute, value.detach())
+    if found := overlapping(model):
+        one, other = found
+        raise ValueError(
+            f"{name}: {one!r} and {other!r} share memory and are two tensors, which layers would "
+            "train apart; make them one parameter (head.weight = words.weight), or give each "
+            "memory of its own by clone()"
+        )
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise ValueError(

@@ -6,15 +6,16 @@ weights of its stage, and a learning rate from outside. Every process calls all 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from workbench.core.stage_map import StageMap
-from workbench.methods.driven import Steps, Task
+from workbench.methods.driven import Steps, Task, check_layers
 from workbench.methods.varuna.pipeline import Varuna
-from workbench.model.objective import Batch
+from workbench.model.objective import Batch, Handed
 from workbench.runtime.groups import as_one
 from workbench.runtime.manifest import step_name
 
@@ -49,15 +50,22 @@ class Pipelined(Steps):
         rows = sum(as_one(lambda: spec.batch, peers.group))
         self._spec, self._clip = spec, spec.clip
         objective, first = task.objective, task.first
-        weigh = (
-            None
-            if task.weight_of is None
-            else (
-                lambda tensors: float(
-                    task.weight_of(first.filled([tensors[name] for name in sorted(tensors)])).sum()
-                )
-            )
-        )
+        divided = task.microbatches > 1 or stages < world
+
+        def prepare() -> None:
+            model, _ = objective.twin().layered()
+            if divided:
+                objective.divide(model)
+            if not peers.rank:
+                check_layers(model, Handed(first, model), spec, divided=divided)
+
+        def weigh(tensors: Mapping[str, Tensor]) -> float:
+            given = [tensors[name] for name in sorted(tensors)]
+            if task.weight_of is not None:
+                return float(task.weight_of(first.filled(given)).sum())
+            return float(objective.counts(given).sum())
+
+        as_one(prepare, peers.group)
         try:
             self._model = Varuna(
                 objective, str(StageMap.of(stages, world // stages)), first.named,
