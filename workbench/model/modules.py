@@ -208,9 +208,13 @@ class Decomposed(LayeredModel):
     def couples(self) -> str:
         if self.normalizes:
             return "BatchNorm takes its statistics from a micro-batch"
-        if any(draw.whole for draw in self.draws):
+        if self.draws_together:
             return "a layer draws random numbers for a whole micro-batch"
         return ""
+
+    @property
+    def draws_together(self) -> bool:
+        return any(draw.whole for draw in self.draws)
 
     @cached_property
     def parted(self) -> Parts:

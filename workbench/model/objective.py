@@ -178,10 +178,12 @@ class Objective(nn.Module):
         """Have batches computed in parts by the layers of a model, and the first one weighed so.
         Raises ValueError where that is another training, or nobody can tell."""
         parts = model.parted
-        why = parts.joins or ("" if self._given else parts.wrong)
-        if any(draw.whole for draw in model.draws):
-            why = "a layer draws random numbers for all rows of a part together"
-        if why:
+        if model.draws_together:
+            raise ValueError(
+                "a layer draws random numbers for all rows of a micro-batch together, and the parts "
+                "of a batch would draw others; leave the batch in one part, or draw a number a row"
+            )
+        if why := parts.joins or ("" if self._given else parts.wrong):
             raise ValueError(NO_MEAN.format(f" ({why})"))
         if not parts.wrong:
             self._parts, self.weighs = parts, self.weighs or parts.counts_differ

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.stage_map import StageMap
-from workbench.methods.driven import Steps, Task, check_layers
+from workbench.methods.driven import Steps, Task
 from workbench.methods.varuna.pipeline import Varuna
-from workbench.model.objective import Batch, Handed
+from workbench.model.objective import Batch
 from workbench.runtime.groups import as_one
 from workbench.runtime.manifest import step_name
 
@@ -50,14 +50,6 @@ class Pipelined(Steps):
         rows = sum(as_one(lambda: spec.batch, peers.group))
         self._spec, self._clip = spec, spec.clip
         objective, first = task.objective, task.first
-        divided = task.microbatches > 1 or stages < world
-
-        def prepare() -> None:
-            model, _ = objective.twin().layered()
-            if divided:
-                objective.divide(model)
-            if not peers.rank:
-                check_layers(model, Handed(first, model), spec, divided=divided)
 
         def weigh(tensors: Mapping[str, Tensor]) -> float:
             given = [tensors[name] for name in sorted(tensors)]
@@ -65,7 +57,8 @@ class Pipelined(Steps):
                 return float(task.weight_of(first.filled(given)).sum())
             return float(objective.counts(given).sum())
 
-        as_one(prepare, peers.group)
+        if task.microbatches > 1 or stages < world:
+            as_one(lambda: objective.divide(objective.twin().layered()[0]), peers.group)
         try:
             self._model = Varuna(
                 objective, str(StageMap.of(stages, world // stages)), first.named,
