@@ -180,8 +180,8 @@ class Objective(nn.Module):
         parts = model.parted
         if model.draws_together:
             raise ValueError(
-                "a layer draws random numbers for all rows of a micro-batch together, and the parts "
-                "of a batch would draw others; leave the batch in one part, or draw a number a row"
+                "a layer draws random numbers for all rows of a micro-batch together, and parts of "
+                "a batch would draw others; leave the batch in one part, or draw a number a row"
             )
         if why := parts.joins or ("" if self._given else parts.wrong):
             raise ValueError(NO_MEAN.format(f" ({why})"))

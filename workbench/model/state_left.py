@@ -57,10 +57,16 @@ def refuse_changes(kept: Sequence[Left]) -> None:
             old, new = before.get(name), after.get(name)
             plain = isinstance(new, PLAIN) and type(old) is type(new)
             if (plain or ends) and not _alike(old, new):
-                became = f" ({old!r:.40} became {new!r:.40})" if plain else ""
+                what = (
+                    f"the module changes its attribute {name!r} in every forward pass ({old!r:.40} "
+                    f"became {new!r:.40})"
+                    if plain
+                    else "a forward pass of the module leaves something behind that the next one "
+                    f"reads: its attribute {name!r} is another after the same samples"
+                )
                 raise ValueError(
-                    f"the module changes its attribute {name!r} in every forward pass{became}, and "
-                    "passes are repeated and divided here; compute it from what the module is given"
+                    f"{what}, and passes are repeated and divided here; compute it from what the "
+                    "module is given"
                 )
 
 
