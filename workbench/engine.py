@@ -74,8 +74,8 @@ class Engine:
         """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``; its
         ``params`` may be groups of the module's parameters, one with and one without weight decay.
         Gradients are clipped by their global norm to `clip`. A batch is computed in `microbatches`
-        equal parts. `weight_of(batch)` gives a tensor of how many labels of each row count in
-        the mean loss, ``(batch["labels"] != -100).sum(1)``; by default all rows count alike.
+        equal parts, whose rows count as the operations of the loss count them. Where those do not
+        tell, `weight_of(batch)` gives a tensor of how many labels of each row count.
         Budgets are bytes, or text such as ``24GiB``. `seed`
         is that of random numbers in forward passes. `results` is where measurements of this machine
         are kept. `options` are the method's own. Where torchrun has started several processes, each

@@ -25,8 +25,8 @@ from workbench.model.drawn import unkeyed
 from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
-from workbench.model.parted import proportional, told
 from workbench.model.refused import refuse
+from workbench.model.tally import proportional, told
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(outputs of the module, batch) -> the mean loss of the batch, one number."""
