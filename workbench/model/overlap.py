@@ -1,5 +1,5 @@
-"""Tensors of a module that share memory without being one object: where one is written, so is the
-other, and copies of the two would not know of each other."""
+"""Tensors of a module that share memory without being one object: an update of one of them changes
+the other, and copies of the two would not know of each other."""
 
 from __future__ import annotations
 
@@ -12,63 +12,54 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 def overlapping(model: nn.Module) -> tuple[str, str] | None:
     """Names of a parameter that is trained and of another parameter, a buffer or a plain attribute
-    that has some of its elements; None where there are none."""
-    ends: dict[torch.device, list[tuple[int, int, str, Tensor]]] = {}
-    for name, tensor in _tensors_of(model):
-        if reach := _bytes(tensor):
-            first = tensor.data_ptr()
-            ends.setdefault(tensor.device, []).append((first, first + reach, name, tensor))
-    for spans in ends.values():
-        spans.sort(key=lambda span: span[:2])
-        near: list[tuple[int, int, str, Tensor]] = []
-        for span in spans:
-            near = [other for other in near if other[1] > span[0]]
-            for _, _, name, tensor in near:
-                if _meet(tensor, span[3]):
-                    return name, span[2]
-            near.append(span)
+    that has some of its elements, in order; None where there are none."""
+    near: list[tuple[str, Tensor]] = []
+    places = ((str(t.device), t.data_ptr(), name, t) for name, t in _tensors_of(model))
+    for device, first, name, tensor in sorted(places, key=lambda place: place[:2]):
+        near = [(n, t) for n, t in near if str(t.device) == device and _end(t) > first]
+        for other, one in near:
+            if _meet(one, tensor):
+                return other, name
+        near.append((name, tensor))
     return None
 
 
 def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor once, those with memory that is known."""
+    """Each tensor once, of those whose memory is known."""
     seen = set[int]()
     for path, part in model.named_modules():
         for table in (part._parameters, part._buffers, vars(part)):
             for key, tensor in table.items():
-                strange = not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor)
-                if strange or id(tensor) in seen or tensor.is_meta or nn.parameter.is_lazy(tensor):
+                if not isinstance(tensor, Tensor) or id(tensor) in seen:
                     continue
                 seen.add(id(tensor))
+                if isinstance(tensor, FakeTensor) or nn.parameter.is_lazy(tensor):
+                    continue
                 if tensor.layout == torch.strided and tensor.numel() and tensor.data_ptr():
                     yield f"{path}.{key}" if path else key, tensor
 
 
-def _bytes(tensor: Tensor) -> int:
-    """From the first byte of a tensor to its last."""
-    steps = (
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return (sum(steps) + 1) * tensor.itemsize
+def _end(tensor: Tensor) -> int:
+    """Address behind the last byte."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = sum((size - 1) * stride for size, stride in steps) + 1
+    return tensor.data_ptr() + reach * tensor.itemsize
 
 
 def _meet(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors, one of which is trained, have a byte in common; their spans have."""
-    trained = (isinstance(t, nn.Parameter) and t.requires_grad for t in (one, other))
-    if not any(trained):
+    """Whether two tensors whose memory begins before the other's ends have a byte in common, and
+    one of them is trained."""
+    if not any(isinstance(t, nn.Parameter) and t.requires_grad for t in (one, other)):
         return False
-    if all(_bytes(tensor) <= tensor.nbytes for tensor in (one, other)):  # without gaps
+    first, end = one.data_ptr(), max(_end(one), _end(other))
+    if all(_end(t) - t.data_ptr() <= t.nbytes for t in (one, other)):  # without gaps
         return True
-    first = min(one.data_ptr(), other.data_ptr())
-    length = max(t.data_ptr() + _bytes(t) for t in (one, other)) - first
-    taken = torch.zeros(length, dtype=torch.bool)
-    found = []
-    for tensor in (one, other):
-        strides = [stride * tensor.itemsize for stride in tensor.stride()]
-        found.append(
-            taken.as_strided(
-                (*tensor.shape, tensor.itemsize), (*strides, 1), tensor.data_ptr() - first
-            )
+    memory = torch.zeros(end - first, dtype=torch.bool)
+    views = [
+        memory.as_strided(
+            (*t.shape, t.itemsize), (*(s * t.itemsize for s in t.stride()), 1), t.data_ptr() - first
         )
-    found[0].fill_(True)
-    return bool(found[1].any())
+        for t in (one, other)
+    ]
+    views[0].fill_(True)
+    return bool(views[1].any())

@@ -84,8 +84,9 @@ class Parts:
                 continue
             where, watch = f"layer {layer.index}, {layer.name!r}, ", _Watch(layer, places)
             out = watch.run(device)
-            if watch.unlike:
-                self.wrong = f"{where}does other operations for another number of rows"
+            if watch.unlike:  # of a layer, the first batch must tell
+                why = f"{where}does other operations for another number of rows"
+                self.wrong = why if head else ""
             elif watch.joins or (out and not head):
                 self.joins = f"{where}joins rows by {watch.joins or out.how!r}"
             elif out and (out.wrong or not out.by):
@@ -181,7 +182,8 @@ class _Watch(TorchDispatchMode):
             self._done.append(one)
             return out
         wide, read = next(self._wide, None), {*map(id, tensors_in((one.args, one.kwargs)))}
-        self.unlike |= wide is None or wide.func is not func
+        if wide is None or not _as_one(one, wide):
+            self.unlike = True
         if self.unlike:
             return out
         given, hollow = not read.isdisjoint(self._given), not read.isdisjoint(self._hollow)
@@ -271,6 +273,15 @@ class _Watch(TorchDispatchMode):
 
     def _keep(self, tensor: Tensor) -> None:
         self._kept.setdefault(memory_of(tensor), []).append(tensor)
+
+
+def _as_one(one: Done, wide: Done) -> bool:
+    """Whether two runs did one operation, on as many tensors of as many dimensions."""
+    forms = [
+        (len(tree_leaves((each.args, each.kwargs))), [made.dim() for made in each.made])
+        for each in (one, wide)
+    ]
+    return one.func is wide.func and forms[0] == forms[1]
 
 
 def _operands(one: Done, wide: Done) -> Operands:
