@@ -28,6 +28,8 @@ OWN = frozenset(dir(nn.Module())) | frozenset(vars(OnceNorm))
 """Attributes of any module, and of one of ours."""
 DEEP = 9
 """Objects within objects that are looked at."""
+LONG, MOST = 4096, 1 << 22
+"""Elements of a container, and numbers of an array, that are looked at."""
 CLOSE = 1e-5
 """Relative difference of tensors that one pass computes twice."""
 Left = dict[str, Any]
@@ -86,10 +88,11 @@ def _enter(found: Left, held: dict[int, Any], name: str, value: Any, deep: int =
         return
     held[id(value)] = value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        value = torch.as_tensor(value.copy())
+        value = torch.as_tensor(value.reshape(-1)[:: 1 + value.size // MOST].copy())
     if isinstance(value, Tensor):
         if value.layout == torch.strided and not value.is_meta:
-            flat = value.detach().flatten().to("cpu", torch.float64)
+            flat = value.detach().flatten()[:: 1 + value.numel() // MOST]
+            flat = flat.to("cpu", torch.float64)
             by = torch.linspace(1, 2, len(flat), dtype=flat.dtype)
             found[name] = torch.stack([torch.tensor(1.0 * len(flat)), flat.norm(), flat @ by])
     elif isinstance(value, bytearray | array):
@@ -104,9 +107,9 @@ def _enter(found: Left, held: dict[int, Any], name: str, value: Any, deep: int =
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     """Parts of a container or an object, with their places."""
     if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", value[key]) for key in value)
+        yield from ((f"[{key!r}]", value[key]) for key in [*value][-LONG:])
     elif isinstance(value, list | tuple | deque):
-        yield from ((f"[{at}]", each) for at, each in enumerate(value))
+        yield from [(f"[{at}]", each) for at, each in enumerate(value)][-LONG:]
     elif isinstance(value, nn.Module):  # not among the submodules
         yield from ((f".{key}", each) for key, each in vars(value).items() if key not in OWN)
     else:
