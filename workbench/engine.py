@@ -74,8 +74,8 @@ class Engine:
         """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``; its
         ``params`` may be groups of the module's parameters, one with and one without weight decay.
         Gradients are clipped by their global norm to `clip`. A batch is computed in `microbatches`
-        equal parts. `weight_of(batch)` gives a tensor of how many labels of each row count in
-        the mean loss, ``(batch["labels"] != -100).sum(1)``; by default all rows count alike.
+        equal parts, whose rows count as the operations of the loss count them. Where those do not
+        tell, `weight_of(batch)` gives a tensor of how many labels of each row count.
         Budgets are bytes, or text such as ``24GiB``. `seed`
         is that of random numbers in forward passes. `results` is where measurements of this machine
         are kept. `options` are the method's own. Where torchrun has started several processes, each
@@ -100,9 +100,6 @@ class Engine:
             raise ValueError(f'optimizer_config is a {given}; give a dictionary: {{"lr": 1e-3}}')
         self._module, self._stages, self._results = model, stages, user_path(results)
         self._weight_of, self._microbatches = weight_of, microbatches
-        self._several = microbatches > 1 or stages not in (None, world)
-        self._several |= self._row.driven == methods.RANKED or (world > 1 and self._row.sharded)
-        """Whether a batch is computed in micro-batches, or by replicas."""
         config = dict(optimizer_config)
         groups = config.pop("params", None)
         self.optimizer = _adamw([nn.Parameter(torch.empty(0))], config)
@@ -178,16 +175,11 @@ class Engine:
         if not callable(loss_fn):
             raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
         taken = Batch(batch, self._weight_of, DTYPES[self._fields["dtype"]])
-        if self._several and self._weight_of is None and taken.ignores:
-            raise ValueError(
-                "the batch has labels of -100, which torch's losses leave out, and is computed in "
-                "several parts: give weight_of, such as lambda batch: (batch['labels'] != -100)"
-                ".sum(1)"
-            )
-        taken.check_parts(self._microbatches)
         if self._steps is None:
             return taken
         taken.check_like(self._first)
+        self._weigh(taken)
+        taken.check_parts(self._microbatches)
         self._check_optimizer()
         if _identity(loss_fn) != self._loss:
             raise ValueError("loss_fn is another function than in the first step; give one alone")
@@ -217,7 +209,7 @@ class Engine:
             results=self._results, folder=self._folder.path, stages=self._stages,
             weight_of=self._weight_of, peers=self._peers, again=again,
         )  # fmt: skip
-        self._steps = methods.imported(self._row.driven)(task)
+        self._steps, self._weigh = methods.imported(self._row.driven)(task), objective.weigh
         self._first, self._loss = first, _identity(loss_fn)
         self._unchanged = Unchanged(self._module, loss_fn)
         if self._load_from is not None:

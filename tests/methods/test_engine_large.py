@@ -60,8 +60,8 @@ def seen(monkeypatch) -> list[Compared]:
     """Results of the comparisons that engines make."""
     found, compare = [], bounded.compare_in_time
 
-    def noted(*given) -> Compared:
-        found.append(compare(*given))
+    def noted(*given, **how) -> Compared:
+        found.append(compare(*given, **how))
         return found[-1]
 
     monkeypatch.setattr("workbench.methods.driven.compare_in_time", noted)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.compare import PASSES, SAMPLES, Differs, compare
-from workbench.model.objective import IGNORED, Batch, Handed, Layered, Objective
+from workbench.model.objective import Batch, Handed, Layered, Objective
 
 SECONDS = 15.0
 """Most that a comparison may take."""
@@ -31,6 +31,8 @@ COPIES = 6
 the module and of its layers, two of gradients, and their sums."""
 TOKENS = 16
 """Of a row that is shortened."""
+IGNORED = -100
+"""`ignore_index` of torch's losses."""
 FLOPS_PER_S = {"cpu": 1.5e10, "cuda": 1.5e13}
 """fp32 operations a second of one thread of a processor, and of a GPU, at the least."""
 MADE_PER_S = {"cpu": 1e9, "cuda": 4e11}
@@ -78,10 +80,17 @@ class Compared:
 
 
 def compare_in_time(
-    model: Layered, first: Batch, again: Again, spec: RunSpec, device: torch.device
+    model: Layered,
+    first: Batch,
+    again: Again,
+    spec: RunSpec,
+    device: torch.device,
+    *,
+    divided: bool,
 ) -> Compared:
-    """Compare the largest part that can be compared in `SECONDS`. Raises ValueError, one sentence,
-    where layers would train otherwise than the module does, or where the module fails by itself."""
+    """Compare the largest part that can be compared in `SECONDS`; batches may be computed
+    `divided`, in parts. Raises ValueError, one sentence, where layers would train otherwise than
+    the module does, or where the module fails by itself."""
     lists, tokens = _lists(model), _tokens(first)
     why = "that would take too long, or too much memory"
     for part in PARTS:
@@ -92,14 +101,14 @@ def compare_in_time(
         share = TOKENS / tokens if part.shortened else 1.0
         for place in _places(model, kept, samples, share, spec, device):
             try:
-                own = first.tensors[: len(first.places)]
-                objective = again(_shortened(own, tokens, length))
-                for path, (count, _) in kept.items():
-                    entries = objective.get_submodule(path)._modules
-                    for name in [*entries][count:]:
-                        del entries[name]
-                small, _ = objective.layered()
-                rows = Handed(objective.first, small).rows(range(samples))
+                small, begin = model, first
+                if part.shortened or part.shallow:
+                    own = first.tensors[: len(first.places)]
+                    objective = again(_shortened(own, tokens, length))
+                    small, begin = _of_entries(objective, kept), objective.first
+                    if divided:
+                        small.divide()
+                rows = Handed(begin, small).rows(range(samples))
                 limit = None if part == PARTS[-1] else SECONDS
                 couples = bool(compare(small, small, rows, spec.seed, device=place, seconds=limit))
                 return Compared(couples=couples, note=_told(part, samples, kept, tokens))
@@ -112,10 +121,19 @@ def compare_in_time(
             except Exception as error:  # training itself may do what a comparison cannot
                 why = f"{type(error).__name__}: {error}".split("\n")[0]
             finally:
-                objective = small = rows = None
+                objective = small = begin = rows = None
                 if place == "cuda":
                     torch.cuda.empty_cache()
     return Compared(couples=False, note=f"not compared with the module as it is written: {why}")
+
+
+def _of_entries(objective: Objective, kept: Mapping[str, tuple[int, int]]) -> Layered:
+    """The layers of an objective whose lists have their first entries alone."""
+    for path, (count, _) in kept.items():
+        entries = objective.get_submodule(path)._modules
+        for name in [*entries][count:]:
+            del entries[name]
+    return objective.layered()[0]
 
 
 def _places(

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from workbench.model.base import Context, LayeredModel, Part
+from workbench.model.state_left import left_in, refuse_changes
 from workbench.model.whole import Whole, make_whole
 from workbench.runtime.statistics import undivided
 from workbench.runtime.tiers import OutOfMemory
@@ -165,22 +164,22 @@ def agree(
         took = perf_counter() - began
         if seconds is not None and took * PASSES / FIRST > seconds and len(seen) == 1:
             raise TimeoutError(f"a pass takes {took:.1f} s")
-        kept.append(_attributes(module))
-    for before, after in pairwise(kept):
-        _refuse_changes(before, after)
+        kept.append(left_in(module))
+    try:
+        refuse_changes(kept)
+    except ValueError as error:
+        raise Differs(str(error)) from None
     if _generators() != states:
         raise Differs(
             "the module draws from numpy's or Python's generator in forward passes, which are "
             "repeated here and would draw other numbers; draw from torch's"
         )
     *wanted, repeated = seen
-    changed = [n for n, value in kept[-1].items() if kept[0].get(n) is not value]
     _same(
         {name: value for name, value in repeated.items() if not name.startswith(STATISTIC)},
         wanted[0],
         "a forward pass of the module leaves something behind that the next one reads: {name!r} is "
-        "another after the same samples ({relative:.0e} relative)"
-        + (f"; it keeps {', '.join(map(repr, changed[:3]))}" if changed else ""),
+        "another after the same samples ({relative:.0e} relative)",
         far,
     )
     otherwise = (
@@ -300,27 +299,3 @@ def _depends(layers: Whole, rows: Rows, ctx: Context, expected: Seen) -> bool:
 def _generators() -> object:
     name, keys, *rest = np.random.get_state()  # noqa: NPY002  # users draw from it
     return random.getstate(), name, keys.tolist(), rest
-
-
-def _attributes(module: nn.Module | None) -> dict[str, Any]:
-    """Plain attributes of all submodules, by path, but for whether they train."""
-    return {
-        f"{path}.{name}" if path else name: value
-        for path, part in (module.named_modules() if module else ())
-        for name, value in vars(part).items()
-        if not name.startswith("_") and name != "training"
-    }
-
-
-def _refuse_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raise ValueError for a number, word or truth that a pass changed, from one to another: what a
-    first pass keeps for later ones was nothing before."""
-    for name, value in after.items():
-        old = before.get(name)
-        plain = isinstance(value, int | float | str) and type(old) is type(value)
-        if plain and old != value:
-            raise Differs(
-                f"the module changes its attribute {name!r} in every forward pass ({old!r} became "
-                f"{value!r}), and passes are repeated and divided here; compute it from what the "
-                "module is given"
-            )

@@ -23,7 +23,7 @@ from workbench.methods.compare import Rows
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
-from workbench.model.objective import PREFIX, Batch, Handed, Layered, Objective, Weigh
+from workbench.model.objective import NO_MEAN, PREFIX, Batch, Handed, Layered, Objective, Weigh
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
@@ -105,7 +105,9 @@ class InOneProcess(Steps):
         """Closed with the training."""
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
-        check_layers(task, model, divided=task.microbatches * len(task.peers.folders) > 1)
+        if divided := task.microbatches * len(task.peers.folders) > 1:
+            model.divide()
+        check_layers(task, model, divided=divided)
         shape = replace(spec.model, layers=max(1, model.layers))
         spec = replace(spec, model=shape, microbatches=task.microbatches)
         self._whole = make(spec, model, Draws(self._handed, spec.batch))
@@ -176,10 +178,7 @@ def check_layers(task: Task, model: Layered, *, divided: bool) -> None:
     """Compare the layers with the module as it is written, as much of them as can be in time.
     Raises ValueError where they would train otherwise, or a batch that is `divided`."""
     spec = task.spec
-    found = compare_in_time(model, task.first, task.again, spec, resolve_device(spec.device))
+    device = resolve_device(spec.device)
+    found = compare_in_time(model, task.first, task.again, spec, device, divided=divided)
     if found.couples and divided:
-        raise ValueError(
-            "the loss of a batch is not the mean of those of its parts, in which it is computed: "
-            "give a loss_fn that is a mean over rows which do not depend on each other, with "
-            "weight_of where they count unequally, or leave the batch in one part"
-        )
+        raise ValueError(NO_MEAN.format(""))

@@ -80,9 +80,13 @@ class Ranked(Steps):
             sums = peers.new_group("nccl")
         use_rank_threads(self._device.type, self._ranks)
         self._first, made = task.first, []
+        whole = self._ranks == 1 and pinned_sizes(task.spec) == {task.first.rows}
+        self._divided = not whole
 
         def introduce() -> tuple[int, str]:
             made.extend(task.objective.layered())
+            if self._divided:
+                made[0].divide()
             return task.first.rows, Handed(task.first, made[0]).digest
 
         if not peers.one_host:
@@ -128,8 +132,7 @@ class Ranked(Steps):
     def _lead(self, task: Task) -> dict[str, Any]:
         """Plan and make all that is shared; what the others need to know of it."""
         batches = Draws(Handed(task.first, self._model), task.spec.batch)
-        whole = self._ranks == 1 and pinned_sizes(task.spec) == {task.first.rows}
-        check_layers(task, self._model, divided=not whole)
+        check_layers(task, self._model, divided=self._divided)
         schedule = self._plan(self._spec, batches, task)
         check_runs(self._spec, schedule, self._model, self._layouts)
         places = (*task.first.tensors, task.first.weights)

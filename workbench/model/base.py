@@ -84,6 +84,10 @@ class LayeredModel(ABC):
     """Influence of the other samples of a micro-batch on one, in words; empty where there is
     none."""
 
+    draws_together: bool = False
+    """Whether a layer draws random numbers for a micro-batch as a whole: for another one, others.
+    """
+
     @property
     def alike(self) -> bool:
         """Whether forward and backward passes are to take equal micro-batches, unless the user asks

@@ -39,6 +39,11 @@ FILLS: dict[Any, Callable[..., Tensor]] = {
 }
 """Functions that put out a new tensor of random numbers, and how to fill a part of one."""
 IN_PLACE = ("bernoulli_", "uniform_", "normal_", "exponential_", "random_", "log_normal_")
+BY_ROWS = (
+    "bernoulli", "normal", "poisson", "binomial", "multinomial", "_standard_gamma", "randint",
+    "_sample_dirichlet", "randint_like",
+)  # fmt: skip
+"""Functions that draw each row by probabilities, or within bounds, of its own."""
 
 
 class Draw(NamedTuple):
@@ -206,9 +211,13 @@ class _Drawing(TorchDispatchMode):
             )
         name = func.overloadpacket.__name__
         by_parts = func.overloadpacket in FILLS or func is _ATEN.native_dropout.default
-        by_parts |= name in IN_PLACE and not any(isinstance(arg, Tensor) for arg in args[1:])
+        tensors = any(isinstance(arg, Tensor) for arg in args[1:])
+        by_rows = name in BY_ROWS or (name in IN_PLACE and tensors)
+        by_parts |= by_rows or name in IN_PLACE
         if isinstance(self._pass, Seen):
             return self._noted(func, args, kwargs, by_parts)
+        if by_rows:
+            return self._by_rows(func, args, kwargs)
         if func is _ATEN.native_dropout.default:
             x, p, _ = args
             kept = filled(
@@ -227,6 +236,31 @@ class _Drawing(TorchDispatchMode):
             empty = _ATEN.empty_like if name.endswith("_like") else _ATEN.empty.memory_format
             return filled(empty(*args, **kwargs), FILLS[func.overloadpacket], hidden=True)
         return self._whole(func, args, kwargs)
+
+    def _by_rows(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        """An operation whose arguments have rows, or say how many there are, row by row."""
+        device = _device_of(args, kwargs)
+        with seeded(device, 0):
+            out = func(*args, **kwargs)  # of its shape
+        dim, seeds = self._pass.next_draw(out.shape, hidden=True)
+        for at, seed in enumerate(seeds):
+
+            def own(leaf: Any, at: int = at) -> Any:
+                if isinstance(leaf, Tensor):
+                    along = dim - out.dim() + leaf.dim()
+                    has = along >= 0 and leaf.shape[along] == out.shape[dim]
+                    return leaf.narrow(along, at, 1) if has else leaf
+                if isinstance(leaf, list | tuple) and [*leaf] == [*out.shape]:
+                    return [*leaf[:dim], 1, *leaf[dim + 1 :]]
+                return leaf
+
+            given = args if dim is None else tuple(map(own, args))
+            with seeded(device, seed):
+                row = func(*given, **kwargs)
+            place = out if dim is None else out.narrow(dim, at, 1)
+            if place.data_ptr() != row.data_ptr():
+                place.copy_(row)
+        return out
 
     def _whole(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """An operation that draws by rules of its own, from a generator that starts at the seed of

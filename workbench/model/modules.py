@@ -20,6 +20,7 @@ from workbench.model.drawn import Draw, Pass, drawing
 from workbench.model.frozen import held
 from workbench.model.keyed import COUNT, OnceNorm, norms_in, within
 from workbench.model.look import Look, look_at
+from workbench.model.parted import Parts
 from workbench.model.reach import unreached
 from workbench.model.written import AsWritten
 
@@ -209,9 +210,19 @@ class Decomposed(LayeredModel):
     def couples(self) -> str:
         if self.normalizes:
             return "BatchNorm takes its statistics from a micro-batch"
-        if any(draw.whole for draw in self.draws):
+        if self.draws_together:
             return "a layer draws random numbers for a whole micro-batch"
         return ""
+
+    @property
+    def draws_together(self) -> bool:
+        return any(draw.whole for draw in self.draws)
+
+    @cached_property
+    def parted(self) -> Parts:
+        """The layers, as far as the parts of a batch go."""
+        devices = [self.bare_device(unit) for unit in range(self.num_units)]
+        return Parts(self._units, self._kinds, devices)
 
     def kind(self, unit: int) -> str:
         return self._kinds[unit]

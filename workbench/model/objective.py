@@ -26,15 +26,19 @@ from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
+from workbench.model.tally import proportional, told
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(outputs of the module, batch) -> the mean loss of the batch, one number."""
 Weigh = Callable[[Any], Tensor]
 """Batch -> how many labels of each of its samples count in the mean loss, [B]."""
-IGNORED = -100
-"""`ignore_index` of torch's losses."""
 WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Whole numbers by their bytes."""
+NO_MEAN = (
+    "the loss of a batch is not the mean of those of its parts, in which it is computed{}: give a "
+    "loss_fn that is a mean over rows which do not depend on each other, with weight_of where they "
+    "count unequally, or leave the batch in one part"
+)
 PREFIX = "module."
 """Begins the names of the module's tensors in its `Objective`."""
 
@@ -90,13 +94,6 @@ class Batch:
                 f"no label counts in micro-batch {sums.index(0)} of {len(sums)}, so it has no "
                 "mean loss; give fewer microbatches, or leave out samples without a label"
             )
-
-    @property
-    def ignores(self) -> bool:
-        """Whether its labels seem to have torch's mark of those that do not count, -100."""
-        own = self.tensors[: len(self.places)]
-        whole = (t for t in own if not t.is_floating_point() and t.dtype != torch.bool)
-        return any(bool((tensor == IGNORED).any()) for tensor in whole)
 
     def __deepcopy__(self, memo: dict) -> Batch:
         return self
@@ -164,6 +161,7 @@ class Objective(nn.Module):
         except Exception as error:  # whatever its code raises
             raise ValueError(f"{self.name} cannot be copied: {error}".split("\n")[0]) from error
         self.loss_fn, self.first = loss_fn, first
+        self._given, self._parts = weighs, None
         if strange := [n for n, _ in self.named_parameters() if not n.startswith(PREFIX)]:
             raise ValueError(f"loss_fn has parameters, such as {strange[0]!r}; the module must")
         self._call = _call_of(module, first.filled(first.tensors))
@@ -175,6 +173,44 @@ class Objective(nn.Module):
         outputs, batch = self.module(*args, **kwargs), self.first.filled(given, exact=True)
         with Widened(outputs):
             return self.loss_fn(outputs, batch)
+
+    def divide(self, model: Decomposed) -> None:
+        """Have batches computed in parts by the layers of a model, and the first one weighed so.
+        Raises ValueError where that is another training, or nobody can tell."""
+        parts = model.parted
+        if model.draws_together:
+            raise ValueError(
+                "a layer draws random numbers for all rows of a micro-batch together, and parts of "
+                "a batch would draw others; leave the batch in one part, or draw a number a row"
+            )
+        if why := parts.joins or ("" if self._given else parts.wrong):
+            raise ValueError(NO_MEAN.format(f" ({why})"))
+        if not parts.wrong:
+            self._parts, self.weighs = parts, self.weighs or parts.counts_differ
+            self.weigh(self.first)
+
+    def weigh(self, batch: Batch) -> None:
+        """Have the rows of a batch that is computed in parts count as they do in the loss. Raises
+        ValueError where the caller counted otherwise."""
+        if self._parts is None:
+            return
+        counts = self.counts(batch.tensors)
+        if self._given and not proportional(counts, batch.weights):
+            raise ValueError(
+                f"weight_of counts the rows of this batch {told(batch.weights)}, and the loss "
+                f"itself {told(counts)}; leave weight_of out, and the engine counts as it does"
+            )
+        batch.weights = counts
+
+    def counts(self, tensors: Sequence[Tensor]) -> Tensor:
+        """How much each row of a batch counts, [B]."""
+        return torch.ones(len(tensors[0])) if self._parts is None else self._parts.counts(tensors)
+
+    def twin(self) -> Objective:
+        """Another one over the same numbers."""
+        return copy.deepcopy(
+            self, {id(p): nn.Parameter(p.data, p.requires_grad) for p in self.parameters()}
+        )
 
     def layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
         """Its layers, which hold no weights, and the user's weights by their names, from which they
@@ -229,6 +265,10 @@ class Layered(Decomposed):
     @property
     def counts_differ(self) -> bool:
         return self._module.weighs
+
+    def divide(self) -> None:
+        """As `Objective.divide`."""
+        self._module.divide(self)
 
     def counted(self, targets: Tensor) -> list[float]:
         return targets.tolist()

@@ -5,12 +5,31 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from workbench.model.overlap import overlapping
+
+WRAPPERS = {
+    "OptimizedModule": "torch.compile",
+    "DataParallel": "nn.DataParallel",
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+    "FSDPModule": "fully_shard",
+    "AveragedModel": "AveragedModel",
+    "ScriptModule": "torch.jit",
+    "DeepSpeedEngine": "DeepSpeed",
+}
+"""Classes of libraries that stand around a module, and their names for people."""
+
 
 def refuse(model: nn.Module, name: str) -> None:
     """Raise ValueError, one sentence, for what no layer can do as the module does. Tensors that a
     module computes from its weights before each pass, as weight norm does, are cut from them."""
     for path, part in model.named_modules():
         where = f"{name}: {path!r}" if path else name
+        if wrapper := _wrapper(part):
+            raise ValueError(
+                f"{where} is wrapped by {wrapper}, which layers cannot be made of; leave {wrapper} "
+                "out, and give the module that is inside"
+            )
         if "forward" in vars(part):
             raise ValueError(
                 f"{where} had its forward replaced on the instance, which a copy of it does not "
@@ -29,6 +48,13 @@ def refuse(model: nn.Module, name: str) -> None:
         for attribute, value in vars(part).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 setattr(part, attribute, value.detach())
+    if found := overlapping(model):
+        one, other = found
+        raise ValueError(
+            f"{name}: {one!r} and {other!r} share memory and are two tensors, which layers would "
+            "train apart; make them one parameter (head.weight = words.weight), or give each "
+            "memory of its own by clone()"
+        )
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise ValueError(
@@ -41,6 +67,15 @@ def refuse(model: nn.Module, name: str) -> None:
             f"{name}: {part!r} is in evaluation mode, which the module's own train() would end; "
             "override train() so that it stays in that mode"
         )
+
+
+def _wrapper(part: nn.Module) -> str:
+    """Name of a library's wrapper around a module, or around its forward pass."""
+    around = vars(part).get("forward"), part._compiled_call_impl
+    if any(hasattr(each, "_torchdynamo_orig_callable") for each in around):
+        return WRAPPERS["OptimizedModule"]
+    found = (WRAPPERS.get(kind.__name__) for kind in type(part).__mro__)
+    return next(filter(None, found), "")
 
 
 def _kept_from_training(model: nn.Module) -> str:

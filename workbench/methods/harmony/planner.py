@@ -104,6 +104,13 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
         found = Found(
             packs=pinned, schedule=schedule, seconds=0.0, proved=validate(schedule), trials=0
         )
+    packs = found.packs
+    if model.draws_together and packs.forward_size != packs.backward_size:
+        raise ValueError(
+            f"forward_size is {packs.forward_size}, backward_size {packs.backward_size}, and a "
+            "layer draws random numbers for a micro-batch as a whole, which a backward pass of "
+            "another one would not repeat; make them equal"
+        )
     told = {"shared_updates": mode == DP, "recorded": records(found.schedule)}
     costs = ServerCosts(sizes, server, **told)
     simulated = simulate(found.schedule, costs, steps=STEPS)

@@ -6,6 +6,7 @@ weights of its stage, and a learning rate from outside. Every process calls all 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -49,15 +50,15 @@ class Pipelined(Steps):
         rows = sum(as_one(lambda: spec.batch, peers.group))
         self._spec, self._clip = spec, spec.clip
         objective, first = task.objective, task.first
-        weigh = (
-            None
-            if task.weight_of is None
-            else (
-                lambda tensors: float(
-                    task.weight_of(first.filled([tensors[name] for name in sorted(tensors)])).sum()
-                )
-            )
-        )
+
+        def weigh(tensors: Mapping[str, Tensor]) -> float:
+            given = [tensors[name] for name in sorted(tensors)]
+            if task.weight_of is not None:
+                return float(task.weight_of(first.filled(given)).sum())
+            return float(objective.counts(given).sum())
+
+        if task.microbatches > 1 or stages < world:
+            as_one(lambda: objective.divide(objective.twin().layered()[0]), peers.group)
         try:
             self._model = Varuna(
                 objective, str(StageMap.of(stages, world // stages)), first.named,

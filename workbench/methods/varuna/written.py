@@ -54,6 +54,7 @@ def check_written(slices: Slices, device: torch.device) -> None:
         agree(
             lambda ctx: _prints(slices, author(ctx)), lambda ctx: _prints(slices, cut(ctx)),
             [Context(seed=0, step=-1, unit=0, samples=tuple(range(EXAMPLE)))], "slices", far=_far,
+            module=slices.module,
             again=torch.no_grad()(lambda ctx: {LOSS: author(ctx).view(1)}),
         )  # fmt: skip
         for buffer, value in zip(slices.module.buffers(), before, strict=True):

@@ -1,0 +1,161 @@
+"""A batch that an engine computes in parts trains as torch trains the whole, or is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.methods.loops import LR, Net, batches, loss_of, net
+
+WAYS = {
+    "plain": {"microbatches": 4},
+    "stronghold": {"microbatches": 2},
+    "harmony-pp": {"forward_size": 4, "backward_size": 1},
+    "varuna": {"microbatches": 2},
+}
+NO_DECAY = {"lr": LR, "weight_decay": 0.0}
+CLASSES = torch.linspace(0.5, 9, 20)
+
+
+def by_torch(module: nn.Module, given: list, loss_fn, call) -> list[float]:
+    module, losses = copy.deepcopy(module).train(), []
+    optimizer = torch.optim.AdamW(module.parameters(), **NO_DECAY)
+    for batch in given:
+        optimizer.zero_grad()
+        loss = loss_fn(call(module, batch), batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def weighted(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(logits.transpose(1, 2), batch["labels"], weight=CLASSES, ignore_index=7)
+
+
+@pytest.mark.parametrize("method", WAYS)
+def test_a_loss_counts_in_every_batch_what_it_divides_by(engine, method) -> None:
+    """The first batch has one class alone, as sorted data have."""
+    given = [*batches(5)]
+    given[0]["labels"] = torch.ones_like(given[0]["labels"])
+    wanted = by_torch(net(), given, weighted, lambda module, batch: module(batch["tokens"]))
+    with engine(method, config=NO_DECAY, clip=None, **WAYS[method]) as made:
+        found = [made.step(batch, weighted) for batch in given]
+    assert found == pytest.approx(wanted, rel=1e-5)
+    made = engine(method, weight_of=lambda batch: (batch["labels"] != 7).sum(1), **WAYS[method])
+    with made:
+        made.step(given[0], weighted)  # whose rows count alike in both
+        with pytest.raises(ValueError, match="weight_of counts the rows of this batch .* itself"):
+            made.step(given[1], weighted)
+
+
+class Bounded(Net):
+    """Scales all rows where one of them is too large, which none is at first."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y = super().forward(tokens)
+        return torch.where(y.abs().max() > 1e4, 0.1 * y, y)
+
+
+class Shuffled(Net):
+    def forward(self, tokens: Tensor) -> Tensor:
+        y = super().forward(tokens)
+        return y + 0.1 * y[torch.randperm(len(y))]
+
+
+class Counted(Net):
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.seen = getattr(self, "seen", {"batches": [0]})
+        self.seen["batches"][0] += 1
+        return super().forward(tokens)
+
+
+def doubled() -> nn.Module:
+    module = net()
+    module.blocks[3].inner.weight.data = module.blocks[0].inner.weight.data
+    return module
+
+
+def compiled() -> nn.Module:
+    module = net()
+    module.blocks[2] = torch.compile(module.blocks[2])
+    return module
+
+
+@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize(
+    ("words", "make"),
+    [
+        ("joins rows by 'max'.*leave the batch in one part", Bounded),
+        ("draws random numbers for all rows of a micro-batch together", Shuffled),
+        (r"seen\['batches'\]\[0\]\" in every forward pass \(1 became 2\)|reads: .*seen", Counted),
+        ("Net: 'blocks.0.inner.weight' and 'blocks.3.inner.weight' share memory", doubled),
+        ("Net: 'blocks.2' is wrapped by torch.compile", compiled),
+    ],
+)  # fmt: skip
+def test_what_would_train_otherwise_is_refused_before_the_first_step(
+    engine, method, words, make
+) -> None:
+    with engine(method, make(), **WAYS[method]) as made, pytest.raises(ValueError, match=words):
+        made.step(next(batches()), loss_of)
+
+
+class Drawing(Net):
+    """Draws by probabilities, means and bounds that tensors give, for each row."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        y = super().forward(tokens)
+        y = y * torch.bernoulli(torch.full_like(y, 0.7)) * torch.randint(1, 3, (len(y), 1, 1))
+        y = y + torch.poisson(y.detach().abs()) * torch.empty_like(y).bernoulli_(
+            y.detach().sigmoid()
+        )
+        picked = torch.multinomial(y.detach()[:, 0].softmax(-1), 2)
+        return y + 0.1 * torch.normal(picked.float()[:, None, :1], 0.5)
+
+
+def test_rows_draw_alike_however_a_batch_is_divided(engine) -> None:
+    """In forward passes, in their repetitions, and in backward passes of another size."""
+    torch.manual_seed(0)
+    module, found = Drawing(), []
+    for method, how in ({"l2l": {}} | WAYS).items():
+        with engine(method, module, seed=3, **how) as made:
+            found.append([made.step(batch, loss_of) for batch in batches(3)])
+    for losses in found[1:]:
+        assert losses == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["plain", "stronghold", "harmony-pp"])
+def test_labels_of_a_padded_decoder_count_as_its_own_loss_counts_them(engine, method) -> None:
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
+        vocab_size=32, bos_token_id=0, eos_token_id=1, use_cache=False,
+    )).train()  # fmt: skip
+    given, ends = [], torch.tensor([[9], [2], [4], [7]])
+    for _ in range(3):
+        ids = torch.randint(2, 32, (4, 9))
+        mask = torch.arange(9) < ends
+        labels = ids.where(mask, -100)
+        given.append({"input_ids": ids, "attention_mask": mask.long(), "labels": labels})
+
+    def loss_fn(outputs, _) -> Tensor:
+        return outputs.loss
+
+    wanted = by_torch(model, given, loss_fn, lambda module, batch: module(**batch))
+    for parts in (2, 4):
+        with engine(method, model, NO_DECAY, clip=None, microbatches=parts) as made:
+            found = [made.step(batch, loss_fn) for batch in given]
+        assert found == pytest.approx(wanted, rel=1e-5)
+    counts = {"weight_of": lambda batch: (batch["labels"] != -100).sum(1), "microbatches": 2}
+    with (
+        engine(method, model, **counts) as made,
+        pytest.raises(
+            ValueError, match="of this batch 9 2 4 7, and the loss itself 8 1 3 6; leave"
+        ),
+    ):
+        made.step(given[0], loss_fn)
