@@ -1,8 +1,12 @@
-"""Files that are whole or not there, and locks that end with their holder.
+"""Files that are whole or not there, and locks that end with their holder; the one door by which
+files that people name are read.
 
 A process may be killed at any instruction and a disk may be full at any byte. So a file is written
 beside its place under a name of the writing thread's own, forced to the disk, and renamed; and a
 lock is the kernel's (``flock``), which no killed process leaves behind.
+
+A path that somebody names may be a pipe or a device, which keep a reader waiting, or a file larger
+than memory: `read_file` looks before it opens.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import weakref
@@ -18,7 +23,39 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Self
 
+from workbench.core.bytesize import format_bytes
+
+MOST_BYTES = 1 << 26
+"""Of a file that people write: more than any configuration, spec, sweep or list of hosts."""
+KINDS = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
+"""By their type; all else that is no file is a device."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def read_file(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
+    """All bytes of a file. `where` names it in errors: ``the sweep a.json``. Raises
+    FileNotFoundError, and ValueError for a pipe, a device, a folder, more than `most` bytes, and
+    what the system does not let be read."""
+    try:
+        _check_file(path.stat(), where, most)
+        # Whatever takes its place meanwhile keeps nobody waiting.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            _check_file(os.fstat(file.fileno()), where, most)
+            return file.read(most)  # a file of the kernel's own tells no size
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{where} cannot be read: {error.strerror}") from None
+
+
+def _check_file(facts: os.stat_result, where: str, most: int) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        kind = KINDS.get(stat.S_IFMT(facts.st_mode), "device")
+        raise ValueError(f"{where} is a {kind}; it must be a file")
+    if facts.st_size > most:
+        raise ValueError(
+            f"{where} has {format_bytes(facts.st_size)}; it must have {format_bytes(most)} at most"
+        )
 
 
 @contextmanager
@@ -27,6 +64,7 @@ def replacing(path: Path) -> Iterator[Path]:
     block. Where the block or the disk fails, `path` stays as it was. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
+        part.unlink(missing_ok=True)  # of a process of this number that was killed
         yield part
         flush(part)
         part.replace(path)
@@ -36,10 +74,25 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Put a file in its place, whole or not at all. Raises OSError."""
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Put a new file in its place, whole or not at all. `mode` 0o600 keeps it from other users,
+    whatever stood there, and whoever may link to it. Raises OSError."""
     with replacing(path) as part:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        made = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(made, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that no other user may enter, made if need be. Raises OSError, PermissionError where
+    a link or a folder of somebody else stands there."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user, or is a link")
+    if facts.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
 
 
 def flush(path: Path) -> None:
@@ -68,10 +121,13 @@ class FileLock:
         mode: int = 0o644,
         flags: int = os.O_RDWR | os.O_CREAT,
     ) -> FileLock | None:
-        """The lock; without `wait`, None while another process has it. Raises OSError where the
-        file cannot be opened."""
-        fd = os.open(path, flags | os.O_CLOEXEC, mode)
+        """The lock; without `wait`, None while another process has it. Whoever may not open a new
+        file of this `mode` may not open one that stood there. Raises OSError where the file cannot
+        be opened, or is a link."""
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         try:
+            if not mode & 0o077 and os.fstat(fd).st_mode & 0o077:
+                os.fchmod(fd, mode)
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BaseException as error:
             os.close(fd)
