@@ -66,6 +66,8 @@ def complaint(
         (["run", "-m", "harmony-pp", "--forward-packs", "9"], "is given without --backward-packs"),
         (["run", "-m", "l2l", "--set", "layer=4"], "unknown field 'layer'"),
         (["run", "-m", "l2l", "--set", "dtype"], "'dtype' is not a setting"),
+        (["run", "-m", "l2l", "--lr", "1", "--set", "lr=2"], "as lr=1.0 and as --set lr=2.0"),
+        (["run", "-m", "l2l", "--set", "lr=1", "--set", "lr=2"], "lr=1.0 and as --set lr=2.0"),
         (["run", "--spec", "missing.json"], "the spec missing.json cannot be read"),
         (["sweep", "missing.json"], "the sweep missing.json cannot be read"),
         (["jump"], "invalid choice: 'jump'"),

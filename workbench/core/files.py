@@ -1,12 +1,9 @@
-"""Files that are whole or not there, and locks that end with their holder; the one door by which
-files that people name are read.
+"""Files that are whole or not there, and locks that end with their holder.
 
 A process may be killed at any instruction and a disk may be full at any byte. So a file is written
 beside its place under a name of the writing thread's own, forced to the disk, and renamed; and a
-lock is the kernel's (``flock``), which no killed process leaves behind.
-
-A path that somebody names may be a pipe or a device, which keep a reader waiting, or a file larger
-than memory: `read_file` looks before it opens.
+lock is the kernel's (``flock``), which no killed process leaves behind. What people name may be a
+pipe, which keeps a reader waiting, or larger than memory: `read_whole` looks before it reads.
 """
 
 from __future__ import annotations
@@ -18,10 +15,11 @@ import stat
 import tempfile
 import threading
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from workbench.core.bytesize import format_bytes
 
@@ -32,30 +30,38 @@ KINDS = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-def read_file(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
-    """All bytes of a file. `where` names it in errors: ``the sweep a.json``. Raises
-    FileNotFoundError, and ValueError for a pipe, a device, a folder, more than `most` bytes, and
-    what the system does not let be read."""
+def open_file(path: Path, where: str) -> BinaryIO:
+    """Open a file to be read. `where` names it in errors: ``the sweep a.json``. Raises
+    FileNotFoundError, and ValueError for a pipe, a device, a folder, and what the system does not
+    let be read."""
     try:
-        _check_file(path.stat(), where, most)
-        # Whatever takes its place meanwhile keeps nobody waiting.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            _check_file(os.fstat(file.fileno()), where, most)
-            return file.read(most)  # a file of the kernel's own tells no size
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise ValueError(f"{where} is a {KINDS.get(kind, 'device')}; it must be a file")
+        # A pipe that takes its place meanwhile keeps nobody waiting either.
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(f"{where} cannot be read: {error.strerror}") from None
 
 
-def _check_file(facts: os.stat_result, where: str, most: int) -> None:
-    if not stat.S_ISREG(facts.st_mode):
-        kind = KINDS.get(stat.S_IFMT(facts.st_mode), "device")
-        raise ValueError(f"{where} is a {kind}; it must be a file")
-    if facts.st_size > most:
-        raise ValueError(
-            f"{where} has {format_bytes(facts.st_size)}; it must have {format_bytes(most)} at most"
-        )
+def read_whole(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
+    """All bytes of a file. Raises as `open_file`, and ValueError for more than `most` bytes."""
+    with open_file(path, where) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            size, limit = format_bytes(size), format_bytes(most)
+            raise ValueError(f"{where} has {size}; it must have {limit} at most")
+        return file.read(most)  # a file of the kernel's own tells no size
+
+
+def checksum(path: Path) -> tuple[int, int]:
+    """Bytes and CRC-32 of a file. Raises OSError, and ValueError for what is none."""
+    size = crc32 = 0
+    with open_file(path, str(path)) as file:
+        while block := file.read(1 << 24):
+            size, crc32 = size + len(block), zlib.crc32(block, crc32)
+    return size, crc32
 
 
 @contextmanager
@@ -83,16 +89,13 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
 
 
-def private_folder(path: Path) -> Path:
-    """A folder that no other user may enter, made if need be. Raises OSError, PermissionError where
-    a link or a folder of somebody else stands there."""
+def private_folder(path: Path) -> None:
+    """Make a folder that no other user may enter, or one that is there such. Raises OSError, as
+    PermissionError where it is a link or somebody else's."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = path.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+    if path.is_symlink() or path.stat().st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user, or is a link")
-    if facts.st_mode & 0o077:
-        path.chmod(0o700)
-    return path
+    path.chmod(0o700)
 
 
 def flush(path: Path) -> None:

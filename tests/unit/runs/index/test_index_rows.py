@@ -21,6 +21,7 @@ from tests.unit.runs.index.parts import (
     various,
 )
 from workbench.core.record import RunRecord
+from workbench.core.sealed import sealed
 from workbench.runs import index as index_module
 from workbench.runs.index import SERIES, Index
 from workbench.runs.store import Store
@@ -95,7 +96,8 @@ def test_a_cached_record_counts_only_for_the_very_file_it_was_read_from(
     path = filled.folder("plain") / "record.json"
     stat = path.stat()
     other = path.with_name("other")
-    other.write_text(path.read_text().replace('"ok"', '"error"').replace("abc", ""))
+    text = filled.find("plain").to_json().replace('"ok"', '"error"').replace("abc", "")
+    other.write_bytes(sealed(text))
     assert other.stat().st_size == stat.st_size
     os.utime(other, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
     other.rename(path)  # the same time and size: only the inode differs
