@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,6 +81,23 @@ def test_bad_flags(words: list[str], sentence: str, tmp_path: Path, complaint) -
 
     assert sentence in complaint(*words)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    {
+        "harmony-pp --forward-packs '2 2' --backward-packs '2 2 4' --forward-size 4 "
+        "--backward-size 4": "--backward-packs '2 2 4' hold 8 units, the model has 6: 4 layers",
+        "harmony-pp --packing faithful --forward-size 2": "they are 2, auto, auto, auto, and must",
+        "harmony-pp --activations keep": "leave it at 'recompute'",
+        "harmony-pp --device-memory 20KiB": "no layer of the model fits on a device of 20 KiB",
+        "stronghold --disk-layers 2 --optimizer-tier host": "--disk-layers is 2 and --optimizer",
+        "zb-h1 --ranks 2 --compile on": "halves backward passes",
+        "plain --microbatches 8192 --set batch=8192": "32768 forward passes a step",
+    }.items(),
+)
+def test_sentences_that_count(words: str, sentence: str, tmp_path: Path, complaint) -> None:
+    assert sentence in complaint("plan", "-m", *shlex.split(words), *SMALL, "--results", tmp_path)
 
 
 @pytest.mark.parametrize("name", [*FIELDS, *catalogue()])

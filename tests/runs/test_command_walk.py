@@ -53,8 +53,6 @@ NAMED = [
     *([*RUN, "-m", "l2l", "--text", name] for name in WAITS),
     *(["plan", "-m", "l2l", "--machine", name] for name in WAITS),
     *(["varuna", "--batch_size", "4", "--machine_list", name, "own.py"] for name in WAITS),
-    *(["varuna", "--batch_size", "4", "--machine_list", "short", "--nstages", "1",
-       "--chunk_size", "1", "--env_file", name, "own.py"] for name in WAITS),
     *(["figure", "fig8a", *words.split(" ")] for words in (
         "-p nosuch=1", "-p size={}", "-p force=1", "-p x", "--size x", f"-p size={BRACKETS}",
         "-p text=nowhere", f"--results {HOME}", "--results short",
