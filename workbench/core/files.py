@@ -50,9 +50,9 @@ def read_whole(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
     """All bytes of a file. Raises as `open_file`, and ValueError for more than `most` bytes."""
     with open_file(path, where) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
-            size, limit = format_bytes(size), format_bytes(most)
-            raise ValueError(f"{where} has {size}; it must have {limit} at most")
-        return file.read(most)  # a file of the kernel's own tells no size
+            told, limit = format_bytes(size), format_bytes(most)
+            raise ValueError(f"{where} has {told}; it must have {limit} at most")
+        return file.read(max(size, 1 << 16))  # a file of the kernel's own tells no size
 
 
 def checksum(path: Path) -> tuple[int, int]:
