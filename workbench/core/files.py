@@ -90,8 +90,7 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that no other user may enter, or one that is there such. Raises OSError, as
-    PermissionError where it is a link or somebody else's."""
+    """Make a folder one that no other user may enter. Raises OSError, also for somebody else's."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user, or is a link")

@@ -20,6 +20,7 @@ from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SU
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.core.files import MOST_BYTES
 from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.paths import user_path
 
@@ -119,7 +120,8 @@ def config_file(model: ModelSpec) -> Path | None:
     try:
         path = user_path(model.family)
         path = path / "config.json" if path.is_dir() else path
-        return path.parent.resolve() / path.name if path.is_file() else None
+        fits = path.is_file() and path.stat().st_size <= MOST_BYTES
+        return path.parent.resolve() / path.name if fits else None
     except (OSError, ValueError):  # the run that reads it says so
         return None
 

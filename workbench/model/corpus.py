@@ -78,7 +78,8 @@ def source_digest(source: str | Path) -> str:
     path, told = Path(source), []
     try:
         if not path.is_dir():
-            return file_digest(path) if path.is_file() else ""
+            fits = path.is_file() and path.stat().st_size <= most_bytes()
+            return file_digest(path) if fits else ""
         for file in (*path.glob("*"), *path.glob("*/*")):
             if file.parent == path and file.suffix in TEXTS and file.is_file():
                 told.append(f"{file.name} {file_digest(file)}")

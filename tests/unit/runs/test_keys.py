@@ -130,7 +130,7 @@ def test_weights_beside_a_configuration_are_not_passed_over_in_silence(
     pytest.importorskip("transformers")
     file, bare = here / "tiny" / "config.json", PLAIN.with_(model=ModelSpec(family="tiny"))
     gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 32}
-    write(file, json.dumps(gpt2 | {"vocab_size": 256}))
+    write(file, json.dumps(gpt2 | {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}))
     for other in ("tokenizer.json", "training_args.bin", "optimizer.pt", "rng_state.pth"):
         (file.parent / other).touch()
     (here / "way.json").symlink_to(file)
