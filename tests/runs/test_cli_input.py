@@ -90,7 +90,6 @@ def test_bad_flags(words: list[str], sentence: str, tmp_path: Path, complaint) -
         "--backward-size 4": "--backward-packs '2 2 4' hold 8 units, the model has 6: 4 layers",
         "harmony-pp --packing faithful --forward-size 2": "they are 2, auto, auto, auto, and must",
         "harmony-pp --activations keep": "leave it at 'recompute'",
-        "harmony-pp --device-memory 20KiB": "no layer of the model fits on a device of 20 KiB",
         "stronghold --disk-layers 2 --optimizer-tier host": "--disk-layers is 2 and --optimizer",
         "zb-h1 --ranks 2 --compile on": "halves backward passes",
         "plain --microbatches 8192 --set batch=8192": "32768 forward passes a step",
