@@ -242,12 +242,15 @@ def _plan(arguments: argparse.Namespace) -> int:
     from workbench.runs.best import answer_all, fastest, largest, recommend, searching
     from workbench.runs.inputs import check_inputs
     from workbench.runs.planning import measure
+    from workbench.runs.resolve import unread_weights
 
     store = Store(arguments.results)
     if arguments.machine is not None:
         machines.find(arguments.machine, store.root)  # before anything takes seconds
     refused: dict[str, str] = {}
     specs = specs_from(arguments, window="auto", peers=True, refused=refused)
+    if told := unread_weights(specs[0]):
+        _complain(in_flags(f"the plan holds, but not its run: {told}", arguments))
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
     check_inputs(named, store)
     if arguments.measure:

@@ -24,15 +24,16 @@ from workbench.model.hf_config import spec_from_config
 from workbench.runs.overrides import (
     describe,
     make_spec,
-    parse_settings,
+    parse_setting,
     parse_value,
     read_object,
+    twice,
 )
 from workbench.runs.store import REPOSITORY_RESULTS
 
 GROUPS = {
     "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
-    "data": ("text", "tokenizer", "batch", "microbatches", "steps", "seed"),
+    "data": ("text", "tokenizer", "batch", "microbatches", "steps", "seed", "weights"),
     "device": ("device", "ranks", "dtype", "compile", "replay", "activations"),
     "memory": ("device_memory", "host_memory", "disk_memory"),
     "optimizer": ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "clip"),
@@ -169,14 +170,17 @@ def specs_from(
         for name in (*FIELDS, *catalogue())
         if hasattr(arguments, name)
     }
-    changes |= parse_settings(arguments.set)
+    for name, value in map(parse_setting, arguments.set):
+        if name in changes:
+            raise twice(name, f"{name}={changes[name]}", f"--set {name}={value}")
+        changes[name] = value
     if arguments.hf_config:
         if said := sorted(changes.keys() & {field.name for field in fields(ModelSpec)} - {"seq"}):
             raise ValueError(
                 f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
                 "of the model only seq can"
             )
-        told = spec_from_config(arguments.hf_config, seq=changes.get("seq"))
+        told = spec_from_config(arguments.hf_config, seq=changes.pop("seq", None))
         changes["model"] = told.to_dict()
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method

@@ -19,6 +19,7 @@ from math import isfinite
 from pathlib import Path
 
 from workbench.cli_spec import Parser
+from workbench.core.files import read_whole
 from workbench.core.paths import user_path
 from workbench.elastic.manager import Door, Job, State, read_file, serve
 from workbench.elastic.messages import LONGEST, Message, Order, pack
@@ -156,7 +157,7 @@ def _fastest(batch: int, profiles: Path, slots: int, per_host: int) -> Shape:
 
 def _text(path: Path, flag: str) -> str:
     try:
-        return user_path(path).read_text()
+        return read_whole(user_path(path), f"{flag} is {path}, which").decode()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", error)
         raise ValueError(f"{flag} is {path}, which cannot be read: {why}") from None

@@ -13,9 +13,11 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from workbench.cli_spec import Parser, add_results_flag
 from workbench.runs.store import Store
@@ -110,17 +112,39 @@ def free_port(wanted: int) -> int:
         return probe.getsockname()[1]
 
 
+def strange(path: str, arguments: Mapping[str, Sequence[bytes]]) -> bool:
+    """Whether a request names nothing that there can be; Voila's own code fails at some of it."""
+    try:
+        parts = unquote(path, errors="strict").replace("\\", "/").split("/")
+        b"".join(chain.from_iterable(arguments.values())).decode("ascii")
+    except UnicodeDecodeError:
+        return True
+    lost = parts[1:3] == ["voila", "templates"] and (parts[4:5] != ["static"] or not parts[5:])
+    return lost or {".", ".."} & {*parts} != set() or "" in parts[5:] or "\0" in "".join(parts)
+
+
 def serve(results: Path, *, size: str = "smoke", port: int = 0, echo: Any = print) -> None:
     """Serve the page until it is interrupted. Raises ValueError for a port that is taken."""
     import nbformat
+    from tornado.routing import Matcher, Rule
+    from tornado.web import ErrorHandler
     from traitlets.config import Config
     from voila.app import Voila
+
+    class Strange(Matcher):
+        def match(self, request: Any) -> Any:
+            return {} if strange(request.path, request.query_arguments) else None
+
+    class Page(Voila):
+        def init_handlers(self) -> list[Any]:
+            nowhere = Rule(Strange(), ErrorHandler, {"status_code": 404})
+            return [nowhere, *super().init_handlers()]
 
     port, token = free_port(port), secrets.token_urlsafe(24)
     with tempfile.TemporaryDirectory(prefix="workbench-page-") as folder:
         path = Path(folder) / "workbench.ipynb"
         nbformat.write(notebook(results, size), path)
-        server = Voila(config=Config(configuration(port, token, Path(folder))))
+        server = Page(config=Config(configuration(port, token, Path(folder))))
         server.initialize([str(path)])
         (Path(folder) / "index.html.j2").write_text(TEMPLATE)
         server.template_paths.insert(0, folder)

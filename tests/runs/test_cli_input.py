@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,6 +67,8 @@ def complaint(
         (["run", "-m", "harmony-pp", "--forward-packs", "9"], "is given without --backward-packs"),
         (["run", "-m", "l2l", "--set", "layer=4"], "unknown field 'layer'"),
         (["run", "-m", "l2l", "--set", "dtype"], "'dtype' is not a setting"),
+        (["run", "-m", "l2l", "--lr", "1", "--set", "lr=2"], "as lr=1.0 and as --set lr=2.0"),
+        (["run", "-m", "l2l", "--set", "lr=1", "--set", "lr=2"], "lr=1.0 and as --set lr=2.0"),
         (["run", "--spec", "missing.json"], "the spec missing.json cannot be read"),
         (["sweep", "missing.json"], "the sweep missing.json cannot be read"),
         (["jump"], "invalid choice: 'jump'"),
@@ -78,6 +81,22 @@ def test_bad_flags(words: list[str], sentence: str, tmp_path: Path, complaint) -
 
     assert sentence in complaint(*words)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    {
+        "harmony-pp --forward-packs '2 2' --backward-packs '2 2 4' --forward-size 4 "
+        "--backward-size 4": "--backward-packs '2 2 4' hold 8 units, the model has 6: 4 layers",
+        "harmony-pp --packing faithful --forward-size 2": "they are 2, auto, auto, auto, and must",
+        "harmony-pp --activations keep": "leave it at 'recompute'",
+        "stronghold --disk-layers 2 --optimizer-tier host": "--disk-layers is 2 and --optimizer",
+        "zb-h1 --ranks 2 --compile on": "halves backward passes",
+        "plain --microbatches 8192 --set batch=8192": "32768 forward passes a step",
+    }.items(),
+)
+def test_sentences_that_count(words: str, sentence: str, tmp_path: Path, complaint) -> None:
+    assert sentence in complaint("plan", "-m", *shlex.split(words), *SMALL, "--results", tmp_path)
 
 
 @pytest.mark.parametrize("name", [*FIELDS, *catalogue()])

@@ -25,6 +25,8 @@ from workbench.runs.overrides import hints
 from workbench.runs.sweep import Written
 
 HOME = "~nosuchuser/x"
+WAITS = ("pipe.json", "sparse.json")
+"""A pipe that nobody writes to, and a file larger than memory."""
 BRACKETS = "[" * 100_000
 LONG = "9" * 5000
 FILES = {
@@ -43,11 +45,14 @@ NAMED = [
     [*RUN, "-m", "l2l", "--set", "lr_decay_steps=0"],
     [*RUN, "-m", "megatron-lm", "--set", "family=own:net"],
     ["run", "-m", "l2l", "--hf-config", "gpt2", "-l", "8"],
-    *(["run", "-m", "l2l", "--hf-config", name] for name in (*FILES, HOME)),
+    *(["run", "-m", "l2l", "--hf-config", name] for name in (*FILES, *WAITS, HOME)),
     *([*RUN, "-m", "l2l", "--timeout", value] for value in ("nan", "inf", "-1", "0", "x")),
     *([*RUN, "-m", "l2l", "--results", value] for value in ("short", HOME, "a\0b")),
-    *(["sweep", name] for name in (*FILES, HOME, "nowhere", ".")),
-    *(["run", "--spec", name] for name in (*FILES, HOME, "nowhere", ".")),
+    *(["sweep", name] for name in (*FILES, *WAITS, HOME, "nowhere", ".")),
+    *(["run", "--spec", name] for name in (*FILES, *WAITS, HOME, "nowhere", ".")),
+    *([*RUN, "-m", "l2l", "--text", name] for name in WAITS),
+    *(["plan", "-m", "l2l", "--machine", name] for name in WAITS),
+    *(["varuna", "--batch_size", "4", "--machine_list", name, "own.py"] for name in WAITS),
     *(["figure", "fig8a", *words.split(" ")] for words in (
         "-p nosuch=1", "-p size={}", "-p force=1", "-p x", "--size x", f"-p size={BRACKETS}",
         "-p text=nowhere", f"--results {HOME}", "--results short",
@@ -68,9 +73,10 @@ SWEEPS = {  # fields of a sweep file, and JSON that each of them refuses
     "timeout": ("0", "-1", "NaN", "true", '"1"', "1e999", "1" + "0" * 400, "1" + "0" * 309),
 }  # fmt: skip
 TEXTS = {  # fields that are text, and what each of them refuses
-    "text": ("nowhere", HOME, "", "binary", "empty", "short", ".", "a\0b"), "method": ("x", ""),
+    "text": (*WAITS, "nowhere", HOME, "", "binary", "empty", "short", ".", "a\0b"),
+    "method": ("x", ""),
     "tokenizer": ("x", "", "bpe:", "bpe:x", "bpe:-1", "bpe:1", "bpe:999999999999", f"bpe:{LONG}"),
-    "family": ("", "x", HOME, "binary", "empty", "no-type", "odd-type", "own:net"),
+    "family": (*WAITS, "", "x", HOME, "binary", "empty", "no-type", "odd-type", "own:net"),
     **dict.fromkeys(("forward_packs", "backward_packs"), ("x", "-1", "0", "1.5")),
     "start_from": ("nowhere", HOME, "a\0b"),
 }  # fmt: skip
@@ -140,6 +146,9 @@ def test_what_cannot_be_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
+    os.mkfifo(WAITS[0])
+    with open(WAITS[1], "wb") as file:
+        file.truncate(1 << 40)
     assert set(SWEEPS) == {field.name for field in fields(Written)}
     generated = list(command_lines())
     drawn, wrong = random.Random(30).sample(generated, len(generated) // share), []
@@ -153,7 +162,7 @@ def test_what_cannot_be_is_one_sentence(
             code = repr(error)[:200]
         said = capsys.readouterr()
         one = said.err.count("\n") == 1 and said.err.startswith("workbench: ")
-        if (code, one, said.out) != (2, True, "") or set(os.listdir()) != {*FILES, "given"}:
+        if (code, one, said.out) != (2, True, "") or set(os.listdir()) != {*FILES, *WAITS, "given"}:
             wrong.append((code, said.err[-200:], said.out[:80], str(words)[-300:], text[:200]))
             shutil.rmtree("results", ignore_errors=True)
     assert "own" not in sys.modules

@@ -15,6 +15,7 @@ import pytest
 from tests.runs.fake_method import TOLD_S
 from tests.runs.helpers import sweep_of, wait_for
 from tests.runs.in_process import InProcess
+from workbench.core.sealed import read_sealed
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.ui import watch as watching
@@ -146,7 +147,7 @@ def test_damaged_files_are_one_sentence_each(make: Make, watch: Watch) -> None:
     make(text="steps 0", seeds=1).start()
     until(watch, "done")
     (record,) = watch.store.runs.glob("*/record.json")
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"schema": 99}))
+    record.write_text(json.dumps(read_sealed(record, "it") | {"schema": 99}))
     (watch.store.root / "sweeps" / "mine" / "events.jsonl").write_text('{"torn": \n]\n')
     sweep = follow(watch)
     assert sweep.points[0].state == "pending"

@@ -19,6 +19,7 @@ from tests.elastic.hosts import VARUNA, Hosts, Launched, some_hosts
 from tests.runs.helpers import ROOT, wait_for
 from tests.varuna import net
 from tests.varuna.cases import CLIP
+from workbench.core.sealed import read_sealed
 from workbench.methods.varuna.logs import read_losses, read_tasks
 from workbench.methods.varuna.profile import FILE
 
@@ -91,7 +92,7 @@ def test_without_a_shape_a_round_profiles_and_its_cut_is_trained(job: Training, 
     asked = 2, "--gpus_per_node", 1, "--profiles", profiles
     job.start(*asked, "--profiling", "--folder", job.to / "before")
     assert job.manager.wait(240) == 0
-    data = json.loads((profiles / FILE).read_text())
+    data = read_sealed(profiles / FILE, "it")
     assert [(one["first"], one["second"]) for one in data["tied"]] == [(0, 4)]
     for slice_, seconds in zip(data["slices"], (0.1, *[0.05] * 4), strict=True):
         for one in slice_["passes"]:  # best: a stage of the first slice, and one of four

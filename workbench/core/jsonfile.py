@@ -22,6 +22,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from workbench.core.files import read_whole
+
 _SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
 """Numbers as their shape: ``1.5E+12`` is ``0.0e00``, without its sign."""
 
@@ -64,13 +66,7 @@ def parse_json(text: str | bytes, where: str, *, any_text: bool = False) -> Any:
 def read_json(path: Path, where: str, *, any_text: bool = False) -> Any:
     """The value that a file holds. Raises FileNotFoundError where there is none, and ValueError
     where the file cannot be read or holds no JSON."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ValueError(f"{where} cannot be read: {error.strerror}") from None
-    return parse_json(data, where, any_text=any_text)
+    return parse_json(read_whole(path, where), where, any_text=any_text)
 
 
 def read_object(path: Path, where: str) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
 from typing import Any, Literal, TypedDict
 
-from workbench.core.jsonfile import parse_json
 from workbench.core.methods import RENAMED, known
 from workbench.core.options import catalogue, options_of, takes
 from workbench.core.schema import Measured, read_as, read_fields
+from workbench.core.sealed import parse_sealed
 from workbench.core.spec import EVERY_FLAT_VERSION, EVERY_VERSION, RunSpec
 
 Status = Literal[
@@ -161,7 +161,8 @@ class RunRecord:
     def from_json(cls, text: str | bytes) -> RunRecord:
         """Inverse of `to_json`; raises ValueError when the text is no record of a known schema, or
         its spec none that a version of this program wrote."""
-        data = parse_json(text, "not a run record: it", any_text=True)
+        raw = text if isinstance(text, bytes) else text.encode(errors="replace")
+        data = parse_sealed(raw, "not a run record: it")
         schema = data.get("schema") if isinstance(data, dict) else None
         if schema is None:
             raise ValueError("not a run record: it has no schema number")

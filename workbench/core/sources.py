@@ -13,12 +13,14 @@ import ast
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.core.files import MOST_BYTES
 from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.paths import user_path
 
@@ -118,7 +120,8 @@ def config_file(model: ModelSpec) -> Path | None:
     try:
         path = user_path(model.family)
         path = path / "config.json" if path.is_dir() else path
-        return path.resolve() if path.is_file() else None
+        fits = path.is_file() and path.stat().st_size <= MOST_BYTES
+        return path.parent.resolve() / path.name if fits else None
     except (OSError, ValueError):  # the run that reads it says so
         return None
 
@@ -133,6 +136,8 @@ def by_content(model: ModelSpec) -> dict[str, str]:
 
 def _stamp(path: Path) -> tuple[str, int, int]:
     facts = os.stat(path)
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(f"{path} is no file")  # a pipe would keep its reader waiting
     return str(path.absolute()), facts.st_mtime_ns, facts.st_size
 
 

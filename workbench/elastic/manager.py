@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.core.files import FileLock
+from workbench.core.files import FileLock, write_whole
 from workbench.core.jsonfile import read_json
 from workbench.core.paths import import_path
 from workbench.core.schema import read_as
@@ -128,8 +128,7 @@ class Manager:
         address = self._job.order.address
         door = Door(pid=os.getpid(), address=address, port=self._port, token=self._token)
         path = self._folder / "manager.json"
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(asdict(door)))
+        write_whole(path, json.dumps(asdict(door)), mode=0o600)
         try:
             torch = asyncio.create_task(asyncio.to_thread(__import__, "torch.distributed"))
             while members.outcome is None or members.round is not None:

@@ -21,9 +21,9 @@ import torch
 
 from workbench.core import methods, sources
 from workbench.core.bytesize import format_bytes
-from workbench.core.jsonfile import read_json
 from workbench.core.model_spec import ModelSpec
 from workbench.core.reporter import Reporter
+from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.methods.compare import SAMPLES, NoNumber, Rows, compare
 from workbench.methods.train import load_batches
@@ -142,7 +142,7 @@ def _digest(spec: RunSpec, rows: Rows) -> str:
 def _known(path: Path) -> list[str] | None:
     """The notes in a file; None where there is none that can be read."""
     try:
-        notes = read_json(path, path.name)["notes"]
+        notes = read_sealed(path, path.name)["notes"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     whole = isinstance(notes, list) and all(isinstance(note, str) for note in notes)

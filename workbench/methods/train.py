@@ -7,7 +7,6 @@ predictions.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import fields
@@ -18,6 +17,7 @@ import torch
 
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter, Untold
+from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.model import make_model
@@ -263,5 +263,5 @@ def write_timeline(folder: Path, plan: Plan, events: list[Event]) -> None:
     }
     memory = vars(Occupied.of(plan.schedule))
     about = {"schedule": plan.schedule.name, "source": "measured"}
-    (folder / "timeline.json").write_text(json.dumps({**about, **rows, "memory": memory}))
+    write_sealed(folder / "timeline.json", {**about, **rows, "memory": memory}, indent=None)
     write_trace(folder / "trace.json", events, schedule=plan.schedule, source="measured")

@@ -8,13 +8,19 @@ equal.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
+import resource
 import sysconfig
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from workbench.core import host
+from workbench.core.files import read_whole
 from workbench.core.paths import user_path
 from workbench.core.sources import file_digest
 
@@ -29,6 +35,12 @@ FOLDER_FILES = ("wiki.train.tokens", "wiki.train.raw", "wiki.*.tokens", "wiki.*.
 """Patterns of files in a folder; the first one that matches decides (WikiText: its training
 part)."""
 
+ROWS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow|feather|orc|avro|csv|tsv|xlsx?)", re.IGNORECASE)
+"""Endings of files that hold rows of a table."""
+FIRST_LINE = re.compile(rb"(?:%s)?\s*([{[][^\n]*)" % BOM)
+"""Of a text that may be rows of JSON."""
+MAGIC = (b"PAR1", b"ARROW1")
+"""First bytes of Parquet and of Arrow."""
 TEXTS, PICTURES = (".txt", ".tsv", ".tokens", ".raw"), (".png", ".jpg", ".jpeg")
 """Endings of files in a folder that runs read: texts, sentence pairs (pairs.py), pictures."""
 
@@ -47,7 +59,8 @@ class Corpus:
 def read_corpus(source: str | Path = STDLIB) -> Corpus:
     """Read ``stdlib``, a text file, or a folder with WikiText's files or other ``*.txt``.
 
-    Raises ValueError, one sentence, for a source that is missing, unreadable, empty or not text.
+    Raises ValueError, one sentence, for a source that is missing, unreadable, empty or not text,
+    and for rows of a table, whose braces and quotes nobody means to train on.
     """
     if source == STDLIB:
         name, data = f"standard library of Python {platform.python_version()}", _read_stdlib()
@@ -65,7 +78,8 @@ def source_digest(source: str | Path) -> str:
     path, told = Path(source), []
     try:
         if not path.is_dir():
-            return file_digest(path) if path.is_file() else ""
+            fits = path.is_file() and path.stat().st_size <= most_bytes()
+            return file_digest(path) if fits else ""
         for file in (*path.glob("*"), *path.glob("*/*")):
             if file.parent == path and file.suffix in TEXTS and file.is_file():
                 told.append(f"{file.name} {file_digest(file)}")
@@ -95,9 +109,10 @@ def _files(path: Path) -> list[Path]:
 
 def _read_text(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read the text {str(path)!r}: {error.strerror}") from None
+        data = read_whole(path, f"the text {str(path)!r}", most_bytes())
+    except FileNotFoundError as error:
+        raise ValueError(f"the text {str(path)!r} cannot be read: {error.strerror}") from None
+    _refuse_rows(path, data)
     if not data.removeprefix(BOM).strip():
         raise ValueError(f"the text {str(path)!r} is empty ({len(data)} bytes)")
     if (nul := data.find(b"\0")) >= 0:
@@ -109,6 +124,29 @@ def _read_text(path: Path) -> bytes:
             f"{str(path)!r} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
         ) from None
     return data.removeprefix(BOM)
+
+
+def _refuse_rows(path: Path, data: bytes) -> None:
+    """Raise ValueError for a file of rows, by its name or its content."""
+    kind = path.suffix[1:] if ROWS.fullmatch(path.suffix) else ""
+    for magic in MAGIC:
+        kind = kind or magic.decode() * data.startswith(magic)
+    if not kind and (line := FIRST_LINE.match(data)):
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line[1])
+            told = isinstance(row, dict) or any(isinstance(x, str | list | dict) for x in row)
+            kind = "JSON" * told  # [1] may be a footnote
+    if kind:
+        raise ValueError(
+            f"the text {str(path)!r} holds rows ({kind}), which no run reads yet: a model would "
+            "learn what stands around their texts; write the texts alone to a plain file"
+        )
+
+
+def most_bytes() -> int:
+    """Bytes of a text that this process has memory for, beside its copies."""
+    limits = {host.host_memory_bytes(), resource.getrlimit(resource.RLIMIT_AS)[0]}
+    return min(limits - {resource.RLIM_INFINITY}) // 4
 
 
 def _read_stdlib() -> bytes:

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core import sources
+from workbench.core.files import read_whole
 from workbench.core.model_spec import FUNCTION
 
 OURS = ("workbench", "baselines")
@@ -55,6 +56,7 @@ def source_digest(family: str) -> str:
             f"the family {family!r} is not there: no module {name!r} in {Path.cwd()}, nor where "
             "Python looks"
         )
+    read_whole(found.file, f"the file of {family!r}")
     return sources.file_digest(found.file)
 
 

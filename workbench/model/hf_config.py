@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
 from workbench.core.model_spec import ModelSpec
 from workbench.core.paths import user_path
@@ -41,8 +42,8 @@ def read_config(path: str | Path) -> tuple[Any, str]:
     file = user_path(path)
     file = file / "config.json" if file.is_dir() else file
     try:
-        data = file.read_bytes()
-    except OSError as error:
+        data = read_whole(file, str(file))
+    except FileNotFoundError as error:
         raise ValueError(
             f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
             "(package.module:name), or the path of a Hugging Face config.json, and "

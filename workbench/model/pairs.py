@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.model.corpus import BOM, STDLIB, Corpus, read_corpus
+from workbench.core.files import read_whole
+from workbench.model.corpus import BOM, STDLIB, Corpus, most_bytes, read_corpus
 from workbench.model.keys import permuted, place_of
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
 
@@ -233,9 +234,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     Only a line feed ends a line: sentences may hold the other characters that Python splits at.
     """
     try:
-        data = path.read_bytes().removeprefix(BOM)
-    except OSError as error:
-        raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from None
+        data = read_whole(path, str(path), most_bytes()).removeprefix(BOM)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(data.split(b"\n"), start=1):
         try:
             text = line.decode().rstrip("\r")

@@ -117,7 +117,7 @@ class FolderPictures(Pictures):
         self.labels: list[int] = []
         kinds = sorted(kind for kind in folder.iterdir() if kind.is_dir())
         for label, kind in enumerate(kinds):
-            found = sorted(file for file in kind.iterdir() if file.suffix.lower() in ENDINGS)
+            found = sorted(f for f in kind.iterdir() if f.suffix.lower() in ENDINGS and f.is_file())
             if not found:
                 raise ValueError(f"the class folder {str(kind)!r} holds no PNG or JPEG file")
             self.files += found

@@ -2,7 +2,8 @@
 
 Both are lossless: every UTF-8 text has tokens. A BPE costs seconds to train, so what was trained,
 and the tokens it gave, are kept in a cache folder under the digest of the text; files are renamed
-into place, so that a run killed half-way leaves no half file.
+into place, so that a run killed half-way leaves no half file, and are made anew where a checksum is
+not theirs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from workbench.core.files import replacing
+from workbench.core.files import checksum, replacing
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.model.corpus import Corpus
 
 BYTES = 256
@@ -117,20 +119,18 @@ def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokeni
         return bpe, bpe.encode(corpus.data)
     stem = f"bpe-{size}-{corpus.digest[:16]}-{tokenizers.__version__}"
     merges, tokens = cache / f"{stem}.json", cache / f"{stem}.npy"
-    try:
-        bpe = BPE(tokenizer, tokenizers.Tokenizer.from_file(str(merges)))
-    except Exception:  # the library raises no narrower type for a missing or broken file
-        bpe = BPE.train(tokenizer, size, corpus.data)
-        with suppress(OSError):
-            cache.mkdir(parents=True, exist_ok=True)
-            tokens.unlink(missing_ok=True)
-            with replacing(merges) as part:
-                part.write_bytes(bpe.inner.to_str().encode())
-    with suppress(OSError, ValueError, EOFError):
-        return bpe, np.load(tokens, mmap_mode="r")
+    with suppress(OSError, ValueError, KeyError):
+        kept = read_sealed(merges, stem, needed=True)
+        if [*checksum(tokens)] == kept["tokens"]:
+            inner = tokenizers.Tokenizer.from_str(kept["merges"])
+            return BPE(tokenizer, inner), np.load(tokens, mmap_mode="r")
+    bpe = BPE.train(tokenizer, size, corpus.data)
     encoded = bpe.encode(corpus.data)
-    with suppress(OSError), replacing(tokens) as part, part.open("wb") as file:
-        np.save(file, encoded)
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        with replacing(tokens) as part, part.open("wb") as file:
+            np.save(file, encoded)
+        write_sealed(merges, {"merges": bpe.inner.to_str(), "tokens": checksum(tokens)})
     return bpe, encoded
 
 

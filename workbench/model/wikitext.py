@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from workbench.core.files import open_file
 from workbench.model.corpus import BOM
 from workbench.model.text import Text, load_text
 
@@ -38,11 +39,11 @@ def load_wikitext(
 def _check_title(path: Path) -> None:
     """Raises ValueError unless the first line that is not blank is the title of an article."""
     try:
-        with path.open("rb") as file:
+        with open_file(path, str(path)) as file:
             lines = enumerate(file, start=1)
             number, line = next((pair for pair in lines if pair[1].strip()), (0, b""))
-    except OSError as error:
-        raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     title = line.removeprefix(BOM).strip(b" \r\n")
     if number and not TITLE.fullmatch(title):  # reading an empty file says so
         raise ValueError(

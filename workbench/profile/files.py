@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.core.files import FileLock, write_whole
-from workbench.core.jsonfile import read_object
+from workbench.core.files import FileLock
 from workbench.core.schema import read_as
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.profile.machine import Machine
 from workbench.profile.table import Echo
 
@@ -24,8 +23,8 @@ FORMAT = 10
 def stored(path: Path, machine: Machine, kind: type[T], echo: Echo) -> T | None:
     """The `kind` that `path` holds, if it was measured on this machine; else says why not."""
     try:
-        data = read_object(path, "it")
-        if data.pop("format", None) != FORMAT:
+        data = read_sealed(path, "it")
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError("it is of another version")
         found = read_as(kind, data, "it")
     except FileNotFoundError:
@@ -43,7 +42,7 @@ def stored(path: Path, machine: Machine, kind: type[T], echo: Echo) -> T | None:
 def write(path: Path, data: dict[str, Any]) -> None:
     """Put a file in its place. Raises ValueError where the folder cannot be written."""
     try:
-        write_whole(path, json.dumps({"format": FORMAT, **data}, indent=1) + "\n")
+        write_sealed(path, {"format": FORMAT, **data})
     except OSError as error:
         raise ValueError(f"{path.parent} cannot be written: {error.strerror}") from error
 

@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from workbench.core.files import read_whole
 from workbench.published import sheet
 from workbench.published.here import LABELS
 from workbench.schedule.action import COMPUTE, LANES, lane_kind, parse_name
@@ -89,7 +90,7 @@ def read_lanes(path: Path) -> Lanes:
     file = "/".join(path.parts[-3:])  # as people find it: device folder, folder and name
     head: dict[str, Any] = {}
     rows: list[tuple[str, list[str]]] = []
-    for line, text in enumerate(path.read_text().splitlines(), 1):
+    for line, text in enumerate(read_whole(path, file).decode().splitlines(), 1):
         where = f"{file}, line {line}"
         if text.startswith("#"):
             head |= _entry(where, text, head)

@@ -10,17 +10,15 @@ as on that machine. Fields are those of `Hardware`, and ``flops_per_s`` of layer
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.core.bytesize import parse_bytes
-from workbench.core.files import write_whole
-from workbench.core.jsonfile import read_object
 from workbench.core.paths import user_path
 from workbench.core.schema import read_as
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.core.spec import VALUE_BYTES
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.profile import Hardware
@@ -109,7 +107,7 @@ def save(name: str, found: Ceilings, folder: Path) -> Path:
     del data["source"], data["wires"]
     path = user_path(folder) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(data, indent=1) + "\n")
+    write_sealed(path, data)
     return path
 
 
@@ -125,7 +123,7 @@ def read(path: Path) -> Known:
 
 
 def _read(path: Path, where: str) -> Known:
-    data, base = read_object(path, where), {}
+    data, base = read_as(dict[str, Any], read_sealed(path, where), where), {}
     if like := data.pop("like", ""):
         if like not in published.names():
             raise ValueError(f"like is {like!r}; it must be one of {', '.join(published.names())}")

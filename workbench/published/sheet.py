@@ -16,6 +16,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from workbench.core.files import read_whole
 from workbench.core.record import STATUSES
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -170,7 +171,7 @@ class Sheet(Generic[AnyRun]):
         Raises ValueError for a file without the columns and for a row that cannot be right, naming
         file, line, column and value.
         """
-        lines = path.read_text().splitlines()
+        lines = read_whole(path, _name(path)).decode().splitlines()
         full = [(n, text) for n, text in enumerate(lines, 1) if text.strip() and text[0] != "#"]
         if not full:
             raise ValueError(f"{_name(path)} is empty; its first line names the columns")

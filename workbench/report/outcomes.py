@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.core.files import write_whole
-from workbench.core.jsonfile import read_json
 from workbench.core.schema import read_as
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.model.corpus import STDLIB
 from workbench.report.page import Html, tag
 from workbench.runs.progress import format_seconds
@@ -52,7 +50,7 @@ def load_outcomes(store: Store, size: str) -> dict[str, Outcome]:
     path = folder_of(store, size) / OUTCOMES
     store.problems.pop(path, None)
     try:
-        return read_as(dict[str, Outcome], read_json(path, "it", any_text=True), "it")
+        return read_as(dict[str, Outcome], read_sealed(path, "it"), "it")
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -68,7 +66,7 @@ def save_outcomes(store: Store, size: str, outcomes: dict[str, Outcome]) -> None
         folder.mkdir(parents=True, exist_ok=True)
         if folder / OUTCOMES in store.problems:
             set_aside(folder / OUTCOMES)
-        write_whole(folder / OUTCOMES, json.dumps(data, indent=1) + "\n")
+        write_sealed(folder / OUTCOMES, data)
     except OSError as error:
         raise store.unusable(error) from error
 

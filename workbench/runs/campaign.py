@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from workbench.core.files import FileLock, write_whole
-from workbench.core.jsonfile import read_json
 from workbench.core.paths import import_path
 from workbench.core.record import strict
 from workbench.core.schema import Measured, read_as
+from workbench.core.sealed import read_sealed, sealed, write_sealed
 from workbench.runs.store import Store
 from workbench.runs.sweep import VERSION, SweepFile
 
@@ -126,7 +126,7 @@ class Campaign:
         try:
             campaign.folder.mkdir(parents=True, exist_ok=True)
             (campaign.folder / "events.jsonl").unlink(missing_ok=True)  # of the sweep before
-            write_whole(path, text)
+            write_whole(path, sealed(text))
         except OSError as error:
             raise store.unusable(error) from error
         return campaign
@@ -205,7 +205,7 @@ class Campaign:
                 orders = self.orders() | changes
                 if again:
                     orders["retry"] = orders.get("retry", 0) + 1
-                write_whole(self.folder / "order.json", json.dumps(orders) + "\n")
+                write_sealed(self.folder / "order.json", orders)
         except OSError as error:
             raise self.store.unusable(error) from error
 
@@ -237,7 +237,7 @@ class Campaign:
     def say(self, status: Status) -> None:
         """Replace what the sweep is said to be doing; for the process that runs it."""
         try:
-            write_whole(self.folder / "state.json", json.dumps(strict(asdict(status))) + "\n")
+            write_sealed(self.folder / "state.json", strict(asdict(status)))
         except OSError as error:
             raise self.store.unusable(error) from error
 
@@ -251,7 +251,7 @@ def _state_of(folder: Path) -> Status:
 def _read(kind: type, path: Path) -> tuple[Any, str]:
     """The `kind` that a file holds; where it does not fit, an empty one, and why."""
     try:
-        return read_as(kind, read_json(path, "it", any_text=True), "it"), ""
+        return read_as(kind, read_sealed(path, "it"), "it"), ""
     except FileNotFoundError:
         return kind(), ""
     except ValueError as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.core import host
-from workbench.core.files import FileLock
+from workbench.core.files import FileLock, private_folder
 from workbench.core.jsonfile import read_object
 
 FOLDER = "WORKBENCH_PLACES"
@@ -88,7 +88,7 @@ def take(among: list[LockableDevice], count: int, what: str) -> HeldDevices | No
 
 def _lock(device: LockableDevice, what: str) -> int | None:
     """A file descriptor that holds the device, or None while another process does."""
-    lock = FileLock.take(_file(device), mode=0o600)
+    lock = FileLock.take(_file(device), mode=0o666 if os.environ.get(FOLDER) else 0o600)
     if lock is None:
         return None
     told = json.dumps({"pid": os.getpid(), "what": what}).encode()
@@ -108,9 +108,11 @@ def holder(device: LockableDevice) -> str:
 def _file(device: LockableDevice) -> Path:
     named = os.environ.get(FOLDER)
     folder = Path(named or Path(tempfile.gettempdir()) / f"workbench-places-{os.getuid()}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not named and folder.stat().st_uid != os.getuid():
-        raise PermissionError(
-            f"{folder} belongs to another user; set {FOLDER} to a folder of your own"
-        )
+    if named:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    else:
+        try:
+            private_folder(folder)
+        except PermissionError as error:
+            raise PermissionError(f"{error}; set {FOLDER} to a folder of your own") from None
     return folder / f"{device.name.replace(' ', '-').replace('/', '-')}.lock"

@@ -1,8 +1,8 @@
 """Events of a run: one JSON object a line in ``events.jsonl``, in the order they happened.
 
 Progress, time left and the losses of a run that was killed all come from here, never from the text
-of a log. A line that a death tore in two is skipped, and the next writer starts on a line of its
-own.
+of a log. A line that a death tore in two, or that changed since, is skipped, and the next writer
+starts on a line of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, TypedDict
 
-from workbench.core.jsonfile import parse_json
+from workbench.core.files import open_file
 from workbench.core.record import strict
 from workbench.core.schema import Measured, read_as
+from workbench.core.sealed import parse_sealed, sealed
 
 Event = dict[str, Any]
 """``{"time": seconds since 1970, "event": kind, ...}``; kinds: started, phase, step, ended, exit,
@@ -70,10 +72,11 @@ class EventLog:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, kind: str, **values: Any) -> None:
-        line = json.dumps(strict(make_event(kind, **values)), allow_nan=False, default=str) + "\n"
+        told = strict(make_event(kind, **values))
+        line = sealed(json.dumps(told, allow_nan=False, default=str))
         size = os.fstat(self._file).st_size
         torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"  # by a death, a full disk
-        data = b"\n" * torn + line.encode()
+        data = b"\n" * torn + line
         if os.write(self._file, data) < len(data):  # the disk fills up: again, or an error
             self.write(kind, **values)
 
@@ -90,10 +93,10 @@ class EventReader:
 
     def read(self) -> list[Event]:
         try:
-            with self._path.open("rb") as file:
+            with open_file(self._path, "it") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -101,9 +104,10 @@ class EventReader:
 
 
 def parse_event(line: str | bytes) -> Event | None:
-    """The event of a line; None where a death tore it, or it is none of ours."""
+    """The event of a line; None where a death tore it, it changed since, or it is none of ours."""
     try:
-        event = parse_json(line, "it", any_text=True)
+        data = line.encode(errors="replace") if isinstance(line, str) else line
+        event = parse_sealed(data.rstrip() + b"\n", "it")
         kind = str(event["event"]) if isinstance(event, dict) and "event" in event else None
         event = read_as({"step": StepEvent, "exit": Exit}.get(kind, EventFields), event, "it")
     except ValueError:
@@ -118,7 +122,9 @@ def of_attempt(events: list[Event], started: str) -> list[Event]:
 
 
 def steps_of(events: list[Event]) -> tuple[list[float], list[float]]:
-    """Losses and seconds of the steps, in order; a step done twice counts as last reported."""
+    """Losses and seconds of the steps, in order, up to the first that is not told; a step done
+    twice counts as last reported."""
     done = {event["step"]: event for event in events if event["event"] == "step"}
-    steps = [done[step] for step in sorted(done)]
+    first = min(done, default=0)
+    steps = [done[step] for step in takewhile(done.__contains__, count(first))]
     return [e["loss"] for e in steps], [e["seconds"] for e in steps]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 import threading
 import time
 from contextlib import closing
@@ -150,10 +149,7 @@ class Index:
             except OSError as error:
                 problems[Path(path)] = str(error)
                 continue
-            if stat.S_ISREG(facts.st_mode):
-                found[key] = _Seen(_stamp(facts), os.path.exists(f"{folder}/timeline.json"))
-            else:  # a pipe would keep its reader waiting
-                problems[Path(path)] = "not a run record: not a file"
+            found[key] = _Seen(_stamp(facts), os.path.exists(f"{folder}/timeline.json"))
         return found, problems
 
     def _forget(self, found: Found) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from workbench.core.jsonfile import read_json
 from workbench.core.record import Provenance
 from workbench.core.schema import read_as
+from workbench.core.sealed import read_sealed, write_sealed
 
 NAME = "job.json"
 
@@ -31,9 +30,9 @@ class JobFile:
     provenance: Provenance
 
     def save(self, folder: Path) -> None:
-        (folder / NAME).write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_sealed(folder / NAME, asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> JobFile:
         """Raises ValueError where the file does not fit."""
-        return read_as(cls, read_json(folder / NAME, NAME, any_text=True), NAME)
+        return read_as(cls, read_sealed(folder / NAME, NAME), NAME)

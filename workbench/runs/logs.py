@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from workbench.core.files import read_whole
 from workbench.core.methods import METHODS
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import takes
@@ -154,8 +155,8 @@ def read_log(path: str | Path) -> ParsedLog:
     """Parse a file. Raises ValueError when it cannot be read or is no such log."""
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig", errors="replace")
-    except OSError as error:
+        text = read_whole(path, f"the log {path}", 1 << 30).decode("utf-8-sig", errors="replace")
+    except FileNotFoundError as error:
         raise ValueError(f"the log {path} cannot be read: {error.strerror}") from None
     return parse_log(text, path.name)
 

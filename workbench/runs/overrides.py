@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from workbench.core import jsonfile, schema
+from workbench.core import schema
 from workbench.core.bytesize import parse_bytes
+from workbench.core.files import read_whole
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import catalogue
 from workbench.core.paths import user_path
+from workbench.core.sealed import parse_sealed
 from workbench.core.spec import RunSpec
 
 MODEL = frozenset(field.name for field in fields(ModelSpec))
@@ -55,6 +57,7 @@ def make_spec(
     for source in (data, *changes):
         if not isinstance(source, Mapping):
             raise ValueError(f"a run spec is a JSON object, this is a {type(source).__name__}")
+        named(source)
         for name, value in source.items():
             if name not in WHOLE:
                 _put(merged, name, value)
@@ -64,6 +67,26 @@ def make_spec(
             for part, inner in value.items():
                 _put(merged, part, inner, inside=name)
     return _meant(RunSpec.from_dict(merged, lenient=lenient))
+
+
+def named(source: Mapping[str, Any]) -> dict[str, str]:
+    """Fields that a spec's JSON names, by their own names, and as they are written there. Raises
+    ValueError for one that it names twice, since one of the two values would not count."""
+    found: dict[str, str] = {}
+    for name, value in source.items():
+        whole = name in WHOLE and isinstance(value, Mapping)
+        for part, written in [(p, f"{p} in {name}") for p in value] if whole else [(name, name)]:
+            if (before := found.setdefault(_plain(part), written)) != written:
+                raise twice(_plain(part), before, written)
+    return found
+
+
+def twice(name: str, first: str, second: str) -> ValueError:
+    """The error of a field that has a value in two places."""
+    return ValueError(
+        f"{name} is given twice, as {first} and as {second}, and one of them would not count; "
+        "leave one out"
+    )
 
 
 def _meant(spec: RunSpec) -> RunSpec:
@@ -82,9 +105,13 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     """A JSON file that holds one object; raises ValueError naming `what` it was to be."""
     where = f"the {what} {path}"
     try:
-        return jsonfile.read_object(user_path(path), where)
+        data = read_whole(user_path(path), where)
     except FileNotFoundError as error:
         raise ValueError(f"{where} cannot be read: {error.strerror}") from None
+    value = parse_sealed(data, where, any_text=False)  # a run's own spec.json is one, too
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is not a JSON object")
+    return value
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -94,10 +121,6 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise ValueError(f"{text!r} is not a setting; write field=value")
     name = _plain(name.strip())
     return name, parse_value(name, value.strip())
-
-
-def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    return dict(parse_setting(text) for text in texts)
 
 
 def parse_value(name: str, text: str) -> Any:

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from workbench.core.jsonfile import read_object
 from workbench.core.record import RESULTS, RunRecord, Status
+from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.runs.events import Event, EventReader, make_event
 from workbench.runs.executor import LocalExecutor
@@ -188,7 +188,7 @@ class RayWork:
             words = "it was cancelled" if cancelled else f"Ray lost the run: {lines[-1]}"
             with suppress(OSError, ValueError):
                 file = self._store.folder(self.key) / "spec.json"
-                told = RunSpec.from_dict(read_object(file, "spec"))
+                told = RunSpec.from_dict(read_sealed(file, "spec"))
                 return RunRecord(
                     key=self.key,
                     method=told.method,

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from workbench.core import host, methods
 from workbench.core.paths import user_path
-from workbench.core.sources import by_content, config_file
+from workbench.core.sources import Modules, by_content, config_file
 from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
+
+WEIGHTS = re.compile(
+    r"(?i)(.*\.(safetensors|gguf|ggml|h5|msgpack|ckpt)|(pytorch_model|model|weights|consolidated|"
+    r"adapter_model).*\.(bin|pt|pth|npz|onnx))(\.index\.json)?"
+)
+"""Names of files that hold a model's weights, or a shard, or list these."""
 
 
 def resolve(spec: RunSpec) -> RunSpec:
@@ -54,6 +61,21 @@ def check_method(spec: RunSpec, *, gpus: bool = True) -> methods.Method:
     return method
 
 
+def unread_weights(spec: RunSpec) -> str:
+    """Why a run of the spec is refused that would begin from random weights although trained ones,
+    whole or not, lie beside its configuration or the file that this links to; else empty."""
+    file = config_file(spec.model)
+    if file is None or spec.weights == "random" or spec.start_from:
+        return ""
+    for folder in dict.fromkeys((file.parent, file.resolve().parent)):
+        if names := sorted(filter(WEIGHTS.fullmatch, Modules(()).listing(folder) or ())):
+            return (
+                f"weights is 'auto', and no run reads {folder / names[0]} yet: training would "
+                "begin from random weights; give 'random' to have it so all the same"
+            )
+    return ""
+
+
 class Keys:
     """Keys of many specs on this machine; the code of each method is looked at once."""
 
@@ -61,7 +83,9 @@ class Keys:
         self._known: dict[tuple[Callable[[str], str], str], str] = {}
 
     def of(self, spec: RunSpec) -> str:
-        """Raises ValueError for an unknown method or device."""
+        """Raises ValueError for an unknown method or device, and for weights that nobody reads."""
+        if told := unread_weights(spec):
+            raise ValueError(told)
         spec, build = resolve(spec), host.torch_build()
         facts = [
             self._told(methods.code_version, spec.method),

@@ -12,7 +12,6 @@ user interface polls it from a timer. Three rules keep the store true:
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -27,9 +26,10 @@ from typing import Self
 
 from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes
-from workbench.core.files import FileLock, write_whole
+from workbench.core.files import FileLock
 from workbench.core.paths import import_path
 from workbench.core.record import RESULTS, RunRecord, Status
+from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.runs import provenance
 from workbench.runs.device_locks import HeldDevices
@@ -241,7 +241,7 @@ class Job:
             },
         )
         try:
-            write_whole(folder / "spec.json", json.dumps(self.spec.to_dict(), indent=1) + "\n")
+            write_sealed(folder / "spec.json", self.spec.to_dict())
             self._job.save(folder)
             log = (folder / "log.txt").open("ab")
         except OSError as error:

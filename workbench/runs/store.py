@@ -7,8 +7,9 @@ folder may be half written at any moment and nothing ever depends on it being wh
 index to go stale: the table is built from the records each time, and parsed records are kept in
 memory by modification time.
 
-A record that cannot be read (torn, foreign, of a later version) counts as not done and is reported
-in `Store.problems`. It is never deleted: the record that replaces it moves it aside.
+A record that cannot be read (torn, foreign, of a later version) counts as not done, as does one
+that is not the bytes that were written, and is reported in `Store.problems`. It is never deleted:
+the record that replaces it moves it aside.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.files import FileLock, flush, replacing, write_whole
+from workbench.core.files import FileLock, flush, read_whole, replacing, write_whole
 from workbench.core.paths import user_path
 from workbench.core.record import BETWEEN, PARTS, Predicted, RunRecord, steady_step_seconds
+from workbench.core.sealed import MOST_BYTES, sealed
 from workbench.core.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -169,9 +171,7 @@ class Store:
 
 def read_record(path: Path) -> RunRecord:
     """Raises ValueError when it is no record, or not the record of the folder it lies in."""
-    if not path.is_file():
-        raise ValueError("not a run record: it is no file")
-    record = RunRecord.from_json(path.read_bytes())
+    record = RunRecord.from_json(read_whole(path, "not a run record: it", MOST_BYTES))
     if record.key != path.parent.name:
         raise ValueError(f"the record is of run {record.key}, not of {path.parent.name}")
     return record
@@ -185,7 +185,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
     path = folder / RECORD
     try:
         with replacing(path) as part:
-            part.write_text(record.to_json())
+            part.write_bytes(sealed(record.to_json()))
             if path.exists() and not _readable(path):
                 set_aside(path)
         flush(folder)  # a rename is only on the disk once its folder is

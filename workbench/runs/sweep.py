@@ -6,7 +6,8 @@ sweeps share runs once. How many run at once is the executor's matter: on this m
 device (device_locks.py), because two on one device would measure each other.
 
 A sweep file is JSON: ``base`` (fields of a spec), ``grid`` (field -> list of values; all
-combinations), ``runs`` (list of field changes; default one run that changes nothing), ``results``
+combinations, of fields that stand nowhere else), ``runs`` (list of changes of the base's fields;
+default one run that changes nothing), ``results``
 (folder, relative to the file), ``timeout`` (seconds a run), ``executor`` (``local``, or ``ray``),
 ``name``; or instead of base, grid and runs an ``exhibit`` and its ``size``. Its ``version`` is 2;
 in files without one, ``gpipe`` and ``1f1b`` are torch's, as they were before there were our own.
@@ -32,7 +33,7 @@ from workbench.core.schema import read_as
 from workbench.core.spec import RunSpec
 from workbench.runs.events import Event, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
-from workbench.runs.overrides import make_spec, read_object
+from workbench.runs.overrides import WHOLE, make_spec, named, read_object, twice
 from workbench.runs.resolve import Keys
 from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.store import REPOSITORY_RESULTS, Store
@@ -155,6 +156,7 @@ def expand(
             raise ValueError(
                 f"the axis {name} is {values!r}; it must be a list of at least one value"
             )
+    _check_once(base, grid, runs)
     points = len(runs) * prod(map(len, grid.values()))
     if points > MOST_POINTS:
         raise ValueError(
@@ -166,6 +168,20 @@ def expand(
         for change in runs
         for values in itertools.product(*grid.values())
     ]
+
+
+def _check_once(base: Any, grid: dict[str, list[Any]], runs: Iterable[Any]) -> None:
+    """Raise ValueError for a field of the grid that stands elsewhere, too. Runs change the base."""
+    axes: dict[str, str] = {}
+    for name, values in grid.items():
+        for each in values if name in WHOLE else ({name: None},):
+            for field_ in named(each) if isinstance(each, dict) else ():
+                if (before := axes.setdefault(field_, name)) != name:
+                    raise twice(field_, f"the axis {before}", f"the axis {name}")
+    for where, each in [("base", base), *(("runs", run) for run in runs)]:
+        for field_, written in named(each).items() if isinstance(each, dict) else ():
+            if field_ in axes:
+                raise twice(field_, f"{written} of {where}", f"the axis {axes[field_]}")
 
 
 State = Literal["pending", "running", "done", "failed"]

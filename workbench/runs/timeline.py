@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.core.jsonfile import read_json
 from workbench.core.schema import read_as
+from workbench.core.sealed import read_sealed
 from workbench.schedule.action import LANES, Kind, lane_kind
 from workbench.schedule.simulate import Event, Occupied
 
@@ -43,4 +43,4 @@ class Timeline:
 def load_timeline(folder: Path) -> Timeline:
     """The timeline of the run in `folder`. Raises FileNotFoundError where it kept none, ValueError
     where the file does not fit."""
-    return read_as(Timeline, read_json(folder / FILE, "it"), "")
+    return read_as(Timeline, read_sealed(folder / FILE, "it"), "")

@@ -29,11 +29,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workbench.core.jsonfile import read_json
 from workbench.core.methods import imported
 from workbench.core.others import read, shares
 from workbench.core.record import Outcome, Predicted, RunRecord, Status, steady_step_seconds
 from workbench.core.reporter import compile_seconds
+from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
 from workbench.runs import legacy
@@ -119,7 +119,7 @@ def main(folder: Path) -> int:
     _open_log()
     job = JobFile.load(folder)
     look_here()
-    spec = RunSpec.from_dict(read_json(folder / "spec.json", "spec.json", any_text=True))
+    spec = RunSpec.from_dict(read_sealed(folder / "spec.json", "spec.json"))
     log = EventLog(folder / "events.jsonl")
     reporter = WorkerReporter(spec, log)
     began = time.monotonic()

@@ -200,11 +200,9 @@ def check_fits(folder: Path, label: str, found: Tensor | None, into: Tensor) -> 
     lacks."""
     if found is None:
         raise ValueError(f"the checkpoint {folder} has no {label}, which the model has")
-    if found.shape != into.shape:
-        raise ValueError(
-            f"{label} in the checkpoint {folder} has shape {tuple(found.shape)}, "
-            f"the model's is {tuple(into.shape)}"
-        )
+    theirs, ours = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (found, into))
+    if theirs != ours:
+        raise ValueError(f"{label} in the checkpoint {folder} is {theirs}, the model's is {ours}")
 
 
 def file_of(unit: int) -> str:

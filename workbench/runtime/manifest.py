@@ -7,12 +7,10 @@ no valid checksum is read by `workbench trust` alone, and a file that it does no
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shlex
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -20,17 +18,16 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from workbench.core.files import flush, write_whole
-from workbench.core.jsonfile import parse_json
+from workbench.core.files import checksum, flush, read_whole, write_whole
 from workbench.core.reporter import Reporter, Untold
 from workbench.core.schema import Measured, read_as
+from workbench.core.sealed import parse_sealed, sealed
 
 MANIFEST = "manifest.json"
 KEEP = 2
 """The newest checkpoint, and the one before in case its reader finds a bad disk block."""
-READERS, BLOCK = 8, 1 << 24
-"""Threads that make checksums, and bytes that each looks at at once."""
-SEAL = b', "sha256": "'
+READERS = 8
+"""Threads that make checksums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +59,7 @@ class Manifest:
         told = asdict(self)
         for key in ("losses", "grad_norms"):
             told[key] = [x if x is None or isfinite(x) else str(x) for x in told[key]]
-        write_whole(folder / MANIFEST, _sealed(json.dumps(told, allow_nan=False).encode()[:-1]))
+        write_whole(folder / MANIFEST, sealed(json.dumps(told, allow_nan=False)))
         flush(folder)
 
 
@@ -78,18 +75,20 @@ class Saved:
         """Raises OSError where the manifest is damaged, or a file is not all there, and ValueError
         where a sound manifest has fields or a version that are unknown here."""
         try:
-            data = (path / MANIFEST).read_bytes()
-        except OSError as error:
+            data = read_whole(path / MANIFEST, MANIFEST)
+        except FileNotFoundError as error:
             raise unreadable(path, f"{MANIFEST}: {error.strerror}") from error
-        body = data.rpartition(SEAL)[0]
-        if data != _sealed(body):
+        except ValueError as error:
+            raise unreadable(path, error) from error
+        try:
+            told = parse_sealed(data, MANIFEST, needed=True)
+        except ValueError:
             raise unreadable(
                 path,
                 f"{MANIFEST} has no valid checksum, so it is damaged or of an older version; "
                 f"`workbench trust {shlex.quote(str(path))}` rewrites one that you trust",
-            )
-        where = f"the manifest of the checkpoint {path}"
-        manifest = read_as(Manifest, parse_json(body + b"}", where), where)
+            ) from None
+        manifest = read_as(Manifest, told, f"the manifest of the checkpoint {path}")
         if path.name != step_name(manifest.next_step):
             raise unreadable(path, f"its manifest is that of {step_name(manifest.next_step)}")
         for name, (size, _) in manifest.files.items():
@@ -177,22 +176,9 @@ def sums(folder: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Bytes and CRC-32 of files."""
     names = list(names)
     with ThreadPoolExecutor(READERS) as pool:
-        return dict(zip(names, pool.map(lambda name: _sum(folder / name), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: checksum(folder / name), names), strict=True))
 
 
 def unreadable(path: Path, why: object) -> OSError:
     """The error of a checkpoint that is damaged."""
     return OSError(f"the checkpoint {path.name} cannot be read: {why}")
-
-
-def _sealed(body: bytes) -> bytes:
-    """`body` is an object without its closing brace."""
-    return body + SEAL + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
-
-
-def _sum(path: Path) -> tuple[int, int]:
-    size = crc32 = 0
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(BLOCK):
-            size, crc32 = size + len(block), zlib.crc32(block, crc32)
-    return size, crc32

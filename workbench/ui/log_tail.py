@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from workbench.core.files import open_file
+
 TAIL_BYTES = 16_384
 LONGEST_LINE = 240
 
@@ -22,11 +24,11 @@ _BETWEEN = (
 def read_tail(path: Path, nbytes: int = TAIL_BYTES) -> bytes:
     """The last bytes of a file, from the start of a line; empty where there is none."""
     try:
-        with path.open("rb") as file:
+        with open_file(path, "it") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - nbytes))
             data = file.read(nbytes)
-    except OSError:
+    except (OSError, ValueError):
         return b""
     return data if size <= nbytes else data[data.find(b"\n") + 1 :]
 

@@ -84,3 +84,38 @@ def test_a_folder_of_a_killed_process_goes_with_the_next_and_others_stay(
     second.close()
     del first
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_no_file_or_too_large_is_a_sentence_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    kinds = {tmp_path / "pipe": "is a pipe", tmp_path: "is a folder", Path("/dev/zero"): "a device"}
+    for path, words in (kinds | {tmp_path / "sparse": "has 1 TiB; it must have 64 MiB"}).items():
+        with pytest.raises(ValueError, match=f"^the spec .*{words}"):
+            files.read_whole(path, "the spec")
+    (tmp_path / "file").write_bytes(b"{}")
+    assert files.read_whole(tmp_path / "file", "the spec") == b"{}"
+
+
+def test_a_private_file_is_private_whatever_stood_there(tmp_path: Path) -> None:
+    others, path = tmp_path / "others", tmp_path / "token"
+    others.write_text("theirs")
+    for make in (path.touch, lambda: path.symlink_to(others), lambda: None):
+        make()
+        write_whole(path, "secret", mode=0o600)
+        assert (path.lstat().st_mode & 0o777, path.read_text()) == (0o600, "secret")
+        path.unlink()
+    assert others.read_text() == "theirs"
+    path.touch(mode=0o666)
+    FileLock.take(path, mode=0o600).release()
+    assert path.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "link").symlink_to(others)
+    with pytest.raises(OSError, match="symbolic links"):
+        FileLock.take(tmp_path / "link", mode=0o600)
+    (tmp_path / "wide").mkdir(mode=0o755)
+    files.private_folder(tmp_path / "wide")
+    assert (tmp_path / "wide").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "way").symlink_to(tmp_path / "wide")
+    with pytest.raises(PermissionError, match="another user, or is a link"):
+        files.private_folder(tmp_path / "way")

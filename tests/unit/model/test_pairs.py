@@ -224,7 +224,7 @@ def test_refuses_what_is_not_there_or_does_not_fit(mrpc, tmp_path):
         load(mrpc, vocab=258)
     with pytest.raises(ValueError, match="'wordpiece' needs a folder with vocab.txt"):
         load("stdlib", "wordpiece")
-    with pytest.raises(ValueError, match="cannot read .*vocab.txt"):
+    with pytest.raises(ValueError, match="vocab.txt cannot be read"):
         load(mrpc, "wordpiece")
     with pytest.raises(ValueError, match="unknown tokenizer 'words'"):
         load(mrpc, "words")

@@ -47,6 +47,8 @@ def test_folder_of_texts_is_read_in_order(tmp_path):
         (b" \n ", r"is empty \(3 bytes\)"),
         (b"ELF\0\1", "is not text: byte 3 is NUL"),
         (b"caf\xe9 au lait", "is not UTF-8 text: byte 3 is 0xe9"),
+        (b'\xef\xbb\xbf\n {"text": "a b"}\n{"text": "c"}\n', r"holds rows \(JSON\), which no run"),
+        (b"PAR1\0\0", r"holds rows \(PAR1\)"),
         (b"short", "has 5 tokens, too few for one sample of 16: it takes 17"),
     ],
 )
@@ -59,6 +61,15 @@ def test_refuses_what_is_not_a_text(tmp_path, content, sentence):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "json", "PARQUET", "arrow", "csv"])
+def test_rows_are_known_by_their_names_and_braces_alone_are_text(story, ending, tmp_path):
+    with pytest.raises(ValueError, match=rf"holds rows \({ending}\)"):
+        read_corpus(story.rename(tmp_path / f"rows.{ending}"))
+    for told in ("{ x: the set }", "[1]", "{", '{"a": 1} is JSON'):
+        (tmp_path / "text").write_text(f"{told}\n{STORY}")
+        assert read_corpus(tmp_path / "text").data.startswith(told.encode())
+
+
 def test_refuses_an_empty_folder_and_an_unreadable_file(tmp_path, story):
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -66,7 +77,7 @@ def test_refuses_an_empty_folder_and_an_unreadable_file(tmp_path, story):
         load_text(empty, vocab=256, seq=16)
     if os.geteuid():  # root reads everything
         story.chmod(0)
-        with pytest.raises(ValueError, match="cannot read the text"):
+        with pytest.raises(ValueError, match="cannot be read: Permission denied"):
             load_text(story, vocab=256, seq=16)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.methods.plain import MODEL, spec_for
 from workbench.core.model_spec import ModelSpec
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.profile import limits, probe
 from workbench.profile.profile import Limits
 
@@ -71,9 +72,9 @@ def test_a_number_that_is_none_is_not_used(looked, tmp_path, name, value):
     spec = spec_for(method="harmony-pp", ranks=2, batch=8)
     limits.limits_for(spec, tmp_path, 100)
     (path,) = tmp_path.glob("profiles/*/limits-*.json")
-    data = json.loads(path.read_text())
+    data = read_sealed(path, "it")
     (data if name in data else data["limits"])[name] = value
-    path.write_text(json.dumps(data))
+    write_sealed(path, data)
     assert limits.stored_limits(spec, tmp_path) is None
     said: list[str] = []
     assert limits.limits_for(spec.with_(batch=16), tmp_path, 100, said.append).forward == 16

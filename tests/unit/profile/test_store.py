@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from workbench import cli
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.core.spec import RunSpec
 from workbench.profile import ceilings as measuring
 from workbench.profile import measure, store, wires
@@ -70,9 +71,9 @@ def test_figures_of_another_machine_are_not_used_silently(
 ) -> None:
     found = store.ceilings(tmp_path, "cpu")
     path = store.folder_of(tmp_path, found.machine) / "hardware.json"
-    data = json.loads(path.read_text())
+    data = read_sealed(path, "it")
     data["machine"] |= change
-    path.write_text(json.dumps(data))
+    write_sealed(path, data)
     heard: list[str] = []
     assert store.ceilings(tmp_path, "cpu", heard.append, measure=False) is None
     assert len(heard) == 1
@@ -134,7 +135,7 @@ def test_layers_are_measured_anew_before_a_run_when_the_machine_has_changed(
 
 def stored_costs(results: Path) -> dict:
     (path,) = results.glob("profiles/*/units-*.json")
-    return json.loads(path.read_text())
+    return read_sealed(path, "it")
 
 
 def test_links_are_measured_for_each_setting_of_nccl(
@@ -216,7 +217,7 @@ def test_what_is_of_another_model_is_one_sentence_with_its_file(
     monkeypatch.setattr(measure, "probe", lambda device, dtype: data["probe_s"])
     spoil(data)
     (path,) = tmp_path.glob("profiles/*/units-*.json")
-    path.write_text(json.dumps(data))
+    write_sealed(path, data)
     for asked in (store.stored_profile, store.profile_for):
         with pytest.raises(ValueError, match=re.escape(f"{path.name} {why}")):
             asked(spec, tmp_path)

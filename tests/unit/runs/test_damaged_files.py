@@ -7,6 +7,7 @@ import io
 import json
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -15,11 +16,11 @@ import pytest
 from tests.unit.figures.records import record
 from tests.unit.runs.test_logs import NAME, log_of
 from workbench import cli
-from workbench.core.jsonfile import read_json
+from workbench.core.sealed import read_sealed, write_sealed
 from workbench.core.spec import RunSpec
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.harmony.fig8 import busy_shares
-from workbench.profile.files import FORMAT
+from workbench.profile.files import stored, write
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import Hardware, UnitCost, Wires
 from workbench.profile.store import UnitCosts, folder_of, path_of
@@ -36,6 +37,7 @@ from workbench.runs.overrides import make_spec
 from workbench.runs.progress import Progress, describe_record
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.store import Store
+from workbench.runs.timeline import load_timeline
 from workbench.schedule.simulate import Event, Occupied
 from workbench.ui.timeline_run import run_timeline
 from workbench.ui.watch import SweepWatch
@@ -81,6 +83,7 @@ def damaged(text: bytes, draw: Random) -> bytes:
     else:
         number = isinstance(value, int | float) and what == 5
         inner[key] = -value if number else draw.choice(VALUES)
+    data.pop("sha256", None)  # as of a version that had none: else its checksum says it all
     text = json.dumps(data)
     lines[at] = (text.replace(twice, f"{twice}, {twice}") if twice else text).encode()
     return b"\n".join(lines) + b"\n"
@@ -111,8 +114,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     moving = [("device", 0, {"F0.0": (1, 1)})]
     memory = Occupied(budgets={}, always=[("host", 0, 1)], changes=moving)
     told["memory"] = asdict(memory)
-    (run / "timeline.json").write_text(json.dumps(told))
-    (run / "spec.json").write_text(json.dumps(spec.to_dict()))
+    write_sealed(run / "timeline.json", told)
+    write_sealed(run / "spec.json", spec.to_dict())
     JobFile(key="k", module="m", started="now", mark="x", timeout_s=3.0, resume=False,
             provenance={"command": ["a"]}).save(run)  # fmt: skip
     machine, rates = this_machine("cpu"), ("h2d", "d2h", "host_adam_params", "device_adam_params")
@@ -134,12 +137,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }  # fmt: skip
     for path, found in measured.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"format": FORMAT, **asdict(found)}))
+        write(path, asdict(found))
     (run / NAME).write_text(log_of(3.0, None, 2.5))
     mine = ("record.json", "events.jsonl", "timeline.json", "spec.json", "job.json")
     return {path.name: path for path in (
         *measured, store.root / ".index.sqlite", store.root / "reports/smoke/exhibits.json",
-        campaign.folder / "state.json", campaign.folder / "order.json", run / NAME,
+        *(campaign.folder / f"{name}.json" for name in ("state", "order", "sweep")), run / NAME,
         *(run / name for name in mine))}  # fmt: skip
 
 
@@ -174,7 +177,7 @@ def read_others(store: Store, path: Path, run: Path) -> None:
     found = store.find(run.name)
     busy_shares(found, store), draw_gantt([found], store)
     for read in (
-        lambda: RunSpec.from_dict(read_json(run / "spec.json", "it")), lambda: JobFile.load(run),
+        lambda: RunSpec.from_dict(read_sealed(run / "spec.json", "it")), lambda: JobFile.load(run),
         lambda: run_timeline(store, run.name),
         lambda: parse_log((run / NAME).read_text(errors="replace"), NAME),
     ):  # fmt: skip
@@ -202,3 +205,32 @@ def test_a_damaged_file_is_no_traceback(files, part, read, count) -> None:
             read(store, path, files["record.json"].parent)
         finally:
             path.write_bytes(text)
+
+
+def test_no_flipped_bit_is_taken_for_what_was_written(files) -> None:
+    record_, run = files["record.json"], files["record.json"].parent
+    draw, store, machine = Random(1), Store(run.parents[1]), this_machine("cpu")
+    campaign, kinds = Campaign(store, "one"), {"hard": Ceilings, "unit": UnitCosts}
+    reads = {
+        "record.json": lambda: store.find(run.name), "timeline.json": lambda: load_timeline(run),
+        "exhibits.json": lambda: load_outcomes(store, "smoke"), "order.json": campaign.orders,
+        "state.json": lambda: vars(campaign.status()) | {"text": ""},
+        "sweep.json": lambda: campaign.data, "job.json": lambda: JobFile.load(run),
+        "events.jsonl": lambda: EventReader(run / "events.jsonl").read(),
+    } | {
+        name: partial(stored, path, machine, kinds[name[:4]], lambda line: None)
+        for name, path in files.items() if name[:4] in kinds
+    }  # fmt: skip
+    for name, read in reads.items():
+        whole, before = files[name].read_bytes(), read()
+        assert before not in (None, {}, [])
+        for at in draw.sample(range(len(whole)), 60):
+            bit = bytes([whole[at] ^ 1 << draw.randrange(8)])
+            files[name].write_bytes(whole[:at] + bit + whole[at + 1 :])
+            with suppress(ValueError):
+                found = read()
+                if name == "events.jsonl" and len(before) - 2 <= len(found) < len(before):
+                    found = None if all(event in before for event in found) else found
+                assert found in (None, {}, vars(Status())), name
+            assert name != "record.json" or record_ in store.problems
+        files[name].write_bytes(whole)

@@ -16,6 +16,8 @@ from workbench.core import host, methods
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.runs.resolve import Keys, key_of, resolve
+from workbench.runs.store import Store
+from workbench.runs.sweep import Sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 EVIL = "import pathlib\npathlib.Path('ran').write_text(__name__)\n"
@@ -120,3 +122,34 @@ def test_a_key_leaves_out_defaults_counts_torch_and_looks_once(
     monkeypatch.setattr(methods, "code_version", lambda name: asked.update([name]) or look(name))
     assert len({keys.of(PLAIN.with_(seed=seed)) for seed in range(50)}) == 50
     assert asked == {"plain": 1}
+
+
+def test_weights_beside_a_configuration_are_not_passed_over_in_silence(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    file, bare = here / "tiny" / "config.json", PLAIN.with_(model=ModelSpec(family="tiny"))
+    gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 32}
+    write(file, json.dumps(gpt2 | {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}))
+    for other in ("tokenizer.json", "training_args.bin", "optimizer.pt", "rng_state.pth"):
+        (file.parent / other).touch()
+    (here / "way.json").symlink_to(file)
+    before = key_of(bare)
+    for name in (
+        "model-00001-of-00002.safetensors", "pytorch_model.bin.index.json", "Llama-Q4.GGUF",
+        "pytorch_model-00002-of-00002.bin", "consolidated.00.pth", "model.safetensors",
+    ):  # fmt: skip
+        weights = file.parent / name
+        weights.symlink_to("nowhere")  # as in a cache of downloads, half of it lost
+        with pytest.raises(ValueError, match=f"no run reads {weights} yet"):
+            Sweep([bare], Store(here / "r"))
+        if name != "model.safetensors":
+            weights.unlink()
+    for family in ("tiny", "tiny/config.json", "way.json"):
+        words = ["-m", "plain", "--hf-config", family, "--results", "r"]
+        assert cli.main(["run", *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"--weights is 'auto', and no run reads {weights} yet" in line
+    assert before not in {key_of(bare.with_(weights="random")), key_of(bare.with_(start_from="r"))}
+    assert cli.main(["plan", *words, "--machine", "v100-32gb"]) == 0
+    assert "the plan holds, but not its run: --weights is 'auto'" in capsys.readouterr().err

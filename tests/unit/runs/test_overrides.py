@@ -3,7 +3,7 @@
 import pytest
 
 from workbench.core.spec import RunSpec
-from workbench.runs.overrides import describe, hints, make_spec, parse_setting, parse_settings
+from workbench.runs.overrides import describe, hints, make_spec, parse_setting
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_settings_from_text(text: str, value: object) -> None:
 )
 def test_what_is_wrong_with_a_setting(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match="^" + sentence.replace("(", r"\(")):
-        parse_settings([text])
+        parse_setting(text)
 
 
 def test_a_spec_survives_json_and_takes_changes() -> None:

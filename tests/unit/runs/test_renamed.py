@@ -29,7 +29,8 @@ def test_old_records_are_torchs(old):
 
 
 def test_a_sweep_file_says_by_its_version_whose_pipelines_it_means(tmp_path, capsys):
-    data = {"base": {"method": "gpipe", "ranks": 2}, "grid": {"method": ["1f1b", "plain"]}}
+    runs = [{"method": "1f1b"}, {"method": "plain"}]
+    data = {"base": {"method": "gpipe", "ranks": 2}, "runs": runs}
     old = SweepFile.parse(data, "old")
     assert [spec.method for spec in old.specs] == ["torch-1f1b", "plain"]
     assert "old has no version: 1f1b, gpipe in it are torch's" in old.note

@@ -131,7 +131,7 @@ def test_a_saved_machine_is_planned_for_by_its_name(examined, tmp_path: Path, ca
     ("text", "why"),
     [
         ("{", "is not JSON"),
-        ("[]", "is not a JSON object"),
+        ("[]", "must be an object"),
         ('{"like": "rtx"}', "like is 'rtx'; it must be one of v100-32gb"),
         ('{"like": "h100-80gb", "host_bytes": "1G"}', "'1G' is not an amount"),
         ('{"like": "h100-80gb", "cores": 0}', "cores is 0; it must be more than 0"),

@@ -261,12 +261,13 @@ def test_nobody_opens_a_pickle_or_takes_another_model(tmp_path, monkeypatch) -> 
         (folder / ".metadata").write_bytes(pickle.dumps(Bomb()))
     load_newest(path.parent, weights(part.parameters))
     assert not Path("opened").exists()
-    for label, shape, words in (
-        ("weight/0.w", (5, 1), r"weight/0.w in .* has shape \(5, 2\), the model's is \(5, 1\)"),
-        ("weight/0.v", (5, 2), "the checkpoint .* has no weight/0.v"),
+    for label, mine, words in (
+        ("w", torch.zeros(5, 1), r"weight/0.w in .* of shape \(5, 2\), the model's is .* \(5, 1\)"),
+        ("w", torch.zeros(5, 2).double(), "is torch.float32 of .*, the model's is torch.float64"),
+        ("v", torch.zeros(5, 2), "the checkpoint .* has no weight/0.v"),
     ):
         with pytest.raises(ValueError, match=words):
-            load_newest(path.parent, {0: {label: torch.zeros(shape)}})
+            load_newest(path.parent, {0: {f"weight/0.{label}": mine}})
     half = {0: {"weight/0.w": torch.zeros(5, dtype=torch.bfloat16)}}
     with pytest.raises(ValueError, match=r"is torch.bfloat16; checkpoints hold fp32 masters"):
         save(tmp_path / "run", half, manifest(4))

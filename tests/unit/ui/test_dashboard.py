@@ -11,7 +11,7 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
-from workbench.page import TEMPLATE, configuration, notebook, serve
+from workbench.page import TEMPLATE, configuration, notebook, serve, strange
 from workbench.ui.dashboard import Dashboard
 from workbench.ui.planner import Question
 
@@ -82,3 +82,12 @@ def test_the_served_page_answers_to_no_foreign_name(
     for host in ("127.0.0.1:8888", "localhost"):
         assert asyncio.run(codes(host))[0] == 302, "to where the token is asked for"
     found[0].stop()
+
+
+def test_a_request_that_leads_upwards_or_is_no_text_names_nothing() -> None:
+    odd = ("/..%2f", "/a/..", "/%2e%2e/x", "/%5c..%5cx", "/%00", "/%c3%28")
+    for path in (*odd, *(f"/voila/templates/{each}" for each in ("x", "lab/static/", "lab/x/y"))):
+        assert strange(path, {}), path
+    for path in ("/", "/voila/static/a.js", "/voila/templates/lab/static/a.b/c..js", "/api/k%20x"):
+        assert not strange(path, {"token": [b"abc", b""]}), path
+        assert strange(path, {"token": [b"abc", "\u00e9".encode()]})

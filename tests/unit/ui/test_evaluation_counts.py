@@ -10,6 +10,7 @@ import pytest
 
 from tests.runs.in_process import InProcess
 from tests.unit.figures.records import record
+from workbench.core.record import RunRecord
 from workbench.exhibits import open_exhibit
 from workbench.runs.campaign import Campaign, Status
 from workbench.runs.resolve import key_of
@@ -53,7 +54,7 @@ def test_one_count_of_a_claims_runs_and_busy_ones_are_repeated(panel, monkeypatc
     assert started == [claim.campaign.name]
     assert [each.key for each in store.records()] == [key_of(spec) for spec in others]
     (aside,) = store.folder(busy.key).glob("record.json.busy-*")
-    assert aside.read_text() == busy.to_json(), "nothing is lost"
+    assert RunRecord.from_json(aside.read_bytes()) == busy, "nothing is lost"
     store.write(replace(busy, others={"cores": 0.02}))
     claim.stale = True
     panel.tick(), panel.tick()

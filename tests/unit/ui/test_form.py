@@ -179,7 +179,7 @@ FILES = [
         "grid": {"batch": [2, 4]},
     },
     {"base": {"method": "l2l"}, "grid": {"model": [{"layers": 2}, {"layers": 4, "hidden": 64}]}},
-    {"base": {"method": "l2l", "batch": 2}, "runs": [{"batch": 4}], "grid": {"batch": [8]}},
+    {"base": {"method": "l2l", "batch": 2}, "runs": [{"batch": 4}], "grid": {"seed": [8]}},
 ]
 
 

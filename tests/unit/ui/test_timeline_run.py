@@ -10,6 +10,7 @@ import pytest
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
+from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.methods.stronghold import planner
 from workbench.methods.train import write_timeline
@@ -75,7 +76,7 @@ def test_events_of_one_step_are_beside_the_last_simulated_one(run: Store, plan: 
 
 
 def test_a_run_that_kept_no_prediction_says_so(run: Store) -> None:
-    told = json.loads((run.folder(KEY) / "timeline.json").read_text())
+    told = read_sealed(run.folder(KEY) / "timeline.json", "it")
     del told["predicted"], told["memory"]
     (run.folder(KEY) / "timeline.json").write_text(json.dumps(told))
     data = run_timeline(run, KEY)
@@ -121,7 +122,7 @@ def test_a_file_that_is_no_timeline_is_refused_in_a_sentence(
 @pytest.mark.parametrize("which", ["events", "predicted"])
 @pytest.mark.parametrize("field", ["kind", "lane", "start_s"])
 def test_an_event_of_another_version_is_refused(run: Store, which: str, field: str) -> None:
-    told = json.loads((run.folder(KEY) / "timeline.json").read_text())
+    told = read_sealed(run.folder(KEY) / "timeline.json", "it")
     told[which][0][field] = "x\x1b"
     (run.folder(KEY) / "timeline.json").write_text(json.dumps(told))
     with pytest.raises(

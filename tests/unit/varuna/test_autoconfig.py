@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from workbench.core.sealed import read_sealed
 from workbench.methods.varuna import AutoConfig, autoconfig
 from workbench.methods.varuna.autoconfig import cut_of, stages_of
 from workbench.methods.varuna.profile import (
@@ -200,7 +201,7 @@ def test_a_profile_is_read_as_it_was_written_and_others_are_refused(tmp_path, co
         config(model=other)
     with pytest.raises(ValueError, match=r"is of the machine H100 \(2b\), not of bert"):
         load(tmp_path, machine=other)
-    data = json.loads((tmp_path / "profile.json").read_text())
+    data = read_sealed(tmp_path / "profile.json", "it")
     for change, sentence in (
         ({"slices": []}, "slices have passes of .. samples"),
         ({"slices": [data["slices"][0], data["slices"][0] | {"passes": []}]}, "slice 1 has passes"),

@@ -9,6 +9,7 @@ import pandas as pd
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
+from workbench.core.sealed import parse_sealed
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
 from workbench.exhibits.preview import cached
@@ -166,7 +167,10 @@ def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
     folder, batch = store.folder(record.key) / JOB, record.spec["batch"]
     try:
         edits, job, alone = (
-            pd.read_json(folder / name, lines=True) for name in (EDITS, LOSSES, ALONE)
+            pd.DataFrame(
+                parse_sealed(line, name) for line in (folder / name).read_bytes().splitlines(True)
+            )
+            for name in (EDITS, LOSSES, ALONE)
         )
         began, ranks = job["at"].iloc[0], job["stages"] * job["replicas"]
     except (OSError, ValueError, KeyError, IndexError) as error:

@@ -248,7 +248,7 @@ def _pinned(spec: RunSpec, mode: str) -> Packs | None:
     forward, backward = ([int(word) for word in text.split()] for text in words)
     if sum(backward) != (units := units_of(spec.model)):
         raise ValueError(
-            f"backward_packs {spec.backward_packs!r} hold {sum(backward)} units, the model has "
+            f"backward_packs {asked.backward_packs!r} hold {sum(backward)} units, the model has "
             f"{units}: {spec.model.layers} layers, the embedding and the head"
         )
     if sum(forward) != sum(backward[:-1]):

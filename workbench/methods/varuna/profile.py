@@ -11,15 +11,13 @@ model's. Imports no torch.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from workbench.core.files import write_whole
 from workbench.core.host import device_class, gpus, torch_build
-from workbench.core.jsonfile import read_json
 from workbench.core.schema import read_as
+from workbench.core.sealed import read_sealed, write_sealed
 
 FILE = "profile.json"
 
@@ -157,7 +155,7 @@ class ModelProfile:
     def save(self, folder: Path) -> None:
         """Write it into a folder, whole or not at all; another one there is replaced."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / FILE, json.dumps(asdict(self), indent=1) + "\n")
+        write_sealed(folder / FILE, asdict(self))
 
 
 def machine_of(device: str) -> Named:
@@ -173,7 +171,7 @@ def load(folder: Path, model: Named | None = None, machine: Named | None = None)
     path = Path(folder) / FILE
     where = f"the profile {path}"
     try:
-        found: ModelProfile = read_as(ModelProfile, read_json(path, where), where)
+        found: ModelProfile = read_as(ModelProfile, read_sealed(path, where), where)
     except FileNotFoundError:
         raise ValueError(f"{where} is not there; a Profiler writes it") from None
     pairs = {"model": (model, found.model), "machine": (machine, found.machine)}

@@ -21,6 +21,7 @@ from tests.unit.runs.index.parts import (
     various,
 )
 from workbench.core.record import RunRecord
+from workbench.core.sealed import read_sealed, sealed
 from workbench.runs import index as index_module
 from workbench.runs.index import SERIES, Index
 from workbench.runs.store import Store
@@ -95,7 +96,8 @@ def test_a_cached_record_counts_only_for_the_very_file_it_was_read_from(
     path = filled.folder("plain") / "record.json"
     stat = path.stat()
     other = path.with_name("other")
-    other.write_text(path.read_text().replace('"ok"', '"error"').replace("abc", ""))
+    text = filled.find("plain").to_json().replace('"ok"', '"error"').replace("abc", "")
+    other.write_bytes(sealed(text))
     assert other.stat().st_size == stat.st_size
     os.utime(other, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
     other.rename(path)  # the same time and size: only the inode differs
@@ -135,7 +137,8 @@ def test_what_was_written_a_moment_ago_is_looked_at_twice(
     index = Index(store)
     index.refresh()
     stat = path.stat()
-    path.write_text(path.read_text().replace("2026-01-01", "2026-02-02"))  # within one clock tick
+    text = record("k").to_json().replace("2026-01-01", "2026-02-02")
+    path.write_bytes(sealed(text))  # within one clock tick
     os.utime(path, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
 
     assert Index(store).rows()[0]["started"] == "2026-02-02"
@@ -251,7 +254,7 @@ def test_problems_are_those_of_the_store(filled: Store, text: str) -> None:
 )
 def test_a_record_that_makes_no_row_is_a_problem(filled: Store, name: str, value: object) -> None:
     path = filled.folder("plain") / "record.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    path.write_text(json.dumps(read_sealed(path, "it") | {name: value}))
     settle(path)
     for _ in range(2):
         index = Index(filled)

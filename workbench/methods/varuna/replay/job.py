@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.files import write_whole
-from workbench.core.jsonfile import read_json
 from workbench.core.options import Options as NoOptions
 from workbench.core.paths import import_path
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
+from workbench.core.sealed import parse_sealed, read_sealed, sealed
 from workbench.core.spec import RunSpec
 from workbench.elastic.manager import Job, serve
 from workbench.elastic.messages import Order
@@ -106,7 +106,7 @@ def _replayed(
         while running:
             running = manager.poll() is None
             *whole, rest = (rest + file.read()).split("\n")
-            for line in map(json.loads, whole):
+            for line in (parse_sealed(f"{each}\n".encode(), LOSSES) for each in whole):
                 began = began or line["at"]
                 yield line
             now = time.time() - began
@@ -123,7 +123,7 @@ def _replayed(
 def _edit(job: Path, hosts: int, report: Reporter) -> None:
     write_whole(job / HOSTS, "\n".join(f"127.0.0.{2 + host}" for host in range(hosts)))
     with (job / EDITS).open("a") as file:
-        file.write(json.dumps({"at": time.time(), "hosts": hosts}) + "\n")
+        file.write(sealed(json.dumps({"at": time.time(), "hosts": hosts})).decode())
     report.phase(f"{hosts} hosts are on the list")
 
 
@@ -149,7 +149,7 @@ def shape(slots: int, per_host: int, *, spec: RunSpec) -> Shape:
 
 def main(folder: Path) -> int:
     """Serve the job of a run's folder to its end; returns the exit code."""
-    spec = RunSpec.from_dict(read_json(folder / "spec.json", "spec.json", any_text=True))
+    spec = RunSpec.from_dict(read_sealed(folder / "spec.json", "spec.json"))
     job, script = folder / JOB, Path(__file__).with_name("script.py")
     order = Order(
         address="127.0.0.1", port=0, token="", host="", folder=str(job / "run"),

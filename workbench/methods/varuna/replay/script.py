@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from workbench.core.jsonfile import read_json
 from workbench.core.model_spec import ModelSpec
+from workbench.core.sealed import read_sealed, sealed
 from workbench.core.spec import RunSpec
 from workbench.methods.varuna import CutPoint, Varuna
 from workbench.methods.varuna.replay.job import ALONE, JOB, LAST, LOSSES
@@ -47,7 +47,7 @@ def main() -> None:
         parser.add_argument(f"--{flag}", type=int)
     given = parser.parse_args()
     job, alone = given.folder / JOB, given.rank is None
-    spec = RunSpec.from_dict(read_json(given.folder / "spec.json", "spec.json", any_text=True))
+    spec = RunSpec.from_dict(read_sealed(given.folder / "spec.json", "spec.json"))
     torch.set_num_threads(1)
     text = torch.tensor([*read_corpus(spec.text).data[: 2**20]])
 
@@ -78,7 +78,8 @@ def main() -> None:
             shape = {"stages": model.map.stages, "replicas": model.map.replicas}
             told = {"step": model.steps, "loss": loss, "at": time.time(), **shape}
             with losses.open("a") as file:
-                print(json.dumps(told | {"seconds": time.monotonic() - began}), file=file)
+                told["seconds"] = time.monotonic() - began
+                file.write(sealed(json.dumps(told)).decode())
     model.close()
 
 
