@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
 from workbench.core.bytesize import format_bytes
@@ -15,6 +17,7 @@ from workbench.runs.progress import (
     format_step,
     parameters,
 )
+from workbench.runs.remedy import remedy
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep
 from workbench.schedule.plan import Candidate
@@ -53,9 +56,12 @@ def print_plans(
         window = f", window {plan.window}" if plan.window is not None else ""
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
         print(f"{mark} {plan.method:14s} {took}{window}; peak {peaks}")
+        if each is not best:
+            continue  # -m METHOD tells more of one
         if plan.step_seconds:
             print(f"{'':17s}bound by {plan.binding}")
-        for note in (*describe_packs(plan.settings), *plan.notes, *_table(plan.candidates)):
+        shapes = () if answers[1:] else _table(plan.candidates)
+        for note in (*describe_packs(plan.settings), *plan.notes, *shapes):
             print(f"{'':17s}{note}")
     for method, why in not_planned.items():
         print(f"  {method:14s} is not planned: {why}")
@@ -91,8 +97,27 @@ def _why_not(spec: RunSpec, store: Store) -> str:
 def where(answer: Answer) -> str:
     """The machine of an answer, and whether it is this one."""
     if not answer.here:
-        return f"{answer.hardware}, which is not this machine ({answer.source} costs)"
+        host = ""
+        if assumed := answer.assumed_host_bytes:
+            host = f", host memory assumed: {format_bytes(assumed)} (--host-memory says another)"
+        return f"{answer.hardware}, which is not this machine ({answer.source} costs){host}"
     return f"this machine ({answer.hardware}; {answer.source})"
+
+
+def what_would_help(answers: list[Answer], store: Store, arguments: Namespace) -> str:
+    """The smallest change with which a method fits, and the command for it, in a sentence."""
+    found = remedy(answers, store, arguments.machine)
+    if found is None:
+        return (
+            "no more host memory and no smaller micro-batches help, as far as was tried: it takes "
+            "fewer layers (--largest tells how many fit), more --ranks, or a larger GPU"
+        )
+    change, words = (found.flag, found.value), [*arguments.words]
+    for flag in (("-m", "--method"), (found.flag,)):
+        for at in reversed([i for i, word in enumerate(words) if word.split("=")[0] in flag]):
+            del words[at : at + (1 if "=" in words[at] else 2)]
+    command = shlex.join(["workbench", *words, "-m", found.method, *change])
+    return f"with {' '.join(change)} {found.method} fits: {command}"
 
 
 def _table(candidates: Sequence[Candidate]) -> Iterator[str]:

@@ -56,10 +56,11 @@ def on_ranks(planner: Planner, mode: str) -> OnRanks:
         return train(planner, spec, report, folder, mode=mode)
 
     def measure(spec: RunSpec, results: Path, echo: Echo) -> object:
-        """Profile the layers at the sizes that a run would, and train nothing."""
-        from workbench.methods.train_ranks import by_size
+        """Profile the layers at the sizes that a long run would, and rehearse ranks that share a
+        processor."""
+        from workbench.methods.train_ranks import measured
 
         planner.check(spec, mode)
-        return by_size(spec, results, echo)
+        return measured(planner, spec, results, echo, always=True)
 
     return OnRanks(partial(planner.check, mode=mode), plan, plan_sizes, train, measure)

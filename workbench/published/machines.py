@@ -44,11 +44,27 @@ def names(results: Path) -> list[str]:
 
 
 def find(name: str, results: Path) -> Known:
-    """The machine of that name, or of the file ``NAME.json``. Raises ValueError."""
-    saved = results / FOLDER / f"{name}.json"
-    if name.endswith(".json") or (name not in published.names() and saved.exists()):
-        return read(user_path(name) if name.endswith(".json") else saved)
-    return known(name)
+    """The machine of that name or of a part of it (``4090``), or of the file ``NAME.json``. Raises
+    ValueError, for a part of several names, too."""
+    if name.endswith(".json"):
+        return read(user_path(name))
+    every = names(results)
+    like = [name] if name in every else [each for each in every if _bare(name) in _bare(each)]
+    if _bare(name) and len(like) > 1:
+        raise ValueError(f"--machine {name} may be {' or '.join(like)}: say which")
+    name = like[0] if _bare(name) and like else name
+    return known(name) if name in published.names() else _saved(name, results)
+
+
+def _bare(name: str) -> str:
+    """A name by its letters and digits alone."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _saved(name: str, results: Path) -> Known:
+    """The machine of that name among the results. Raises ValueError naming the known ones."""
+    path = results / FOLDER / f"{name}.json"
+    return read(path) if path.exists() else known(name)
 
 
 def here(device: str, results: Path) -> Known:

@@ -28,8 +28,8 @@ def summary(
     where: str,
     judged: dict[str, pd.DataFrame],
 ) -> list[Html]:
-    """Title, at most ten lines, links to all that follows, and the claims that do not hold; `judged`
-    as `verdicts` has them."""
+    """Title, at most ten lines, links to all that follows, and the claims that do not hold;
+    `judged` as `verdicts` has them."""
     failed = [f"{find(name).words}: {o.message}" for name, o in outcomes.items() if not o.ok]
     machine = origin(records, simulated=False)
     lines = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,10 @@ from workbench.exhibits import open_exhibit
 from workbench.profile import several  # noqa: F401 - which takes the real function of the store
 from workbench.profile import store as profiles
 from workbench.profile.machine import Machine
+from workbench.profile.timing import BRIEF
 from workbench.published import machines
 from workbench.runs import device_locks, planning
-from workbench.runs.expected import START_S, expected, with_record
+from workbench.runs.expected import LAYERS_S, START_S, expected, with_record
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store
 from workbench.ui import planner_words, previewer
@@ -188,7 +190,7 @@ def test_records_of_earlier_runs_count_and_a_start_is_assumed(monkeypatch, tmp_p
     assert expected(spec, None, [{**row, "hidden": 64}]) == (None, "")
     assert expected(spec, None, [{**row, "device_class": "cuda:another"}]) == (None, "")
     planned = SimpleNamespace(source="estimated", plan=SimpleNamespace(step_seconds=1.0))
-    assert expected(spec, planned, []) == (START_S + 5.0, "estimated")
+    assert expected(spec, planned, []) == (START_S + LAYERS_S + 5.0, "estimated")
     assert expected(spec, planned, [row])[1] == "records"
     here(monkeypatch, BOX)
     told = with_record(planning.answer(spec, Store(tmp_path)), [{**row, "key": "a run"}])
@@ -330,3 +332,61 @@ def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
     for method in ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap"):
         assert 2 <= rows[method].largest_layers < 20
         assert not rows[method].largest_open
+
+
+BIG = ["-l", "40", "--hidden", "2048", "--seq", "512", "--dtype", "bf16", "-m"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "change"),
+    [
+        (["stronghold", "--device-memory", "8GiB", "--host-memory", "16GiB"], "--host-memory"),
+        (["l2l", "--device-memory", "5GiB", "-b", "32"], "--microbatches"),
+        (["plain", "--device-memory", "4GiB", "-b", "1"], "--device-memory"),
+    ],
+)
+def test_where_nothing_fits_the_last_line_has_a_command_that_does(
+    asked, change, tmp_path: Path, capsys
+) -> None:
+    words = ["plan", "--machine", "a100-80gb", "--results", str(tmp_path), *BIG, *asked]
+    assert cli.main(words) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    help_, _, command = told.rpartition(": workbench ")
+    assert re.search(rf"; with {change} \d+\w* {asked[0]} fits$", help_)
+    assert cli.main(shlex.split(command)) == 0
+    out = capsys.readouterr().out
+    assert ("host memory assumed: 256 GiB" in out) == ("--host-memory" not in command)
+
+
+def test_a_machine_is_found_by_a_part_of_its_name(tmp_path: Path) -> None:
+    for asked, found in (("rtx-4090", "rtx4090-24gb"), ("H100", "h100-80gb")):
+        assert machines.find(asked, tmp_path).hardware.name == found
+    for asked, words in (("a100", "may be a100-40gb or a100-80gb: say which"), ("-", "no machine")):
+        with pytest.raises(ValueError, match=words):
+            machines.find(asked, tmp_path)
+
+
+def test_a_plan_measures_a_machine_that_is_not_known(
+    monkeypatch, examined, tmp_path: Path, capsys
+) -> None:
+    """Once, and nothing where that is not wanted; then all methods tell times."""
+
+    real = profiles.ceilings
+
+    def measured(results: Path, device: str, *echo, measure: bool = True, **options):
+        if measure:
+            shutil.copytree(examined.results / "profiles", results / "profiles")
+        return real(results, device, *echo, measure=False)
+
+    monkeypatch.delenv(BRIEF)
+    words = ["plan", *TINY, "--device", "cpu", "--results", str(tmp_path)]
+    assert cli.main([*words, "--no-measure"]) == 0
+    assert "unknown time a step" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr("workbench.profile.store.ceilings", measured)
+        assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert "unknown time" not in out
+    assert "it is measured, once, for some 10 s" in err
+    assert cli.main(words) == 0
+    assert "is measured" not in capsys.readouterr().err
