@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.offload import OFFLOAD
+from benchmarks.offload import make_parser as make_benchmark_parser
+from benchmarks.pipelines import PIPELINES
+from benchmarks.servers import SERVERS
+from workbench.cli import make_parser
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
@@ -47,3 +54,19 @@ def test_the_quickstart_runs(root: Path, tmp_path: Path, measured: Path) -> None
     exec(source.replace('"results"', f'"{tmp_path}"'), names)
     assert names["record"].status == "ok"
     assert names["planned"].step_seconds > 0
+
+
+def test_commands_of_the_ten_numbers_are_runs(root: Path) -> None:
+    """Each command of a benchmark picks runs that there are, and each of ours can be read."""
+    text = (root / "docs" / "artifact.md").read_text().partition("ten numbers\n")[2]
+    found = re.findall(r"`((?:python -m|workbench) .+?)`", text)
+    suites = {"offload": OFFLOAD, "servers": SERVERS, "pipelines": PIPELINES}
+    for words in map(shlex.split, found):
+        if words[0] == "workbench":
+            make_parser().parse_args(words[1:])
+            continue
+        suite = suites[words[2].removeprefix("benchmarks.")]
+        options = make_benchmark_parser(suite).parse_args(words[3:])
+        for only in options.only:
+            assert suite.entries("paper", warmup=1, measured=1, only=[only]), words
+    assert len(found) == 12

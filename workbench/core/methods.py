@@ -279,8 +279,13 @@ PIPELINES = "workbench.methods.pipeline.orders"
 
 def known() -> dict[str, Method]:
     """Every method that can be named, those of other packages last."""
-    ours = METHODS | PEERS | PARALLEL | pipelines()
-    return ours | {name: row for name, row in installed().items() if name not in ours}
+    own = ours()
+    return own | {name: row for name, row in installed().items() if name not in own}
+
+
+def ours() -> dict[str, Method]:
+    """Every method of this package that can be named."""
+    return METHODS | PEERS | PARALLEL | pipelines()
 
 
 def installed() -> dict[str, Method]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,9 @@ from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.session import Session
 from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
 from workbench.published.here import offload_runs
+from workbench.report.page import join
 from workbench.report.sections import figures
+from workbench.report.summary import by_kind, summary, verdicts
 from workbench.runs.resolve import key_of
 from workbench.runs.store import Store
 from workbench.shown import Shown
@@ -249,3 +252,23 @@ def test_bubbles_of_other_pipelines(tmp_path: Path) -> None:
     assert set(session.verdict(rows)["verdict"]) == {"holds"}
     alone = open_exhibit("varuna_bubbles", results=tmp_path, ranks=6, microbatches=1)
     assert set(alone.verdict(alone.rows([]))["verdict"]) == {"no result"}
+
+
+def test_a_report_tells_what_does_not_hold_at_the_top_and_under_the_figure(tmp_path: Path) -> None:
+    """With the reason each time; claims are counted by the kind of their numbers, and the small
+    print is text of the page alone."""
+    session = open_exhibit("varuna_bubbles", "smoke", tmp_path)
+    shown = [(session, session.rows())]
+    judged = verdicts(shown, pd.DataFrame())
+    told = by_kind(judged)
+    assert told["simulated, 2 claims"] == "1 holds, 1 does not hold"
+    assert told["measured here, 0 claims"] == "nothing is judged"
+    (failed,) = session.verdict(shown[0][1]).query("verdict == 'does not hold'").itertuples()
+    top = join(summary("smoke", shown, {}, [], "run here", judged))
+    under = join(figures(shown, {}))
+    for part in (top, under):
+        assert html.escape(failed.claim) in part
+        assert html.escape(failed.why) in part
+    assert under.count("<figcaption>") == 1
+    assert session.draw(shown[0][1], printed=False).get_supxlabel() == ""
+    assert session.draw(shown[0][1]).get_supxlabel()
