@@ -257,7 +257,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
         measure(specs, store, _complain)
     elif arguments.measure is None and arguments.machine is None:
-        examine(specs[0].device, store, _complain)
+        examine(specs, store, _complain)
     ask = largest if arguments.largest else fastest
     if arguments.largest and (slow := searching(specs)):
         _complain(
@@ -277,10 +277,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         print_plans(answers, best, not_planned, largest=arguments.largest)
     if not best.plan.fits:
         several = "the lines above say why" if answers[1:] and not arguments.json else ""
-        if answers[1:]:
-            progress.passing("looking for the smallest change that would help")
-        found = what_would_help(answers, store, arguments)
-        progress.end()
+        found = what_would_help(answers, not_planned, store, arguments)
         _complain(f"nothing fits: {several or best.plan.binding}; {found}")
         return BAD_INPUT
     return OK

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec, flat
+from workbench.published import hardware as published
 from workbench.runs.planning import Answer, fits
 from workbench.runs.progress import (
     describe_model,
@@ -97,27 +98,29 @@ def _why_not(spec: RunSpec, store: Store) -> str:
 def where(answer: Answer) -> str:
     """The machine of an answer, and whether it is this one."""
     if not answer.here:
-        host = ""
-        if assumed := answer.assumed_host_bytes:
-            host = f", host memory assumed: {format_bytes(assumed)} (--host-memory says another)"
-        return f"{answer.hardware}, which is not this machine ({answer.source} costs){host}"
+        told = f"{answer.hardware}, which is not this machine ({answer.source} costs)"
+        if answer.spec.host_memory is None and answer.source in ("datasheet", "benchmark"):
+            assumed = format_bytes(published.machine(answer.hardware).host_bytes)
+            told += f", host memory assumed: {assumed} (--host-memory says another)"
+        return told
     return f"this machine ({answer.hardware}; {answer.source})"
 
 
-def what_would_help(answers: list[Answer], store: Store, arguments: Namespace) -> str:
+def what_would_help(
+    answers: list[Answer], not_planned: dict[str, str], store: Store, arguments: Namespace
+) -> str:
     """The smallest change with which a method fits, and the command for it, in a sentence."""
-    found = remedy(answers, store, arguments.machine)
+    found, words = remedy(answers, store, arguments.machine), [*arguments.words]
+    out = [method for method, why in not_planned.items() if why.startswith("--microbatches is")]
+    kept = f" (--microbatches keeps {', '.join(out)} out)" if out else ""
     if found is None:
-        return (
-            "no more host memory and no smaller micro-batches help, as far as was tried: it takes "
-            "fewer layers (--largest tells how many fit), more --ranks, or a larger GPU"
-        )
-    change, words = (found.flag, found.value), [*arguments.words]
-    for flag in (("-m", "--method"), (found.flag,)):
-        for at in reversed([i for i, word in enumerate(words) if word.split("=")[0] in flag]):
+        return f"fewer layers (see --largest), more --ranks or a larger GPU would help{kept}"
+    _, method, flag, value = found
+    for each in ("-m", "--method", flag):
+        for at in reversed([i for i, word in enumerate(words) if word.split("=")[0] == each]):
             del words[at : at + (1 if "=" in words[at] else 2)]
-    command = shlex.join(["workbench", *words, "-m", found.method, *change])
-    return f"with {' '.join(change)} {found.method} fits: {command}"
+    command = shlex.join(["workbench", *words, "-m", method, flag, value])
+    return f"with {flag} {value} {method} fits{kept}: {command}"
 
 
 def _table(candidates: Sequence[Candidate]) -> Iterator[str]:

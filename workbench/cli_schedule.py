@@ -91,13 +91,9 @@ def show_schedule(arguments: argparse.Namespace) -> None:
         most = PASSES if what in ("microbatches", "stash") else MOST
         if not 1 <= number <= most:
             raise ValueError(f"{what} is {number}; it must be 1 to {most}")
-    if (number := ranks * micros * counts["chunks"]) > PASSES:
-        raise ValueError(
-            f"microbatches is {micros}; that makes {number} forward passes, and {PASSES} are the "
-            "most"
-        )
-    if arguments.gantt is not None and micros > DRAWN:
-        raise ValueError(f"microbatches is {micros}; of more than {DRAWN} no drawing can be read")
+    most = PASSES // (ranks * counts["chunks"]) if arguments.gantt is None else DRAWN
+    if micros > most:
+        raise ValueError(f"microbatches is {micros}; so many ranks, or a drawing, have {most}")
     order = orders.ORDERS[name]
     chunks = arguments.chunks or (2 if order.chunked else 1)
     rule = _rule(arguments, order)

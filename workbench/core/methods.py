@@ -279,13 +279,8 @@ PIPELINES = "workbench.methods.pipeline.orders"
 
 def known() -> dict[str, Method]:
     """Every method that can be named, those of other packages last."""
-    own = ours()
-    return own | {name: row for name, row in installed().items() if name not in own}
-
-
-def ours() -> dict[str, Method]:
-    """Every method of this package that can be named."""
-    return METHODS | PEERS | PARALLEL | pipelines()
+    ours = METHODS | PEERS | PARALLEL | pipelines()
+    return ours | {name: row for name, row in installed().items() if name not in ours}
 
 
 def installed() -> dict[str, Method]:

@@ -28,7 +28,7 @@ import pandas as pd
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Stage
-from workbench.figures.draw import BUSY, small_print, without_print
+from workbench.figures.draw import BUSY, PRINT_IN, small_print
 from workbench.figures.finish import finish
 from workbench.figures.style import save, styled
 from workbench.figures.verdict import busy_in
@@ -148,8 +148,9 @@ class Session:
             self.exhibit.paint(self.at, figure, rows)
             if told := busy_in(rows):
                 small_print(figure, f"{BUSY} The machine was busy: {told}.")
-            if not printed:
-                without_print(figure)
+            if not printed and (lines := figure.get_supxlabel().splitlines()):
+                figure.set_figheight(figure.get_figheight() - PRINT_IN * len(lines))
+                figure.supxlabel("")
             finish(figure, "; ".join([self.exhibit.headline, *self.at.told]))
         return figure
 

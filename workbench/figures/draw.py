@@ -307,14 +307,6 @@ def small_print(figure: Any, *sentences: str) -> None:
         figure.supxlabel("\n".join(found), fontsize=NOTE_PT, color=GREY, ha="left", x=0.01)
 
 
-def without_print(figure: Any) -> None:
-    """Take the small print away from under the axes, and its height; the figure's label stays."""
-    if printed := figure.get_supxlabel():
-        lines = printed.count("\n") + 1
-        figure.set_figheight(figure.get_figheight() - PRINT_IN * lines)
-        figure.supxlabel("")
-
-
 def daggers(rows: pd.DataFrame) -> list[str]:
     """Sentences on the marks of rows: why a published value is not sound, what calibrates."""
     out = []

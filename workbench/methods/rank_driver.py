@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple, Protocol
 
 from workbench.core.record import Outcome
@@ -58,9 +59,10 @@ def on_ranks(planner: Planner, mode: str) -> OnRanks:
     def measure(spec: RunSpec, results: Path, echo: Echo) -> object:
         """Profile the layers at the sizes that a long run would, and rehearse ranks that share a
         processor."""
-        from workbench.methods.train_ranks import measured
+        from workbench.methods.train_ranks import profiles_for
 
         planner.check(spec, mode)
-        return measured(planner, spec, results, echo, always=True)
+        told = SimpleNamespace(event=lambda kind, text: echo(text))
+        return profiles_for(planner, spec, results, told, always=True)
 
     return OnRanks(partial(planner.check, mode=mode), plan, plan_sizes, train, measure)

@@ -66,18 +66,7 @@ def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mo
 
 
 def profiles_for(
-    planner: Planner, spec: RunSpec, results: Path, report: Reporter
-) -> dict[int, Profile]:
-    """The profiles of `measured`, for a run that is about to start and tells of it."""
-
-    def tell(text: str) -> None:
-        report.event("profile", text=text)
-
-    return measured(planner, spec, results, tell)
-
-
-def measured(
-    planner: Planner, spec: RunSpec, results: Path, tell: Echo, *, always: bool = False
+    planner: Planner, spec: RunSpec, results: Path, report: Reporter, *, always: bool = False
 ) -> dict[int, Profile]:
     """By samples in a micro-batch: stored ones, or measured now. Of the pinned sizes; else up to
     the largest that a device has room for, or to a part of it where timing takes more room than
@@ -85,6 +74,10 @@ def measured(
 
     Raises DoesNotFit where the fewest samples are too many.
     """
+
+    def tell(text: str) -> None:
+        report.event("profile", text=text)
+
     return with_overhead(
         by_size(spec, results, tell),
         spec,

@@ -202,8 +202,7 @@ class Adam(Load):
 
 
 class Product(Load):
-    """A matrix product of the shape of a layer's: [tokens, h] by [h, 4 h]; `few` tokens instead of
-    those of a micro-batch, if they are given."""
+    """A matrix product of the shape of a layer's: [tokens, h] by [h, 4 h]; of `few`, if given."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, few: int = 0) -> None:
         tokens, hidden = (few or 512, 512) if device.type == "cpu" else (few or 4096, 4096)

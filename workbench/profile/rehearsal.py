@@ -63,17 +63,16 @@ def with_overhead(
     """The profiles, with what passes of all ranks take beside each other: measured now, under
     schedules of the run's method, where this machine's processor plays the devices and it never
     was, and the run is long enough or it is `always` wanted. Raises what made a rank fail."""
-    hardware = profiles[min(profiles)].hardware
-    wires = hardware.wires
+    alone = profiles[min(profiles)]
+    hardware, wires = alone.hardware, alone.hardware.wires
     if hardware.device == "cuda" or wires is None or wires.pass_overhead_s is not None or brief():
         return profiles
-    if not (always or (results / JUDGED).is_dir()) and (took := _expected(run, profiles)) < (
-        REHEARSAL_S / SHARE
-    ):
+    passes = sum(unit.forward_s + unit.recompute_s + unit.backward_s for unit in alone.units)
+    took = run.steps * run.batch / alone.microbatch * passes  # one after the other
+    if took * SHARE < REHEARSAL_S and not (always or (results / JUDGED).is_dir()):
         tell(
-            f"not rehearsed, which takes some {REHEARSAL_S:.0f} s: this run takes about {took:.0f};"
-            " its steps may take up to twice as long as planned (`workbench plan --measure` "
-            "rehearses)"
+            f"not rehearsed, which takes some {REHEARSAL_S:.0f} s: this run takes about {took:.0f},"
+            " its steps up to twice as long as planned (`workbench plan --measure` rehearses)"
         )
         return profiles
 
@@ -92,13 +91,6 @@ def with_overhead(
 
     found = rehearsed(wires, results, hardware.device, tell, measure)
     return {size: _on(found, profile) for size, profile in profiles.items()}
-
-
-def _expected(run: RunSpec, profiles: dict[int, Profile]) -> float:
-    """Seconds of a run's steps, as if its passes had the processor one after the other."""
-    profile = profiles[min(profiles)]
-    passes = sum(unit.forward_s + unit.recompute_s + unit.backward_s for unit in profile.units)
-    return run.steps * run.batch / profile.microbatch * passes
 
 
 class Rehearsal(NamedTuple):

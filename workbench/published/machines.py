@@ -49,22 +49,14 @@ def find(name: str, results: Path) -> Known:
     if name.endswith(".json"):
         return read(user_path(name))
     every = names(results)
-    like = [name] if name in every else [each for each in every if _bare(name) in _bare(each)]
-    if _bare(name) and len(like) > 1:
-        raise ValueError(f"--machine {name} may be {' or '.join(like)}: say which")
-    name = like[0] if _bare(name) and like else name
-    return known(name) if name in published.names() else _saved(name, results)
-
-
-def _bare(name: str) -> str:
-    """A name by its letters and digits alone."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _saved(name: str, results: Path) -> Known:
-    """The machine of that name among the results. Raises ValueError naming the known ones."""
-    path = results / FOLDER / f"{name}.json"
-    return read(path) if path.exists() else known(name)
+    bare = {each: re.sub(r"[^a-z0-9]", "", each.lower()) for each in (name, *every)}
+    if name not in every and bare[name]:
+        like = [each for each in every if bare[name] in bare[each]] or [name]
+        if len(like) > 1:
+            raise ValueError(f"--machine {name} may be {' or '.join(like)}: say which")
+        name = like[0]
+    saved = results / FOLDER / f"{name}.json"
+    return read(saved) if name not in published.names() and saved.exists() else known(name)
 
 
 def here(device: str, results: Path) -> Known:

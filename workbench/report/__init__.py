@@ -3,7 +3,7 @@
 A summary of ten lines comes first, then all figures, then all tables.
 It is built from the store alone, so it can be made again without running anything, and a report of
 half a reproduction says which half is missing and why. Every number stands beside how it was
-obtained; every verdict beside the reason for it, and what does not hold at the top.
+obtained; every verdict beside the reason for it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 
 from workbench.exhibits import find
-from workbench.exhibits.base import Exhibit
 from workbench.exhibits.session import Session
 from workbench.figures.rows import MEASURED
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
@@ -50,19 +49,15 @@ def verdicts_of(exhibits: Iterable[Shown]) -> pd.DataFrame:
     for session, rows in exhibits:
         verdicts = session.verdict(rows).rename(columns={"goal": "claim"})
         if "verdict" in verdicts:
-            judged = verdicts.get("judged", [""] * len(verdicts))
-            kinds = [_kind(session.exhibit, series) for series in judged]
+            judged = verdicts.get("judged", pd.Series("", verdicts.index))
+            # A series that was measured and has a variant is of named hardware.
+            own = {MEASURED: HERE if session.exhibit.runs else COMMITTED}
+            kinds = [
+                SIMULATED if s.startswith(SIMULATED) else own.get(s, COMMITTED) for s in judged
+            ]
             verdicts = verdicts.assign(exhibit=session.exhibit.figure, kind=kinds)
             parts.append(verdicts[[*parts[0].columns]].astype(object))
     return pd.concat(parts, ignore_index=True)
-
-
-def _kind(exhibit: Exhibit, judged: str) -> str:
-    """The kind of the series that an exhibit judged (`style.name_of`): a measured one of a variant
-    is of named hardware."""
-    if judged.startswith("simulated"):
-        return SIMULATED
-    return HERE if exhibit.runs and judged == MEASURED else COMMITTED
 
 
 def counted(verdicts: pd.Series) -> str:
@@ -115,10 +110,9 @@ def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> li
         out.append(drawing(drawn, exhibit.title, drawn.get_label().strip()))
     words = counted(verdicts["verdict"]) if len(verdicts) else ""
     link = tag("a", "tables", href=f"#{session.name}-tables")
-    out.append(tag("p", f"{exhibit.judgement}: {words}; " if words else "", link))
-    if lacking := failing(verdicts):
-        out += [tag("p", "Does not hold:"), lacking]
-    return out
+    told = tag("p", f"{exhibit.judgement}: {words}; " if words else "", link)
+    lacking = failing(verdicts)
+    return [*out, told, tag("p", "Does not hold:") if lacking else "", lacking]
 
 
 def tables(exhibits: Iterable[Shown], cell: Cell) -> list[Html]:

@@ -8,15 +8,14 @@ is known of it (published/machines.py), or left out. Another machine is asked fo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from workbench.core import methods
 from workbench.core.bytesize import format_bytes
-from workbench.core.host import resolve_device
 from workbench.core.record import Predicted
 from workbench.core.spec import RunSpec
 from workbench.profile.machine import USABLE
@@ -44,8 +43,6 @@ class Answer:
     """Origin of the costs, as `Hardware.source` has it."""
     here: bool = True
     """Whether it is this machine."""
-    assumed_host_bytes: int = 0
-    """Host memory of a machine known by its GPU's datasheet, where the spec says none."""
     parameters: int = 0
     basis: str = ""
     """How times were obtained, in a sentence, or how to get them; empty of measured ones."""
@@ -110,14 +107,12 @@ def answer(
         if getattr(possible, name) != getattr(spec, name):
             plan = replace(plan, binding=f"{plan.binding}, all that this machine has")
     plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)), spread=hardware.spread)
-    assumed = hardware.source in ("datasheet", "benchmark")
     return Answer(
         plan=told(plan, hardware, spec.ranks),
         spec=spec,
         hardware=hardware.name,
         source=hardware.source,
         here=hardware.here,
-        assumed_host_bytes=hardware.host_bytes if assumed and spec.host_memory is None else 0,
         parameters=sum(unit.parameters for unit in profile.units),
         basis="" if hardware.source == "measured" else profile.note,
     )
@@ -188,43 +183,31 @@ def library_prediction(spec: RunSpec, store: Store, norms: Iterable[float | None
     return {}
 
 
-def examine(device: str, store: Store, echo: Callable[[str], object]) -> None:
+def examine(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -> None:
     """Measure this machine's rates where plans would have no times without them, some 10 s; `echo`
     hears so, or why it cannot be done now."""
     from workbench.profile.store import ceilings
     from workbench.profile.timing import brief
     from workbench.published import machines
 
-    if brief() or machines.here(device, store.root).hardware.source != "unmeasured":
+    if brief() or machines.here(specs[0].device, store.root).hardware.source != "unmeasured":
         return
     echo("this machine is not known yet: it is measured, once, for some 10 s (--no-measure: not)")
     try:
-        with _held(device):
-            ceilings(store.root, device, seconds=EXAMINED_S)
+        measure(specs[:1], store, echo, lambda s, to, _: ceilings(to, s.device, seconds=EXAMINED_S))
     except ValueError as error:
         echo(f"it is not measured, so no times are told: {error}")
 
 
-@contextmanager
-def _held(device: str) -> Iterator[None]:
-    """Hold a device while it is measured. Raises ValueError while another run holds it."""
-    among = device_locks.lockable_devices(resolve_device(device))
-    held = device_locks.take(among, 1, "workbench plan --measure")
-    if held is None:
-        raise ValueError(
-            f"{device_locks.holder(among[0])} holds {among[0].name}, and both would be "
-            "slower: measure when that has ended, or plan without --measure"
-        )
-    os.environ.update(held.environment)
-    try:
-        yield
-    finally:
-        held.release()
-
-
-def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -> None:
-    """Time on this machine what plans of these specs are made from, as their runs would; what is
-    stored and holds is not timed again. A spec that cannot be is left to `answer` to refuse.
+def measure(
+    specs: list[RunSpec],
+    store: Store,
+    echo: Callable[[str], object],
+    timing: Callable[..., object] | None = None,
+) -> None:
+    """Time on this machine what plans of these specs are made from, as their runs would, or by
+    `timing`; what is stored and holds is not timed again. A spec that cannot be is left to `answer`
+    to refuse.
 
     Raises ValueError while another run holds the device.
     """
@@ -235,12 +218,21 @@ def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -
             spec = resolve(spec)
         except ValueError:
             continue
-        with _held(spec.device):
-            try:
-                timed = getattr(methods.load(spec.method), "measure", profile_for)
-                timed(spec, store.root, echo)
-            except (ValueError, RuntimeError) as error:  # out of memory, too, is one
-                echo(f"layers of {spec.method} are not measured: {' '.join(str(error).split())}")
+        among = device_locks.lockable_devices(spec.device)
+        held = device_locks.take(among, 1, "workbench plan --measure")
+        if held is None:
+            raise ValueError(
+                f"{device_locks.holder(among[0])} holds {among[0].name}, and both would be "
+                "slower: measure when that has ended, or plan without --measure"
+            )
+        os.environ.update(held.environment)
+        try:
+            timed = timing or getattr(methods.load(spec.method), "measure", profile_for)
+            timed(spec, store.root, echo)
+        except (ValueError, RuntimeError) as error:  # out of memory, too, is one
+            echo(f"layers of {spec.method} are not measured: {' '.join(str(error).split())}")
+        finally:
+            held.release()
 
 
 def plan_from(spec: RunSpec, profiles: Mapping[int, Profile], *, soon: bool = False) -> Plan:

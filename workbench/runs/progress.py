@@ -162,8 +162,7 @@ class Progress:
         self._spoke = time.monotonic()
 
     def passing(self, text: str, *, last: bool = False) -> None:
-        """A line that the next one replaces; without a terminal it stays, if it is the last or
-        nothing was written for some seconds."""
+        """A line that the next replaces; without a terminal it stays, if last or after a while."""
         if self._terminal:
             width = shutil.get_terminal_size().columns
             self._stream.write(f"\r\x1b[K{text[: width - 1]}")

@@ -156,6 +156,5 @@ def test_claims_that_times_decide_ask_whether_the_machine_was_busy(figure, tmp_p
         return {row["claim"]: (row["verdict"], row["ratio here"], row["why"]) for row in found}
 
     up, down, busy = judged(1), judged(-1), judged(1, others={"cores": 0.5})
-    timed = [claim for claim in up if up[claim] != down[claim]]
-    assert timed
-    assert {busy[claim][0] for claim in timed} <= {BUSY, UNTESTED}
+    told = {busy[claim][0] for claim in up if up[claim] != down[claim]}
+    assert told in ({BUSY}, {UNTESTED}, {BUSY, UNTESTED})

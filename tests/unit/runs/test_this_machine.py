@@ -334,59 +334,32 @@ def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
         assert not rows[method].largest_open
 
 
-BIG = ["-l", "40", "--hidden", "2048", "--seq", "512", "--dtype", "bf16", "-m"]
-
-
 @pytest.mark.parametrize(
     ("asked", "change"),
     [
-        (["stronghold", "--device-memory", "8GiB", "--host-memory", "16GiB"], "--host-memory"),
-        (["l2l", "--device-memory", "5GiB", "-b", "32"], "--microbatches"),
-        (["plain", "--device-memory", "4GiB", "-b", "1"], "--device-memory"),
+        ("stronghold --device-memory 8GiB --host-memory 16GiB", "--host-memory"),
+        ("l2l --device-memory 5GiB -b 32", "--microbatches"),
     ],
 )
-def test_where_nothing_fits_the_last_line_has_a_command_that_does(
-    asked, change, tmp_path: Path, capsys
-) -> None:
-    words = ["plan", "--machine", "a100-80gb", "--results", str(tmp_path), *BIG, *asked]
+def test_where_nothing_fits_the_last_line_has_a_command_that_does(asked, change, tmp_path, capsys):
+    words = "plan --machine a100-80GB -l 40 --seq 512 --hidden 2048 --dtype bf16 -m".split()
+    words += [*asked.split(), "--results", str(tmp_path)]
     assert cli.main(words) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    help_, _, command = told.rpartition(": workbench ")
-    assert re.search(rf"; with {change} \d+\w* {asked[0]} fits$", help_)
+    told, _, command = capsys.readouterr().err.splitlines()[-1].rpartition(": workbench ")
+    assert re.search(rf"; with {change} \d+\w* {asked.split()[0]} fits$", told)
     assert cli.main(shlex.split(command)) == 0
-    out = capsys.readouterr().out
-    assert ("host memory assumed: 256 GiB" in out) == ("--host-memory" not in command)
+    assumed = "host memory assumed: 256 GiB"
+    assert (assumed in capsys.readouterr().out) == ("--host-memory" not in command)
 
 
-def test_a_machine_is_found_by_a_part_of_its_name(tmp_path: Path) -> None:
-    for asked, found in (("rtx-4090", "rtx4090-24gb"), ("H100", "h100-80gb")):
-        assert machines.find(asked, tmp_path).hardware.name == found
-    for asked, words in (("a100", "may be a100-40gb or a100-80gb: say which"), ("-", "no machine")):
-        with pytest.raises(ValueError, match=words):
-            machines.find(asked, tmp_path)
-
-
-def test_a_plan_measures_a_machine_that_is_not_known(
-    monkeypatch, examined, tmp_path: Path, capsys
-) -> None:
+def test_a_plan_measures_a_machine_that_is_not_known(monkeypatch, examined, tmp_path, capsys):
     """Once, and nothing where that is not wanted; then all methods tell times."""
-
-    real = profiles.ceilings
-
-    def measured(results: Path, device: str, *echo, measure: bool = True, **options):
-        if measure:
-            shutil.copytree(examined.results / "profiles", results / "profiles")
-        return real(results, device, *echo, measure=False)
-
     monkeypatch.delenv(BRIEF)
-    words = ["plan", *TINY, "--device", "cpu", "--results", str(tmp_path)]
-    assert cli.main([*words, "--no-measure"]) == 0
-    assert "unknown time a step" in capsys.readouterr().out
-    with monkeypatch.context() as patch:
-        patch.setattr("workbench.profile.store.ceilings", measured)
-        assert cli.main(words) == 0
-    out, err = capsys.readouterr()
-    assert "unknown time" not in out
-    assert "it is measured, once, for some 10 s" in err
-    assert cli.main(words) == 0
-    assert "is measured" not in capsys.readouterr().err
+    both = examined.results / "profiles", tmp_path / "profiles"
+    monkeypatch.setattr(planning, "measure", lambda *_: shutil.copytree(*both))
+    words, told = ["plan", *TINY, "--device", "cpu", "--results", str(tmp_path)], []
+    for more in (["--no-measure"], [], []):
+        assert cli.main([*words, *more]) == 0
+        out, err = capsys.readouterr()
+        told.append(("unknown time a step" in out, "it is measured, once" in err))
+    assert told == [(True, False), (False, True), (False, False)]
