@@ -20,7 +20,7 @@ from workbench.runs.store import Store
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 LONGEST_S = 15.0
-SMALLER, MORE = (2, 4, 8, 16), (1.0, 1.1, 1.25, 1.5, 2.0)
+SMALLER, MORE = (2, 4, 8, 16), (1.0, 1.1, 1.2, 1.35, 1.6, 2.0)
 """Times as many micro-batches, and as many bytes as a refusal names, in this order."""
 
 

@@ -342,9 +342,8 @@ def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
     ],
 )
 def test_where_nothing_fits_the_last_line_has_a_command_that_does(asked, change, tmp_path, capsys):
-    words = "plan --machine a100-80GB -l 40 --seq 512 --hidden 2048 --dtype bf16 -m".split()
-    words += [*asked.split(), "--results", str(tmp_path)]
-    assert cli.main(words) == 2
+    shape = f"-l 40 --seq 512 --hidden 2048 --dtype bf16 --results {tmp_path}"
+    assert cli.main(f"plan --machine a100-80GB {shape} -m {asked}".split()) == 2
     told, _, command = capsys.readouterr().err.splitlines()[-1].rpartition(": workbench ")
     assert re.search(rf"; with {change} \d+\w* {asked.split()[0]} fits$", told)
     assert cli.main(shlex.split(command)) == 0
