@@ -249,7 +249,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.machine is not None:
         machines.find(arguments.machine, store.root)  # before anything takes seconds
     refused: dict[str, str] = {}
-    if arguments.hf_config:  # whose library takes seconds to import
+    if arguments.hf_config:
         progress.passing(f"reading {arguments.hf_config}")
     specs = specs_from(arguments, window="auto", peers=True, refused=refused)
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]

@@ -30,8 +30,7 @@ from workbench.schedule.action import COMPUTE, Kind
 
 MOST, DRAWN = 512, 512
 """Of ranks, chunks and copies; micro-batches of a drawing that can still be read."""
-PASSES = 1 << 18
-"""Forward passes of all ranks: 10,000 micro-batches on 26 of them."""
+PASSES = 1 << 18  # forward passes of all ranks: 10,000 micro-batches on 26 of them
 US = 1e-6
 LONGEST_S = 1e6
 """Longest pass or message that can be timed."""

@@ -176,8 +176,7 @@ def _device_adam(device: torch.device, table: Table) -> float:
 
 
 def _product(device: torch.device, dtype: torch.dtype, table: Table) -> float:
-    """The rate of matrix products; of a few tokens where a processor lacks instructions for the
-    dtype, and takes a hundred times as long as with them."""
+    """The rate; of a few tokens where a processor lacks the dtype and takes 100 times as long."""
     with Product(device, dtype, FEW) as load:
         load.once()
         slow = load.once().wall > table.seconds / 5

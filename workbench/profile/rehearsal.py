@@ -5,8 +5,7 @@ Without GPUs every lane of every rank has a thread on the cores that compute. La
 taking turns costs time, and every turn finds the caches full of other data. With two ranks on two
 cores a pass took about half a millisecond and a tenth of its time longer. So two small models, one
 of which is wider, are trained for some seconds, once per machine and number of ranks. Their steps
-give both numbers. A run that is short beside that is planned without them, and says so: people who
-try a small model want to see it train.
+give both numbers. A run that is short beside that is planned without them, and says so.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ SAMPLES = 2
 """Samples of a micro-batch."""
 WIDTHS = 64, 192
 REHEARSAL_S, SHARE, JUDGED = 40.0, 0.1, "reports"
-"""About how long a rehearsal takes, and the share of a run that it may be; but in a results folder
-with such a folder, of exhibits that judge plans, every plan is to be as good as it can be."""
+"""Seconds of a rehearsal, about; the share of a run that it may be; the folder among the results of
+exhibits, which judge plans: where it is, every run is rehearsed."""
 TRIED_S, TRIED = 5e-4, 0.2
 """An overhead and a slowdown, to see how much of them a step is."""
 

@@ -54,8 +54,7 @@ def summary(
 
 
 def verdicts(exhibits: list[Shown], plans: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Verdicts (`verdicts_of`) of each system's exhibits by its name, and those on the plans of the
-    runs."""
+    """Verdicts (`verdicts_of`) of each system's exhibits by its name, and those on the plans."""
     systems: dict[str, list[Shown]] = {}
     for shown in exhibits:
         systems.setdefault(shown[0].exhibit.system or OWN, []).append(shown)

@@ -1,8 +1,7 @@
 """The smallest change that makes a method fit where none does: what `plan` answers last.
 
 Of each method the tier that lacks decides: more of it, as far as the machine may have that, or
-smaller micro-batches. What is suggested has been planned. Methods that would be asked after some
-seconds are not asked.
+smaller micro-batches. What is suggested has been planned; after some seconds no more is asked.
 """
 
 from __future__ import annotations
