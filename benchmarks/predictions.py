@@ -23,6 +23,7 @@ from typing import Any
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.runs import provenance
+from workbench.runs.planning import measure
 from workbench.runs.runner import run
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
@@ -90,7 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
     options = parser.parse_args(argv)
     store, rows = Store(options.results), []
-    for spec in settings(options.count, options.seed, options.ranks):
+    specs = [*settings(options.count, options.seed, options.ranks)]
+    measure(specs[:1], store, print)  # which rehearses; a run as short as these would not
+    for spec in specs:
         try:
             rows.append(row(spec, store))
         except RuntimeError as error:

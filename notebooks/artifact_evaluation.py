@@ -9,7 +9,7 @@
 #   it, or go on if you ask for that, and this page finds them again.
 # * What has been measured is neither run again nor deleted. Hollow marks are published, hatched
 #   ones simulated, filled ones measured.
-# * Hands-on time is a few minutes. At size `smoke` all claims together take 4 to 7 minutes on two
+# * Hands-on time is a few minutes. At size `smoke` all claims together take about 11 minutes on two
 #   cores without a GPU and under 3 GiB of memory; `small` needs a GPU; `paper` is simulated without
 #   one.
 

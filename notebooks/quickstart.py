@@ -37,11 +37,12 @@ record.status, record.losses[0], record.losses[-1]
 # %% [markdown]
 # ## Predicted and measured
 # The plan is made again, from the costs that the run has measured of this machine. Both numbers
-# are seconds of a step.
+# are seconds of a step. Plans are for an idle machine: if other programs used it during the run,
+# the last value says how much, and the measured step may be several times the predicted one.
 
 # %%
 planned = workbench.plan(**setting, results=results).plan
-planned.step_seconds, batch / record.samples_per_second
+planned.step_seconds, batch / record.samples_per_second, record.busy or "hardly used by others"
 
 # %% [markdown]
 # ## The timeline

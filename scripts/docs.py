@@ -50,10 +50,11 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 # -- README.md: what each method can ------------------------------------------------------------
 def matrix() -> str:
-    """Methods by their abilities, a line for all that have the same ones."""
+    """Our methods by their abilities, a line for all that have the same ones."""
     alike: dict[tuple[str, ...], list[str]] = {}
-    for row in methods.known().values():
-        devices = "several" if row.parallel else "one"
+    ours = methods.METHODS | methods.PEERS | methods.PARALLEL | methods.pipelines()
+    for row in ours.values():
+        devices = "several" if row.parallel else "one (`Engine`: several)" if row.sharded else "one"
         loop = row.driven  # steps in a user's own loop
         own = "yes" if row.modules else "`Engine`" if loop else "no"
         disk = "yes" if takes(row.name, "optimizer_tier") else "no"

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return import_module("workbench.cli_varuna").main(words[1:])
         # Options of another package's method are flags, too.
         methods.lookup(_method_in(words))
-        arguments = make_parser().parse_args(words)
+        arguments = make_parser().parse_args(words, argparse.Namespace(words=words))
         return arguments.handler(arguments)
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader of our output has enough
@@ -108,8 +108,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--largest", action="store_true", help="the most layers that fit, instead of -l"
     )
     plan.add_argument(
-        "--measure", action="store_true",
-        help="first time the model's layers on this machine, without training",
+        "--measure", action=argparse.BooleanOptionalAction,
+        help="first time the model's layers on this machine, without training; --no-measure: "
+        "measure nothing (default: the machine's rates, once, where no time can be told)",
     )  # fmt: skip
     plan.set_defaults(handler=_plan)
 
@@ -237,19 +238,22 @@ def _code(record: Any) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from workbench.cli_plan import print_plans
+    from workbench.cli_plan import print_plans, what_would_help
     from workbench.published import machines
     from workbench.runs.best import answer_all, fastest, largest, recommend, searching
     from workbench.runs.inputs import check_inputs
-    from workbench.runs.planning import measure
+    from workbench.runs.planning import examine, measure
+    from workbench.runs.progress import Progress
     from workbench.runs.resolve import unread_weights
 
-    store = Store(arguments.results)
+    store, progress = Store(arguments.results), Progress(sys.stderr)
     if arguments.machine is not None:
         machines.find(arguments.machine, store.root)  # before anything takes seconds
     refused: dict[str, str] = {}
+    if arguments.hf_config:
+        progress.passing(f"reading {arguments.hf_config}")
     specs = specs_from(arguments, window="auto", peers=True, refused=refused)
-    if told := unread_weights(specs[0]):
+    if specs and (told := unread_weights(specs[0])):
         _complain(in_flags(f"the plan holds, but not its run: {told}", arguments))
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
     check_inputs(named, store)
@@ -257,12 +261,15 @@ def _plan(arguments: argparse.Namespace) -> int:
         if arguments.machine is not None:
             raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
         measure(specs, store, _complain)
+    elif arguments.measure is None and arguments.machine is None:
+        examine(specs, store, _complain)
     ask = largest if arguments.largest else fastest
     if arguments.largest and (slow := searching(specs)):
         _complain(
             f"{', '.join(slow)} search at each depth: some 10 s each, minutes where hundreds fit"
         )
-    answers, not_planned = answer_all(specs, store, arguments.machine, ask)
+    answers, not_planned = answer_all(specs, store, arguments.machine, ask, progress.passing)
+    progress.end()
     not_planned = {m: in_flags(why, arguments) for m, why in {**refused, **not_planned}.items()}
     best = recommend(answers)
     if arguments.json:
@@ -275,7 +282,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         print_plans(answers, best, not_planned, largest=arguments.largest)
     if not best.plan.fits:
         several = "the lines above say why" if answers[1:] and not arguments.json else ""
-        _complain(f"nothing fits: {several or best.plan.binding}")
+        found = what_would_help(answers, not_planned, store, arguments)
+        _complain(f"nothing fits: {several or best.plan.binding}; {found}")
         return BAD_INPUT
     return OK
 

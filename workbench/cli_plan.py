@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec, flat
+from workbench.published import hardware as published
 from workbench.runs.planning import Answer, fits
 from workbench.runs.progress import (
     describe_model,
@@ -15,6 +18,7 @@ from workbench.runs.progress import (
     format_step,
     parameters,
 )
+from workbench.runs.remedy import remedy
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep
 from workbench.schedule.plan import Candidate
@@ -53,9 +57,12 @@ def print_plans(
         window = f", window {plan.window}" if plan.window is not None else ""
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)
         print(f"{mark} {plan.method:14s} {took}{window}; peak {peaks}")
+        if each is not best:
+            continue  # -m METHOD tells more of one
         if plan.step_seconds:
             print(f"{'':17s}bound by {plan.binding}")
-        for note in (*describe_packs(plan.settings), *plan.notes, *_table(plan.candidates)):
+        shapes = () if answers[1:] else _table(plan.candidates)
+        for note in (*describe_packs(plan.settings), *plan.notes, *shapes):
             print(f"{'':17s}{note}")
     for method, why in not_planned.items():
         print(f"  {method:14s} is not planned: {why}")
@@ -91,8 +98,29 @@ def _why_not(spec: RunSpec, store: Store) -> str:
 def where(answer: Answer) -> str:
     """The machine of an answer, and whether it is this one."""
     if not answer.here:
-        return f"{answer.hardware}, which is not this machine ({answer.source} costs)"
+        told = f"{answer.hardware}, which is not this machine ({answer.source} costs)"
+        if answer.spec.host_memory is None and answer.source in ("datasheet", "benchmark"):
+            assumed = format_bytes(published.machine(answer.hardware).host_bytes)
+            told += f", host memory assumed: {assumed} (--host-memory says another)"
+        return told
     return f"this machine ({answer.hardware}; {answer.source})"
+
+
+def what_would_help(
+    answers: list[Answer], not_planned: dict[str, str], store: Store, arguments: Namespace
+) -> str:
+    """The smallest change with which a method fits, and the command for it, in a sentence."""
+    found, words = remedy(answers, store, arguments.machine), [*arguments.words]
+    out = [method for method, why in not_planned.items() if why.startswith("--microbatches is")]
+    kept = f" (--microbatches keeps {', '.join(out)} out)" if out else ""
+    if found is None:
+        return f"fewer layers (see --largest), more --ranks or a larger GPU would help{kept}"
+    _, method, flag, value = found
+    for each in ("-m", "--method", flag):
+        for at in reversed([i for i, word in enumerate(words) if word.split("=")[0] == each]):
+            del words[at : at + (1 if "=" in words[at] else 2)]
+    command = shlex.join(["workbench", *words, "-m", method, flag, value])
+    return f"with {flag} {value} {method} fits{kept}: {command}"
 
 
 def _table(candidates: Sequence[Candidate]) -> Iterator[str]:

@@ -28,8 +28,9 @@ from workbench.methods.pipeline.orders import (
 )  # fmt: skip
 from workbench.schedule.action import COMPUTE, Kind
 
-MOST = 512
-"""Micro-batches of a step that can still be read."""
+MOST, DRAWN = 512, 512
+"""Of ranks, chunks and copies; micro-batches of a drawing that can still be read."""
+PASSES = 1 << 18  # forward passes of all ranks: 10,000 micro-batches on 26 of them
 US = 1e-6
 LONGEST_S = 1e6
 """Longest pass or message that can be timed."""
@@ -86,8 +87,12 @@ def show_schedule(arguments: argparse.Namespace) -> None:
         "chunks": 1 if arguments.chunks is None else arguments.chunks,
     }  # fmt: skip
     for what, number in counts.items():
-        if not 1 <= number <= MOST:
-            raise ValueError(f"{what} is {number}; it must be 1 to {MOST}")
+        most = PASSES if what in ("microbatches", "stash") else MOST
+        if not 1 <= number <= most:
+            raise ValueError(f"{what} is {number}; it must be 1 to {most}")
+    most = PASSES // (ranks * counts["chunks"]) if arguments.gantt is None else DRAWN
+    if micros > most:
+        raise ValueError(f"microbatches is {micros}; so many ranks, or a drawing, have {most}")
     order = orders.ORDERS[name]
     chunks = arguments.chunks or (2 if order.chunked else 1)
     rule = _rule(arguments, order)

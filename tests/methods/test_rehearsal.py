@@ -50,6 +50,9 @@ def test_it_is_measured_once_and_kept_and_planned_with(tmp_path, monkeypatch, me
         monkeypatch.setattr(train_ranks, "RankTraining", forked)
     before_it = set(living(psutil.Process().children()))
     first, second = Silent(), Silent()
+    assert profiles_for(planner, spec, tmp_path, first) == before, "it is a short run"
+    assert told(first)[-1].startswith("not rehearsed, which takes some 40 s: this run takes about")
+    (tmp_path / "reports").mkdir()  # where plans are judged
     profiles = profiles_for(planner, spec, tmp_path, first)
     steps = rehearsal.STEPS
     assert f"rehearsing: {steps} steps of 2 small models on 2 ranks" in told(first)
@@ -125,8 +128,6 @@ def test_nothing_is_rehearsed_where_nobody_shares_or_it_is_known(tmp_path, rehea
     def never(*_):
         pytest.fail("it was measured")
 
-    found = with_overhead(
-        {2: profile}, "harmony-pp", tmp_path, never, scheduled=never, trained=never
-    )
+    found = with_overhead({2: profile}, spec_for(), tmp_path, never, scheduled=never, trained=never)
     assert found == {2: profile}
     assert not [*tmp_path.iterdir()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -216,6 +217,17 @@ def test_a_budget_nothing_fits_in(spec_for, tmp_path):
     spec = spec_for(window=2, host_memory=10_000)
     with pytest.raises(DoesNotFit, match="host memory"):
         start(stronghold, spec, tmp_path)
+
+
+def test_a_plan_is_told_where_it_runs_and_not_where_it_is_refused(spec_for, tmp_path, monkeypatch):
+    """The plan of the smallest layout, which is refused, has a time of its steps, too."""
+    monkeypatch.setattr("workbench.profile.store.profile_for", lambda s, *_: made_up_profile(s))
+    for memory, times in ((None, 1), (BLOCK, 0)):
+        report, folder = Silent(), tmp_path / "runs" / f"{memory}"
+        folder.mkdir(parents=True)
+        with suppress(DoesNotFit):
+            stronghold.train(spec_for(window=2, steps=1, device_memory=memory), report, folder)
+        assert [kind for kind, _ in report.events].count("plan") == times
 
 
 def test_running_out_of_a_tier_that_the_plan_overrated(spec_for, tmp_path):

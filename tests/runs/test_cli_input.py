@@ -57,6 +57,7 @@ def complaint(
         (["run", "-m", "l2l", "--lay", "4"], "unrecognized arguments: --lay"),
         (["plan", "--lagest"], "--lagest, did you mean --largest?; see workbench plan --help"),
         (["sweep", "--retry", "a.json"], "see workbench sweep --help"),
+        (["plan", "--machine", "A100"], "may be a100-40gb or a100-80gb: say which"),
         (["plan", "--text", "missing.txt"], "there is no text at 'missing.txt'"),
         (["plan", "-m", "plain", "--largest", "--set", "family=bert"], "bert has layers of its"),
         (["plan", "--tokenizer", "bpe:9"], "bpe:9 has no room for merges"),

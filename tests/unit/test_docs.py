@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.offload import OFFLOAD, make_parser
+from benchmarks.pipelines import PIPELINES
+from benchmarks.servers import SERVERS
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
@@ -47,3 +52,13 @@ def test_the_quickstart_runs(root: Path, tmp_path: Path, measured: Path) -> None
     exec(source.replace('"results"', f'"{tmp_path}"'), names)
     assert names["record"].status == "ok"
     assert names["planned"].step_seconds > 0
+
+
+def test_commands_of_the_ten_numbers_pick_runs(root: Path) -> None:
+    text = (root / "docs" / "artifact.md").read_text().partition("ten numbers\n")[2]
+    found = re.findall(r"`python -m benchmarks\.(.+?)`", text)
+    suites = {"offload": OFFLOAD, "servers": SERVERS, "pipelines": PIPELINES}
+    for name, *words in map(shlex.split, found):
+        for only in make_parser(suites[name]).parse_args(words).only:
+            assert suites[name].entries("paper", warmup=1, measured=1, only=[only]), only
+    assert len(found) == 9

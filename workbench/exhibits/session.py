@@ -28,7 +28,7 @@ import pandas as pd
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Stage
-from workbench.figures.draw import BUSY, small_print
+from workbench.figures.draw import BUSY, PRINT_IN, small_print
 from workbench.figures.finish import finish
 from workbench.figures.style import save, styled
 from workbench.figures.verdict import busy_in
@@ -137,8 +137,9 @@ class Session:
         run."""
         return self.exhibit.table(self.at, self.records() if records is None else records)
 
-    def draw(self, rows: pd.DataFrame) -> Figure:
-        """The figure."""
+    def draw(self, rows: pd.DataFrame, *, printed: bool = True) -> Figure:
+        """The figure; unless `printed`, its small print is its label alone, for a page that has it
+        as text."""
         from matplotlib.figure import Figure
 
         with styled():
@@ -147,6 +148,9 @@ class Session:
             self.exhibit.paint(self.at, figure, rows)
             if told := busy_in(rows):
                 small_print(figure, f"{BUSY} The machine was busy: {told}.")
+            if not printed and (lines := figure.get_supxlabel().splitlines()):
+                figure.set_figheight(figure.get_figheight() - PRINT_IN * len(lines))
+                figure.supxlabel("")
             finish(figure, "; ".join([self.exhibit.headline, *self.at.told]))
         return figure
 
@@ -155,12 +159,12 @@ class Session:
         """Draw, and save PDF, PNG and the table behind them in the reports folder."""
         return self._saved(self.draw(rows), rows)
 
-    def renew(self, figure: Figure, rows: pd.DataFrame) -> None:
-        """Save a figure over the files of an earlier one, if these show other rows: a run was
+    def renew(self, rows: pd.DataFrame) -> None:
+        """Draw and save over the files of an earlier figure, if these show other rows: a run was
         repeated since, or this machine measured again."""
         table = self._stem.with_suffix(".csv")
         if table.exists() and table.read_text() != rows.to_csv(index=False):
-            self._saved(figure, rows)
+            self._saved(self.draw(rows), rows)
 
     @property
     def _stem(self) -> Path:

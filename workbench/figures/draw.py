@@ -29,7 +29,7 @@ UPRIGHT_IN = 0.3
 """Width of a bar below which the number at it stands upright."""
 APART_PT, BESIDE_PT = 3.5, 12.0
 """Between marks of two series at one x, and most between the first and the last, in points."""
-PRINT_LINES = 2
+PRINT_LINES, PRINT_IN = 2, 0.1
 LONGEST_WORDS = 26
 """Letters in place of a missing value; a longer reason stands in the small print."""
 
@@ -302,7 +302,7 @@ def small_print(figure: Any, *sentences: str) -> None:
             break
         found = longer
     if found:
-        figure.set_figheight(figure.get_figheight() + 0.1 * len(found))
+        figure.set_figheight(figure.get_figheight() + PRINT_IN * len(found))
         found = [*filter(None, [figure.get_supxlabel()]), *found]
         figure.supxlabel("\n".join(found), fontsize=NOTE_PT, color=GREY, ha="left", x=0.01)
 

@@ -66,8 +66,9 @@ def at_least(
     """A claim of the form: the ratio is at least `threshold`. What is no ratio (`is_ratio`) decides
     and is not shown as one: `why` says it in its own unit.
 
-    `why` stands beside either answer, `why_not` beside a failure; `cannot` is the reason for not
-    judging, where there is one, and `busy` (`busy_in`) that of a machine which was.
+    `why` stands beside either answer, `why_not` beside a failure, else the bound that was missed;
+    `cannot` is the reason for not judging, where there is one, and `busy` (`busy_in`) that of a
+    machine which was: every claim on times that were measured here asks it.
     """
     if here is None:
         verdict, why = MISSING, "not run, or run without a result: the figure says which"
@@ -78,7 +79,7 @@ def at_least(
     elif here >= threshold:
         verdict = HOLDS
     else:
-        verdict, why = FAILS, why_not or why
+        verdict, why = FAILS, why_not or why or f"{here:.3g}, below {threshold:.3g}"
     return Verdict(
         claim=claim,
         published=published if is_ratio else None,

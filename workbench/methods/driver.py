@@ -38,7 +38,8 @@ def trained_by(
         )
         plan = planner(spec, profile.with_link(spec.link_bytes_per_s))
         plan = replace(plan, spread=profile.hardware.spread)
-        report.event("plan", **plan.to_dict())
+        if plan.fits:  # else the smallest layout stands there, which does not run
+            report.event("plan", **plan.to_dict())
         return train_planned(spec, plan, report, folder, engine=engine)
 
     return train

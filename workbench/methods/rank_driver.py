@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple, Protocol
 
 from workbench.core.record import Outcome
@@ -56,10 +57,12 @@ def on_ranks(planner: Planner, mode: str) -> OnRanks:
         return train(planner, spec, report, folder, mode=mode)
 
     def measure(spec: RunSpec, results: Path, echo: Echo) -> object:
-        """Profile the layers at the sizes that a run would, and train nothing."""
-        from workbench.methods.train_ranks import by_size
+        """Profile the layers at the sizes that a long run would, and rehearse ranks that share a
+        processor."""
+        from workbench.methods.train_ranks import profiles_for
 
         planner.check(spec, mode)
-        return by_size(spec, results, echo)
+        told = SimpleNamespace(event=lambda kind, text: echo(text))
+        return profiles_for(planner, spec, results, told, always=True)
 
     return OnRanks(partial(planner.check, mode=mode), plan, plan_sizes, train, measure)

@@ -66,11 +66,11 @@ def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mo
 
 
 def profiles_for(
-    planner: Planner, spec: RunSpec, results: Path, report: Reporter
+    planner: Planner, spec: RunSpec, results: Path, report: Reporter, *, always: bool = False
 ) -> dict[int, Profile]:
     """By samples in a micro-batch: stored ones, or measured now. Of the pinned sizes; else up to
     the largest that a device has room for, or to a part of it where timing takes more room than
-    training.
+    training. `always`: rehearsed also for a short run.
 
     Raises DoesNotFit where the fewest samples are too many.
     """
@@ -80,11 +80,12 @@ def profiles_for(
 
     return with_overhead(
         by_size(spec, results, tell),
-        spec.method,
+        spec,
         results,
         tell,
         scheduled=planner.rehearsal,
         trained=_step_seconds,
+        always=always,
     )
 
 

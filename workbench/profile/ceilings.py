@@ -51,6 +51,8 @@ BETTER = 1.05
 """Fewer threads than the rule allows do host updates when they are faster by this factor."""
 
 HOST_COPY = "host memory copy, all host threads"
+FEW = 16
+"""Tokens of a product that takes long."""
 UNSTEADY_STEPS, STEADY_STEPS = 2, 4
 """Steps of a chain of actions: not timed, and timed."""
 
@@ -174,7 +176,11 @@ def _device_adam(device: torch.device, table: Table) -> float:
 
 
 def _product(device: torch.device, dtype: torch.dtype, table: Table) -> float:
-    with Product(device, dtype) as load:
+    """The rate; of a few tokens where a processor lacks the dtype and takes 100 times as long."""
+    with Product(device, dtype, FEW) as load:
+        load.once()
+        slow = load.once().wall > table.seconds / 5
+    with Product(device, dtype, FEW if slow else 0) as load:
         return _rate(f"matrix product, {str(dtype).removeprefix('torch.')}", load, "FLOP/s", table)
 
 

@@ -202,10 +202,10 @@ class Adam(Load):
 
 
 class Product(Load):
-    """A matrix product of the shape of a layer's: [tokens, h] by [h, 4 h]."""
+    """A matrix product of the shape of a layer's: [tokens, h] by [h, 4 h]; of `few`, if given."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        tokens, hidden = (512, 512) if device.type == "cpu" else (4096, 4096)
+    def __init__(self, device: torch.device, dtype: torch.dtype, few: int = 0) -> None:
+        tokens, hidden = (few or 512, 512) if device.type == "cpu" else (few or 4096, 4096)
         super().__init__(device, piece_bytes=4 * hidden * hidden * dtype.itemsize)
         self.threads = cpu_threads(device.type).compute
         self.amount = 2.0 * tokens * hidden * 4 * hidden

@@ -5,7 +5,7 @@ Without GPUs every lane of every rank has a thread on the cores that compute. La
 taking turns costs time, and every turn finds the caches full of other data. With two ranks on two
 cores a pass took about half a millisecond and a tenth of its time longer. So two small models, one
 of which is wider, are trained for some seconds, once per machine and number of ranks. Their steps
-give both numbers.
+give both numbers. A run that is short beside that is planned without them, and says so.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ SIMULATED = 3
 SAMPLES = 2
 """Samples of a micro-batch."""
 WIDTHS = 64, 192
+REHEARSAL_S, SHARE, JUDGED = 40.0, 0.1, "reports"
+"""Seconds of a rehearsal, about; the share of a run that it may be; the folder among the results of
+exhibits, which judge plans: where it is, every run is rehearsed."""
 TRIED_S, TRIED = 5e-4, 0.2
 """An overhead and a slowdown, to see how much of them a step is."""
 
@@ -48,22 +51,31 @@ Trainer = Callable[[RunSpec, Schedule], Sequence[float]]
 
 def with_overhead(
     profiles: dict[int, Profile],
-    method: str,
+    run: RunSpec,
     results: Path,
     tell: Echo,
     *,
     scheduled: Scheduler,
     trained: Trainer,
+    always: bool = False,
 ) -> dict[int, Profile]:
     """The profiles, with what passes of all ranks take beside each other: measured now, under
-    schedules of a method, where this machine's processor plays the devices and it never was.
-    Raises what made a rank fail."""
-    hardware = profiles[min(profiles)].hardware
-    wires = hardware.wires
+    schedules of the run's method, where this machine's processor plays the devices and it never
+    was, and the run is long enough or it is `always` wanted. Raises what made a rank fail."""
+    alone = profiles[min(profiles)]
+    hardware, wires = alone.hardware, alone.hardware.wires
     if hardware.device == "cuda" or wires is None or wires.pass_overhead_s is not None or brief():
         return profiles
+    passes = sum(unit.forward_s + unit.recompute_s + unit.backward_s for unit in alone.units)
+    took = run.steps * run.batch / alone.microbatch * passes  # one after the other
+    if took * SHARE < REHEARSAL_S and not (always or (results / JUDGED).is_dir()):
+        tell(
+            f"not rehearsed, which takes some {REHEARSAL_S:.0f} s: this run takes about {took:.0f},"
+            " its steps up to twice as long as planned (`workbench plan --measure` rehearses)"
+        )
+        return profiles
 
-    specs = [_small(method, wires.ranks, width) for width in WIDTHS]
+    specs = [_small(run.method, wires.ranks, width) for width in WIDTHS]
     known = [profile_for(of_size(spec, SAMPLES), results, tell) for spec in specs]
 
     def measure() -> dict[str, float]:

@@ -42,11 +42,19 @@ def names(results: Path) -> list[str]:
 
 
 def find(name: str, results: Path) -> Known:
-    """The machine of that name, or of the file ``NAME.json``. Raises ValueError."""
+    """The machine of that name or of a part of it (``4090``), or of the file ``NAME.json``. Raises
+    ValueError, for a part of several names, too."""
+    if name.endswith(".json"):
+        return read(user_path(name))
+    every = names(results)
+    bare = {each: re.sub(r"[^a-z0-9]", "", each.lower()) for each in (name, *every)}
+    if name not in every and bare[name]:
+        like = [each for each in every if bare[name] in bare[each]] or [name]
+        if len(like) > 1:
+            raise ValueError(f"--machine {name} may be {' or '.join(like)}: say which")
+        name = like[0]
     saved = results / FOLDER / f"{name}.json"
-    if name.endswith(".json") or (name not in published.names() and saved.exists()):
-        return read(user_path(name) if name.endswith(".json") else saved)
-    return known(name)
+    return read(saved) if name not in published.names() and saved.exists() else known(name)
 
 
 def here(device: str, results: Path) -> Known:

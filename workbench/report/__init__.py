@@ -23,7 +23,7 @@ from workbench.report.outcomes import folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag
 from workbench.report.proofs import plans_judged, proof_figures, proof_tables
 from workbench.report.sections import figures, measured_on, shown_exhibits, tables
-from workbench.report.summary import TITLE, in_all, summary, verdicts
+from workbench.report.summary import TITLE, by_kind, summary, verdicts
 from workbench.runs.starts import start_words
 from workbench.ui.runs_table_fields import cell as told
 
@@ -59,7 +59,8 @@ def write_report(
         _provenance(every, simulated=simulated),
         _commands(size),
     ]
-    echo(in_all(judged))
+    for kind, words in by_kind(judged).items():
+        echo(f"{kind}: {words}")
     unused = [f"{path} is not used: {why}" for path, why in sorted(store.problems.items())]
     for line in unused:
         echo(line)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 
 from workbench.exhibits import find
 from workbench.exhibits.session import Session
+from workbench.figures.rows import MEASURED
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.report.outcomes import Outcome, how_it_ended
 from workbench.report.page import Cell, Html, drawing, facts, table, tag, without_empty
@@ -24,6 +25,9 @@ COUNTED = (
 )
 """Beginnings of verdicts, and words for one and for several of them."""
 
+KINDS = HERE, COMMITTED, SIMULATED = "measured here", "committed rows", "simulated"
+"""Kinds of numbers that a claim is judged by."""
+
 Shown = tuple[Session, pd.DataFrame]
 """An exhibit with its rows, which are read once."""
 
@@ -39,15 +43,21 @@ def shown_exhibits(
 
 
 def verdicts_of(exhibits: Iterable[Shown]) -> pd.DataFrame:
-    """The verdicts of exhibits under each other, without their reasons; none of those that judge
-    nothing."""
-    parts = []
+    """The verdicts of exhibits under each other, with columns `exhibit`, `kind` (of `KINDS`),
+    `claim`, `verdict` and `why`; none of those that judge nothing."""
+    parts = [pd.DataFrame(columns=["exhibit", "kind", "claim", "verdict", "why"], dtype=object)]
     for session, rows in exhibits:
-        verdicts = session.verdict(rows).drop(columns=["why"], errors="ignore")
+        verdicts = session.verdict(rows).rename(columns={"goal": "claim"})
         if "verdict" in verdicts:
-            verdicts.insert(0, "exhibit", session.exhibit.figure)
-            parts.append(verdicts.astype(object))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"verdict": []})
+            judged = verdicts.get("judged", pd.Series("", verdicts.index))
+            # A series that was measured and has a variant is of named hardware.
+            own = {MEASURED: HERE if session.exhibit.runs else COMMITTED}
+            kinds = [
+                SIMULATED if s.startswith(SIMULATED) else own.get(s, COMMITTED) for s in judged
+            ]
+            verdicts = verdicts.assign(exhibit=session.exhibit.figure, kind=kinds)
+            parts.append(verdicts[[*parts[0].columns]].astype(object))
+    return pd.concat(parts, ignore_index=True)
 
 
 def counted(verdicts: pd.Series) -> str:
@@ -57,6 +67,18 @@ def counted(verdicts: pd.Series) -> str:
         n = int(verdicts.astype(str).str.startswith(start).sum())
         found += [f"{n} {one if n == 1 else many}"] if n else []
     return ", ".join(found) or "nothing is judged"
+
+
+def failing(
+    verdicts: pd.DataFrame, place: Callable[[str], Html | None] = lambda name: None
+) -> Html:
+    """A list of the claims that do not hold, each with its reason, and before it the `place` of its
+    exhibit; empty where all hold."""
+    lines = [
+        tag("li", place(row.exhibit), tag("b", row.claim), f": {row.why}")
+        for row in verdicts[verdicts["verdict"] == FAILS].itertuples()
+    ]
+    return tag("ul", lines) if lines else Html()
 
 
 def figures(exhibits: Iterable[Shown], outcomes: dict[str, Outcome]) -> list[Html]:
@@ -74,8 +96,8 @@ def figures(exhibits: Iterable[Shown], outcomes: dict[str, Outcome]) -> list[Htm
 
 
 def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> list[Html]:
-    """Claim, how it ended, and the drawing; under it all of its small print, if it has not all."""
-    exhibit, verdicts = session.exhibit, session.verdict(rows)
+    """Claim, how it ended, the drawing with its small print under it, and what does not hold."""
+    exhibit, verdicts = session.exhibit, verdicts_of([(session, rows)])
     place = [" ", tag("span", f"({exhibit.place})", class_="soft")] if exhibit.place else []
     out = [
         tag("h2", exhibit.heading, id=session.name),
@@ -83,14 +105,14 @@ def _figure(session: Session, rows: pd.DataFrame, outcome: Outcome | None) -> li
         *_how_it_ended(session, rows, outcome),
     ]
     if len(rows):
-        drawn = session.draw(rows)
-        session.renew(drawn, rows)
-        printed, whole = " ".join(drawn.get_supxlabel().split()), drawn.get_label().strip()
-        more = "" if whole == printed else whole  # its rest alone may begin with "They"
-        out.append(drawing(drawn, f"{exhibit.title}: {exhibit.claim}", more))
-    words = counted(verdicts["verdict"]) if "verdict" in verdicts and len(verdicts) else ""
+        session.renew(rows)
+        drawn = session.draw(rows, printed=False)
+        out.append(drawing(drawn, exhibit.title, drawn.get_label().strip()))
+    words = counted(verdicts["verdict"]) if len(verdicts) else ""
     link = tag("a", "tables", href=f"#{session.name}-tables")
-    return [*out, tag("p", f"{exhibit.judgement}: {words}; " if words else "", link)]
+    told = tag("p", f"{exhibit.judgement}: {words}; " if words else "", link)
+    lacking = failing(verdicts)
+    return [*out, told, tag("p", "Does not hold:") if lacking else "", lacking]
 
 
 def tables(exhibits: Iterable[Shown], cell: Cell) -> list[Html]:

@@ -12,10 +12,9 @@ from workbench.core import methods
 from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.exhibits import find
 from workbench.exhibits.base import origin
-from workbench.figures.verdict import FAILS
 from workbench.report.outcomes import Outcome
 from workbench.report.page import Html, join, tag
-from workbench.report.sections import Shown, counted, verdicts_of
+from workbench.report.sections import HERE, KINDS, Shown, counted, failing, verdicts_of
 
 TITLE = "STRONGHOLD (SC'22), Harmony (VLDB'22) and Varuna (EuroSys'22) beside their baselines"
 OWN = "This project's goals"
@@ -29,20 +28,15 @@ def summary(
     where: str,
     judged: dict[str, pd.DataFrame],
 ) -> list[Html]:
-    """Title, at most ten lines, and links to all that follows; `judged` as `verdicts` has them."""
-    failing = {
-        name: None
-        for each in judged.values()
-        for name in each[each["verdict"] == FAILS].get("exhibit", ())
-    }
+    """Title, at most ten lines, links to all that follows, and the claims that do not hold;
+    `judged` as `verdicts` has them."""
     failed = [f"{find(name).words}: {o.message}" for name, o in outcomes.items() if not o.ok]
     machine = origin(records, simulated=False)
     lines = {
-        **{
-            f"{system}, {len(each)} claims": counted(each["verdict"])
-            for system, each in judged.items()
-        },
-        "Does not hold": _links(failing) or "none",
+        **by_kind(judged),
+        "By subject": "; ".join(
+            f"{system}, {len(each)}: {counted(each['verdict'])}" for system, each in judged.items()
+        ),
         "Not all exhibits ran to their end": "; ".join(failed),
         "Worst prediction": worst_prediction(records),
         "Machine": f"{machine['processor']}, {machine['memory']}, GPU: {machine['GPU']}",
@@ -54,28 +48,31 @@ def summary(
     chapters = ["tables", *(("training", "predictions") if records else ()), "provenance"]
     links = [tag("a", s.exhibit.link, href=f"#{s.name}") for s, _ in exhibits]
     links += [tag("a", name, href=f"#{name}") for name in chapters]
-    return [tag("h1", TITLE), tag("ul", told, class_="summary"), tag("nav", links)]
+    first = [tag("h1", TITLE), tag("ul", told, class_="summary"), tag("nav", links)]
+    lacking = failing(pd.concat(judged.values()), _link)
+    return [*first, tag("h2", "Does not hold", id="fails"), lacking] if lacking else first
 
 
 def verdicts(exhibits: list[Shown], plans: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Verdicts of each system's exhibits by its name, and those on the plans of the runs."""
+    """Verdicts (`verdicts_of`) of each system's exhibits by its name, and those on the plans."""
     systems: dict[str, list[Shown]] = {}
     for shown in exhibits:
         systems.setdefault(shown[0].exhibit.system or OWN, []).append(shown)
     found = {system: verdicts_of(parts) for system, parts in systems.items()}
-    return found | ({"Plans": plans} if len(plans) else {})
+    return found | ({"Plans": plans.assign(exhibit="", kind=HERE)} if len(plans) else {})
 
 
-def in_all(judged: dict[str, pd.DataFrame]) -> str:
-    """Number of all claims and how many hold: ``9 claims: 7 hold, 2 do not hold``."""
-    every = pd.concat([each["verdict"].astype(str) for each in judged.values()])
-    return f"{len(every)} claims: {counted(every)}"
+def by_kind(judged: dict[str, pd.DataFrame]) -> dict[str, str]:
+    """How many claims hold of each kind of numbers: ``{"simulated, 9 claims": "7 hold, ..."}``."""
+    every = pd.concat(judged.values())
+    parts = {kind: every[every["kind"] == kind]["verdict"] for kind in KINDS}
+    return {f"{kind}, {len(part)} claims": counted(part) for kind, part in parts.items()}
 
 
-def _links(figures: Iterable[str]) -> Html:
-    """Exhibits by name, each leading to its tables."""
-    links = [tag("a", find(name).link, href=f"#{find(name).name}-tables") for name in figures]
-    return Html("; ".join(join([link]) for link in links))
+def _link(figure: str) -> Html:
+    """An exhibit by name, leading to it; to the plans where it has none."""
+    name, words = (find(figure).name, find(figure).link) if figure else ("predictions", "plans")
+    return join([tag("a", words, href=f"#{name}"), ": "])
 
 
 def worst_prediction(records: Iterable[RunRecord]) -> str:

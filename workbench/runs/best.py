@@ -134,11 +134,14 @@ def answer_all(
     store: Store,
     machine: str | None,
     ask: Callable[[RunSpec, Store, str | None], Answer] = fastest,
+    tell: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Answer], dict[str, str]]:
-    """The answers of several methods, `fastest` or `largest`, and why others cannot be planned so.
-    Raises ValueError where none can."""
+    """The answers of several methods, `fastest` or `largest`, and why others cannot be planned so;
+    `tell` hears whose turn it is. Raises ValueError where none can."""
     answers, not_planned = [], {}
-    for spec in specs:
+    for place, spec in enumerate(specs, start=1):
+        if specs[1:]:
+            tell(f"planning {spec.method}, {place} of {len(specs)}")
         try:
             answers.append(ask(spec, store, machine))
         except ValueError as error:

@@ -2,7 +2,8 @@
 
 Steps cost what they cost in the nearest record of such a run on this class of device, in proportion
 to its layers; without one, what the plan says, measured or estimated. What a run needs besides is
-the median of its method's earlier runs, of all runs, or a time that is assumed.
+the median of its method's earlier runs; where there is none, that of all runs, and no less than a
+time that is assumed, which is longer where this machine has layers or ranks to measure first.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from workbench.core.host import device_class, resolve_device
 from workbench.core.spec import RunSpec, flat
 from workbench.runs.planning import Answer
 
-START_S = 20.0
-"""Assumed of what a run needs besides its steps, where none has run yet: to import, to read the
-text, to measure layers."""
+START_S, LAYERS_S, RANKS_S = 20.0, 20.0, 30.0
+"""Assumed of what a run needs besides its steps, where none of its method has run yet: to import
+and to read the text; to measure the layers; to measure and to start several ranks."""
 ALIKE = (
     "method", "family", "hidden", "heads", "seq", "vocab", "batch", "microbatches", "dtype",
     "activations", "ranks", "link_bytes_per_s",
@@ -49,8 +50,11 @@ def expected(
         if row["seconds"]
     ]
     own = [seconds for method, seconds in beside if method == spec.method]
-    every = own or [seconds for _, seconds in beside] or [START_S]
-    return median(every) + step * spec.steps, how
+    least = START_S + LAYERS_S * (how == "estimated") + RANKS_S * (spec.ranks > 1)
+    start = (
+        median(own) if own else max([least, *([median(s for _, s in beside)] if beside else [])])
+    )
+    return start + step * spec.steps, how
 
 
 def with_record(answer: Answer, rows: Iterable[dict[str, Any]]) -> Answer:

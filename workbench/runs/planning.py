@@ -26,6 +26,8 @@ from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 
+EXAMINED_S = 0.1
+"""Length of one timing where a plan measures the machine."""
 LEAST_BYTES = 12
 """Bytes of a parameter that training keeps somewhere, whatever the method and dtype."""
 
@@ -181,9 +183,31 @@ def library_prediction(spec: RunSpec, store: Store, norms: Iterable[float | None
     return {}
 
 
-def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -> None:
-    """Time on this machine what plans of these specs are made from, as their runs would; what is
-    stored and holds is not timed again. A spec that cannot be is left to `answer` to refuse.
+def examine(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -> None:
+    """Measure this machine's rates where plans would have no times without them, some 10 s; `echo`
+    hears so, or why it cannot be done now."""
+    from workbench.profile.store import ceilings
+    from workbench.profile.timing import brief
+    from workbench.published import machines
+
+    if brief() or machines.here(specs[0].device, store.root).hardware.source != "unmeasured":
+        return
+    echo("this machine is not known yet: it is measured, once, for some 10 s (--no-measure: not)")
+    try:
+        measure(specs[:1], store, echo, lambda s, to, _: ceilings(to, s.device, seconds=EXAMINED_S))
+    except ValueError as error:
+        echo(f"it is not measured, so no times are told: {error}")
+
+
+def measure(
+    specs: list[RunSpec],
+    store: Store,
+    echo: Callable[[str], object],
+    timing: Callable[..., object] | None = None,
+) -> None:
+    """Time on this machine what plans of these specs are made from, as their runs would, or by
+    `timing`; what is stored and holds is not timed again. A spec that cannot be is left to `answer`
+    to refuse.
 
     Raises ValueError while another run holds the device.
     """
@@ -203,7 +227,7 @@ def measure(specs: list[RunSpec], store: Store, echo: Callable[[str], object]) -
             )
         os.environ.update(held.environment)
         try:
-            timed = getattr(methods.load(spec.method), "measure", profile_for)
+            timed = timing or getattr(methods.load(spec.method), "measure", profile_for)
             timed(spec, store.root, echo)
         except (ValueError, RuntimeError) as error:  # out of memory, too, is one
             echo(f"layers of {spec.method} are not measured: {' '.join(str(error).split())}")

@@ -161,6 +161,16 @@ class Progress:
         self._stream.flush()
         self._spoke = time.monotonic()
 
+    def passing(self, text: str, *, last: bool = False) -> None:
+        """A line that the next replaces; without a terminal it stays, if last or after a while."""
+        if self._terminal:
+            width = shutil.get_terminal_size().columns
+            self._stream.write(f"\r\x1b[K{text[: width - 1]}")
+            self._stream.flush()
+            self._live = True
+        elif last or time.monotonic() - self._spoke >= QUIET_S:
+            self.line(text)
+
     def end(self) -> None:
         """Remove the live line, if there is one."""
         if self._live:
@@ -184,13 +194,7 @@ class Progress:
             text += self._left()
         elif steps > done and len(self._seconds) > 1:  # the first one may compile layers
             text += f", {format_seconds(each * (steps - done))} left"
-        if self._terminal:
-            width = shutil.get_terminal_size().columns
-            self._stream.write(f"\r\x1b[K{text[: width - 1]}")
-            self._stream.flush()
-            self._live = True
-        elif done == steps or time.monotonic() - self._spoke >= QUIET_S:
-            self.line(text)
+        self.passing(text, last=done == steps)
 
     def _position(self, index: int) -> str:
         return f"[{index + 1}/{len(self._sweep.points)}]"

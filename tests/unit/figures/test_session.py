@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,9 @@ from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.session import Session
 from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
 from workbench.published.here import offload_runs
+from workbench.report.page import join
 from workbench.report.sections import figures
+from workbench.report.summary import by_kind, summary, verdicts
 from workbench.runs.resolve import key_of
 from workbench.runs.store import Store
 from workbench.shown import Shown
@@ -249,3 +252,17 @@ def test_bubbles_of_other_pipelines(tmp_path: Path) -> None:
     assert set(session.verdict(rows)["verdict"]) == {"holds"}
     alone = open_exhibit("varuna_bubbles", results=tmp_path, ranks=6, microbatches=1)
     assert set(alone.verdict(alone.rows([]))["verdict"]) == {"no result"}
+
+
+def test_a_report_tells_what_does_not_hold_at_the_top_and_under_the_figure(tmp_path: Path) -> None:
+    """With the reason each time; the small print is text of the page alone."""
+    session = open_exhibit("varuna_bubbles", "smoke", tmp_path)
+    shown = [(session, rows := session.rows())]
+    judged = verdicts(shown, pd.DataFrame())
+    assert by_kind(judged)["simulated, 2 claims"] == "1 holds, 1 does not hold"
+    (failed,) = judged["Varuna"].query("verdict == 'does not hold'").itertuples()
+    for part in (figures(shown, {}), summary("smoke", shown, {}, [], "run here", judged)):
+        assert html.escape(failed.claim) in join(part)
+        assert html.escape(failed.why) in join(part)
+    assert session.draw(rows).get_supxlabel()
+    assert not session.draw(rows, printed=False).get_supxlabel()

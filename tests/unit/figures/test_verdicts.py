@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.figures.paper import words
-from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record
+from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record, specs_of
 from workbench.exhibits import STRONGHOLD, find, open_exhibit
 from workbench.exhibits.stronghold import fig8a, fig8b, fig9
 from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
@@ -140,3 +140,21 @@ def test_measured_values_are_judged_before_simulated_ones() -> None:
 def test_the_table_has_a_row_a_verdict() -> None:
     table = as_table([at_least("claim", 2.0, 1.0, 0.5, MEASURED, why="since")])
     assert table.iloc[0].tolist() == ["claim", 2.0, 1.0, 0.5, "measured", HOLDS, "since"]
+
+
+@pytest.mark.usefixtures("nothing_committed")
+@pytest.mark.parametrize("figure", ["7a", "8a", "8b", "9", "harmony_17", "varuna_accuracy"])
+def test_claims_that_times_decide_ask_whether_the_machine_was_busy(figure, tmp_path) -> None:
+    """Claims whose ratio or reason changes with the seconds of the runs are not judged by runs
+    beside which others used the machine."""
+    session = open_exhibit(figure, "smoke", tmp_path)
+    specs = specs_of(figure, session.size)
+
+    def judged(power: int, **changes) -> dict[str, tuple]:
+        made = [record(s, n**power, key=f"{n}", **changes) for n, s in enumerate(specs, start=1)]
+        found = session.verdict(session.rows(made)).to_dict("records")
+        return {row["claim"]: (row["verdict"], row["ratio here"], row["why"]) for row in found}
+
+    up, down, busy = judged(1), judged(-1), judged(1, others={"cores": 0.5})
+    told = {busy[claim][0] for claim in up if up[claim] != down[claim]}
+    assert told in ({BUSY}, {UNTESTED}, {BUSY, UNTESTED})

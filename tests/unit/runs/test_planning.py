@@ -81,7 +81,7 @@ def test_nothing_fits(seconds, capsys) -> None:
 
     assert code == 2
     assert (answer["fits"], answer["lacking"], answer["step_seconds"]) == (False, "host", None)
-    assert err == "workbench: nothing fits: l2l needs 9 GiB\n"
+    assert err.startswith("workbench: nothing fits: l2l needs 9 GiB; fewer layers")
 
 
 def test_a_stored_profile_of_this_machine_is_preferred(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,10 @@ from workbench.exhibits import open_exhibit
 from workbench.profile import several  # noqa: F401 - which takes the real function of the store
 from workbench.profile import store as profiles
 from workbench.profile.machine import Machine
+from workbench.profile.timing import BRIEF
 from workbench.published import machines
 from workbench.runs import device_locks, planning
-from workbench.runs.expected import START_S, expected, with_record
+from workbench.runs.expected import LAYERS_S, START_S, expected, with_record
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store
 from workbench.ui import planner_words, previewer
@@ -188,7 +190,7 @@ def test_records_of_earlier_runs_count_and_a_start_is_assumed(monkeypatch, tmp_p
     assert expected(spec, None, [{**row, "hidden": 64}]) == (None, "")
     assert expected(spec, None, [{**row, "device_class": "cuda:another"}]) == (None, "")
     planned = SimpleNamespace(source="estimated", plan=SimpleNamespace(step_seconds=1.0))
-    assert expected(spec, planned, []) == (START_S + 5.0, "estimated")
+    assert expected(spec, planned, []) == (START_S + LAYERS_S + 5.0, "estimated")
     assert expected(spec, planned, [row])[1] == "records"
     here(monkeypatch, BOX)
     told = with_record(planning.answer(spec, Store(tmp_path)), [{**row, "key": "a run"}])
@@ -330,3 +332,33 @@ def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
     for method in ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap"):
         assert 2 <= rows[method].largest_layers < 20
         assert not rows[method].largest_open
+
+
+@pytest.mark.parametrize(
+    ("asked", "change"),
+    [
+        ("stronghold --device-memory 8GiB --host-memory 16GiB", "--host-memory"),
+        ("l2l --device-memory 5GiB -b 32", "--microbatches"),
+    ],
+)
+def test_where_nothing_fits_the_last_line_has_a_command_that_does(asked, change, tmp_path, capsys):
+    shape = f"-l 40 --seq 512 --hidden 2048 --dtype bf16 --results {tmp_path}"
+    assert cli.main(f"plan --machine a100-80GB {shape} -m {asked}".split()) == 2
+    told, _, command = capsys.readouterr().err.splitlines()[-1].rpartition(": workbench ")
+    assert re.search(rf"; with {change} \d+\w* {asked.split()[0]} fits$", told)
+    assert cli.main(shlex.split(command)) == 0
+    assumed = "host memory assumed: 256 GiB"
+    assert (assumed in capsys.readouterr().out) == ("--host-memory" not in command)
+
+
+def test_a_plan_measures_a_machine_that_is_not_known(monkeypatch, examined, tmp_path, capsys):
+    """Once, and nothing where that is not wanted; then all methods tell times."""
+    monkeypatch.delenv(BRIEF)
+    both = examined.results / "profiles", tmp_path / "profiles"
+    monkeypatch.setattr(planning, "measure", lambda *_: shutil.copytree(*both))
+    words, told = ["plan", *TINY, "--device", "cpu", "--results", str(tmp_path)], []
+    for more in (["--no-measure"], [], []):
+        assert cli.main([*words, *more]) == 0
+        out, err = capsys.readouterr()
+        told.append(("unknown time a step" in out, "it is measured, once" in err))
+    assert told == [(True, False), (False, True), (False, False)]

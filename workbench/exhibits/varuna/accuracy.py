@@ -17,7 +17,7 @@ from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import MEASURED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, lighter
-from workbench.figures.verdict import Verdict, at_least
+from workbench.figures.verdict import Verdict, at_least, busy_in
 from workbench.published.pipelines import FILE, PipelineRun, latest, pipeline_runs
 
 SHAPES = {
@@ -113,17 +113,19 @@ class Accuracy(VarunaExhibit):
         for name in dict.fromkeys(rows["variant"]) or [""]:
             own, series = pick(rows, variant=name), (MEASURED, name)
             steps = beside(own, STEP).dropna(subset="error")
+            busy = busy_in(pick(own, quantity=STEP), MEASURED, name)
             if shared := "cpu" in set(own["device"]):
                 inside = steps["value"].between(steps["low_said"], steps["high_said"])
                 words = "steps are within the range that their plan prints (share of the runs)"
                 here = inside.mean() if len(steps) else None
-                yield at_least(words, None, here, 1.0, series, why=_told(steps))
+                yield at_least(words, None, here, 1.0, series, why=_told(steps), busy=busy)
             for words, quantity, of, bound in () if shared else BOUNDS:
                 both = beside(own, quantity).dropna(subset="error")
                 here = 1 - both["error"].abs().agg(of) if len(both) else None
                 words, why = f"error of {words}: at most {bound:.0%}", _told(both)
-                yield at_least(words, None, here, 1 - bound, series, why=why, is_ratio=False)
-            yield _choice(steps, series, SHARED if shared else "")
+                told = {"why": why, "busy": busy if quantity == STEP else ""}
+                yield at_least(words, None, here, 1 - bound, series, **told, is_ratio=False)
+            yield _choice(steps, series, SHARED if shared else "", busy)
 
 
 def _committed(at: Opened) -> list[PipelineRun]:
@@ -144,7 +146,7 @@ def beside(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     return both.assign(error=both["value_said"] / both["value"] - 1)
 
 
-def _choice(steps: pd.DataFrame, series: tuple[str, str], cannot: str) -> Verdict:
+def _choice(steps: pd.DataFrame, series: tuple[str, str], cannot: str, busy: str) -> Verdict:
     """Of shapes on as many ranks, the one that is predicted to be fastest beside the fastest."""
     kept, told = [], [cannot] if cannot else []
     for ranks, part in steps.groupby("ranks"):
@@ -153,7 +155,8 @@ def _choice(steps: pd.DataFrame, series: tuple[str, str], cannot: str) -> Verdic
         told.append(f"{ranks:g} ranks: {chosen['pair']}, the fastest is {best['pair']}")
     words = f"what predictions choose is at most {CHOICE:.0%} slower than the fastest (speed over "
     here, why = min(kept, default=None), "; ".join(told)
-    return at_least(f"{words}its)", None, here, 1 - CHOICE, series, why=why, cannot=cannot and why)
+    reasons = {"why": why, "cannot": cannot and why, "busy": busy}
+    return at_least(f"{words}its)", None, here, 1 - CHOICE, series, **reasons)
 
 
 def _told(both: pd.DataFrame) -> str:
@@ -166,8 +169,9 @@ def _told(both: pd.DataFrame) -> str:
 def _of_record(record: RunRecord) -> Iterator[dict[str, Any]]:
     spec, plan = RunSpec.from_dict(record.spec), record.predicted
     replicas = spec.options.copies
+    shape = f"{spec.ranks // replicas}x{replicas} m{spec.microbatch // replicas}"
     about = {
-        "pair": f"{spec.ranks // replicas}x{replicas} m{spec.microbatch // replicas}",
+        "pair": shape, "label": shape, "busy": record.busy,
         "ranks": spec.ranks, "device": spec.device, "status": record.status, "key": record.key,
         "hardware": tidy.hardware_of(record), "how": tidy.how_measured(record),
     }  # fmt: skip
