@@ -7,20 +7,23 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from workbench.core import methods
+from workbench.core.reporter import Reporter
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.compare import SAMPLES, Rows, compare
 from workbench.methods.compared import lacks_memory
+from workbench.methods.optimizer_settings import Settings
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
+from workbench.model.keyed import Kept
 from workbench.model.modules import Decomposed
 from workbench.model.objective import PREFIX, Batch, Handed, Objective, Weigh
 from workbench.profile.kinds import kind_costs
@@ -38,9 +41,16 @@ class Steps(Protocol):
     """Steps done, those before the checkpoint that was loaded among them."""
     grad_norm: float | None
     """Global norm of the last step's gradients before they were clipped, where it is known."""
+    whole: bool = True
+    """Whether weights, moments and counts are those of these steps: not where a step or a load has
+    failed in its middle. Whoever asks for a step sets it; a load does itself."""
 
     def step(self, batch: Batch) -> float:
         """One optimizer step on a batch of the form of the first; its mean loss."""
+
+    def forget(self) -> bool:
+        """Let go of what a step that failed has left, of a process that is alone; returns whether
+        it has changed nothing. Raises ValueError where no other step is possible."""
 
     def tensors(self) -> dict[str, Tensor]:
         """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
@@ -60,7 +70,7 @@ class Steps(Protocol):
 class OutsideRate(RunSpec):
     """A spec whose learning rate the user's loop sets."""
 
-    optimizer: Optimizer | None = field(default=None, compare=False)
+    optimizer: Settings | None = field(default=None, compare=False)
     """Its rate is read when a step begins."""
 
     def learning_rate(self, step: int) -> float:
@@ -84,6 +94,8 @@ class Task:
     """Stages of a pipeline, where the user gives them."""
     peers: Peers
     """Processes that take these steps; of a method that may have several, they have met."""
+    report: Reporter
+    """Hears what goes on before the first step."""
     weight_of: Weigh | None = None
 
 
@@ -100,14 +112,18 @@ class InOneProcess(Steps):
             )
         self.ends = ExitStack()
         """Closed with the training."""
+        task.report.phase("cutting the module into layers")
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
+        task.report.phase("comparing the layers with the module")
         check_layers(
             model, self._handed, spec, divided=task.microbatches * len(task.peers.folders) > 1
         )
         shape = replace(spec.model, layers=max(1, model.layers))
         spec = replace(spec, model=shape, microbatches=task.microbatches)
         self._whole = make(spec, model, Draws(self._handed, spec.batch))
+        self._settings = spec.optimizer.told
+        self._statistics, self._before = Kept(self._whole.modules()), 0
         weights.clear()  # they have been copied
 
     @property
@@ -120,15 +136,22 @@ class InOneProcess(Steps):
 
     def step(self, batch: Batch) -> float:
         self._handed.take(batch)
+        self._statistics.keep()
+        self._before = self.steps
         self._whole.advance(self.steps)
         return self._whole.history.losses[-1]
+
+    def forget(self) -> bool:
+        unchanged = self._whole.forget()
+        self._statistics.restore()
+        return unchanged and self.steps == self._before
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self._whole.parameters(), **self._whole.statistics()}
 
     def save(self, folder: Path) -> Path:
         history, path = self._whole.history, folder / step_name(self.steps)
-        history.folder = folder
+        history.folder, history.settings = folder, self._settings()
         self._whole.save(self.steps)
         if not path.exists():
             raise OSError(history.notes[-1])
@@ -136,11 +159,31 @@ class InOneProcess(Steps):
 
     def load(self, folder: Path) -> int | None:
         self._whole.history.folder = folder
-        return self._whole.resume() or None
+        with taken_up(self, self._whole.history):
+            return self._whole.resume() or None
 
     def close(self) -> None:
         self._whole.close()
         self.ends.close()
+
+
+class Taker(Protocol):
+    """A reader of checkpoints."""
+
+    taking: bool
+    """Whether it has begun to put one in the place of what was there."""
+
+
+@contextmanager
+def taken_up(steps: Steps, taker: Taker) -> Iterator[None]:
+    """Say whether steps are whole when a checkpoint has been taken up, or could not be."""
+    taker.taking = False
+    try:
+        yield
+    except BaseException:
+        steps.whole &= not taker.taking
+        raise
+    steps.whole |= taker.taking
 
 
 def planned(task: Task) -> Steps:
@@ -149,22 +192,33 @@ def planned(task: Task) -> Steps:
 
     def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
         model.check_shared(PREFIX)
-        profile = profile_of(spec, model, batches.rows(range(spec.microbatch)), task.results)
+        rows = batches.rows(range(spec.microbatch))
+        profile = profile_of(spec, model, rows, task.results, task.report)
+        task.report.phase("planning")
         plan = methods.load(spec.method).plan(spec, profile)
+        task.report.phase("laying out memory")
         return Training(spec, plan, task.folder, given=(model, batches))
 
     return InOneProcess(task, make)
 
 
-def profile_of(spec: RunSpec, model: Decomposed, rows: Rows, results: Path) -> Profile:
+def profile_of(
+    spec: RunSpec, model: Decomposed, rows: Rows, results: Path, report: Reporter
+) -> Profile:
     """The profile of the layers on this machine for micro-batches of such rows, measured now."""
+    report.phase(f"profiling the layers in micro-batches of {len(rows[-1])}")
+
+    def tell(done: int, count: int) -> None:
+        report.event("part", done=done, count=count)
+
     *inputs, targets = rows
     device, nbytes = resolve_device(spec.device).type, VALUE_BYTES[spec.dtype]
     how = {"seq": spec.model.seq, "dtype": DTYPES[spec.dtype], "device": device}
-    costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how)
+    costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how, tell=tell)
     units = [costs[model.kind(unit)] for unit in range(model.num_units)]
     return Profile(
-        hardware=hardware(results, device), units=tuple(units), microbatch=len(targets),
+        hardware=hardware(results, device, lambda text: report.event("profile", text=text)),
+        units=tuple(units), microbatch=len(targets),
         seq=spec.model.seq, weight_bytes=nbytes, library_bytes=library_bytes,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,14 @@ from torch import Tensor
 
 from workbench.core import methods
 from workbench.core.reporter import Untold
-from workbench.methods.driven import OutsideRate, Steps, Task, check_layers, profile_of
+from workbench.methods.driven import (
+    OutsideRate,
+    Steps,
+    Task,
+    check_layers,
+    profile_of,
+    taken_up,
+)
 from workbench.methods.history import History
 from workbench.methods.rank_host import RankHost, check_runs, statistics
 from workbench.methods.train_ranks import up_to_room
@@ -80,6 +87,7 @@ class Ranked(Steps):
             sums = peers.new_group("nccl")
         use_rank_threads(self._device.type, self._ranks)
         self._first, made = task.first, []
+        task.report.phase("cutting the module into layers")
 
         def introduce() -> tuple[int, str]:
             made.extend(task.objective.layered())
@@ -110,7 +118,7 @@ class Ranked(Steps):
         self._handed = Handed(self._places(lead["rows"]), model)
         batches = Draws(self._handed, spec.batch)
         if self._host is not None:
-            self._history = History(spec, self._folder, batches)
+            self._history = History(spec, self._folder, batches, model=model)
         own = (a for a in schedule.actions if a.kind is Kind.BACKWARD and a.unit == model.head)
         self._micros = sorted(action.span for action in own)
         self._rank = Rank(
@@ -128,9 +136,11 @@ class Ranked(Steps):
     def _lead(self, task: Task) -> dict[str, Any]:
         """Plan and make all that is shared; what the others need to know of it."""
         batches = Draws(Handed(task.first, self._model), task.spec.batch)
+        task.report.phase("comparing the layers with the module")
         whole = self._ranks == 1 and pinned_sizes(task.spec) == {task.first.rows}
         check_layers(self._model, batches.data, task.spec, divided=not whole)
         schedule = self._plan(self._spec, batches, task)
+        task.report.phase("laying out memory")
         check_runs(self._spec, schedule, self._model, self._layouts)
         places = (*task.first.tensors, task.first.weights)
         nbytes = PAGE + sum(self._ranks * place.nbytes + PAGE for place in places)
@@ -169,9 +179,11 @@ class Ranked(Steps):
         profiles = up_to_room(
             sizes_of(spec, limits),
             lambda size: replace(
-                profile_of(spec, model, batches.rows(range(size)), task.results), limits=limits
+                profile_of(spec, model, batches.rows(range(size)), task.results, task.report),
+                limits=limits,
             ),
         )
+        task.report.phase("planning")
         return methods.load(spec.method).plan_sizes(spec, profiles).schedule
 
     def _places(self, path: str) -> Batch:
@@ -196,6 +208,8 @@ class Ranked(Steps):
 
     def step(self, batch: Batch) -> float:
         step, began, whole = self.steps, time.monotonic(), self._handed.batch
+        self._before, self._rank.executor.changed = (step, int(self._board.total[1])), False
+        self._rank.engine.statistics.kept.keep()
         part = slice(self._number * batch.rows, (self._number + 1) * batch.rows)
         for place, own in zip(whole.tensors, batch.tensors, strict=True):
             place[part].copy_(own)
@@ -211,6 +225,12 @@ class Ranked(Steps):
             self._host.ended(self._history, step, began, Untold())
         return loss
 
+    def forget(self) -> bool:
+        unchanged = not self._rank.executor.changed and self.steps == self._before[0]
+        self._rank.engine.forget()
+        self._board.again(*self._before)
+        return unchanged
+
     def tensors(self) -> dict[str, Tensor]:
         self._give_back()
         flats = [layout.flat for layout in self._layouts]
@@ -222,7 +242,7 @@ class Ranked(Steps):
         self._give_back()
 
         def write() -> None:
-            self._history.folder = folder
+            self._history.folder, self._history.settings = folder, self._spec.optimizer.told()
             self._host.save(self._history, self.steps, self._folder, Untold())
             if not path.exists():
                 raise OSError(self._history.notes[-1])
@@ -235,10 +255,11 @@ class Ranked(Steps):
             self._history.folder = folder
             return self._host.resume(self._history, self._folder, Untold())
 
-        found = as_one(take if self._host is not None else lambda: None, self._control)[0]
-        if found:
-            self.steps = found
-            self._rank.bring()
+        with taken_up(self, self._history) if self._host is not None else nullcontext():
+            found = as_one(take if self._host is not None else lambda: None, self._control)[0]
+            if found:
+                self.steps = found
+                self._rank.bring()
         return found or None
 
     def close(self) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter, Untold
@@ -64,13 +65,14 @@ def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) 
     return Batches(text.tokens, spec.model.seq, spec.batch, spec.seed)
 
 
-def check_data(spec: RunSpec, report: Reporter, folder: Path) -> None:
-    """Make the model and read the data before anything takes long, and so that of several ranks no
-    two tokenize. Raises ValueError for what is wrong with either."""
+def check_data(spec: RunSpec, report: Reporter, folder: Path) -> LayeredModel:
+    """Make the model, which it returns, and read the data before anything takes long; so that of
+    several ranks no two tokenize. Raises ValueError for what is wrong with either."""
     report.phase("making the model, reading the data")
     model = make_model(spec.model, spec.seed)
     load_batches(spec, model, folder / "cache")
     tell_of(model, spec, report)
+    return model
 
 
 def tell_of(model: LayeredModel, spec: RunSpec, report: Reporter) -> None:
@@ -131,10 +133,10 @@ class Training:
         except BaseException:
             self.memory.close()
             raise
-        self.history = History(spec, folder, self.batches)
+        self.history = History(spec, folder, self.batches, model=self.model)
         self._holder = MemoryHolder(self.model, self.memory, self.flats)
         self._report: Reporter = Untold()
-        self._last = 0.0
+        self._last, self._before = 0.0, (0, False)
 
     def run(self, report: Reporter) -> None:
         """All steps that are left, in segments between checkpoints."""
@@ -151,9 +153,21 @@ class Training:
 
     def advance(self, first: int, count: int = 1) -> None:
         """So many steps from one on, to their end."""
+        optimizer = self.engine.optimizer
+        self._before, self.executor.changed = (optimizer.done, optimizer.calm), False
         self._last = time.perf_counter()
         with self.meter:
             self.executor.run(first, count)
+
+    def forget(self) -> bool:
+        """Let go of what a step that failed has left; returns whether it has changed no weight."""
+        self.engine.forget()
+        self.engine.optimizer.done, self.engine.optimizer.calm = self._before
+        return not self.executor.changed
+
+    def modules(self) -> Iterable[nn.Module]:
+        """Modules with BatchNorm's statistics."""
+        return self.engine.modules()
 
     def save(self, next_step: int) -> None:
         """Write a checkpoint."""

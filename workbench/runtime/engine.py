@@ -110,13 +110,14 @@ class Engine:
     @property
     def statistics(self) -> dict[str, Tensor]:
         """BatchNorm's running ones, by their names in the whole model's `state_dict`."""
-        return undivided(self.model, self._units())
+        return undivided(self.model, self.modules())
 
     def take_up(self, statistics: Mapping[str, Tensor]) -> None:
         """Have a checkpoint's, by their names there."""
-        take_up(self.model, self._units(), statistics)
+        take_up(self.model, self.modules(), statistics)
 
-    def _units(self) -> Iterator[nn.Module]:
+    def modules(self) -> Iterator[nn.Module]:
+        """Modules of the units."""
         return (self._modules[unit] for unit in range(self.model.num_units))
 
     @property
@@ -128,17 +129,18 @@ class Engine:
         """Do one action of one step (the executor's `Work`)."""
         self._work[action.kind](action, step)
 
+    def forget(self) -> None:
+        """Let go of what a step that failed has left; every lane must have ended."""
+        for held in (self._steps, self._inputs, self._graphs, self._output_grads):
+            held.clear()
+        for unit in [unit for unit in self._gradients if self._gradient_slab(unit) is None]:
+            del self._gradients[unit]
+
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
-        for held in (
-            self._steps,
-            self._inputs,
-            self._graphs,
-            self._output_grads,
-            self._modules,
-            self._gradients,
-        ):
-            held.clear()
+        self.forget()
+        self._modules.clear()
+        self._gradients.clear()
         if self._replays is not None:
             self._replays.close()
             self._replays = None

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from workbench.model.base import LayeredModel
-from workbench.model.keyed import COUNT, STATISTICS, OnceNorm, norms_in, within
+from workbench.model.keyed import COUNT, STATISTICS, Kept, OnceNorm, norms_in, within
 from workbench.schedule.buffers import keeps
 from workbench.schedule.schedule import Schedule
 
@@ -76,6 +76,8 @@ class Statistics:
         """`modules`: unit -> the module of its passes that are differentiated on this rank;
         `batch`: samples of a step, of all replicas."""
         self._norms: dict[int, dict[str, OnceNorm]] = {}
+        self.kept = Kept(modules.values())
+        """Their values before a step that may fail."""
         for unit, module in modules.items():
             if norms := norms_in(module):
                 self._norms[unit] = norms
@@ -203,6 +205,7 @@ class ReplicaStatistics:
         for one."""
         self.named: dict[str, Tensor] = {}
         """By their names in the whole model's `state_dict`."""
+        self._kept: dict[str, Tensor] = {}
         self._calls: Counter[OnceNorm] = Counter()
         self._group, (self._before, replicas) = group, place
         self._after = replicas - 1 - self._before
@@ -211,6 +214,10 @@ class ReplicaStatistics:
                 self._calls[norm] += model.norm_calls(unit, path)
                 for what in STATISTICS:
                     self.named[name_of(model, unit, path, what)] = getattr(norm, what)
+
+    def forget(self) -> None:
+        """Have their values before the last step, and count one that is done again."""
+        self.take_up(self._kept)
 
     def take_up(self, saved: Mapping[str, Tensor]) -> None:
         """Have a checkpoint's, and count a step that is done again."""
@@ -221,6 +228,7 @@ class ReplicaStatistics:
 
     def begin(self, micros: int) -> None:
         """Before a step of so many micro-batches a replica."""
+        self._kept = {name: value.clone() for name, value in self.named.items()}
         for norm, calls in self._calls.items():
             fade(norm, calls * micros * self._before)
             if self._before:
