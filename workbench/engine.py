@@ -187,7 +187,8 @@ class Engine(Habits):
             self._steps.whole = True
         except BaseException as error:
             if self._steps is not None and not self._steps.whole:
-                self._recover(f"step {number} failed ({type(error).__name__}: {error!s:.200})")
+                said = f"{type(error).__name__}: {error!s:.200}".removesuffix(": ")
+                self._recover(f"step {number} failed ({said})")
             raise
         finally:
             self._report.end()
@@ -308,8 +309,8 @@ class Engine(Habits):
 
     @in_a_sentence()
     def save(self, folder: str | Path) -> Path:
-        """Write ``step-N`` in a folder, weights and moments; an engine of this module in one
-        process goes on from it under any method, and one of several under any number. Of several
+        """Write ``step-N`` in a folder, weights and moments; an engine of this module goes on from
+        it under any method and number of processes, of pipelines under any pipeline. Of several
         processes each calls it. Raises OSError if the disk refuses."""
         self._check_open()
         self._check_whole()

@@ -45,7 +45,10 @@ class Loss(float):
         """The loss, which has no gradients."""
         return self
 
-    backward = instead(f"{STEPS} of it, after all that; leave loss.backward() out")
+    backward = instead(
+        "engine.step(batch, loss_fn) has made the backward pass and the update; leave "
+        "loss.backward() out"
+    )
 
 
 class Habits:

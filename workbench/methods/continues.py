@@ -108,12 +108,12 @@ def _check_engine(
             config = " in optimizer_config" * (label in ("beta1", "beta2", "eps", "weight_decay"))
             raise ValueError(
                 f"{begins} with {words} {theirs[label]}, this engine has {ours[label]}: it would "
-                f"not be the same training; give {theirs[label]}{config}, or {otherwise}"
+                f"not be the same training; give {words} {theirs[label]}{config}, or another folder"
             )
     if "batch" in both:
         raise ValueError(
             f"{begins} with batches of {theirs['batch']} rows, and this one has {ours['batch']}: "
-            f"it would not be the same training; give {theirs['batch']} rows, or {otherwise}"
+            f"it would not be the same training; give {theirs['batch']} rows, or another folder"
         )
     _check_trained(begins, theirs, ours, otherwise)
 

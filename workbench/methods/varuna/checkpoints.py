@@ -183,6 +183,12 @@ class Checkpoints:
             check_continues(saved, self.training | self._continues, saved.path.parent)
         for name, value in self._continues.items():
             there = saved.manifest.continues.get(name)
+            if name == PIPELINE and there is None:
+                raise ValueError(
+                    f"the checkpoint {saved.path} was made by a method without a pipeline of "
+                    "processes, and a pipeline does not go on from it; use the method that made "
+                    "it, or give another folder"
+                )
             if name == PIPELINE and there != value:
                 raise ValueError(
                     f"the checkpoint {saved.path} is of another module: parameters have other "
