@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from baselines.adamw import ClippedAdamW, global_norm
 from baselines.blocks import compile_blocks
@@ -192,15 +192,14 @@ class Training(Stepping):
             for weight, master in self.masters.items():
                 if weight is not master:
                     weight.copy_(master)
-            others = self.modules()[len(self.whole.units) :]
-            take_up(self.model, self.whole.units, self.history.statistics, others)
+            self.take_up(self.history.statistics)
         return first
 
-    def modules(self) -> list[nn.Module]:
-        """Modules with BatchNorm's statistics: of the units, and the one as it is written."""
+    def take_up(self, statistics: dict[str, Tensor]) -> None:
+        """Have BatchNorm's statistics, by their names in the whole model."""
         written = getattr(self.whole, "written", None)  # stages of a pipeline have none
         others = [written.module] if isinstance(written, AsWritten) else []
-        return [*self.whole.units, *others]
+        take_up(self.model, self.whole.units, statistics, others)
 
     def close(self) -> None:
         """Torch gives memory back by itself."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baselines.common import micro_batches, named_units, now_s
+from workbench.runtime.statistics import clones
 
 
 class Stepping:
@@ -28,7 +29,8 @@ class Stepping:
 
     def advance(self, step: int, number: int = 0) -> None:
         """One step, the `number`-th of this process."""
-        begun_s, self.changed = now_s(self.device), False
+        self.changed, self._kept = False, clones(self.statistics())
+        begun_s = now_s(self.device)
         with self._watched(number):
             loss, norm = self._step(step)
         seconds = now_s(self.device) - begun_s
@@ -39,6 +41,7 @@ class Stepping:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""
         for tensor in (*self.masters, *self.masters.values()):
             tensor.grad = None
+        self.take_up(self._kept)
         return not self.changed
 
     def parameters(self) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ from workbench.core.model_spec import MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.core.reporter import Lines, Untold
-from workbench.methods.continues import ENGINE
+from workbench.methods.continues import ENGINE, OtherTraining
 from workbench.methods.driven import OutsideRate, Steps, Task
 from workbench.methods.optimizer_settings import in_common, settings_of
 from workbench.methods.train import resolve_device
@@ -134,12 +134,12 @@ class Engine(Habits):
         self._peers = Peers(self._folder.path)
         self._steps: Steps | None = None
         self._closed = False
-        self._failure, self._lost = "", False
-        """Of the last step that failed, and whether no other one is possible."""
+        self._failure = ""
+        """Of the last step or load that failed."""
         self._load_from: tuple[Path, int] | None = None
         """Checkpoints to go on from with the first step, and the steps of the newest."""
         first = os.environ.get("RANK", "0") == "0"
-        self._report = Lines("workbench") if first and not quiet else Untold()
+        self._report = Lines() if first and not quiet else Untold()
 
     @property
     def steps(self) -> int:
@@ -165,7 +165,6 @@ class Engine(Habits):
         that raises has changed nothing, or the next call raises ValueError until a checkpoint is
         loaded."""
         self._check_open()
-        self._check_whole()
         taken: list[Batch] = []
 
         def check() -> None:
@@ -187,31 +186,20 @@ class Engine(Habits):
             self._steps.whole = True
         except BaseException as error:
             if self._steps is not None and not self._steps.whole:
-                said = f"{type(error).__name__}: {error!s:.200}".removesuffix(": ")
-                self._recover(f"step {number} failed ({said})")
+                self._fail(f"step {number}", error)
             raise
         finally:
             self._report.end()
         self.optimizer.stepped()
         return Loss(loss)
 
-    def _recover(self, failure: str) -> None:
-        """Go on after a step that has changed nothing; else `_check_whole` will tell of it."""
-        self._failure, self._lost = failure, len(self._peers.folders) > 1
-        if not self._lost:
+    def _fail(self, failed: str, error: BaseException) -> None:
+        """Go on after a step that has changed nothing; else `_check_open` will tell of it."""
+        said = f"{type(error).__name__}: {error!s:.200}".removesuffix(": ")
+        self._failure, self._steps.whole = f"{failed} failed ({said})", False
+        if len(self._peers.folders) == 1 and failed != "load":
             with suppress(Exception):  # a device that has failed fails here, too
                 self._steps.whole = self._steps.forget()
-
-    def _check_whole(self, *, loads: bool = False) -> None:
-        """Raise ValueError where weights may be half those of a step that failed."""
-        if self._steps is None or self._steps.whole or (loads and not self._lost):
-            return
-        how = "load a checkpoint, or make another engine"
-        if self._lost:
-            how = "start all processes again, and load a checkpoint"
-        raise ValueError(
-            f"{self._failure}, and may have updated some weights and not others; {how}"
-        )
 
     def _checked(self, batch: Any, loss_fn: LossFunction) -> Batch:
         """Raise ValueError for a batch that cannot be trained, or not as those before."""
@@ -267,9 +255,14 @@ class Engine(Habits):
         self._steps = steps
         self._report.phase("first step")
 
-    def _check_open(self) -> None:
+    def _check_open(self, *, loads: bool = False) -> None:
         if self._closed:
             raise ValueError("the engine is closed, and its weights are gone; make another engine")
+        if not (loads or self._steps is None or self._steps.whole):
+            raise ValueError(
+                f"{self._failure}, and weights may be half updated; load a checkpoint, of several "
+                "processes in new ones"
+            )
 
     def _check_optimizer(self) -> None:
         """Raise ValueError for a change from outside that no method here follows."""
@@ -288,7 +281,6 @@ class Engine(Habits):
         """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
         the CPU, by the names there. Of several processes each calls it."""
         self._check_open()
-        self._check_whole()
         if self._load_from is not None:
             raise ValueError("the checkpoint is taken up with the next step; ask after it")
         trained: dict[str, Tensor] = {}
@@ -313,7 +305,6 @@ class Engine(Habits):
         it under any method and number of processes, of pipelines under any pipeline. Of several
         processes each calls it. Raises OSError if the disk refuses."""
         self._check_open()
-        self._check_whole()
         if self._steps is None:
             raise ValueError("nothing has been trained yet; save after a step")
         with self._peers.together("in save"):
@@ -325,16 +316,22 @@ class Engine(Habits):
         schedulers keep in the optimizer; returns the steps done by it, None where there is none.
         Before the first step it is taken up with that step. Raises ValueError for
         one of another module, seed, optimizer or clipping, and for a path that is no folder."""
-        self._check_open()
-        self._check_whole(loads=True)
+        self._check_open(loads=True)
         path = user_path(folder)
         if path in steps_in(path.parent) or (path.exists() and not path.is_dir()):
             raise ValueError(f"{path} holds no checkpoints; give the folder that has its step-N")
         if self._steps is not None:
-            with self._peers.together("in load"):
-                if not self._steps.whole:
-                    self._steps.forget()
-                found = self._steps.load(path)
+            try:
+                with self._peers.together("in load"):
+                    if not self._steps.whole:
+                        self._steps.forget()
+                    found = self._steps.load(path)
+            except OtherTraining:  # which nobody has begun to take up
+                raise
+            except BaseException as error:
+                self._fail("load", error)
+                raise
+            self._steps.whole |= found is not None
         else:
             saved, _ = newest(path)
             found = None if saved is None else saved.manifest.next_step

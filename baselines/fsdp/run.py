@@ -203,17 +203,13 @@ class Training(Stepping):
         """None: there is no BatchNorm."""
         return {}
 
-    def modules(self) -> list[nn.Module]:
-        """None has statistics."""
-        return []
+    def take_up(self, statistics: dict[str, Tensor]) -> None:
+        """Nothing."""
 
     def forget(self) -> bool:
         """As `Stepping.forget`. Raises ValueError where torch cannot."""
         if not hasattr(self.whole, "reset_iter_state"):
-            raise ValueError(
-                f"FSDP2 of torch {torch.__version__} cannot go on after a step that failed; make "
-                "another engine, and load a checkpoint there"
-            )
+            raise ValueError(f"after a step that failed FSDP2 of torch {torch.__version__} is lost")
         self.whole.reset_iter_state()
         return super().forget()
 

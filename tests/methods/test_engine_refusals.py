@@ -191,7 +191,7 @@ def test_a_closed_engine_and_a_folder_without_checkpoints_are_no_fresh_start(
     other = engine("plain", nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)))
     assert other.load(tmp_path) == 1
     for words in (
-        "was made with family engine:Net",
+        "was made with module Net, this engine has Sequential",
         "closed",
     ):  # and not trained anew when asked again
         with pytest.raises(ValueError, match=words):

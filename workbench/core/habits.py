@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from workbench.core.mistakes import in_a_sentence
 
@@ -18,18 +18,11 @@ def instead(advice: str) -> Callable[..., Any]:
     return refuse
 
 
-TRAINED = (
-    "an engine trains a copy of the model's weights, and engine.state_dict() gives them; "
-    "model.load_state_dict(engine.state_dict()) brings them into the model"
+STEPS = "engine.step(batch, loss_fn) makes forward pass, backward pass and update; leave {} out"
+TRAINS = (
+    "an engine always trains, and a copy of the model's weights: for {}, call "
+    "model.load_state_dict(engine.state_dict()), and ask the model"
 )
-STEPS = (
-    "engine.step(batch, loss_fn) makes forward pass, backward pass and update, and returns the loss"
-)
-MODE = (
-    "an engine always trains; to evaluate, call model.load_state_dict(engine.state_dict()) and "
-    "model.eval(), and model.train() before the next step"
-)
-PLACE = "an engine keeps its weights where its method puts them; give device and dtype to Engine"
 
 
 class Loss(float):
@@ -41,24 +34,15 @@ class Loss(float):
         """The loss as a plain number."""
         return float(self)
 
-    def detach(self) -> Self:
-        """The loss, which has no gradients."""
-        return self
-
-    backward = instead(
-        "engine.step(batch, loss_fn) has made the backward pass and the update; leave "
-        "loss.backward() out"
-    )
+    backward = instead(STEPS.format("loss.backward()"))
 
 
 class Habits:
     """Methods that torch's modules and other engines have, and this one does otherwise."""
 
-    __call__ = forward = backward = instead(STEPS)
-    train = eval = instead(MODE)
-    parameters = named_parameters = instead(TRAINED)
-    load_state_dict = instead(
-        "an engine begins with the weights that the model has when it is made; "
-        "engine.load(folder) takes up a checkpoint"
-    )
-    to = cuda = cpu = instead(PLACE)
+    __call__ = forward = instead(STEPS.format("other calls of the engine"))
+    backward = instead(STEPS.format("engine.backward(loss)"))
+    train = eval = instead(TRAINS.format("another mode"))
+    parameters = named_parameters = instead(TRAINS.format("parameters"))
+    load_state_dict = instead("set the model's weights before an engine is made of it")
+    to = cuda = cpu = instead("give device and dtype when an engine is made")

@@ -30,45 +30,37 @@ class Reporter(Protocol):
 
 
 class Lines:
-    """A reporter that writes lines for people: each phase, and how long it took. On the standard
-    error stream, which a notebook shows below the cell."""
+    """A reporter that writes a line for each phase to the standard error stream, which a notebook
+    shows below the cell: what is done, and how long it took."""
 
-    def __init__(self, name: str) -> None:
-        """`name` begins each line."""
-        self._name, self._phase, self._open = name, "", False
-        self._began = self._spoke = time.monotonic()
+    _began = _spoke = 0.0
+    """When the phase began, and when it was last told of; 0 is before the first."""
 
     def phase(self, text: str) -> None:
         self.end()
-        self._phase, self._began = text, time.monotonic()
-        self._write(f"{self._name}: {text} ... ")
-        self._open = True
+        self._began = self._spoke = time.monotonic()
+        self._write(f"workbench: {text} ... ")
 
     def end(self) -> None:
         """The phase has ended, if there was one."""
-        if self._phase:
-            begins = "" if self._open else f"{self._name}: {self._phase}: "
-            self._write(f"{begins}{time.monotonic() - self._began:.1f} s\n")
-        self._phase, self._open = "", False
+        if self._began:
+            self._write(f"{time.monotonic() - self._began:.1f} s\n")
+        self._began = 0.0
 
     def event(self, kind: str, **values: Any) -> None:
         """Of ``part`` it tells now and then: so many of `count` equal parts of a phase are done."""
-        text, now = values.get("text" if kind == "profile" else "reason"), time.monotonic()
+        now, text = time.monotonic(), values.get("text", values.get("reason"))
         if kind == "part" and now - self._spoke > QUIET_S:
             done, count = values["done"], values["count"]
             left = (now - self._began) / done * (count - done)
             text = f"{done} of {count}, about {left:.0f} s left"
-        if text is not None:
-            self._line(text)
+        if text and self._began:
+            self._spoke = now
+            self._write(f"{text}; ")
 
     def step(self, step: int, loss: float, seconds: float) -> None: ...
 
-    def _line(self, text: str) -> None:
-        self._write("\n" * self._open + f"{self._name}: {text}\n")
-        self._open = False
-
     def _write(self, text: str) -> None:
-        self._spoke = time.monotonic()
         sys.stderr.write(text)
         sys.stderr.flush()
 

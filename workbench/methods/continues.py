@@ -20,11 +20,16 @@ ENGINE = "engine:"
 """Begins the family of a module in a user's own loop."""
 PIPELINE = "module"
 """A field that checkpoints of pipelines of processes have, and no others."""
-ARGUMENTS = {
-    "dtype": "dtype", "seed": "seed", "clip": "clip", "beta1": "the first of betas",
-    "beta2": "the second of betas", "eps": "eps", "weight_decay": "weight_decay",
+GIVEN = {
+    "family": "module", "layers": "layers", TEXT: "shapes", "dtype": "dtype", "seed": "seed",
+    "clip": "clip", "beta1": "the first of betas", "beta2": "the second of betas", "eps": "eps",
+    "weight_decay": "weight_decay", "batch": "rows of a batch",
 }  # fmt: skip
-"""Of an engine, by their fields."""
+"""Fields that an engine's caller gave, in his words; others it has made up."""
+
+
+class OtherTraining(ValueError):
+    """A checkpoint is of another training; nothing of it has been taken up."""
 
 
 def decided_by(spec: RunSpec, model: LayeredModel | None = None) -> dict[str, Any]:
@@ -49,90 +54,54 @@ def decided_by(spec: RunSpec, model: LayeredModel | None = None) -> dict[str, An
 
 
 def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
-    """Raise ValueError for a checkpoint of another training. `folder` is that of the run's own
-    checkpoints. A field that either side lacks has its default there; one that this version does
-    not know may mean anything."""
+    """Raise OtherTraining for a checkpoint of one. `folder` is that of the run's own checkpoints.
+    A field that either side lacks has its default there; one that this version does not know may
+    mean anything."""
     begins, own = f"the checkpoint {saved.path} was made", saved.path.parent == folder
     theirs, ours = _flat(saved.manifest.continues), _flat(ours)
-    engine, theirs_too = (str(x.get("family")).startswith(ENGINE) for x in (ours, theirs))
+    engine = str(ours.get("family")).startswith(ENGINE)
     otherwise = "remove the checkpoint" if own else "begin without start_from"
-    if engine:
-        otherwise = "give another folder"
-    if PIPELINE in theirs and PIPELINE not in ours:
-        raise ValueError(
-            f"{begins} by a pipeline of processes (gpipe, 1f1b, interleaved or varuna), and only "
-            f"these go on from it; use one of them, or {otherwise}"
-        )
-    if engine != theirs_too and "family" in theirs:
-        makers = "a run", "an engine in a loop of one's own"
-        raise ValueError(
-            f"{begins} by {makers[theirs_too]}, and this is {makers[engine]}, which does not go on "
-            f"from it; {otherwise}"
-        )
-    if engine:
-        _check_engine(begins, theirs, ours, otherwise)
-        return
+    who, otherwise = ("engine", "give another folder") if engine else ("run", otherwise)
+    theirs_engine = str(theirs.get("family", ENGINE * engine)).startswith(ENGINE)
+    for what, there, here in (
+        ("a pipeline of stages", PIPELINE in theirs, PIPELINE in ours),
+        ("an engine in a loop of one's own", theirs_engine, engine),
+    ):
+        if there != here:
+            told = f"without {what}, which does not go"
+            if there:
+                told = f"by {what}, and nothing else goes"
+            raise OtherTraining(f"{begins} {told} on from it; {otherwise}")
     for label in theirs:
-        if label not in DEFAULTS | ours and label not in (TEXT, FROZEN, NO_DECAY):
-            raise ValueError(
+        if label not in (*DEFAULTS, *ours, TEXT, FROZEN, NO_DECAY, "job"):
+            raise OtherTraining(
                 f"{begins} with {label} {theirs[label]!r}, which is unknown to this method and "
                 f"version; go on with those that made it, or {otherwise}"
             )
-    for label in {**ours, **theirs}:
+    for label in [x for x in GIVEN if x in ours and x in theirs] if engine else {**ours, **theirs}:
         here = ours.get(label, DEFAULTS.get(label, theirs.get(label)))
         there = theirs.get(label, DEFAULTS.get(label))
-        if there != here and label not in (FROZEN, NO_DECAY):
-            restore = "train on that text" if label == TEXT else f"set {label} to {there}"
-            raise ValueError(
-                f"{begins} with {label} {there}, this run has {here}: it would not be the same "
-                f"training; {restore}, or {otherwise}"
-            )
-    _check_trained(begins, theirs, ours, otherwise)
-
-
-def _check_engine(
-    begins: str, theirs: dict[str, Any], ours: dict[str, Any], otherwise: str
-) -> None:
-    """Compare what the caller of an engine gave; sizes that the engine has made up say nothing."""
-    both = {label for label in theirs if label in ours and theirs[label] != ours[label]}
-    if "family" in both:
-        there, here = (x["family"].removeprefix(ENGINE) for x in (theirs, ours))
-        raise ValueError(f"{begins} of a {there}, and the model is a {here}; {otherwise}")
-    if both & {"layers", TEXT}:
-        raise ValueError(
-            f"{begins} of another {ours['family'].removeprefix(ENGINE)}: the model has other "
-            f"layers, or parameters of other shapes; {otherwise}"
+        if there == here or label in (FROZEN, NO_DECAY):
+            continue
+        if engine and label in ("layers", TEXT):
+            told = "of a module with other layers, or parameters of other shapes"
+            raise OtherTraining(f"{begins} {told}; give that module, or {otherwise}")
+        name = GIVEN[label] if engine else label
+        if engine and label == "family":
+            there, here = there.removeprefix(ENGINE), here.removeprefix(ENGINE)
+        restore = "train on that text" if label == TEXT else f"set {name} to {there}"
+        raise OtherTraining(
+            f"{begins} with {name} {there}, this {who} has {here}: it would not be the same "
+            f"training; {restore}, or {otherwise}"
         )
-    for label, words in ARGUMENTS.items():
-        if label in both:
-            config = " in optimizer_config" * (label in ("beta1", "beta2", "eps", "weight_decay"))
-            raise ValueError(
-                f"{begins} with {words} {theirs[label]}, this engine has {ours[label]}: it would "
-                f"not be the same training; give {words} {theirs[label]}{config}, or another folder"
-            )
-    if "batch" in both:
-        raise ValueError(
-            f"{begins} with batches of {theirs['batch']} rows, and this one has {ours['batch']}: "
-            f"it would not be the same training; give {theirs['batch']} rows, or another folder"
-        )
-    _check_trained(begins, theirs, ours, otherwise)
-
-
-def _check_trained(
-    begins: str, theirs: dict[str, Any], ours: dict[str, Any], otherwise: str
-) -> None:
-    """Compare which parameters are trained, and which decay, where both say so."""
-    for label, has, lacks in (
-        (FROZEN, "is not trained", "is trained"),
-        (NO_DECAY, "has no weight decay", "has weight decay"),
-    ):
+    for label, words in ((FROZEN, "trained"), (NO_DECAY, "decayed")):
         there, here = (set(x.get(label) or ()) for x in (theirs, ours))
         if label in theirs and label in ours and there != here:
             name = min(there ^ here)
-            then, now = (has, lacks) if name in there else (lacks, has)
-            raise ValueError(
-                f"{begins} where {name.removeprefix('module.')} {then}, and here it {now}: it "
-                f"would not be the same training; {otherwise}"
+            then, now = ("not ", "") if name in there else ("", "not ")
+            raise OtherTraining(
+                f"{begins} where {name.removeprefix('module.')} is {then}{words}, and here it is "
+                f"{now}{words}: it would not be the same training; {otherwise}"
             )
 
 

@@ -7,8 +7,7 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +22,6 @@ from workbench.methods.compared import lacks_memory
 from workbench.methods.optimizer_settings import Settings
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
-from workbench.model.keyed import Kept
 from workbench.model.modules import Decomposed
 from workbench.model.objective import PREFIX, Batch, Handed, Objective, Weigh
 from workbench.profile.kinds import kind_costs
@@ -42,8 +40,8 @@ class Steps(Protocol):
     grad_norm: float | None
     """Global norm of the last step's gradients before they were clipped, where it is known."""
     whole: bool = True
-    """Whether weights, moments and counts are those of these steps: not where a step or a load has
-    failed in its middle. Whoever asks for a step sets it; a load does itself."""
+    """Whether weights, moments and counts are those of these steps. Whoever asks for steps and
+    loads sets it where one has failed in its middle."""
 
     def step(self, batch: Batch) -> float:
         """One optimizer step on a batch of the form of the first; its mean loss."""
@@ -123,7 +121,6 @@ class InOneProcess(Steps):
         spec = replace(spec, model=shape, microbatches=task.microbatches)
         self._whole = make(spec, model, Draws(self._handed, spec.batch))
         self._settings = spec.optimizer.told
-        self._statistics, self._before = Kept(self._whole.modules()), 0
         weights.clear()  # they have been copied
 
     @property
@@ -136,15 +133,12 @@ class InOneProcess(Steps):
 
     def step(self, batch: Batch) -> float:
         self._handed.take(batch)
-        self._statistics.keep()
         self._before = self.steps
         self._whole.advance(self.steps)
         return self._whole.history.losses[-1]
 
     def forget(self) -> bool:
-        unchanged = self._whole.forget()
-        self._statistics.restore()
-        return unchanged and self.steps == self._before
+        return self._whole.forget() and self.steps == self._before
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self._whole.parameters(), **self._whole.statistics()}
@@ -159,31 +153,11 @@ class InOneProcess(Steps):
 
     def load(self, folder: Path) -> int | None:
         self._whole.history.folder = folder
-        with taken_up(self, self._whole.history):
-            return self._whole.resume() or None
+        return self._whole.resume() or None
 
     def close(self) -> None:
         self._whole.close()
         self.ends.close()
-
-
-class Taker(Protocol):
-    """A reader of checkpoints."""
-
-    taking: bool
-    """Whether it has begun to put one in the place of what was there."""
-
-
-@contextmanager
-def taken_up(steps: Steps, taker: Taker) -> Iterator[None]:
-    """Say whether steps are whole when a checkpoint has been taken up, or could not be."""
-    taker.taking = False
-    try:
-        yield
-    except BaseException:
-        steps.whole &= not taker.taking
-        raise
-    steps.whole |= taker.taking
 
 
 def planned(task: Task) -> Steps:

@@ -44,8 +44,6 @@ class History:
         """Checkpoints that were not written: where the note is, and the reason."""
         self.settings: dict[str, Any] = {}
         """Those of the optimizer that a user's own loop changes."""
-        self.taking = False
-        """Whether a checkpoint has begun to take the place of what was there."""
         self.updates_done = 0
         self.statistics: dict[str, Tensor] = {}
         """Running ones, of the checkpoint that the run continues."""
@@ -119,7 +117,6 @@ class History:
 
         def take(saved: Saved) -> None:
             check_continues(saved, self._continues, self.folder)
-            self.taking = True
             holder.restore(saved)
             self.statistics = checkpoint.statistics(saved)
 

@@ -13,7 +13,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,7 @@ from torch import Tensor
 
 from workbench.core import methods
 from workbench.core.reporter import Untold
-from workbench.methods.driven import (
-    OutsideRate,
-    Steps,
-    Task,
-    check_layers,
-    profile_of,
-    taken_up,
-)
+from workbench.methods.driven import OutsideRate, Steps, Task, check_layers, profile_of
 from workbench.methods.history import History
 from workbench.methods.rank_host import RankHost, check_runs, statistics
 from workbench.methods.train_ranks import up_to_room
@@ -208,8 +201,8 @@ class Ranked(Steps):
 
     def step(self, batch: Batch) -> float:
         step, began, whole = self.steps, time.monotonic(), self._handed.batch
-        self._before, self._rank.executor.changed = (step, int(self._board.total[1])), False
-        self._rank.engine.statistics.kept.keep()
+        self._before, self._rank.executor.changed = step, False
+        self._rank.engine.statistics.keep()
         part = slice(self._number * batch.rows, (self._number + 1) * batch.rows)
         for place, own in zip(whole.tensors, batch.tensors, strict=True):
             place[part].copy_(own)
@@ -226,10 +219,9 @@ class Ranked(Steps):
         return loss
 
     def forget(self) -> bool:
-        unchanged = not self._rank.executor.changed and self.steps == self._before[0]
         self._rank.engine.forget()
-        self._board.again(*self._before)
-        return unchanged
+        self._board.again(self._before)
+        return not self._rank.executor.changed and self.steps == self._before
 
     def tensors(self) -> dict[str, Tensor]:
         self._give_back()
@@ -255,11 +247,10 @@ class Ranked(Steps):
             self._history.folder = folder
             return self._host.resume(self._history, self._folder, Untold())
 
-        with taken_up(self, self._history) if self._host is not None else nullcontext():
-            found = as_one(take if self._host is not None else lambda: None, self._control)[0]
-            if found:
-                self.steps = found
-                self._rank.bring()
+        found = as_one(take if self._host is not None else lambda: None, self._control)[0]
+        if found:
+            self.steps = found
+            self._rank.bring()
         return found or None
 
     def close(self) -> None:

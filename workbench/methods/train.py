@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter, Untold
@@ -32,6 +31,7 @@ from workbench.runtime.engine import Engine
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.match import check_match
 from workbench.runtime.memory import Memory
+from workbench.runtime.statistics import clones
 from workbench.runtime.storage import DTYPES, Flat
 from workbench.runtime.threads import use_device_threads
 from workbench.schedule.plan import DoesNotFit, Plan
@@ -136,7 +136,7 @@ class Training:
         self.history = History(spec, folder, self.batches, model=self.model)
         self._holder = MemoryHolder(self.model, self.memory, self.flats)
         self._report: Reporter = Untold()
-        self._last, self._before = 0.0, (0, False)
+        self._last = 0.0
 
     def run(self, report: Reporter) -> None:
         """All steps that are left, in segments between checkpoints."""
@@ -153,8 +153,7 @@ class Training:
 
     def advance(self, first: int, count: int = 1) -> None:
         """So many steps from one on, to their end."""
-        optimizer = self.engine.optimizer
-        self._before, self.executor.changed = (optimizer.done, optimizer.calm), False
+        self.executor.changed, self._kept = False, clones(self.statistics())
         self._last = time.perf_counter()
         with self.meter:
             self.executor.run(first, count)
@@ -162,12 +161,8 @@ class Training:
     def forget(self) -> bool:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""
         self.engine.forget()
-        self.engine.optimizer.done, self.engine.optimizer.calm = self._before
+        self.engine.take_up(self._kept)
         return not self.executor.changed
-
-    def modules(self) -> Iterable[nn.Module]:
-        """Modules with BatchNorm's statistics."""
-        return self.engine.modules()
 
     def save(self, next_step: int) -> None:
         """Write a checkpoint."""

@@ -12,8 +12,6 @@ divided otherwise is another training.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -111,27 +109,6 @@ def norms_in(module: nn.Module) -> dict[str, OnceNorm]:
         for path, part in module.named_modules()
         if isinstance(part, OnceNorm) and part.running_mean is not None
     }
-
-
-class Kept:
-    """Running statistics as they were, of all that share them."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._norms = [norm for module in modules for norm in norms_in(module).values()]
-        self.keep()
-
-    def keep(self) -> None:
-        """Keep them as they are now."""
-        tensors = [getattr(norm, what) for norm in self._norms for what in STATISTICS]
-        self._values = [(tensor, tensor.clone()) for tensor in tensors]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Have them as they were kept, and count a step that is done again."""
-        for tensor, value in self._values:
-            tensor.copy_(value)
-        for norm in self._norms:
-            norm.begin_anew()
 
 
 def within(path: str, name: str) -> str:

@@ -271,10 +271,10 @@ class Board:
         if self._failed[0] == NOBODY:
             self._failed[0] = self.rank
 
-    def again(self, step: int, updates_done: int) -> None:
-        """The only rank is to do a step again in which it has failed, after so many updates."""
+    def again(self, step: int) -> None:
+        """The only rank is to do a step again in which it has failed."""
         self._failed[0], self._stopped = NOBODY, False
-        self.start_at(step, updates_done)
+        self.start_at(step, int(self.total[1]))
 
     def stop(self) -> None:
         """Tell all ranks to end."""

@@ -110,14 +110,13 @@ class Engine:
     @property
     def statistics(self) -> dict[str, Tensor]:
         """BatchNorm's running ones, by their names in the whole model's `state_dict`."""
-        return undivided(self.model, self.modules())
+        return undivided(self.model, self._units())
 
     def take_up(self, statistics: Mapping[str, Tensor]) -> None:
         """Have a checkpoint's, by their names there."""
-        take_up(self.model, self.modules(), statistics)
+        take_up(self.model, self._units(), statistics)
 
-    def modules(self) -> Iterator[nn.Module]:
-        """Modules of the units."""
+    def _units(self) -> Iterator[nn.Module]:
         return (self._modules[unit] for unit in range(self.model.num_units))
 
     @property

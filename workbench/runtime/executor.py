@@ -63,8 +63,8 @@ SWITCH_S = 2e-4
 START_S = 1.0
 """How long a thread whose start was interrupted may take to begin, if it ever does."""
 
-CHANGES = (Kind.UPDATE, Kind.SETTLE)
-"""Actions after which a step cannot be taken as not made: weights and moments have changed."""
+CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE)
+"""Actions of which the first one changes weights, moments or their count."""
 
 Work = Callable[[Action, int], None]
 """Performs one action of one step, on the current stream of the calling thread."""
@@ -113,7 +113,7 @@ class Executor:
         self.step_numbers: list[int] = []
         """Steps executed so far."""
         self.changed = False
-        """Whether an update has begun in the last segment."""
+        """Whether the last segment has begun to update."""
         self._work = work
         self._device = device
         self._perturb = perturb

@@ -150,7 +150,6 @@ class PackEngine:
         """Let go of what a step that failed has left; every lane must have ended."""
         self._passes.forget()
         self._activations.clear()
-        self._residents.forget()
         self._updates.forget()
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ class RankPasses:
         """Let go of what a step that failed has left."""
         for held in (self._graphs, self._halves, self._steps):
             held.clear()
-        self.statistics.kept.restore()
+        self.statistics.forget()
 
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""

@@ -76,10 +76,6 @@ class Residents:
         for unit, here in self._memory.resident.items() if self._first else ():
             self._updates.states(unit).copy_(here)
 
-    def forget(self) -> None:
-        """No message of a step that failed has come."""
-        self._missing = dict(self._awaited)
-
     def passed(self, action: Action, *, counts: bool = True) -> None:
         """After a backward pass, or a sum over ranks, which may complete the gradients of a layer
         that stays; of replicas their norm `counts` on one."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from workbench.model.base import LayeredModel
-from workbench.model.keyed import COUNT, STATISTICS, Kept, OnceNorm, norms_in, within
+from workbench.model.keyed import COUNT, STATISTICS, OnceNorm, norms_in, within
 from workbench.schedule.buffers import keeps
 from workbench.schedule.schedule import Schedule
 
@@ -76,8 +77,6 @@ class Statistics:
         """`modules`: unit -> the module of its passes that are differentiated on this rank;
         `batch`: samples of a step, of all replicas."""
         self._norms: dict[int, dict[str, OnceNorm]] = {}
-        self.kept = Kept(modules.values())
-        """Their values before a step that may fail."""
         for unit, module in modules.items():
             if norms := norms_in(module):
                 self._norms[unit] = norms
@@ -168,6 +167,16 @@ class Statistics:
             here = key[-1] == COUNT or norm in self._first or not self._calls[norm]
             self._value(key).copy_(values[name]) if here else self._value(key).zero_()
 
+    def keep(self) -> None:
+        """Remember them before a step that may fail."""
+        self._kept = clones({key: self._value(key) for key in self._names})
+
+    def forget(self) -> None:
+        """Have what was kept, and count a step that is done again."""
+        for (unit, path, what), value in self._kept.items():
+            self._value((unit, path, what)).copy_(value)
+            self._norms[unit][path].begin_anew()
+
     def _value(self, key: tuple[int, str, str]) -> Tensor:
         unit, path, what = key
         return getattr(self._norms[unit][path], what)
@@ -228,7 +237,7 @@ class ReplicaStatistics:
 
     def begin(self, micros: int) -> None:
         """Before a step of so many micro-batches a replica."""
-        self._kept = {name: value.clone() for name, value in self.named.items()}
+        self._kept = clones(self.named)
         for norm, calls in self._calls.items():
             fade(norm, calls * micros * self._before)
             if self._before:
@@ -242,6 +251,11 @@ class ReplicaStatistics:
             if self._group is not None:
                 dist.all_reduce(norm.running_mean, group=self._group)
                 dist.all_reduce(norm.running_var, group=self._group)
+
+
+def clones(statistics: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    """Copies, by the same keys."""
+    return {key: value.clone() for key, value in statistics.items()}
 
 
 def together(name: str, one: Tensor, other: Tensor) -> Tensor:

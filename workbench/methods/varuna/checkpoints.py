@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from workbench.methods.continues import PIPELINE, check_continues
+from workbench.methods.continues import PIPELINE, OtherTraining, check_continues
 from workbench.methods.varuna.kept import decoded, encoded
 from workbench.methods.varuna.step_end import Ended, LossScale
 from workbench.runtime.distributed_checkpoint import Saving, load_newest, save
@@ -85,8 +85,6 @@ class Checkpoints:
         """What else decides losses, where a loop of one's own tells (methods/continues.py)."""
         self.settings: dict[str, Any] = {}
         """Those of the optimizer that a loop changes, where it has another one than this."""
-        self.taking = False
-        """Whether a checkpoint has begun to take the place of what was there."""
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
 
@@ -182,23 +180,11 @@ class Checkpoints:
         if self.training:
             check_continues(saved, self.training | self._continues, saved.path.parent)
         for name, value in self._continues.items():
-            there = saved.manifest.continues.get(name)
-            if name == PIPELINE and there is None:
-                raise ValueError(
-                    f"the checkpoint {saved.path} was made by a method without a pipeline of "
-                    "processes, and a pipeline does not go on from it; use the method that made "
-                    "it, or give another folder"
-                )
-            if name == PIPELINE and there != value:
-                raise ValueError(
-                    f"the checkpoint {saved.path} is of another module: parameters have other "
-                    "names or shapes"
-                )
-            if there != value:
-                raise ValueError(
-                    f"the checkpoint {saved.path} is of {name} {there!r}; this run has {value!r}"
-                )
-        self.taking = True
+            if (there := saved.manifest.continues.get(name)) != value:
+                told = f"is of {name} {there!r}; this run has {value!r}"
+                if name == PIPELINE:
+                    told = "is of another module, of parameters with other names or shapes"
+                raise OtherTraining(f"the checkpoint {saved.path} {told}")
 
     def wait(self) -> None:
         """Until the last saving has ended. Raises what went wrong with it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.continues import FROZEN, NO_DECAY, decided_by
-from workbench.methods.driven import Steps, Task, taken_up
+from workbench.methods.driven import Steps, Task
 from workbench.methods.varuna.pipeline import Varuna
 from workbench.model.objective import Batch
 from workbench.runtime.groups import as_one
@@ -125,8 +125,7 @@ class Pipelined(Steps):
         return folder / step_name(self.steps)
 
     def load(self, folder: Path) -> int | None:
-        with taken_up(self, self._model.checkpoints):
-            return self._model.load_checkpoint(folder)
+        return self._model.load_checkpoint(folder)
 
     def close(self) -> None:
         self._model.close()
