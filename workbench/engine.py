@@ -260,8 +260,8 @@ class Engine(Habits):
             raise ValueError("the engine is closed, and its weights are gone; make another engine")
         if not (loads or self._steps is None or self._steps.whole):
             raise ValueError(
-                f"{self._failure}, and weights may be half updated; load a checkpoint, of several "
-                "processes in new ones"
+                f"{self._failure}, and weights may be half updated; load a checkpoint, several "
+                "processes after they are started again"
             )
 
     def _check_optimizer(self) -> None:

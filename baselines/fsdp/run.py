@@ -209,7 +209,10 @@ class Training(Stepping):
     def forget(self) -> bool:
         """As `Stepping.forget`. Raises ValueError where torch cannot."""
         if not hasattr(self.whole, "reset_iter_state"):
-            raise ValueError(f"after a step that failed FSDP2 of torch {torch.__version__} is lost")
+            raise ValueError(
+                f"FSDP2 of torch {torch.__version__} takes no step after one that failed; make "
+                "another engine, and load a checkpoint there"
+            )
         self.whole.reset_iter_state()
         return super().forget()
 

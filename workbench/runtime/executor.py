@@ -326,7 +326,8 @@ class Executor:
             self._perturb(action, step)
         recorded = step >= self._record_from  # a long run keeps the timeline of its end only
         start = now(stream) if recorded else None
-        self.changed |= action.kind in CHANGES
+        if action.kind in CHANGES:
+            self.changed = True
         self._work(action, step)
         if self._board is not None:
             self._board.end(index, step)
