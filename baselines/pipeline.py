@@ -185,7 +185,7 @@ class Training(plain.Training):
         self.holder = StageHolder(
             self.model, masters_by_unit(self.whole, self.masters), self.optimizer
         )
-        self.history = History(spec, folder, self.batches)
+        self.history = History(spec, folder, self.batches, model=self.model)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""

@@ -26,7 +26,7 @@ from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter, Untold
+from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.driven import InOneProcess, Steps, Task
 from workbench.methods.history import History
@@ -59,7 +59,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 def driven(task: Task) -> Steps:
     """Steps that a user's loop asks for."""
     return InOneProcess(
-        task, lambda spec, *given: Training(spec, Untold(), task.folder, given=given)
+        task, lambda spec, *given: Training(spec, task.report, task.folder, given=given)
     )
 
 
@@ -104,7 +104,7 @@ class Training(Stepping):
         self.holder = ModuleHolder(
             self.model, masters_by_unit(self.whole, self.masters), self.optimizer
         )
-        self.history = History(spec, folder, self.batches)
+        self.history = History(spec, folder, self.batches, model=self.model)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
@@ -192,10 +192,14 @@ class Training(Stepping):
             for weight, master in self.masters.items():
                 if weight is not master:
                     weight.copy_(master)
-            written = getattr(self.whole, "written", None)  # stages of a pipeline have none
-            others = [written.module] if isinstance(written, AsWritten) else []
-            take_up(self.model, self.whole.units, self.history.statistics, others)
+            self.take_up(self.history.statistics)
         return first
+
+    def take_up(self, statistics: dict[str, Tensor]) -> None:
+        """Have BatchNorm's statistics, by their names in the whole model."""
+        written = getattr(self.whole, "written", None)  # stages of a pipeline have none
+        others = [written.module] if isinstance(written, AsWritten) else []
+        take_up(self.model, self.whole.units, statistics, others)
 
     def close(self) -> None:
         """Torch gives memory back by itself."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baselines.common import micro_batches, named_units, now_s
+from workbench.runtime.statistics import clones
 
 
 class Stepping:
@@ -15,6 +16,8 @@ class Stepping:
 
     share = 1.0
     """Weight of the rows here in the step's mean loss, where others have more: 1 on the mean."""
+    changed = False
+    """Whether the last step has begun to update."""
 
     def run(self) -> None:
         """All steps that are left."""
@@ -26,12 +29,20 @@ class Stepping:
 
     def advance(self, step: int, number: int = 0) -> None:
         """One step, the `number`-th of this process."""
+        self.changed, self._kept = False, clones(self.statistics())
         begun_s = now_s(self.device)
         with self._watched(number):
             loss, norm = self._step(step)
         seconds = now_s(self.device) - begun_s
         skipped = norm is not None and not math.isfinite(norm)
         self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
+
+    def forget(self) -> bool:
+        """Let go of what a step that failed has left; returns whether it has changed no weight."""
+        for tensor in (*self.masters, *self.masters.values()):
+            tensor.grad = None
+        self.take_up(self._kept)
+        return not self.changed
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by their names in the whole model."""
@@ -49,5 +60,6 @@ class Stepping:
             loss = self.whole(tokens, targets, step=step, samples=samples) * (weight * self.share)
             (loss / spec.microbatches).backward()
             total += loss.detach()
+        self.changed = True
         norm = self._update(spec.learning_rate(step))
         return float(total) / spec.microbatches, float(norm)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,29 +26,31 @@ from torch import Tensor, nn
 from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.files import TemporaryFolder
+from workbench.core.habits import Habits, Loss
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.model_spec import MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
+from workbench.core.reporter import Lines, Untold
+from workbench.methods.continues import ENGINE, OtherTraining
 from workbench.methods.driven import OutsideRate, Steps, Task
+from workbench.methods.optimizer_settings import in_common, settings_of
 from workbench.methods.train import resolve_device
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
 from workbench.model.unchanged import Unchanged
 from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
-from workbench.runtime.manifest import steps_in
+from workbench.runtime.manifest import Saved, newest, step_name, steps_in
 from workbench.runtime.storage import DTYPES
 
 TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""
 MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
-NOT_OURS = ("amsgrad", "maximize", "capturable", "differentiable")
-"""Flags of torch's AdamW that no method here knows."""
 
 
-class Engine:
+class Engine(Habits):
     """Trains a module of torch's, whose own weights stay as they are."""
 
     @in_a_sentence()
@@ -69,6 +72,7 @@ class Engine:
         stages: int | None = None,
         weight_of: Weigh | None = None,
         results: str | Path = REPOSITORY_RESULTS,
+        quiet: bool = False,
         **options: Any,
     ) -> None:
         """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``; its
@@ -78,7 +82,9 @@ class Engine:
         tell, `weight_of(batch)` gives a tensor of how many labels of each row count.
         Budgets are bytes, or text such as ``24GiB``. `seed`
         is that of random numbers in forward passes. `results` is where measurements of this machine
-        are kept. `options` are the method's own. Where torchrun has started several processes, each
+        are kept. What goes on before the first step, and for how long, is told on the standard
+        error stream, of several processes by the first, unless `quiet`.
+        `options` are the method's own. Where torchrun has started several processes, each
         makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
         all, and pass equal rows. Harmony, the swapping methods and fsdp divide it themselves.
 
@@ -102,14 +108,12 @@ class Engine:
         self._weight_of, self._microbatches = weight_of, microbatches
         config = dict(optimizer_config)
         groups = config.pop("params", None)
-        self.optimizer = _adamw([nn.Parameter(torch.empty(0))], config)
+        self.optimizer = settings_of(config)
         """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
         (group,), self._no_decay = self.optimizer.param_groups, frozenset[str]()
         if groups is not None:
             common, self._no_decay = in_common(model, groups, config)
             group.update(common)
-        if wrong := [name for name in NOT_OURS if group[name]]:
-            raise ValueError(f"{wrong[0]} is on in optimizer_config; no method here computes that")
         memory = {"device": device_memory, "host": host_memory, "disk": disk_memory}
         self._fields: dict[str, Any] = {
             f"{tier}_memory": parse_bytes(given) if isinstance(given, str) else given
@@ -127,8 +131,12 @@ class Engine:
         self._peers = Peers(self._folder.path)
         self._steps: Steps | None = None
         self._closed = False
+        self._failure = ""
+        """Of the last step or load that failed."""
         self._load_from: tuple[Path, int] | None = None
         """Checkpoints to go on from with the first step, and the steps of the newest."""
+        first = os.environ.get("RANK", "0") == "0"
+        self._report = Lines() if first and not quiet else Untold()
 
     @property
     def steps(self) -> int:
@@ -144,31 +152,51 @@ class Engine:
     @in_a_sentence(calls_users=True)
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def step(self, batch: Any, loss_fn: LossFunction) -> float:
+    def step(self, batch: Any, loss_fn: LossFunction) -> Loss:
         """One optimizer step on a batch; returns its mean loss. `batch`: a tensor, or a tuple, list
         or dictionary of tensors, of as many rows each; `loss_fn(outputs, batch)` is their mean
         loss, by one function in all steps. The module takes of a dictionary what its forward pass
         names, of a tuple as many of the first tensors as it needs.
 
-        Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded."""
+        Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded. A step
+        that raises has changed nothing, or the next call raises ValueError until a checkpoint is
+        loaded."""
         self._check_open()
         taken: list[Batch] = []
 
         def check() -> None:
             taken.append(self._checked(batch, loss_fn))
 
-        if self._steps is None:
-            if self._row.parallel or self._row.sharded:
-                self._peers.meet(resolve_device(self._fields["device"]).type)
-            with (
-                self._peers.together("in planning the first step", check),
-                generators(self._fields["seed"]),  # the user's are left as they were
-            ):
-                self._begin(taken[0], loss_fn)
-        with self._peers.together(f"in step {self.steps}", check):
-            loss = self._steps.step(taken[-1])
-        self.optimizer.step()  # of nothing, so that schedulers see it stepped
-        return loss
+        try:
+            if self._steps is None:
+                if self._row.parallel or self._row.sharded:
+                    self._peers.meet(resolve_device(self._fields["device"]).type)
+                with (
+                    self._peers.together("in planning the first step", check),
+                    generators(self._fields["seed"]),  # the user's are left as they were
+                ):
+                    self._begin(taken[0], loss_fn)
+            number = self.steps
+            with self._peers.together(f"in step {number}", check):
+                self._steps.whole = False
+                loss = self._steps.step(taken[-1])
+            self._steps.whole = True
+        except BaseException as error:
+            if self._steps is not None and not self._steps.whole:
+                self._fail(f"step {number}", error)
+            raise
+        finally:
+            self._report.end()
+        self.optimizer.stepped()
+        return Loss(loss)
+
+    def _fail(self, failed: str, error: BaseException) -> None:
+        """Go on after a step that has changed nothing; else `_check_open` will tell of it."""
+        said = f"{type(error).__name__}: {error!s:.200}".removesuffix(": ")
+        self._failure, self._steps.whole = f"{failed} failed ({said})", False
+        if len(self._peers.folders) == 1 and failed != "load":
+            with suppress(Exception):  # a device that has failed fails here, too
+                self._steps.whole = self._steps.forget()
 
     def _checked(self, batch: Any, loss_fn: LossFunction) -> Batch:
         """Raise ValueError for a batch that cannot be trained, or not as those before."""
@@ -200,29 +228,41 @@ class Engine:
 
         objective = made(first)
         shape = ModelSpec(  # how many layers there are, nobody knows yet
-            family=f"engine:{objective.name}", layers=MOST["layers"], hidden=1, heads=1, vocab=1,
+            family=f"{ENGINE}{objective.name}", layers=MOST["layers"], hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
         task = Task(
             spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
             microbatches=self._microbatches, objective=objective, first=first,
             results=self._results, folder=self._folder.path, stages=self._stages,
-            weight_of=self._weight_of, peers=self._peers, again=again,
+            weight_of=self._weight_of, peers=self._peers, report=self._report, again=again,
         )  # fmt: skip
-        self._steps, self._weigh = methods.imported(self._row.driven)(task), objective.weigh
-        self._first, self._loss = first, _identity(loss_fn)
-        self._unchanged = Unchanged(self._module, loss_fn)
-        if self._load_from is not None:
-            try:
-                self._steps.load(self._load_from[0])
-            except BaseException:
-                self.close()  # another step would begin anew
-                raise
-            self._load_from = None
+        steps = methods.imported(self._row.driven)(task)
+        try:
+            if self._load_from is not None:
+                self._report.phase("taking up the checkpoint")
+                folder, told = self._load_from
+                if (found := steps.load(folder)) is None:
+                    raise ValueError(f"the checkpoints in {folder} are gone since load was called")
+                if found != told:  # the newest one is damaged
+                    self._take_up(folder, found)
+            self._unchanged = Unchanged(self._module, loss_fn)
+        except BaseException:
+            steps.close()
+            self.close()  # another step would begin anew
+            raise
+        self._first, self._loss, self._load_from = first, _identity(loss_fn), None
+        self._steps, self._weigh = steps, objective.weigh
+        self._report.phase("first step")
 
-    def _check_open(self) -> None:
+    def _check_open(self, *, loads: bool = False) -> None:
         if self._closed:
             raise ValueError("the engine is closed, and its weights are gone; make another engine")
+        if not (loads or self._steps is None or self._steps.whole):
+            raise ValueError(
+                f"{self._failure}, and weights may be half updated; load a checkpoint, several "
+                "processes after they are started again"
+            )
 
     def _check_optimizer(self) -> None:
         """Raise ValueError for a change from outside that no method here follows."""
@@ -261,8 +301,8 @@ class Engine:
 
     @in_a_sentence()
     def save(self, folder: str | Path) -> Path:
-        """Write ``step-N`` in a folder, weights and moments; an engine of this module in one
-        process goes on from it under any method, and one of several under any number. Of several
+        """Write ``step-N`` in a folder, weights and moments; an engine of this module goes on from
+        it under any method and number of processes, of pipelines under any pipeline. Of several
         processes each calls it. Raises OSError if the disk refuses."""
         self._check_open()
         if self._steps is None:
@@ -272,19 +312,37 @@ class Engine:
 
     @in_a_sentence()
     def load(self, folder: str | Path) -> int | None:
-        """Take up the newest sound checkpoint of a folder; returns the steps done by it, None where
-        there is none. Before the first step it is taken up with that step. Raises ValueError for
+        """Take up the newest sound checkpoint of a folder, and the learning rate with all that
+        schedulers keep in the optimizer; returns the steps done by it, None where there is none.
+        Before the first step it is taken up with that step. Raises ValueError for
         one of another module, seed, optimizer or clipping, and for a path that is no folder."""
-        self._check_open()
+        self._check_open(loads=True)
         path = user_path(folder)
         if path in steps_in(path.parent) or (path.exists() and not path.is_dir()):
             raise ValueError(f"{path} holds no checkpoints; give the folder that has its step-N")
         if self._steps is not None:
-            with self._peers.together("in load"):
-                return self._steps.load(path)
-        found = next(iter(steps_in(path).values()), None)
-        self._load_from = None if found is None else (path, found)
+            try:
+                with self._peers.together("in load"):
+                    if not self._steps.whole:
+                        self._steps.forget()
+                    found = self._steps.load(path)
+            except OtherTraining:  # which nobody has begun to take up
+                raise
+            except BaseException as error:
+                self._fail("load", error)
+                raise
+            self._steps.whole |= found is not None
+        else:
+            saved, _ = newest(path)
+            found = None if saved is None else saved.manifest.next_step
+            self._load_from = None if found is None else (path, found)
+        if found is not None:
+            self._take_up(path, found)
         return found
+
+    def _take_up(self, folder: Path, steps: int) -> None:
+        """Have the settings of the optimizer that a checkpoint has."""
+        self.optimizer.take_up(Saved.read(folder / step_name(steps)).manifest.settings)
 
     def close(self) -> None:
         """Give all memory back; ask for `state_dict` before."""
@@ -302,44 +360,6 @@ class Engine:
         if error is not None:
             self._peers.say(error)
         self.close()
-
-
-def in_common(
-    module: nn.Module, groups: Any, config: Mapping[str, Any]
-) -> tuple[dict[str, Any], frozenset[str]]:
-    """The settings of a module's parameters in groups as torch's AdamW takes them, and the names of
-    those that have no weight decay. Raises ValueError for groups that differ in more, for one that
-    leaves a parameter out, and for parameters that are none of the module's."""
-    made = _adamw(groups, config).param_groups
-    every = module.named_parameters(remove_duplicate=False)
-    names: dict[int, list[str]] = {}
-    for name, parameter in every:
-        names.setdefault(id(parameter), []).append(name)
-    own = {id(p): group["weight_decay"] for group in made for p in group["params"]}
-    if own.keys() - names.keys():
-        raise ValueError("params in optimizer_config has a parameter that is none of the model's")
-    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    if lacking := [name for name, parameter in trained if id(parameter) not in own]:
-        raise ValueError(
-            f"{lacking[0]} is in no group of params in optimizer_config; give it to one, or set "
-            "its requires_grad to False"
-        )
-    decays = {decay for decay in own.values() if decay} or {0.0}
-    alike = [{k: v for k, v in g.items() if k not in ("params", "weight_decay")} for g in made]
-    if len(decays) > 1 or any(group != alike[0] for group in alike):
-        raise ValueError(
-            "groups of params in optimizer_config differ in more than that some have no "
-            "weight_decay; no method here computes that"
-        )
-    left_out = frozenset(n for p, decay in own.items() if not decay for n in names[p])
-    return alike[0] | {"weight_decay": decays.pop()}, left_out
-
-
-def _adamw(params: Any, config: Mapping[str, Any]) -> torch.optim.AdamW:
-    try:
-        return torch.optim.AdamW(params, **config)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"optimizer_config is {dict(config)!r}: {error}") from None
 
 
 def _identity(function: LossFunction) -> Any:

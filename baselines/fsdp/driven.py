@@ -20,7 +20,6 @@ from baselines.adamw import global_norm
 from baselines.common import named_units
 from baselines.fsdp.run import Training, refuse
 from baselines.states import ModuleHolder, Together, masters_by_unit
-from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.driven import InOneProcess, Steps, Task
 from workbench.methods.history import History
@@ -46,7 +45,7 @@ def driven(task: Task) -> Steps:
 
     def make(spec: RunSpec, *given: Any) -> Training:
         refuse_module(given[0])
-        return kind(spec, Untold(), task.folder, given=given)
+        return kind(spec, task.report, task.folder, given=given)
 
     return InOneProcess(task, make)
 
@@ -100,7 +99,7 @@ class Shard(Training):
         masters = masters_by_unit(self.whole, self.masters)
         self.holder = PartsTogether(gloo, self.model, masters, self.optimizer)
         all_rows = replace(spec, batch=spec.batch * self._ranks)
-        self.history = History(all_rows, self.folder, self.batches)
+        self.history = History(all_rows, self.folder, self.batches, model=self.model)
 
     def _step(self, step: int) -> tuple[float, float]:
         """One optimizer step; returns its mean loss and the norm of its gradients, of all rows."""

@@ -136,7 +136,7 @@ class Training(Stepping):
         self.holder = ModuleHolder(
             self.model, masters_by_unit(self.whole, self.masters), self.optimizer
         )
-        self.history = History(spec, folder, self.batches)
+        self.history = History(spec, folder, self.batches, model=self.model)
         self.moved: dict[str, int | None] = dict.fromkeys(("load", "store"))
 
     def outcome(self) -> Outcome:
@@ -202,6 +202,19 @@ class Training(Stepping):
     def statistics(self) -> dict[str, Tensor]:
         """None: there is no BatchNorm."""
         return {}
+
+    def take_up(self, statistics: dict[str, Tensor]) -> None:
+        """Nothing."""
+
+    def forget(self) -> bool:
+        """As `Stepping.forget`. Raises ValueError where torch cannot."""
+        if not hasattr(self.whole, "reset_iter_state"):
+            raise ValueError(
+                f"FSDP2 of torch {torch.__version__} takes no step after one that failed; make "
+                "another engine, and load a checkpoint there"
+            )
+        self.whole.reset_iter_state()
+        return super().forget()
 
     def resume(self) -> int:
         """Returns the first step to do. The masters are the weights."""

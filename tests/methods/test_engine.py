@@ -133,7 +133,7 @@ def test_a_checkpoint_goes_on_under_another_method(engine, tmp_path) -> None:
     assert later == pytest.approx(whole[3:], rel=1e-6)
     with engine("l2l", clip=None) as other:
         other.load(tmp_path / "kept")
-        with pytest.raises(ValueError, match="with clip 0.5, this run has None"):
+        with pytest.raises(ValueError, match="with clip 0.5, this engine has None"):
             other.step(next(batches()), loss_of)
 
 

@@ -106,6 +106,8 @@ def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
     with Workers() as workers:
         told = workers.run("failing", stages=1, replicas=2, method=method, results=results, how=how)
     assert told[0]["said"].startswith(words), told
+    then = "and weights may be half updated; load a checkpoint, several processes after they are"
+    assert how != "raises" or then in told[0]["said"], told
     assert how != "stopped" or told[0]["said"].endswith("in step 2"), told
     if how in ("fewer", "stages", "small", "lacks", "uneven"):  # before there is anything to train
         assert told[1] == told[0]

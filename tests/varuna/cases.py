@@ -310,6 +310,11 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
                 break
+        if rank == 0 and how == "raises":
+            try:
+                engine.step(batch, user.loss_of)
+            except ValueError as error:
+                said += f"; then {error}"
     if rank == 0:
         heard.touch()
         if how == "stopped":
@@ -382,8 +387,8 @@ def goes_on(
     given, rows = {"clip": user.CLIP, "dtype": dtype, "results": results}, 8 // replicas
     if dtype == "bf16":  # its sums differ by micro-batch, and a plan chooses by measured times
         given |= {"forward_size": rows, "backward_size": rows}
-    with Engine(module, {"lr": lr}, method=method, device="cpu", **given) as engine:
-        begins = engine.load(kept)
+    with Engine(module, {"lr": 9 * lr}, method=method, device="cpu", **given) as engine:
+        begins = engine.load(kept)  # and the rate
         part = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
         pairs = [tuple(tensor[part] for tensor in pair) for pair in data[begins:]]
         engine.step(pairs[0], user.distance)

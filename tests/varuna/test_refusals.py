@@ -143,7 +143,7 @@ CALLS = [
 ]
 OTHERS = {
     "step-00000001 is of batch 6; this run has 5": {"batch": 5},
-    "step-00000001 is of module '.*'; this run has '": {"blocks": 5},
+    "step-00000001 is of another module, of parameters with other": {"blocks": 5},
 }
 USED = "step-00000001 is of another training, .* at step 0; give an empty folder, or call load_ch"
 

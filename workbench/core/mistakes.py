@@ -29,6 +29,19 @@ def in_a_sentence(*, calls_users: bool = False) -> Iterator[None]:
         raise
 
 
+def line_of_users(error: BaseException | None) -> str:
+    """Where in the user's own code an error arose, or one that it was raised from: file and line of
+    the innermost frame, empty where there is none."""
+    while error is not None:
+        for frame, line in reversed([*walk_tb(error.__traceback__)]):
+            name = frame.f_code.co_filename
+            if not name.startswith((*OTHERS, *MADE)):
+                cell = "ipykernel" in name or name.startswith("<ipython")
+                return f"the cell, line {line}" if cell else f"{name}:{line}"
+        error = error.__cause__
+    return ""
+
+
 def _of_users(error: BaseException | None) -> bool:
     """Whether the user's code raised it, or an error that it was raised from."""
     while error is not None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any, Protocol
 
 COMPILERS = ("_compile.compile_inner", "backward._backward_impl")
 """Names by which torch counts the time that its compiler takes."""
 COMPILING, RANKS = "compiling", "waiting for the ranks"
 """Parts of a start: torch's compiler, and until the processes of all ranks are ready."""
+
+
+QUIET_S = 5.0
+"""Between two lines about one phase."""
 
 
 class Reporter(Protocol):
@@ -24,6 +29,42 @@ class Reporter(Protocol):
         """Anything else worth a line in events.jsonl."""
 
 
+class Lines:
+    """A reporter that writes a line for each phase to the standard error stream, which a notebook
+    shows below the cell: what is done, and how long it took."""
+
+    _began = _spoke = 0.0
+    """When the phase began, and when it was last told of; 0 is before the first."""
+
+    def phase(self, text: str) -> None:
+        self.end()
+        self._began = self._spoke = time.monotonic()
+        self._write(f"workbench: {text} ... ")
+
+    def end(self) -> None:
+        """The phase has ended, if there was one."""
+        if self._began:
+            self._write(f"{time.monotonic() - self._began:.1f} s\n")
+        self._began = 0.0
+
+    def event(self, kind: str, **values: Any) -> None:
+        """Of ``part`` it tells now and then: so many of `count` equal parts of a phase are done."""
+        now, text = time.monotonic(), values.get("text", values.get("reason"))
+        if kind == "part" and now - self._spoke > QUIET_S:
+            done, count = values["done"], values["count"]
+            left = (now - self._began) / done * (count - done)
+            text = f"{done} of {count}, about {left:.0f} s left"
+        if text and self._began:
+            self._spoke = now
+            self._write(f"{text}; ")
+
+    def step(self, step: int, loss: float, seconds: float) -> None: ...
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 def compile_seconds() -> float:
     """How long torch's compiler has worked in this process; 0 where it was never needed."""
     utils = sys.modules.get("torch._dynamo.utils")
@@ -35,6 +76,8 @@ class Untold:
     """The reporter of what nobody needs to hear: of ranks whose steps are those of the first."""
 
     def phase(self, text: str) -> None: ...
+
+    def end(self) -> None: ...
 
     def step(self, step: int, loss: float, seconds: float) -> None: ...
 

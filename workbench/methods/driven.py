@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from workbench.core import methods
+from workbench.core.reporter import Reporter
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.bounded import Again, compare_in_time
 from workbench.methods.compare import Rows
+from workbench.methods.optimizer_settings import Settings
 from workbench.methods.train import Training, resolve_device
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
@@ -39,9 +40,16 @@ class Steps(Protocol):
     """Steps done, those before the checkpoint that was loaded among them."""
     grad_norm: float | None
     """Global norm of the last step's gradients before they were clipped, where it is known."""
+    whole: bool = True
+    """Whether weights, moments and counts are those of these steps. Whoever asks for steps and
+    loads sets it where one has failed in its middle."""
 
     def step(self, batch: Batch) -> float:
         """One optimizer step on a batch of the form of the first; its mean loss."""
+
+    def forget(self) -> bool:
+        """Let go of what a step that failed has left, of a process that is alone; returns whether
+        it has changed nothing. Raises ValueError where no other step is possible."""
 
     def tensors(self) -> dict[str, Tensor]:
         """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
@@ -61,7 +69,7 @@ class Steps(Protocol):
 class OutsideRate(RunSpec):
     """A spec whose learning rate the user's loop sets."""
 
-    optimizer: Optimizer | None = field(default=None, compare=False)
+    optimizer: Settings | None = field(default=None, compare=False)
     """Its rate is read when a step begins."""
 
     def learning_rate(self, step: int) -> float:
@@ -85,6 +93,8 @@ class Task:
     """Stages of a pipeline, where the user gives them."""
     peers: Peers
     """Processes that take these steps; of a method that may have several, they have met."""
+    report: Reporter
+    """Hears what goes on before the first step."""
     again: Again
     """Makes the objective once more, for another first batch."""
     weight_of: Weigh | None = None
@@ -103,6 +113,7 @@ class InOneProcess(Steps):
             )
         self.ends = ExitStack()
         """Closed with the training."""
+        task.report.phase("cutting the module into layers")
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
         if divided := task.microbatches * len(task.peers.folders) > 1:
@@ -111,6 +122,7 @@ class InOneProcess(Steps):
         shape = replace(spec.model, layers=max(1, model.layers))
         spec = replace(spec, model=shape, microbatches=task.microbatches)
         self._whole = make(spec, model, Draws(self._handed, spec.batch))
+        self._settings = spec.optimizer.told
         weights.clear()  # they have been copied
 
     @property
@@ -123,15 +135,19 @@ class InOneProcess(Steps):
 
     def step(self, batch: Batch) -> float:
         self._handed.take(batch)
+        self._before = self.steps
         self._whole.advance(self.steps)
         return self._whole.history.losses[-1]
+
+    def forget(self) -> bool:
+        return self._whole.forget() and self.steps == self._before
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self._whole.parameters(), **self._whole.statistics()}
 
     def save(self, folder: Path) -> Path:
         history, path = self._whole.history, folder / step_name(self.steps)
-        history.folder = folder
+        history.folder, history.settings = folder, self._settings()
         self._whole.save(self.steps)
         if not path.exists():
             raise OSError(history.notes[-1])
@@ -152,24 +168,35 @@ def planned(task: Task) -> Steps:
 
     def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
         model.check_shared(PREFIX)
-        profile = profile_of(spec, model, batches.rows(range(spec.microbatch)), task.results)
+        rows = batches.rows(range(spec.microbatch))
+        profile = profile_of(spec, model, rows, task.results, task.report)
         if resolve_device(spec.device).type == "cuda":
             torch.cuda.empty_cache()  # the plan has all of the budget
+        task.report.phase("planning")
         plan = methods.load(spec.method).plan(spec, profile)
+        task.report.phase("laying out memory")
         return Training(spec, plan, task.folder, given=(model, batches))
 
     return InOneProcess(task, make)
 
 
-def profile_of(spec: RunSpec, model: Decomposed, rows: Rows, results: Path) -> Profile:
+def profile_of(
+    spec: RunSpec, model: Decomposed, rows: Rows, results: Path, report: Reporter
+) -> Profile:
     """The profile of the layers on this machine for micro-batches of such rows, measured now."""
+    report.phase(f"profiling the layers in micro-batches of {len(rows[-1])}")
+
+    def tell(done: int, count: int) -> None:
+        report.event("part", done=done, count=count)
+
     *inputs, targets = rows
     device, nbytes = resolve_device(spec.device).type, VALUE_BYTES[spec.dtype]
     how = {"seq": spec.model.seq, "dtype": DTYPES[spec.dtype], "device": device}
-    costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how)
+    costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how, tell=tell)
     units = [costs[model.kind(unit)] for unit in range(model.num_units)]
     return Profile(
-        hardware=hardware(results, device), units=tuple(units), microbatch=len(targets),
+        hardware=hardware(results, device, lambda text: report.event("profile", text=text)),
+        units=tuple(units), microbatch=len(targets),
         seq=spec.model.seq, weight_bytes=nbytes, library_bytes=library_bytes,
     )  # fmt: skip
 
@@ -179,6 +206,9 @@ def check_layers(task: Task, model: Layered, *, divided: bool) -> None:
     Raises ValueError where they would train otherwise, or a batch that is `divided`."""
     spec = task.spec
     device = resolve_device(spec.device)
+    task.report.phase("comparing the layers with the module")
     found = compare_in_time(model, task.first, task.again, spec, device, divided=divided)
+    if found.note:
+        task.report.event("compared", text=found.note)
     if found.couples and divided:
         raise ValueError(NO_MEAN.format(""))

@@ -30,8 +30,7 @@ def trained_by(
 
         # What cannot be trained should be said before minutes of measuring, not after.
         make_model(spec.model, spec.seed).check_shared()
-        check_data(spec, report, folder)
-        check_start(spec, folder)
+        check_start(spec, folder, check_data(spec, report, folder))
         report.phase("profiling")
         profile = profile_for(
             spec, folder.parents[1], lambda text: report.event("profile", text=text)

@@ -1,8 +1,4 @@
-"""History of a run: losses, times and norms of its steps, saved and resumed.
-
-A checkpoint continues under any method, window, tier or number of ranks, and under no other model,
-data, batch or clipping.
-"""
+"""History of a run: losses, times and norms of its steps, saved and resumed."""
 
 from __future__ import annotations
 
@@ -13,25 +9,31 @@ from torch import Tensor
 
 from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
+from workbench.methods.continues import TEXT, check_continues, decided_by
+from workbench.model.base import LayeredModel
 from workbench.model.draws import Draws
 from workbench.model.text import Batches
 from workbench.runtime import checkpoint
 from workbench.runtime.checkpoint import Holder
 from workbench.runtime.manifest import Manifest, Saved, steps_in, take_newest
 
-TEXT = "text of SHA-256"
-
 
 class History:
     """The steps of one run, of this attempt and of those it continues."""
 
     def __init__(
-        self, spec: RunSpec, folder: Path, batches: Batches | Draws, form: str = ""
+        self,
+        spec: RunSpec,
+        folder: Path,
+        batches: Batches | Draws,
+        form: str = "",
+        model: LayeredModel | None = None,
     ) -> None:
-        """`folder` is the run's own; `form` that of a library's own files, ours without a name."""
+        """`folder` is the run's own; `form` that of a library's own files, ours without a name.
+        Of a `model` checkpoints tell what is trained."""
         self._spec, self.folder = spec, folder / "checkpoints"
         wanted = spec.save_every or spec.start_from
-        self._continues = {**decided_by(spec), TEXT: batches.digest} if wanted else {}
+        self._continues = {**decided_by(spec, model), TEXT: batches.digest} if wanted else {}
         self._continues |= {"form": form} if form else {}
         self.losses: list[float] = []
         self.step_seconds: list[float] = []
@@ -40,6 +42,8 @@ class History:
         self.notes: list[str] = []
         self._unsaved: list[tuple[int, str]] = []
         """Checkpoints that were not written: where the note is, and the reason."""
+        self.settings: dict[str, Any] = {}
+        """Those of the optimizer that a user's own loop changes."""
         self.updates_done = 0
         self.statistics: dict[str, Tensor] = {}
         """Running ones, of the checkpoint that the run continues."""
@@ -89,6 +93,7 @@ class History:
             grad_norms=self.grad_norms,
             skipped=self.skipped,
             continues=self._continues,
+            settings=self.settings,
         )
         try:
             path = checkpoint.save(self.folder, holder, manifest, statistics, self.notes)
@@ -111,7 +116,7 @@ class History:
         """
 
         def take(saved: Saved) -> None:
-            _check_continues(saved, self._continues, self.folder)
+            check_continues(saved, self._continues, self.folder)
             holder.restore(saved)
             self.statistics = checkpoint.statistics(saved)
 
@@ -128,44 +133,12 @@ class History:
         return manifest.next_step
 
 
-def check_start(spec: RunSpec, folder: Path) -> None:
+def check_start(spec: RunSpec, folder: Path, model: LayeredModel | None = None) -> None:
     """Raise ValueError, before anything is measured, where there is no checkpoint of the run to
     start from, or the newest is of another training, as far as that shows without the text.
     `folder` is the run's own, as for `History`."""
-    own, ours = folder / "checkpoints", decided_by(spec)
-    take_newest(_paths(spec, own), lambda saved: _check_continues(saved, ours, own), Untold())
-
-
-def _check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
-    """`folder` is that of the run's own checkpoints. A field that either side lacks has its default
-    there; one that this version does not know may mean anything."""
-    begins, own = f"the checkpoint {saved.path} was made", saved.path.parent == folder
-    otherwise = "remove the checkpoint" if own else "begin without start_from"
-    theirs, ours = _flat(saved.manifest.continues), _flat(ours)
-    for label in theirs:
-        if label not in DEFAULTS | ours and label != TEXT:
-            raise ValueError(
-                f"{begins} with {label} {theirs[label]!r}, which is unknown to this method and "
-                f"version; go on with those that made it, or {otherwise}"
-            )
-    for label in {**ours, **theirs}:
-        here = ours.get(label, DEFAULTS.get(label, theirs.get(label)))
-        there = theirs.get(label, DEFAULTS.get(label))
-        if there != here:
-            restore = "train on that text" if label == TEXT else f"set {label} to {there}"
-            raise ValueError(
-                f"{begins} with {label} {there}, this run has {here}: it would not be the same "
-                f"training; {restore}, or {otherwise}"
-            )
-
-
-def _flat(shared: dict[str, Any]) -> dict[str, Any]:
-    """Fields of the model, and of the run beside them."""
-    model = shared.get("model", {})
-    return {**model, **{k: v for k, v in shared.items() if k != "model"}}
-
-
-DEFAULTS = _flat(RunSpec(method="").to_dict())
+    own, ours = folder / "checkpoints", decided_by(spec, model)
+    take_newest(_paths(spec, own), lambda saved: check_continues(saved, ours, own), Untold())
 
 
 def _source(spec: RunSpec, folder: Path) -> Path:
@@ -187,16 +160,3 @@ def _paths(spec: RunSpec, folder: Path) -> list[Path]:
             lacking = f"no whole checkpoint of at most {spec.steps} steps in {folders[-1]}"
         raise ValueError(f"start_from is {spec.start_from!r}; there is {lacking}")
     return paths
-
-
-def decided_by(spec: RunSpec) -> dict[str, Any]:
-    """All that decides losses, but the text: no placement, method or number of steps."""
-    fields = spec.to_dict()
-    decides = (
-        "model", "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps",
-        "weight_decay", "beta1", "beta2", "eps",
-    )  # fmt: skip
-    shared = {name: fields[name] for name in decides}
-    if spec.lr_schedule != "constant":
-        shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
-    return shared

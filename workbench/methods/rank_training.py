@@ -65,7 +65,7 @@ class RankTraining:
         self.layouts = layouts_of(self.model)
         check_runs(spec, schedule, self.model, self.layouts)
         self.batches = load_batches(spec, self.model, folder / "cache")
-        self.history = History(spec, folder, self.batches)
+        self.history = History(spec, folder, self.batches, model=self.model)
         self._host: RankHost | None = None
         ranks = schedule.mesh.processes
         self._launcher = launcher or launcher_of(folder, ranks, device=device, process=process)

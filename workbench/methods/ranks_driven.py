@@ -82,6 +82,7 @@ class Ranked(Steps):
         self._first, made = task.first, []
         whole = self._ranks == 1 and pinned_sizes(task.spec) == {task.first.rows}
         self._divided = not whole
+        task.report.phase("cutting the module into layers")
 
         def introduce() -> tuple[int, str]:
             made.extend(task.objective.layered())
@@ -114,7 +115,7 @@ class Ranked(Steps):
         self._handed = Handed(self._places(lead["rows"]), model)
         batches = Draws(self._handed, spec.batch)
         if self._host is not None:
-            self._history = History(spec, self._folder, batches)
+            self._history = History(spec, self._folder, batches, model=model)
         own = (a for a in schedule.actions if a.kind is Kind.BACKWARD and a.unit == model.head)
         self._micros = sorted(action.span for action in own)
         self._rank = Rank(
@@ -134,6 +135,7 @@ class Ranked(Steps):
         batches = Draws(Handed(task.first, self._model), task.spec.batch)
         check_layers(task, self._model, divided=self._divided)
         schedule = self._plan(self._spec, batches, task)
+        task.report.phase("laying out memory")
         check_runs(self._spec, schedule, self._model, self._layouts)
         places = (*task.first.tensors, task.first.weights)
         nbytes = PAGE + sum(self._ranks * place.nbytes + PAGE for place in places)
@@ -172,9 +174,11 @@ class Ranked(Steps):
         profiles = up_to_room(
             sizes_of(spec, limits),
             lambda size: replace(
-                profile_of(spec, model, batches.rows(range(size)), task.results), limits=limits
+                profile_of(spec, model, batches.rows(range(size)), task.results, task.report),
+                limits=limits,
             ),
         )
+        task.report.phase("planning")
         return methods.load(spec.method).plan_sizes(spec, profiles).schedule
 
     def _places(self, path: str) -> Batch:
@@ -199,6 +203,8 @@ class Ranked(Steps):
 
     def step(self, batch: Batch) -> float:
         step, began, whole = self.steps, time.monotonic(), self._handed.batch
+        self._before, self._rank.executor.changed = step, False
+        self._rank.engine.statistics.keep()
         part = slice(self._number * batch.rows, (self._number + 1) * batch.rows)
         for place, own in zip(whole.tensors, batch.tensors, strict=True):
             place[part].copy_(own)
@@ -214,6 +220,11 @@ class Ranked(Steps):
             self._host.ended(self._history, step, began, Untold())
         return loss
 
+    def forget(self) -> bool:
+        self._rank.engine.forget()
+        self._board.again(self._before)
+        return not self._rank.executor.changed and self.steps == self._before
+
     def tensors(self) -> dict[str, Tensor]:
         self._give_back()
         flats = [layout.flat for layout in self._layouts]
@@ -225,7 +236,7 @@ class Ranked(Steps):
         self._give_back()
 
         def write() -> None:
-            self._history.folder = folder
+            self._history.folder, self._history.settings = folder, self._spec.optimizer.told()
             self._host.save(self._history, self.steps, self._folder, Untold())
             if not path.exists():
                 raise OSError(self._history.notes[-1])

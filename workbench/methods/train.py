@@ -31,6 +31,7 @@ from workbench.runtime.engine import Engine
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.match import check_match
 from workbench.runtime.memory import Memory
+from workbench.runtime.statistics import clones
 from workbench.runtime.storage import DTYPES, Flat
 from workbench.runtime.threads import use_device_threads
 from workbench.schedule import buffers
@@ -65,13 +66,14 @@ def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) 
     return Batches(text.tokens, spec.model.seq, spec.batch, spec.seed)
 
 
-def check_data(spec: RunSpec, report: Reporter, folder: Path) -> None:
-    """Make the model and read the data before anything takes long, and so that of several ranks no
-    two tokenize. Raises ValueError for what is wrong with either."""
+def check_data(spec: RunSpec, report: Reporter, folder: Path) -> LayeredModel:
+    """Make the model, which it returns, and read the data before anything takes long; so that of
+    several ranks no two tokenize. Raises ValueError for what is wrong with either."""
     report.phase("making the model, reading the data")
     model = make_model(spec.model, spec.seed)
     load_batches(spec, model, folder / "cache")
     tell_of(model, spec, report)
+    return model
 
 
 def tell_of(model: LayeredModel, spec: RunSpec, report: Reporter) -> None:
@@ -135,7 +137,7 @@ class Training:
             self.memory.close()
             self.meter.close()
             raise
-        self.history = History(spec, folder, self.batches)
+        self.history = History(spec, folder, self.batches, model=self.model)
         self._holder = MemoryHolder(self.model, self.memory, self.flats)
         self._report: Reporter = Untold()
         self._last = 0.0
@@ -155,9 +157,16 @@ class Training:
 
     def advance(self, first: int, count: int = 1) -> None:
         """So many steps from one on, to their end."""
+        self.executor.changed, self._kept = False, clones(self.statistics())
         self._last = time.perf_counter()
         with self.meter:
             self.executor.run(first, count)
+
+    def forget(self) -> bool:
+        """Let go of what a step that failed has left; returns whether it has changed no weight."""
+        self.engine.forget()
+        self.engine.take_up(self._kept)
+        return not self.executor.changed
 
     def save(self, next_step: int) -> None:
         """Write a checkpoint."""

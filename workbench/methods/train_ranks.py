@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:
     """Plan from this machine's profile, then train on as many ranks as the spec has."""
-    check_data(spec, report, folder)
+    model = check_data(spec, report, folder)
     planner.check(spec, mode)
-    check_start(spec, folder)
+    check_start(spec, folder, model)
     report.phase("profiling")
     profiles = profiles_for(planner, spec, folder.parents[1], report)
     report.phase("planning")

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from workbench.core.mistakes import line_of_users
 from workbench.model.base import Context, set_parameter
 from workbench.model.decompose import Layer
 from workbench.model.decompose.layer import local_tensors
@@ -188,7 +189,9 @@ def _bare(module: Program) -> str:
 
 
 def _said(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+    said = str(error).strip().split("\n")[0] or type(error).__name__
+    line = line_of_users(error)
+    return f"{said}, at {line}" if line else said
 
 
 def _refusal(layer: Layer, why: str) -> ValueError:

@@ -49,11 +49,12 @@ def kind_costs(
     seq: int,
     dtype: torch.dtype,
     device: str,
+    tell: Callable[[int, int], None] = lambda done, count: None,
 ) -> tuple[dict[str, UnitCost], int]:
     """Cost by kind of unit for a micro-batch, and the bytes that libraries keep.
 
     `inputs` and `targets` are one micro-batch of the data: of it come the number of samples and
-    what the first unit takes.
+    what the first unit takes. `tell` is told how many kinds are measured, of how many.
     """
     target = torch_device(device)
     use_device_threads(target.type)
@@ -67,6 +68,7 @@ def kind_costs(
             )
             costs[kind] = _Costs(alone).cost(kind)
             del alone
+            tell(len(costs), len(first))
         return costs, library_bytes_of(meter)
 
 

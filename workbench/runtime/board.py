@@ -271,6 +271,11 @@ class Board:
         if self._failed[0] == NOBODY:
             self._failed[0] = self.rank
 
+    def again(self, step: int) -> None:
+        """The only rank is to do a step again in which it has failed."""
+        self._failed[0], self._stopped = NOBODY, False
+        self.start_at(step, int(self.total[1]))
+
     def stop(self) -> None:
         """Tell all ranks to end."""
         if self._failed[0] == NOBODY:

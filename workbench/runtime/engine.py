@@ -128,17 +128,18 @@ class Engine:
         """Do one action of one step (the executor's `Work`)."""
         self._work[action.kind](action, step)
 
+    def forget(self) -> None:
+        """Let go of what a step that failed has left; every lane must have ended."""
+        for held in (self._steps, self._inputs, self._graphs, self._output_grads):
+            held.clear()
+        for unit in [unit for unit in self._gradients if self._gradient_slab(unit) is None]:
+            del self._gradients[unit]
+
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
-        for held in (
-            self._steps,
-            self._inputs,
-            self._graphs,
-            self._output_grads,
-            self._modules,
-            self._gradients,
-        ):
-            held.clear()
+        self.forget()
+        self._modules.clear()
+        self._gradients.clear()
         if self._replays is not None:
             self._replays.close()
             self._replays = None

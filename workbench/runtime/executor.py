@@ -51,6 +51,7 @@ from workbench.schedule.action import (
     NET_OUT,
     VISIT,
     Action,
+    Kind,
     lane_kind,
 )
 from workbench.schedule.schedule import Schedule
@@ -61,6 +62,9 @@ SWITCH_S = 2e-4
 """How long a lane's thread may keep the interpreter from the others on CUDA."""
 START_S = 1.0
 """How long a thread whose start was interrupted may take to begin, if it ever does."""
+
+CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE)
+"""Actions of which the first one changes weights, moments or their count."""
 
 Work = Callable[[Action, int], None]
 """Performs one action of one step, on the current stream of the calling thread."""
@@ -108,6 +112,8 @@ class Executor:
         self.events = self._timings.events
         self.step_numbers: list[int] = []
         """Steps executed so far."""
+        self.changed = False
+        """Whether the last segment has begun to update."""
         self._work = work
         self._device = device
         self._perturb = perturb
@@ -157,7 +163,7 @@ class Executor:
         steps = range(first_step, first_step + num_steps)
         self._completions.begin(steps[:2])
         self._progress = dict.fromkeys(self._lane_items, first_step)
-        self._failure, self._stop = None, False
+        self._failure, self._stop, self.changed = None, False, False
         if self._turns is not None:
             self._turns.begin(first_step)
         if self._streams:  # what was written before this segment, on whatever stream
@@ -320,6 +326,8 @@ class Executor:
             self._perturb(action, step)
         recorded = step >= self._record_from  # a long run keeps the timeline of its end only
         start = now(stream) if recorded else None
+        if action.kind in CHANGES:
+            self.changed = True
         self._work(action, step)
         if self._board is not None:
             self._board.end(index, step)

@@ -152,6 +152,10 @@ class HostUpdates:
         guess = self._guessed.pop(unit, None)
         self._apply(unit, *self.settled.verdict(guess, self._hyper(step)))
 
+    def forget(self) -> None:
+        """No layer has been updated before the norm was known."""
+        self._guessed.clear()
+
     def _part(self, unit: int) -> tuple[int, int]:
         """The elements of a layer that this rank updates."""
         end = self._layouts[unit].flat.numel

@@ -43,6 +43,8 @@ class Manifest:
     skipped: list[int]
     continues: dict[str, Any]
     """Fields of a run's spec that decide its losses."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the optimizer in a user's own loop: its learning rate, and what schedulers keep there."""
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By their paths in the checkpoint's folder: bytes, and CRC-32."""
 

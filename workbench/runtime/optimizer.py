@@ -107,10 +107,7 @@ class Optimizer:
 
     def begin(self, step: int) -> AdamStep:
         """The snapshot of a step's updates, taken when its forward pass begins."""
-        hyper = AdamStep.of(self._spec, step, number=self.done + 1)
-        if not self._deferred:
-            self.done += 1
-        return hyper
+        return AdamStep.of(self._spec, step, number=self.done + 1)
 
     def see(self, unit: int, grads: list[Tensor], state: StepState) -> None:
         """Take the norms of a unit's complete gradients, on the compute lane."""
@@ -123,8 +120,11 @@ class Optimizer:
             self._seen.write_norm(unit, state.norms)
 
     def check(self, state: StepState) -> None:
-        """Raises Diverged for a step that should have been skipped and was not."""
-        if self._deferred or bool(torch.cat(state.norms).isfinite().all()):
+        """Count a step. Raises Diverged for one that should have been skipped and was not."""
+        if self._deferred:
+            return
+        self.done += 1
+        if bool(torch.cat(state.norms).isfinite().all()):
             return
         found = zip(state.norms, state.seen, strict=True)  # where it began comes first
         raise Diverged(state.index, next(u for norms, u in found if not norms.isfinite().all()))

@@ -146,6 +146,12 @@ class PackEngine:
         if loss is not None and not self._handed:
             self._passes.prepare(step + 1)
 
+    def forget(self) -> None:
+        """Let go of what a step that failed has left; every lane must have ended."""
+        self._passes.forget()
+        self._activations.clear()
+        self._updates.forget()
+
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
         self._passes.close()

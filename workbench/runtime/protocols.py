@@ -72,5 +72,8 @@ class Updates(Protocol):
     def check(self, step: int) -> None:
         """Raise Diverged where a step should have been skipped and could not be."""
 
+    def forget(self) -> None:
+        """No unit has been updated in a step that failed."""
+
     def states(self, unit: int) -> States:
         """Weights, moments and masters' rest of a unit, where checkpoints are made."""

@@ -121,6 +121,12 @@ class RankPasses:
         """Get a step's samples: its first pass would wait for them, and the ranks behind it."""
         self._state(step)
 
+    def forget(self) -> None:
+        """Let go of what a step that failed has left."""
+        for held in (self._graphs, self._halves, self._steps):
+            held.clear()
+        self.statistics.forget()
+
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
         if self._replays is not None:

@@ -112,10 +112,15 @@ class StageEngine:
             return [form for form in found if form[2]]
         return found
 
-    def close(self) -> None:
-        """Let go of all tensors; every lane has ended."""
+    def forget(self) -> None:
+        """Let go of what a step that failed has left; every lane has ended."""
         for held in (self._inputs, self._graphs, self._outputs, self._above, self._below):
             held.clear()
+        self._reduced.clear()
+
+    def close(self) -> None:
+        """Let go of all tensors; every lane has ended."""
+        self.forget()
         self.transport.close()
 
     def _forward(self, action: Action, step: int) -> None:

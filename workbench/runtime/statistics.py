@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -166,6 +167,16 @@ class Statistics:
             here = key[-1] == COUNT or norm in self._first or not self._calls[norm]
             self._value(key).copy_(values[name]) if here else self._value(key).zero_()
 
+    def keep(self) -> None:
+        """Remember them before a step that may fail."""
+        self._kept = clones({key: self._value(key) for key in self._names})
+
+    def forget(self) -> None:
+        """Have what was kept, and count a step that is done again."""
+        for (unit, path, what), value in self._kept.items():
+            self._value((unit, path, what)).copy_(value)
+            self._norms[unit][path].begin_anew()
+
     def _value(self, key: tuple[int, str, str]) -> Tensor:
         unit, path, what = key
         return getattr(self._norms[unit][path], what)
@@ -203,6 +214,7 @@ class ReplicaStatistics:
         for one."""
         self.named: dict[str, Tensor] = {}
         """By their names in the whole model's `state_dict`."""
+        self._kept: dict[str, Tensor] = {}
         self._calls: Counter[OnceNorm] = Counter()
         self._group, (self._before, replicas) = group, place
         self._after = replicas - 1 - self._before
@@ -211,6 +223,10 @@ class ReplicaStatistics:
                 self._calls[norm] += model.norm_calls(unit, path)
                 for what in STATISTICS:
                     self.named[name_of(model, unit, path, what)] = getattr(norm, what)
+
+    def forget(self) -> None:
+        """Have their values before the last step, and count one that is done again."""
+        self.take_up(self._kept)
 
     def take_up(self, saved: Mapping[str, Tensor]) -> None:
         """Have a checkpoint's, and count a step that is done again."""
@@ -221,6 +237,7 @@ class ReplicaStatistics:
 
     def begin(self, micros: int) -> None:
         """Before a step of so many micro-batches a replica."""
+        self._kept = clones(self.named)
         for norm, calls in self._calls.items():
             fade(norm, calls * micros * self._before)
             if self._before:
@@ -234,6 +251,11 @@ class ReplicaStatistics:
             if self._group is not None:
                 dist.all_reduce(norm.running_mean, group=self._group)
                 dist.all_reduce(norm.running_var, group=self._group)
+
+
+def clones(statistics: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+    """Copies, by the same keys."""
+    return {key: value.clone() for key, value in statistics.items()}
 
 
 def together(name: str, one: Tensor, other: Tensor) -> Tensor:

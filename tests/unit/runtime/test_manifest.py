@@ -15,7 +15,8 @@ from tests.methods.harness import Silent, unseal
 from workbench import cli
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods.history import TEXT, History, check_start, decided_by
+from workbench.methods.continues import TEXT, decided_by
+from workbench.methods.history import History, check_start
 from workbench.runtime import checkpoint
 from workbench.runtime.manifest import MANIFEST, Manifest, Saved, publish
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from workbench.methods.continues import PIPELINE, OtherTraining, check_continues
 from workbench.methods.varuna.kept import decoded, encoded
 from workbench.methods.varuna.step_end import Ended, LossScale
 from workbench.runtime.distributed_checkpoint import Saving, load_newest, save
@@ -80,6 +81,10 @@ class Checkpoints:
         self._kept: list[Stateful] = []
         self._saving: Saving | None = None
         self._goes_on = False
+        self.training: dict[str, Any] = {}
+        """What else decides losses, where a loop of one's own tells (methods/continues.py)."""
+        self.settings: dict[str, Any] = {}
+        """Those of the optimizer that a loop changes, where it has another one than this."""
         self.progress = Progress()
         self.optimizer: torch.optim.Optimizer | None = None
 
@@ -109,7 +114,10 @@ class Checkpoints:
         done, steps = self.progress, len(self.progress.losses)
         manifest = Manifest(
             next_step=steps, updates_done=steps - len(done.skipped), **asdict(done),
-            continues=self._continues | ({"job": self._job} if self._job else {}),
+            continues=self.training
+            | self._continues
+            | ({"job": self._job} if self._job else {}),
+            settings=self.settings,
         )  # fmt: skip
         kept = [encoded(one.state_dict(), type(one).__name__) for one in self._kept]
         self._saving = save(
@@ -169,11 +177,14 @@ class Checkpoints:
 
     def _check(self, saved: Saved) -> None:
         """Raise ValueError for a checkpoint of another training."""
+        if self.training:
+            check_continues(saved, self.training | self._continues, saved.path.parent)
         for name, value in self._continues.items():
             if (there := saved.manifest.continues.get(name)) != value:
-                raise ValueError(
-                    f"the checkpoint {saved.path} is of {name} {there!r}; this run has {value!r}"
-                )
+                told = f"is of {name} {there!r}; this run has {value!r}"
+                if name == PIPELINE:
+                    told = "is of another module, of parameters with other names or shapes"
+                raise OtherTraining(f"the checkpoint {saved.path} {told}")
 
     def wait(self) -> None:
         """Until the last saving has ended. Raises what went wrong with it."""

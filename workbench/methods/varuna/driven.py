@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.stage_map import StageMap
+from workbench.methods.continues import FROZEN, NO_DECAY, decided_by
 from workbench.methods.driven import Steps, Task
 from workbench.methods.varuna.pipeline import Varuna
 from workbench.model.objective import Batch
@@ -57,6 +58,7 @@ class Pipelined(Steps):
                 return float(task.weight_of(first.filled(given)).sum())
             return float(objective.counts(given).sum())
 
+        task.report.phase(f"cutting the module into {stages} stage{'s' * (stages > 1)}")
         if task.microbatches > 1 or stages < world:
             as_one(lambda: objective.divide(objective.twin().layered()[0]), peers.group)
         try:
@@ -86,6 +88,11 @@ class Pipelined(Steps):
             lr=spec.learning_rate(0), betas=(spec.beta1, spec.beta2), eps=spec.eps,
         )  # fmt: skip
         self._model.set_optimizer(self._optimizer)
+        frozen = [name for name, p in objective.named_parameters() if not p.requires_grad]
+        stay = objective.no_decay.difference(frozen) if spec.weight_decay else ()
+        trained = {FROZEN: sorted(frozen), NO_DECAY: sorted(stay)}
+        family = {"family": spec.model.family}
+        self._model.checkpoints.training = decided_by(spec) | {"model": family} | trained
 
     @property
     def steps(self) -> int:
@@ -96,6 +103,7 @@ class Pipelined(Steps):
         return self._model.grad_norm
 
     def step(self, batch: Batch) -> float:
+        self._before = self.steps
         loss, overflow = self._model.step(batch.named(), self._clip)
         for group in self._optimizer.param_groups:
             group["lr"] = self._spec.learning_rate(self.steps)
@@ -103,12 +111,17 @@ class Pipelined(Steps):
             self._optimizer.step()
         return loss
 
+    def forget(self) -> bool:
+        self._model.forget()
+        return self.steps == self._before
+
     def tensors(self) -> dict[str, Tensor]:
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         parts = as_one(lambda: {name: tensor.detach().cpu() for name, tensor in named}, self._all)
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def save(self, folder: Path) -> Path:
+        self._model.checkpoints.settings = self._spec.optimizer.told()
         self._model.checkpoint(folder).wait()
         return folder / step_name(self.steps)
 

@@ -174,7 +174,7 @@ class Varuna:
         """Whether a checkpoint was wanted during the last step."""
         self._folder: Path | None = None
         continues = {"module": own.digest, "batch": batch_size, "seed": seed}
-        self._checkpoints = Checkpoints(
+        self.checkpoints = Checkpoints(
             own.held, own.owned, self._norms, continues, self.scale, first=self.replica == 0,
             job=worker.job if worker else "", began=worker.began if worker else None,
         )  # fmt: skip
@@ -182,17 +182,17 @@ class Varuna:
     @property
     def steps(self) -> int:
         """Steps done, overflown ones too."""
-        return len(self._checkpoints.progress.losses)
+        return len(self.checkpoints.progress.losses)
 
     @property
     def step_seconds(self) -> float | None:
         """How long the last step took here."""
-        return (self._checkpoints.progress.step_seconds or [None])[-1]
+        return (self.checkpoints.progress.step_seconds or [None])[-1]
 
     @property
     def grad_norm(self) -> float | None:
         """Global norm of the last step's gradients, before they were clipped."""
-        return (self._checkpoints.progress.grad_norms or [None])[-1]
+        return (self.checkpoints.progress.grad_norms or [None])[-1]
 
     # -- the module -----------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Varuna:
                 f"the optimizer has a parameter of {tuple(stray.shape)} that is none of this "
                 "stage's; make it of model.parameters()"
             )
-        self._checkpoints.optimizer = optimizer
+        self.checkpoints.optimizer = optimizer
         if self._dtype == torch.float16:
             self.scale.dynamic, self.scale.least = loss_scale == "dynamic", min_loss_scale
             self.scale.value = init_loss_scale if self.scale.dynamic else float(loss_scale)
@@ -263,14 +263,19 @@ class Varuna:
         scale, self._due = self.scale.value, ended.wanted
         self.scale.update(overflow=ended.overflow)
         seconds = time.monotonic() - began
-        self._checkpoints.progress.add(ended, seconds)
+        self.checkpoints.progress.add(ended, seconds)
         self._lifeline.progress(self.steps, seconds, self._stepping.forward_s())
         if self._logs is not None:
             self._logs.step(
                 self._stepping.events, began,
-                scale=scale, rate=self._checkpoints.rate, loss=ended.loss,
+                scale=scale, rate=self.checkpoints.rate, loss=ended.loss,
             )  # fmt: skip
         return Stepped(ended.loss, ended.overflow)
+
+    def forget(self) -> None:
+        """Let go of what a step has left that failed; for a pipeline of one process."""
+        self._engine.forget()
+        self._norms.forget()
 
     def evaluate(self, inputs: Inputs, batch_size: int | None = None) -> float:
         """Mean loss of a batch of `batch_size` rows, by default that of training, in evaluation
@@ -289,14 +294,14 @@ class Varuna:
 
     def keep(self, *stateful: Stateful) -> None:
         """Have checkpoints hold the states of schedulers, samplers and the like."""
-        self._checkpoints.keep(*stateful)
+        self.checkpoints.keep(*stateful)
 
     def checkpoint(self, global_store: str | Path | None = None) -> Saving:
         """Begin to write ``step-N`` in a folder that all processes share, by default the one of the
         last checkpoint or of the launcher's job; every process calls it after the same step, when
         the optimizer has stepped. Training may go on meanwhile; `wait` says when it is whole.
         Raises ValueError for what no checkpoint holds."""
-        saving = self._checkpoints.save(self._store(global_store), self._lifeline.may_commit)
+        saving = self.checkpoints.save(self._store(global_store), self._lifeline.may_commit)
         step = self.steps
         if self.rank == 0:
             saving.then(lambda: self._lifeline.committed(step))
@@ -310,7 +315,7 @@ class Varuna:
         calls it. Raises ValueError for a checkpoint of another module or batch, and where there is
         none though the launcher's job goes on from one."""
         folder = self._store(global_store)
-        found = self._checkpoints.load(folder, self._lifeline.folder)
+        found = self.checkpoints.load(folder, self._lifeline.folder)
         self._lifeline.check_loaded(folder, found)
         self._lifeline.busy()
         return found
@@ -324,7 +329,7 @@ class Varuna:
 
     def close(self) -> None:
         """Wait for a checkpoint that is being written, and let go of all tensors."""
-        self._checkpoints.wait()
+        self.checkpoints.wait()
         self._stepping.close()
 
     def _begin(

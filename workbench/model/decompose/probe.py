@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
+from workbench.core.mistakes import line_of_users
 from workbench.model.decompose.blocks import has_weights
 from workbench.model.decompose.layer import local_tensors
 from workbench.model.decompose.merge import BATCHES, add_modes, merged, of_batch
@@ -276,11 +277,17 @@ def _place(error: BaseException, opened: dict[str, nn.Module]) -> tuple[str, str
             path = paths.get(id(module), path)
             place = f"in {type(module).__name__}.{frame.f_code.co_name}, line {trail.tb_lineno}, "
         trail = trail.tb_next
+    if line := line_of_users(error):
+        place = f"{place.removesuffix(', ') or 'in its call'} ({line}), "
     return path, place
 
 
 def _sentence(model: nn.Module, place: str, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0]
-    if not isinstance(error, Refusal):
+    if isinstance(error, ASKS):  # in the words of torch's own operators
+        sizes = isinstance(error, DynamicOutputShapeException)
+        reason = "a size follows" if sizes else "the next call follows"
+        reason += " the values of a tensor, which are not known before it runs"
+    elif not isinstance(error, Refusal):
         reason = f"{type(error).__name__}: {reason}"
     return f"{type(model).__name__} cannot be decomposed: {place}{reason}"

@@ -52,8 +52,11 @@ class Cache:
 
 
 REFUSED = {
-    "value": (lambda model, x: x if x.sum() > 0 else -x, r"line \d+, DataDependent"),
-    "luck": (lambda model, x: x if torch.rand(()) > 0.5 else -x, "DataDependent"),
+    "value": (
+        lambda model, x: x if x.sum() > 0 else -x,
+        r"line \d+ \(.*test_refusals.py:\d+\), the next call follows",
+    ),
+    "luck": (lambda model, x: x if torch.rand(()) > 0.5 else -x, "the next call follows"),
     "table": (lambda model, x: x + model.tables[len(x)], "that changes"),
     "rows": (rows, "calls"),
     "square": (lambda model, x: x * x.shape[0] ** 2, "4, 9, 25 at batch 2, 3, 5"),

@@ -1,0 +1,125 @@
+"""Steps that fail have changed nothing, or no other one is made before a load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.methods.loops import CLIP, WAYS, batches, loss_of, near, net, normed
+from workbench import Engine
+
+
+def stop_after(calls: int) -> Callable:
+    """Presses a notebook's button for stopping."""
+    left = iter(range(calls))
+
+    def press(*_: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return press
+
+
+def check_refuses(engine: Engine, batch: dict[str, Tensor], folder: Path) -> None:
+    """No call is left but a load."""
+    calls = (lambda: engine.step(batch, loss_of), engine.state_dict, lambda: engine.save(folder))
+    for call in calls:
+        with pytest.raises(ValueError, match=r"step 1 failed \(KeyboardInterrupt\).*load a check"):
+            call()
+
+
+@pytest.mark.parametrize("clip", [None, CLIP])
+@pytest.mark.parametrize(("method", "every"), [("stronghold", 4), ("l2l", 7), ("harmony-pp", 5)])
+def test_a_step_stopped_in_any_action_changes_nothing_or_asks_for_a_checkpoint(
+    engine, tmp_path, method, every, clip
+) -> None:
+    first, second, third = batches(3)
+    with engine(method, clip=clip, **WAYS[method]) as made:
+        made.step(first, loss_of)
+        made.save(tmp_path)
+        wanted = [made.step(batch, loss_of) for batch in (second, third)]
+        weights, seen = made.state_dict(), set()
+        steps = made._steps
+        executor = steps._rank.executor if method == "harmony-pp" else steps._whole.executor
+        for number in count(1, every):  # an action calls twice, before its work and after
+            made.load(tmp_path)
+            executor._perturb = stop_after(number)
+            try:
+                made.step(third, loss_of)
+                break
+            except KeyboardInterrupt:
+                executor._perturb = None
+            seen.add(steps.whole)
+            if not steps.whole:
+                check_refuses(made, second, tmp_path)
+                continue
+            losses = [made.step(batch, loss_of) for batch in (second, third)]
+            assert losses == pytest.approx(wanted, rel=1e-6), number
+            near(made.state_dict(), weights)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("method", ["plain", "fsdp", "varuna"])
+def test_an_update_of_torchs_that_is_stopped_asks_for_a_checkpoint(
+    engine, tmp_path, method
+) -> None:
+    first, second, third = batches(3)
+    with engine(method, net(frozen=method != "fsdp"), clip=None) as made:
+        made.step(first, loss_of)
+        made.save(tmp_path)
+        wanted, weights = made.step(second, loss_of), made.state_dict()
+        made.load(tmp_path)
+        steps = made._steps
+        optimizer = steps._optimizer if method == "varuna" else steps._whole.optimizer
+        update = optimizer.step
+        optimizer.step = lambda *given: stop_after(0)(update(*given))
+        with pytest.raises(KeyboardInterrupt):
+            made.step(third, loss_of)
+        optimizer.step = update
+        assert made.load(tmp_path / "none") is None
+        check_refuses(made, second, tmp_path)
+        assert made.load(tmp_path) == 1
+        assert made.step(second, loss_of) == pytest.approx(wanted, rel=1e-6)
+        near(made.state_dict(), weights)
+
+
+@pytest.mark.parametrize("method", [*WAYS, "fsdp"])
+def test_a_bad_row_of_the_second_micro_batch_is_left_out(engine, method) -> None:
+    module, given = net(frozen=method != "fsdp"), [*batches(3)]
+    how, losses = {"clip": None, **WAYS.get(method, {}), "microbatches": 2}, []
+    with engine(method, module, **how) as made:
+        wanted = [made.step(batch, loss_of) for batch in given]
+    with engine(method, module, **how) as made:
+        for batch in given:
+            if losses:
+                labels = batch["labels"].index_fill(0, torch.tensor([3]), 77)
+                with pytest.raises(IndexError):
+                    made.step({**batch, "labels": labels}, loss_of)
+            losses.append(made.step(batch, loss_of))
+    assert losses == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["plain", "stronghold", "varuna", "harmony-pp"])
+def test_a_step_that_fails_leaves_statistics_as_they_were(engine, method) -> None:
+    def classes(out: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(torch.cat([out, -out], 1), pair[1][:, 0])
+
+    module, data = normed()
+    (first, second, third), found = [(x, (y > 0).long()) for x, y in data[:3]], []
+    for fails in (False, True):
+        with engine(method, module, microbatches=2) as made:
+            made.step(first, classes)
+            if fails:
+                bad = second[1].index_fill(0, torch.tensor([7]), 9)
+                with pytest.raises(IndexError):
+                    made.step((second[0], bad), classes)
+            made.step(third, classes)
+            found.append(made.state_dict())
+    near(*found)

@@ -1,0 +1,102 @@
+"""Settings of the optimizer in a user's own loop: torch's own AdamW, without a weight to update.
+
+Schedulers of torch's read and write them there; methods take the learning rate when a step begins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core.mistakes import in_a_sentence
+
+NOT_OURS = ("amsgrad", "maximize", "capturable", "differentiable")
+"""Flags of torch's AdamW that no method here knows."""
+
+
+class Settings(torch.optim.AdamW):
+    """The group of all trained parameters, without them."""
+
+    _ours = False
+
+    @in_a_sentence()
+    def step(self, closure: Callable | None = None) -> None:
+        """Raises ValueError where a user's loop calls it."""
+        if not self._ours:
+            raise ValueError(
+                "engine.step(batch, loss_fn) updates the weights; leave engine.optimizer.step() out"
+            )
+
+    def stepped(self) -> None:
+        """Let schedulers see that a step was made."""
+        self._ours = True
+        try:
+            self.step()
+        finally:
+            self._ours = False
+
+    def told(self) -> dict[str, Any]:
+        """The learning rate, and what schedulers keep beside it, for a checkpoint."""
+        (group,), told = self.param_groups, {}
+        for name, value in group.items():
+            value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            kept = name == "lr" or name not in {"params", "param_names", *self.defaults}
+            if kept:
+                with suppress(TypeError, ValueError):  # of what JSON does not know
+                    told[name] = json.loads(json.dumps(value, allow_nan=False))
+        return told
+
+    def take_up(self, told: Mapping[str, Any]) -> None:
+        """Have what a checkpoint tells, as by torch's `load_state_dict`."""
+        state = self.state_dict()
+        for name, value in told.items():
+            state["param_groups"][0][name] = tuple(value) if isinstance(value, list) else value
+        self.load_state_dict(state)
+
+
+def settings_of(config: Mapping[str, Any], params: Any = None) -> Settings:
+    """Settings by arguments of torch's AdamW; of groups of parameters, for a look at these. Raises
+    ValueError for what AdamW does not take, or no method here computes."""
+    try:
+        made = Settings([nn.Parameter(torch.empty(0))] if params is None else params, **config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"optimizer_config is {dict(config)!r}: {error}") from None
+    if wrong := [name for name in NOT_OURS if any(group[name] for group in made.param_groups)]:
+        raise ValueError(f"{wrong[0]} is on in optimizer_config; no method here computes that")
+    return made
+
+
+def in_common(
+    module: nn.Module, groups: Any, config: Mapping[str, Any]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """The settings of a module's parameters in groups as torch's AdamW takes them, and the names of
+    those that have no weight decay. Raises ValueError for groups that differ in more, for one that
+    leaves a parameter out, and for parameters that are none of the module's."""
+    made = settings_of(config, groups).param_groups
+    every = module.named_parameters(remove_duplicate=False)
+    names: dict[int, list[str]] = {}
+    for name, parameter in every:
+        names.setdefault(id(parameter), []).append(name)
+    own = {id(p): group["weight_decay"] for group in made for p in group["params"]}
+    if own.keys() - names.keys():
+        raise ValueError("params in optimizer_config has a parameter that is none of the model's")
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    if lacking := [name for name, parameter in trained if id(parameter) not in own]:
+        raise ValueError(
+            f"{lacking[0]} is in no group of params in optimizer_config; give it to one, or set "
+            "its requires_grad to False"
+        )
+    decays = {decay for decay in own.values() if decay} or {0.0}
+    alike = [{k: v for k, v in g.items() if k not in ("params", "weight_decay")} for g in made]
+    if len(decays) > 1 or any(group != alike[0] for group in alike):
+        raise ValueError(
+            "groups of params in optimizer_config differ in more than that some have no "
+            "weight_decay; no method here computes that"
+        )
+    left_out = frozenset(n for p, decay in own.items() if not decay for n in names[p])
+    return alike[0] | {"weight_decay": decays.pop()}, left_out
