@@ -1,8 +1,8 @@
 """The agent of a host: starts the workers of each round, watches them, and ends them.
 
-Workers are started by torch's LocalElasticAgent (entry.py), in a process of the round: what it
-waits for ends with that. All else is here, in a process without torch: LocalElasticAgent neither
-sees that a worker stands still nor lets one end in peace when the manager is gone.
+Workers are forked by a process of the round (entry.py), which has imported torch. All else is here,
+in a process without it: that a worker stands still is seen, and one may end in peace when the
+manager is gone.
 
 A manager whose port refuses connections has died: workers save and end. One that is only silent may
 have given this host up, so there workers are ended and nothing is committed.
@@ -184,7 +184,7 @@ class Agent:
         self._loop.add_reader(starter.sentinel, self._started, starter, message)
 
     def _started(self, starter: BaseProcess, begun: Message) -> None:
-        """LocalElasticAgent has come to its end, since all workers have, or one failed."""
+        """The process that forks workers has ended, since all of them have, or one failed."""
         self._loop.remove_reader(starter.sentinel)
         starter.join()
         if self._round == begun.round and self._came < begun.start.count:
