@@ -36,10 +36,14 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Put a file in its place, whole or not at all. Raises OSError."""
+def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+    """Put a file in its place, whole or not at all, with `mode` less the umask whatever was there
+    before; a link there is replaced, not followed. Raises OSError."""
     with replacing(path) as part:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.unlink(missing_ok=True)
+        new = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with open(new, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
 
 
 def flush(path: Path) -> None:

@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from statistics import median
 
 import psutil
 
-from workbench.core.parents import is_ending, is_stopped
+from workbench.core.parents import die_with_parent, is_ending, is_stopped
 from workbench.elastic.entry import PLACE, run_round
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 
@@ -39,6 +40,8 @@ CUT_OFF_S, ORPHANED_S = 25.0, 120.0
 """A manager that is silent for so long has given this host up; for workers to save when it died."""
 GRACE_S, STOPPED_S = 2.0, 2.0
 """Between SIGTERM and SIGKILL; a worker that is stopped for so long stands still."""
+GUARD_S = 2.0
+"""Between two looks of the agent's guard."""
 STEPS, SLACK_S = 10, 10.0
 """A worker does not get on after so many median steps and so many seconds; before its first step of
 a round, after Order.start_limit_s: only the user knows how long a start may take."""
@@ -323,10 +326,26 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def guard(order: Order, agent: int) -> None:
+    """Have a process below the agent let it go on where it was stopped (SIGSTOP) and its manager is
+    gone: it ends then, with all that is below it."""
+    if os.fork():
+        return
+    die_with_parent(agent)
+    while True:
+        time.sleep(GUARD_S)
+        if is_stopped(agent):
+            try:
+                socket.create_connection((order.address, order.port), CUT_OFF_S).close()
+            except OSError:
+                os.kill(agent, signal.SIGCONT)
+
+
 def main() -> None:
     """Read the order, and serve."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # until there is more to end
     order = unpack(sys.stdin.buffer.readline(), Order)
+    guard(order, os.getpid())
     place = get_temp_dir()  # removed when this process ends
     os.environ[PLACE] = place
     multiprocessing.set_forkserver_preload(["workbench.elastic.entry", *order.preload])
