@@ -44,6 +44,7 @@ from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
 from workbench.runtime.device_budget import device_meter
+from workbench.runtime.groups import new_group
 from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_rank_threads
 
@@ -274,7 +275,7 @@ class Training(plain.Training):
                     owned = self.whole.units[owner].get_parameter(owner_name)
                     set_parameter(self.whole.units[unit], name, owned)
                 continue
-            group = dist.new_group([theirs, ours])  # by all ranks, also those that are not in it
+            group = new_group([theirs, ours])  # by all ranks, also those that are not in it
             if self.rank == ours:
                 shape = self.model.shapes(owner)[owner_name]
                 empty = torch.empty(shape, dtype=DTYPES[self.spec.dtype], device=self.device)

@@ -20,7 +20,7 @@ from baselines.common import named_units
 from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
 from workbench.runtime.checkpoint import KINDS, label_of, reader, write_unit
-from workbench.runtime.groups import as_one
+from workbench.runtime.groups import as_one, of_first
 from workbench.runtime.manifest import Saved
 
 
@@ -90,19 +90,15 @@ class Together:
         """Call `save` on the first rank. All write whenever it does, twice where a disk is full."""
         if dist.get_rank() == 0:
             save()
-            dist.broadcast_object_list([None], src=0, group=self.over)
+            of_first(None, self.over)
             return
-        told: list[str | None] = [""]
-        while True:
-            dist.broadcast_object_list(told, src=0, group=self.over)
-            if told[0] is None:
-                return
+        while (folder := of_first(None, self.over)) is not None:
             with suppress(OSError):
-                as_one(partial(super().write, Path(told[0])), self.over or dist.group.WORLD)
+                as_one(partial(super().write, Path(folder)), self.over or dist.group.WORLD)
 
     def write(self, folder: Path) -> None:
         """As `Holder.write`, on the first rank, inside its `save`."""
-        dist.broadcast_object_list([str(folder)], src=0, group=self.over)
+        of_first(str(folder), self.over)
         as_one(partial(super().write, folder), self.over or dist.group.WORLD)
 
     def restore(self, saved: Saved) -> None:

@@ -44,6 +44,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.history import History
 from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
+from workbench.runtime.groups import of_first
 from workbench.runtime.threads import use_rank_threads
 
 
@@ -175,9 +176,7 @@ class Training:
         if self.device.type != "cuda" or self.adapter.own_adam:
             return {}
         faster, self.update = torchs_is_faster(self.spec)
-        choice = [faster]
-        dist.broadcast_object_list(choice, src=0)
-        return {"torch_adam": True, "fused": True} if choice[0] else {}
+        return {"torch_adam": True, "fused": True} if of_first(faster, None) else {}
 
     def run(self) -> None:
         """All steps that are left."""

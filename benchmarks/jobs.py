@@ -1,7 +1,7 @@
 """Costs of checkpoints and of a lost worker in a job of the launcher, on one machine.
 
     python -m benchmarks.jobs --out FOLDER --slots 4 --batch 512 --chunk 8 --stages 4 \
-        -- --layers 48 --hidden 1600 --heads 25 --bf16
+        -- --layers 48 --hidden 1600 --heads 25 --seq 1024 --vocab 50304 --bf16
     python -m benchmarks.jobs --out FOLDER --size tiny
 
 The script is examples/gpt.py, whose flags stand behind ``--``. The job saves every `EVERY` steps.
@@ -33,7 +33,7 @@ import psutil
 
 from benchmarks.offload_sheet import without_paths
 from workbench.core.paths import import_path
-from workbench.elastic.manager import State, read_file
+from workbench.elastic.folder import State, read_file
 from workbench.methods.varuna.logs import read_losses
 from workbench.runs import provenance
 
@@ -165,8 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = given.out.resolve()
     script = [*(TINY if given.size == "tiny" else given.words), "--text", str(SCRIPT)]
     words = [
-        "--nstages", str(given.stages), "--chunk_size", str(given.chunk), str(SCRIPT),
-        "--global_batch", str(given.batch), *script,
+        "--nstages", str(given.stages), "--chunk_size", str(given.chunk), str(SCRIPT), *script,
     ]  # fmt: skip
     found = measure(out / "jobs", given.slots, given.batch, words)
     at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -2,8 +2,14 @@
 at its blocks. The loss is the mean over the masked bytes of the whole batch, however unequally
 they fall on micro-batches and replicas.
 
-torchrun --nproc_per_node 4 examples/bert.py --stage_to_rank_map '0,2;1,3;' --text FILE
-workbench varuna --machine_list hosts --gpus_per_node 4 --batch_size 64 examples/bert.py --text FILE
+The model is small by default; BERT's large one is
+``--layers 24 --hidden 1024 --heads 16 --seq 512 --vocab 30522``.
+
+echo 127.0.0.1:2 > hosts
+workbench varuna --machine_list hosts --batch_size 8 --nstages 2 --chunk_size 2 \\
+    examples/bert.py --text README.md
+torchrun --nproc_per_node 4 examples/bert.py --stage_to_rank_map '0,2;1,3;' --global_batch 64 \\
+    --text FILE
 """
 
 from __future__ import annotations
@@ -29,8 +35,8 @@ def make_parser() -> argparse.ArgumentParser:
     """Flags of the script, the launcher's among them."""
     parser = argparse.ArgumentParser()
     for flag, default in (
-        ("--layers", 24), ("--hidden", 1024), ("--heads", 16), ("--seq", 512), ("--vocab", 30522),
-        ("--steps", 20), ("--global_batch", 64), ("--chunk_size", 4), ("--batch-size", 0),
+        ("--layers", 4), ("--hidden", 128), ("--heads", 4), ("--seq", 128), ("--vocab", 512),
+        ("--steps", 20), ("--global_batch", 0), ("--chunk_size", 4), ("--batch-size", 0),
         ("--rank", 0), ("--local_rank", int(os.environ.get("LOCAL_RANK", 0))),
         ("--resume_step", -1), ("--save_every", 0),
     ):  # fmt: skip
@@ -90,7 +96,7 @@ def main() -> None:
         profiler.profile_all([1, 2, 4, 8], anew=False)
         return
     model = Varuna(
-        maker, args.stage_to_rank_map, rows_of, args.global_batch, args.chunk_size,
+        maker, args.stage_to_rank_map, rows_of, args.global_batch or None, args.chunk_size,
         order=args.order, weight_of=lambda inputs: int((inputs["labels"] != NOT_ASKED).sum()),
         **how,
     )  # fmt: skip
@@ -102,7 +108,7 @@ def main() -> None:
         model.load_checkpoint(args.save)
     while model.steps < args.steps:
         began, step = time.monotonic(), model.steps
-        first = step * args.global_batch + model.share.start
+        first = step * model.batch_size + model.share.start
         inputs = batch(text, args.seq, range(first, first + len(model.share)))
         loss, overflow = model.step(inputs, clip_grad_max_norm=1.0)
         if not overflow:

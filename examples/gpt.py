@@ -1,7 +1,13 @@
 """A GPT in the manner of Megatron-LM's, written as anybody writes it, with a cut point a block.
 
-torchrun --nproc_per_node 4 examples/gpt.py --stage_to_rank_map '0;1;2;3;' --text FILE
-workbench varuna --machine_list hosts --gpus_per_node 4 --batch_size 64 examples/gpt.py --text FILE
+The model is small by default; GPT-2's is
+``--layers 12 --hidden 768 --heads 12 --seq 1024 --vocab 50304``.
+
+echo 127.0.0.1:2 > hosts
+workbench varuna --machine_list hosts --batch_size 8 --nstages 2 --chunk_size 2 \\
+    examples/gpt.py --text README.md
+torchrun --nproc_per_node 4 examples/gpt.py --stage_to_rank_map '0;1;2;3;' --global_batch 64 \\
+    --text FILE
 """
 
 from __future__ import annotations
@@ -62,8 +68,8 @@ class GPT(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     for flag, default in (
-        ("--layers", 12), ("--hidden", 768), ("--heads", 12), ("--seq", 1024), ("--vocab", 50304),
-        ("--steps", 20), ("--global_batch", 64), ("--chunk_size", 4), ("--batch-size", 0),
+        ("--layers", 4), ("--hidden", 128), ("--heads", 4), ("--seq", 128), ("--vocab", 256),
+        ("--steps", 20), ("--global_batch", 0), ("--chunk_size", 4), ("--batch-size", 0),
         ("--rank", 0), ("--local_rank", int(os.environ.get("LOCAL_RANK", 0))),
         ("--resume_step", -1), ("--save_every", 0), ("--save", "checkpoints"),
         ("--stage_to_rank_map", "0;"), ("--order", "varuna"), ("--transport", "auto"),
@@ -75,8 +81,8 @@ def main() -> None:
     args = parser.parse_args()
     text = torch.frombuffer(bytearray(Path(args.text).read_bytes()), dtype=torch.uint8)
 
-    def batch(rows: int, step: int = 0, first: int = 0) -> dict:
-        starts = (torch.arange(first, first + rows) + step * args.global_batch) * args.seq
+    def batch(rows: int, first: int = 0) -> dict:
+        starts = torch.arange(first, first + rows) * args.seq
         taken = (starts[:, None] + torch.arange(args.seq + 1)) % len(text)
         part = text[taken].long()
         return {"tokens": part[:, :-1], "labels": part[:, 1:]}
@@ -92,7 +98,7 @@ def main() -> None:
         ).profile_all([1, 2, 4, 8], anew=False)  # fmt: skip
         return
     model = Varuna(
-        make, args.stage_to_rank_map, batch, args.global_batch, args.chunk_size,
+        make, args.stage_to_rank_map, batch, args.global_batch or None, args.chunk_size,
         local_rank=args.local_rank, bf16=args.bf16, order=args.order,
         transport=args.transport,
     )  # fmt: skip
@@ -104,7 +110,7 @@ def main() -> None:
         model.load_checkpoint(args.save)
     while model.steps < args.steps:
         began, step = time.monotonic(), model.steps
-        inputs = batch(len(model.share), step, model.share.start)
+        inputs = batch(len(model.share), step * model.batch_size + model.share.start)
         loss, overflow = model.step(inputs, clip_grad_max_norm=1.0)
         if not overflow:
             optimizer.step()

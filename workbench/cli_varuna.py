@@ -21,10 +21,12 @@ from pathlib import Path
 from workbench.cli_spec import Parser
 from workbench.core.files import read_whole
 from workbench.core.paths import user_path
-from workbench.elastic.manager import Door, Job, State, read_file, serve
+from workbench.elastic.folder import DOOR, Door, State, read_file
+from workbench.elastic.manager import Job, serve
 from workbench.elastic.messages import LONGEST, Message, Order, pack
 from workbench.elastic.placement import Shape, address_towards, fixed, in_thread, read_list
 from workbench.methods.varuna.profile import load
+from workbench.runtime.manifest import newest_of_job
 
 ASKS = {
     "status": "Tell how a job gets on.",
@@ -34,6 +36,9 @@ ASKS = {
 }
 CODES = {"done": 0, "stopped": 130}
 FAILED = 3
+MOST = {"gpus_per_node": 9999, "batch_size": 10**9, "nstages": 10**6, "chunk_size": 10**9}
+ANSWER_S = 60.0
+"""For a manager to answer."""
 CONNECT = "ssh {host} {command}"
 ENV_FILE = "varuna.env"
 PRELOAD = "workbench.methods.varuna.pipeline,torch._dynamo"
@@ -93,9 +98,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _train(given: argparse.Namespace) -> int:
-    for name in ("gpus_per_node", "batch_size", "nstages", "chunk_size"):
-        if (value := getattr(given, name)) is not None and value < 1:
-            raise ValueError(f"--{name} is {value}; it must be 1 or more")
+    for name, most in MOST.items():
+        if (value := getattr(given, name)) is not None and not 1 <= value <= most:
+            raise ValueError(f"--{name} is {value}; it must be from 1 to {most}")
     for name in ("horizon", "start_limit"):
         if (value := getattr(given, name)) is not None and not 0 < value < 1e9:
             raise ValueError(f"--{name} is {value}; it must be a number of seconds over 0")
@@ -132,6 +137,7 @@ def _train(given: argparse.Namespace) -> int:
         morph="never" if given.no_morphing else given.morph,
         choose=None if given.profiling else choose,
         profiling=str(profiles) if given.profiling or given.nstages is None else "",
+        newest=newest_of_job,
     )  # fmt: skip
     outcome = serve(job, resume=given.resume)
     if given.profiling and outcome == "done":
@@ -202,10 +208,18 @@ def _ask(words: Sequence[str]) -> int:
         ask = replace(ask, host=given.host, at=_unix(given.at))
     elif given.now:
         ask = replace(ask, kind="end")
-    with socket.create_connection((door.address, door.port), timeout=60) as line:
-        line.sendall(pack(ask))
-        if refused := line.makefile("rb").read(LONGEST).decode():
-            raise ValueError(refused)
+    try:
+        with socket.create_connection((door.address, door.port), timeout=ANSWER_S) as line:
+            line.sendall(pack(ask))
+            refused = line.makefile("rb").read(LONGEST).decode(errors="replace")
+    except (OSError, ValueError) as error:  # the second is of an address that can be none
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"no manager serves {folder}: its {DOOR} names port {door.port} of {door.address}, "
+            f"which does not answer ({why})"
+        ) from None
+    if refused:
+        raise ValueError(refused)
     if verb == "stop":
         while _door(folder) is not None:
             time.sleep(0.05)
@@ -219,6 +233,8 @@ def _door(folder: Path) -> Door | None:
     try:
         if door is not None:
             os.kill(door.pid, 0)
+    except PermissionError:  # somebody else's process has that number
+        return door
     except ProcessLookupError:
         return None
     return door

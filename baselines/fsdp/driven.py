@@ -29,7 +29,7 @@ from workbench.model.keyed import norms_in
 from workbench.model.modules import Decomposed
 from workbench.model.objective import PREFIX
 from workbench.runtime.checkpoint import KINDS, reader, write_unit
-from workbench.runtime.groups import as_one
+from workbench.runtime.groups import as_one, tensors_of_all
 from workbench.runtime.manifest import Saved
 from workbench.runtime.threads import use_rank_threads
 
@@ -161,6 +161,4 @@ class PartsTogether(Together, Parts):
 
 def whole_of(part: Tensor, gloo: dist.ProcessGroup) -> Tensor:
     """A copy of the tensor of whose first dimension each process has a part."""
-    parts: list[Any] = [None] * dist.get_world_size(gloo)
-    dist.all_gather_object(parts, part.detach().cpu(), group=gloo)
-    return torch.cat(parts)
+    return torch.cat([each["part"] for each in tensors_of_all({"part": part}, gloo)])

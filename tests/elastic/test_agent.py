@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.runs.helpers import wait_for
@@ -147,3 +148,26 @@ def test_a_worker_hears_that_saving_is_wanted() -> None:
     assert worker.save_wanted(), "it stays so"
     assert not worker.may_commit(1), "its agent is gone"
     assert Worker.join() is None, "no worker of the launcher"
+
+
+def test_an_agent_that_is_stopped_goes_on_when_its_manager_is_gone() -> None:
+    """So it ends, with all that is below it."""
+    with socket.create_server(("127.0.0.1", 0)) as manager:
+        port = manager.getsockname()[1]
+        code = (
+            "import os; from unittest.mock import Mock; from workbench.elastic import agent\n"
+            f"agent.GUARD_S = 0.02; order = Mock(address='127.0.0.1', port={port})\n"
+            "agent.guard(order, os.getpid()); print(flush=True); input()"
+        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
+            child.stdout.readline()
+            (guard,) = psutil.Process(child.pid).children()
+            child.send_signal(signal.SIGSTOP)
+            for _ in range(2):
+                manager.accept()
+            assert is_stopped(child.pid), "its manager is there"
+            manager.close()
+            wait_for(lambda: not is_stopped(child.pid))
+            child.kill()
+        wait_for(lambda: not guard.is_running())

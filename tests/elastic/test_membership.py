@@ -10,10 +10,9 @@ import pytest
 
 from tests.runs.helpers import wait_for
 from workbench.elastic import membership
-from workbench.elastic.manager import Manager, State
 from workbench.elastic.membership import Membership
 from workbench.elastic.messages import Message, Start
-from workbench.elastic.placement import Shape, fixed, in_thread
+from workbench.elastic.placement import Ready, Shape, fixed, in_thread
 from workbench.elastic.rounds import pays
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
@@ -290,29 +289,25 @@ def test_errors_that_may_be_a_lost_peers_end_no_job_unless_they_are_equal() -> N
     assert held.members.began == 3
 
 
-@pytest.mark.parametrize(
-    ("job", "committed", "began", "goes_on"),
-    [
-        ("a", None, None, (None, None)),  # no step was done
-        ("a", None, 0, (0, 0)),  # workers may have saved when the manager died
-        ("a", 9, 0, (9, 0)),
-        ("a", None, 7, (None, 7)),  # the script finds again what it began from
-        ("", None, None, (0, 0)),  # of an older version
-    ],
-)
-def test_a_job_that_is_resumed_knows_its_checkpoints(
-    job: str, committed: int | None, began: int | None, goes_on: tuple
-) -> None:
-    before = State(
-        round=1, phase="", shape=None, step=None, committed=committed, hosts={}, ranks={},
-        spare={}, events=[], port=0, job=job, began=began,
-    )  # fmt: skip
-    order = Mock(folder="run", batch=8)
-    what = Mock(hosts={A: 2}, order=order, profiling="", choose=fixed(2, 1, 8), per_host=2)
-    manager = Manager(what, before, Mock(getsockname=lambda: (A, 1)))
-    assert (manager._members.newest, manager._members.began, manager._id) == (*goes_on, job)
-    new = [Manager(what, None, Mock(getsockname=lambda: (A, 1))) for _ in range(2)]
-    assert len({each._id for each in new}) == 2
+def test_a_round_goes_on_from_what_the_folder_has() -> None:
+    """A worker or a manager may have died before it told of a checkpoint."""
+    found = [None, Ready(newest=None), Ready(newest=8), Ready(newest=4), Ready(lacking="gone")]
+    held = Held(A, prepare=lambda number: found[0])
+    assert held.begun(A) == {}, "nobody knows yet"
+    del found[0]
+    assert held.over(A)[A].resume_step is None
+    held.tell(A, "loaded", step=3)
+    assert (held.members.newest, held.members.began) == (3, 3), "the script alone knew of it"
+    held.tell(A, "committed", step=7)
+    for newest in (8, 4):
+        held.step(newest, 2)
+        del found[0]
+        held.tell(A, "ended", rank=0, failure="died")
+        assert (held.over(A)[A].resume_step, held.members.newest) == (newest, newest)
+        assert f": resumed to config 2x1 at step {newest} on" in held.said[-1]
+    del found[0]
+    held.tell(A, "ended", rank=0, failure="died")
+    assert (held.over(A), held.members.outcome, held.members.refused) == ({}, "gone", True)
 
 
 @pytest.mark.parametrize("steps", [0, 1])

@@ -1,10 +1,10 @@
-"""The benchmark of jobs measures one."""
+"""The benchmarks of jobs measure one, and kill its parts."""
 
 import json
 
 import pytest
 
-from benchmarks import jobs
+from benchmarks import jobs, kills
 
 
 @pytest.mark.thorough
@@ -16,3 +16,9 @@ def test_saves_and_a_loss_are_measured_in_parts_that_make_up_the_whole(tmp_path,
     assert min(found["parts"].values()) > 0
     assert "after a worker was killed" in capsys.readouterr().out
     assert str(jobs.ROOT) not in json.dumps(found["words"])
+
+
+@pytest.mark.thorough
+def test_a_job_whose_parts_are_killed_does_each_step_once(tmp_path, capsys):
+    assert kills.main(["--out", str(tmp_path / "job"), "--kills", "4"]) == 0
+    assert "flag, log, checkpoint and steps agree in each round" in capsys.readouterr().out

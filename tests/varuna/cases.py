@@ -130,7 +130,7 @@ def misuse(wrong: list[dict], others: list[dict], folder: str, **case: int) -> d
 
 
 def of_jobs(folder: str) -> list:
-    """Steps that rounds of jobs go on from, and a refusal. An old job saves step 2 in F; so does
+    """Steps that rounds of jobs go on from, and refusals. An old job saves step 2 in F; so does
     another one, which has gone on from it, step 3; a new job has saved step 1 aside."""
     Worker.may_commit = lambda *_: True
     case, shared = {"stages": 1, "replicas": 1, "batch": 2, "chunk": 2}, Path(folder, "F")
@@ -138,6 +138,7 @@ def of_jobs(folder: str) -> list:
     def round(job: str, began: int | None, resume_step: int | None = None) -> Varuna:
         line, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         about = {"pid": os.getpid(), "line": line.detach(), "round": 1, "rank": 0, "batch": 2}
+        Path(folder, job).mkdir(exist_ok=True)
         about |= {"folder": f"{folder}/{job}", "job": job, "began": began}
         os.environ[AGENT] = json.dumps(about | {"resume_step": resume_step})
         model = made(**case)
@@ -157,15 +158,25 @@ def of_jobs(folder: str) -> list:
         save(goes_on, 0, shared)
     except ValueError as error:
         found.append(str(error))
-    found += [round("none", began, began).load_checkpoint(shared) for began in (0, 2, None)]
+    told = ((0, None), (2, 2), (None, None))
+    found += [round("none", *each).load_checkpoint(shared) for each in told]
     other = round("other", None)
     other.load_checkpoint(shared)
     save(other, 1, shared)
     del os.environ[AGENT]
     plain = made(**case)
     plain.set_optimizer(net.sgd(plain.parameters())[0])
-    later = (round("other", 2, 3), round("none", 2), round("", 0))
-    return found + [each.load_checkpoint(shared) for each in (plain, *later)]
+    later = (round("other", 2, 3), round("other", 2, 2), round("none", 2), round("", 0, 3))
+    found += [each.load_checkpoint(shared) for each in (plain, *later)]
+    flipped = next(shared.glob("step-00000003/unit-*"))
+    for begins in (lambda: save(round("other", 2, 3), 1), lambda: later[0].load_checkpoint(shared)):
+        try:
+            begins()
+        except ValueError as error:
+            found.append(f"{type(error).__name__}: {error}")
+        if flipped.exists():
+            flipped.write_bytes(flipped.read_bytes()[:-1] + b"\xff")
+    return [*found, *sorted(path.name[:13] for path in shared.iterdir())]
 
 
 class Dies:

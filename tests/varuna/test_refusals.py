@@ -150,25 +150,28 @@ USED = "step-00000001 is of another training, .* at step 0; give an empty folder
 
 def test_a_job_that_goes_on_needs_the_checkpoint_that_it_goes_on_from(tmp_path):
     lifeline = object.__new__(Lifeline)
-    for resume_step, refused in ((None, False), (0, False), (20, True)):
+    for resume_step, refused in ((None, False), (20, True)):
         line, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline.worker = Worker(
             line, round=2, rank=0, batch=8, folder=tmp_path, resume_step=resume_step
         )
-        lifeline.check_loaded(tmp_path, 20)
+        lifeline.loaded(tmp_path, 20)
         with (
             pytest.raises(ValueError, match="no checkpoint.*one of step 20")
             if refused
             else (nullcontext())
         ):
-            lifeline.check_loaded(tmp_path, None)
+            lifeline.loaded(tmp_path, None)
 
 
 def test_a_job_goes_on_from_its_own_checkpoints_and_from_the_one_that_it_began_with(
     workers, tmp_path
 ):
     (found,) = workers.run("of_jobs", folder=str(tmp_path))
-    assert found[:1] + found[2:] == [1, None, 2, 2, 3, 3, 2, 3]
+    assert found[:1] + found[2:-4] == [1, None, 2, 2, 3, 3, 2, 2, 3]
+    assert found[-4].startswith("ValueError: the job goes on from step 3 (--resume_step), and this")
+    assert found[-3].startswith("Damaged: the checkpoint step-00000003 cannot be read: unit-")
+    assert found[-2:] == ["damaged-step-", "step-00000002"], "the next round takes the other one"
     assert re.match(r"\S*F/step-00000002 is of another training, .* at step 1; give", found[1])
 
 

@@ -2,7 +2,7 @@
 
     workbench varuna --> manager.py  (membership.py: who is there, which round, what next)
                            |  TCP, lines of JSON with a token; a store for each round
-                         agent.py    one a host: torch's LocalElasticAgent, once a round
+                         agent.py    one a host: forks the workers of each round
                            |  a local socket
                          worker.py   in each worker: what a training library calls
 

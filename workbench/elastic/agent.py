@@ -1,8 +1,8 @@
 """The agent of a host: starts the workers of each round, watches them, and ends them.
 
-Workers are started by torch's LocalElasticAgent (entry.py), in a process of the round: what it
-waits for ends with that. All else is here, in a process without torch: LocalElasticAgent neither
-sees that a worker stands still nor lets one end in peace when the manager is gone.
+Workers are forked by a process of the round (entry.py), which has imported torch. All else is here,
+in a process without it: that a worker stands still is seen, and one may end in peace when the
+manager is gone.
 
 A manager whose port refuses connections has died: workers save and end. One that is only silent may
 have given this host up, so there workers are ended and nothing is committed.
@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from statistics import median
 
 import psutil
 
-from workbench.core.parents import is_ending, is_stopped
+from workbench.core.parents import die_with_parent, is_ending, is_stopped
 from workbench.elastic.entry import PLACE, run_round
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
 
@@ -39,6 +40,8 @@ CUT_OFF_S, ORPHANED_S = 25.0, 120.0
 """A manager that is silent for so long has given this host up; for workers to save when it died."""
 GRACE_S, STOPPED_S = 2.0, 2.0
 """Between SIGTERM and SIGKILL; a worker that is stopped for so long stands still."""
+GUARD_S = 2.0
+"""Between two looks of the agent's guard."""
 STEPS, SLACK_S = 10, 10.0
 """A worker does not get on after so many median steps and so many seconds; before its first step of
 a round, after Order.start_limit_s: only the user knows how long a start may take."""
@@ -184,7 +187,7 @@ class Agent:
         self._loop.add_reader(starter.sentinel, self._started, starter, message)
 
     def _started(self, starter: BaseProcess, begun: Message) -> None:
-        """LocalElasticAgent has come to its end, since all workers have, or one failed."""
+        """The process that forks workers has ended, since all of them have, or one failed."""
         self._loop.remove_reader(starter.sentinel)
         starter.join()
         if self._round == begun.round and self._came < begun.start.count:
@@ -323,10 +326,26 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def guard(order: Order, agent: int) -> None:
+    """Have a process below the agent let it go on where it was stopped (SIGSTOP) and its manager is
+    gone: it ends then, with all that is below it."""
+    if os.fork():
+        return
+    die_with_parent(agent)
+    while True:
+        time.sleep(GUARD_S)
+        if is_stopped(agent):
+            try:
+                socket.create_connection((order.address, order.port), CUT_OFF_S).close()
+            except OSError:
+                os.kill(agent, signal.SIGCONT)
+
+
 def main() -> None:
     """Read the order, and serve."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # until there is more to end
     order = unpack(sys.stdin.buffer.readline(), Order)
+    guard(order, os.getpid())
     place = get_temp_dir()  # removed when this process ends
     os.environ[PLACE] = place
     multiprocessing.set_forkserver_preload(["workbench.elastic.entry", *order.preload])

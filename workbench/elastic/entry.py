@@ -1,5 +1,9 @@
 """Processes below an agent: its forkserver, which imports this module and so torch; for each round
-one that is forked from it, with torch's LocalElasticAgent; and the workers, forked from that.
+one that is forked from it; and the workers, forked from that.
+
+Nobody asks who else is there: the manager has dealt ranks to hosts, and a worker is told its own.
+All that it has from others is the address of the round's store (MASTER_ADDR), whose keys torch
+takes as bytes. torch's agent would agree on ranks through that store, and unpickle what it finds.
 
 Whatever kills an agent ends them, by the kernel: the forkserver is sent SIGTERM, on which it
 removes the agent's files, and its end sends SIGKILL to what is below.
@@ -8,6 +12,7 @@ removes the agent's files, and its end sends SIGKILL to what is below.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -17,7 +22,7 @@ import sys
 import tempfile
 import traceback
 from contextlib import suppress
-from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from workbench.core.parents import die_with_parent
@@ -29,6 +34,8 @@ from workbench.elastic.worker import AGENT
 PLACE = "WORKBENCH_AGENT_PLACE"
 """Environment variable of a forkserver alone: the folder of its agent."""
 INSTALLED = ("site-packages", "dist-packages")
+FAILED_S = 5.0
+"""From a worker's failure on, for the agent to end the others of its host."""
 
 if (_place := os.environ.pop(PLACE, None)) is not None:
 
@@ -38,62 +45,46 @@ if (_place := os.environ.pop(PLACE, None)) is not None:
 
     signal.signal(signal.SIGTERM, _end)
     die_with_parent(os.getppid(), signal.SIGTERM)
-    import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: E402, F401
+    import torch.distributed  # noqa: E402, F401
 
 
 def run_round(job: Order, begin: Message, place: str) -> None:
-    """Start the workers and wait for their end by torch's own means: a rendezvous of a fixed
-    size, under the round's own name, and no restarts. `place` is the agent's folder."""
-    from torch.distributed import TCPStore
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-
-    class Rendezvous(DynamicRendezvousHandler):
-        use_agent_store = True  # workers are clients of the manager's store
-
-        def num_nodes_waiting(self) -> int:
-            return 0  # asking a store whose manager has died would stop the workers
-
-        def _start_heartbeats(self) -> None:
-            """The agent's own are enough, and workers are forked by a process of one thread."""
-
+    """Fork the workers, and wait for their end; when one has failed, for a while. `place` is the
+    agent's folder."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(os.getppid())
-    start, address, tempfile.tempdir = begin.start, job.address, place
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else rank 0 opens one to everybody
-    store = TCPStore(address, start.port, is_master=False, timeout=timedelta(seconds=60))
-    name = f"round-{begin.round}"
-    handler = Rendezvous.from_backend(
-        name, store, C10dRendezvousBackend(store, name), start.hosts, start.hosts,
-        local_addr=f"{start.host:06d}",  # in whose order ranks are given
-    )  # fmt: skip
-    spec = WorkerSpec(
-        role="worker", local_world_size=start.count, rdzv_handler=handler, entrypoint=work,
-        args=(job, begin, f"{place}/agent"), max_restarts=0, monitor_interval=0.1,
-        master_addr=address, master_port=start.port,
-    )  # fmt: skip
-    LocalElasticAgent(spec, DefaultLogsSpecs(), "fork", exit_barrier_timeout=0.5).run()
+    fork = multiprocessing.get_context("fork")
+    own = [
+        fork.Process(target=work, args=(job, begin, place, local))
+        for local in range(begin.start.count)
+    ]
+    for worker in own:
+        worker.start()
+    running, patience_s = {worker.sentinel: worker for worker in own}, None
+    while running and (ended := wait(running, patience_s)):
+        for worker in map(running.pop, ended):
+            worker.join()
+            patience_s = FAILED_S if worker.exitcode else patience_s
+    os._exit(0)  # which ends those that are left
 
 
-def work(job: Order, begin: Message, agent: str) -> None:
+def work(job: Order, begin: Message, place: str, local_rank: int) -> None:
     """Be one worker: run the script to its end, as its process group's leader, with its output in
     files. The agent hears by its socket how it ended."""
-    start = begin.start
+    start, tempfile.tempdir = begin.start, place
+    rank = start.first + local_rank
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the script takes part
     die_with_parent(os.getppid())
     os.setpgid(0, 0)
-    rank, local_rank = int(os.environ["RANK"]), os.environ["LOCAL_RANK"]
+    os.environ.update(variables(job, begin, local_rank))
     logs = Path(job.folder) / "ssh_logs" / str(begin.round)
     logs.mkdir(parents=True, exist_ok=True)
     for descriptor, kind in ((1, "out"), (2, "err")):
         with (logs / f"{job.host}-{rank}.{kind}").open("ab") as file:
             os.dup2(file.fileno(), descriptor)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line.connect(agent)
+    line.connect(f"{place}/agent")
     line.send(pack(Message(kind="here", round=begin.round, rank=rank, pid=os.getpid())))
     own = os.dup(line.fileno())  # the worker's, whose threads may outlive the script
     about = {"pid": os.getpid(), "line": own, "round": begin.round, "rank": rank}
@@ -130,3 +121,18 @@ def work(job: Order, begin: Message, agent: str) -> None:
     sys.stdout.flush()
     if failure:
         sys.exit(1)
+
+
+def variables(job: Order, begin: Message, local_rank: int) -> dict[str, str]:
+    """A worker's environment, as torchrun names its variables."""
+    start = begin.start
+    told = {
+        "MASTER_ADDR": job.address, "MASTER_PORT": start.port,
+        "RANK": start.first + local_rank, "WORLD_SIZE": start.stages * start.replicas,
+        "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": start.count,
+        "GROUP_RANK": start.host, "GROUP_WORLD_SIZE": start.hosts,
+        "TORCHELASTIC_RUN_ID": f"round-{begin.round}", "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # the manager's, of which workers are clients
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
+    }  # fmt: skip
+    return {name: str(value) for name, value in told.items()}

@@ -3,6 +3,10 @@
 It starts the agents, hears them, asks `Membership` what follows, and tells them. It listens on the
 one address that reaches it, and so do the stores of the rounds, which are torch's and ask for no
 token.
+
+Its loop waits for no disk, name server or screen: agents take a silent manager for dead. The folder
+of checkpoints says which one is the newest, before each round: a worker or a manager may have died
+before it told.
 """
 
 from __future__ import annotations
@@ -13,27 +17,33 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workbench.core.files import FileLock, write_whole
-from workbench.core.jsonfile import read_json
+from workbench.core.files import FileLock
 from workbench.core.paths import import_path
-from workbench.core.schema import read_as
+from workbench.elastic.aside import InTurn, aside
+from workbench.elastic.folder import SLOW, STATE, Door, Folder, Newest, State, read_file
 from workbench.elastic.membership import Membership
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
-from workbench.elastic.placement import Choose, is_here, read_list
+from workbench.elastic.placement import Choose, Ready, is_here, read_list
 from workbench.elastic.rounds import Morph
-from workbench.elastic.worker import LOSS_LOG
 
-TICK_S = 0.2
+TICK_S, SHOWN_S, SILENT_S = 0.2, 1.0, 10.0
+"""Between two looks at what is due, and between losses that are printed; until a disk that does not
+answer is named."""
 ENDING_S, EVENTS = 15.0, 200
 """For agents to end at the end of the job; newest ones that the state holds."""
+LONGEST_LIST = 2**20
+"""Characters of a machine list that are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,47 +60,9 @@ class Job:
     horizon_s: float | None
     order: Order
     """For all agents; the manager adds the host, its port and the token."""
+    newest: Newest
     profiling: str = ""
     """Folder into which the script profiles before shapes are chosen, where they are by that."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Door:
-    """``manager.json``: where a manager is, for those who may read its folder."""
-
-    pid: int
-    address: str
-    port: int
-    token: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """``state.json``: what people read, and a job is resumed from."""
-
-    round: int
-    phase: str
-    shape: str | None
-    step: int | None
-    committed: int | None
-    hosts: dict[str, str]
-    ranks: dict[str, list[int]]
-    spare: dict[str, int]
-    events: list[tuple[float, str]]
-    port: int
-    job: str = ""
-    """Id that the job's checkpoints name; those of a state without one name none."""
-    began: int | None = None
-    """Step that its first round went on from."""
-
-
-def read_file(kind: type, folder: Path) -> Any:
-    """A `State` or `Door` of a job's folder, None where there is none. Raises ValueError."""
-    name = {State: "state.json", Door: "manager.json"}[kind]
-    try:
-        return read_as(kind, read_json(folder / name, name), name)
-    except FileNotFoundError:
-        return None
 
 
 class Manager:
@@ -98,24 +70,28 @@ class Manager:
 
     def __init__(self, job: Job, before: State | None, listener: socket.socket) -> None:
         """`before` is the state of a job that goes on."""
-        self._job, self._folder, self._listener = job, Path(job.order.folder), listener
+        self._job, self._folder, self._listener = job, Folder(Path(job.order.folder)), listener
         self._token, self._port = secrets.token_hex(16), listener.getsockname()[1]
         self._events = [*before.events] if before else []
         self._id = before.job if before else secrets.token_hex(8)
         self._lines: dict[str, asyncio.StreamWriter] = {}
-        self._agents: dict[str, asyncio.subprocess.Process] = {}
+        self._agents: dict[str, subprocess.Popen] = {}
         self._tasks: set[asyncio.Task] = set()
-        self._store: tuple[int | None, Any] = (None, None)
-        self._written: dict[str, str] = {}
-        self._list = ""
+        self._store: Any = None
+        """Of the newest round."""
+        self._ready: tuple[int | None, float, asyncio.Future[Ready]] | None = None
+        """A round, since when is looked for what it needs, and that."""
+        self._screen = InTurn()
+        self._listing: asyncio.Future[str] | None = None
+        self._list, self._listed_s = "", 0.0
+        self._shown: tuple[Message | None, float] = None, 0.0
+        """The newest step that is not printed yet, and when one was."""
         newest, began = (before.committed, before.began) if before else (None, None)
-        if began == 0 or before and not self._id:
-            newest, began = newest or 0, 0  # workers may have saved since
         self._members = Membership(
             job.hosts, job.choose, batch=job.order.batch, per_host=job.per_host, morph=job.morph,
             horizon_s=job.horizon_s, now=time.monotonic(), say=self._say,
             number=before.round if before else -bool(job.profiling), profiling=job.profiling,
-            newest=newest, began=began,
+            newest=newest, began=began, prepare=self._prepare,
         )  # fmt: skip
 
     async def run(self) -> str:
@@ -127,18 +103,19 @@ class Manager:
         server = await asyncio.start_server(self._serve, sock=self._listener, limit=LONGEST)
         address = self._job.order.address
         door = Door(pid=os.getpid(), address=address, port=self._port, token=self._token)
-        path = self._folder / "manager.json"
-        write_whole(path, json.dumps(asdict(door)), mode=0o600)
+        self._folder.open_door(door)
         try:
-            torch = asyncio.create_task(asyncio.to_thread(__import__, "torch.distributed"))
+            aside(partial(import_module, "torch.distributed"))  # a round needs it
             while members.outcome is None or members.round is not None:
                 self._read_list()
-                members.tick(time.monotonic(), may_begin=torch.done())
+                members.tick(time.monotonic())
                 self._act()
+                self._show_step()
                 for line in self._lines.values():
                     line.write(pack(Message(kind="beat")))
                 await asyncio.sleep(TICK_S)
-            self._say(f"the job ends: {members.outcome}; logs are in {self._folder}/ssh_logs")
+            self._show_step(last=True)
+            self._say(f"the job ends: {members.outcome}; logs are in {self._folder.path}/ssh_logs")
             if members.refused:
                 raise ValueError(members.outcome)
             return members.outcome
@@ -146,27 +123,48 @@ class Manager:
             server.close()
             await self._end_agents()
             self._write_state()
-            path.unlink(missing_ok=True)
+            self._folder.close()
+            self._screen.finish()
 
     def _stop(self, *, at_once: bool = False) -> None:
         self._members.stop(time.monotonic(), at_once=at_once)
 
     def _say(self, text: str) -> None:
         self._events.append((time.time(), text))
-        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+        self._print(text)
         if ": resumed to config" in text:
-            with suppress(OSError), (self._folder / LOSS_LOG).open("a") as file:
-                file.write(text.partition(": ")[2].partition(" on ")[0] + "\n")
+            self._folder.log(text.partition(": ")[2].partition(" on ")[0])
+
+    def _print(self, text: str) -> None:
+        self._screen.do(partial(print, f"{time.strftime('%H:%M:%S')} {text}", flush=True))
+
+    def _show_step(self, *, last: bool = False) -> None:
+        """Print the newest loss that is told, once in a while."""
+        (told, shown_s), now = self._shown, time.monotonic()
+        if told is not None and (last or now - shown_s >= SHOWN_S):
+            self._print(f"step {told.step}: loss {told.loss}, {told.seconds:.3f} s")
+            self._shown = None, now
+
+    def _say_once(self, text: str) -> None:
+        if not self._events or self._events[-1][1] != text:
+            self._say(text)
 
     def _read_list(self) -> None:
-        try:
-            text = self._job.machine_list.read_text()
-            if text != self._list:
-                self._list = text
-                self._members.listed(read_list(text, self._job.per_host), time.monotonic())
-        except (OSError, ValueError) as error:
-            if (why := f"the machine list stays as it was: {error}") != self._events[-1][1]:
-                self._say(why)
+        """Follow the machine list, as soon as it answers."""
+        listing, why, now = self._listing, "", time.monotonic()
+        if listing is not None and not listing.done():
+            why = "it does not answer" if now - self._listed_s > SILENT_S else ""
+        else:
+            self._listing = aside(partial(_text_of, self._job.machine_list))
+            self._listed_s = now
+            try:
+                if listing is not None and (text := listing.result()) != self._list:
+                    self._list = text
+                    self._members.listed(read_list(text, self._job.per_host), now)
+            except (OSError, ValueError) as error:
+                why = str(error)
+        if why:
+            self._say_once(f"the machine list stays as it was: {why}")
 
     def _write_state(self) -> None:
         members, ours = self._members, self._members.round
@@ -181,18 +179,8 @@ class Manager:
             spare=members.spare() if ours else {},
         )  # fmt: skip
         slow = "".join(f"{who}: {over:.2f}\n" for who, over in members.slow.items())
-        self._put("state.json", json.dumps(asdict(state), indent=1))
-        self._put("slow_machines.out", slow)
-
-    def _put(self, name: str, text: str) -> None:
-        """Write a file where it changes, and do not wait for the disk: it may be busy for longer
-        than agents wait for a beat."""
-        if text != self._written.get(name, ""):
-            self._written[name] = text
-            part = self._folder / f"{name}.part"
-            with suppress(OSError):  # a full disk ends no training
-                part.write_text(text)
-                part.replace(self._folder / name)
+        self._folder.put(STATE, json.dumps(asdict(state), indent=1))
+        self._folder.put(SLOW, slow)
 
     # -- agents --------------------------------------------------------------------------------
     def _act(self) -> None:
@@ -203,27 +191,40 @@ class Manager:
             if message is None:
                 self._spawn(self._call(host))
             elif line is not None:
-                if message.kind == "start":
-                    port = self._store_of(message.round)
-                    message = replace(message, start=replace(message.start, port=port))
                 line.write(pack(message))
                 if message.kind == "bye":
                     self._lines.pop(host).close()
         self._write_state()
 
-    def _store_of(self, round: int) -> int:
-        """Port of a round's store, which is made when it is first asked for."""
+    def _prepare(self, number: int) -> Ready | None:
+        """What a round needs, which a thread finds."""
+        members, now = self._members, time.monotonic()
+        if self._ready is None or self._ready[0] != number:
+            look = partial(self._look, members.newest, members.began)
+            self._ready = number, now, aside(look)
+        _, since_s, found = self._ready
+        if found.done():
+            return found.result()
+        if now - since_s > SILENT_S:
+            self._say_once(f"waiting for {self._folder.path} or its checkpoints to answer")
+        return None
+
+    def _look(self, known: int | None, began: int | None) -> Ready:
+        """Make the store of a round, and look for the newest checkpoint; the one that is `known`
+        counts where the folder cannot be seen from here."""
         from torch.distributed import TCPStore
 
-        if self._store[0] != round:
-            address = self._job.order.address
-            listener = socket.create_server((address, 0), backlog=1024)
-            store = TCPStore(
-                address, listener.getsockname()[1], is_master=True, wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )  # fmt: skip
-            self._store = (round, store)
-        return self._store[1].port
+        try:
+            newest = self._folder.newest(self._job.newest, self._id, known, began)
+        except ValueError as error:
+            return Ready(lacking=str(error))
+        address = self._listener.getsockname()[0]  # no name server is asked for it
+        listener = socket.create_server((address, 0), backlog=1024)
+        self._store = TCPStore(
+            address, listener.getsockname()[1], is_master=True, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+        return Ready(port=self._store.port, newest=newest)
 
     def _spawn(self, work: Coroutine) -> None:
         task = asyncio.create_task(work)
@@ -239,25 +240,32 @@ class Manager:
             words = [word.replace("{host}", host) for word in self._job.connect]
             at = words.index("{command}")
             command = [*words[:at], *command, *words[at + 1 :]]
-        logs = self._folder / "ssh_logs"
-        logs.mkdir(exist_ok=True)
-        out, err = ((logs / f"agent-{host}.{kind}").open("ab") for kind in ("out", "err"))
-        with out, err:
-            try:
-                agent = await asyncio.create_subprocess_exec(
-                    *command, stdin=asyncio.subprocess.PIPE, stdout=out, stderr=err,
+        logs = self._folder.path / "ssh_logs"
+
+        def start() -> subprocess.Popen:
+            logs.mkdir(exist_ok=True)
+            out, err = ((logs / f"agent-{host}.{kind}").open("ab") for kind in ("out", "err"))
+            with out, err:
+                return subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=out, stderr=err,
                     start_new_session=True, env={**os.environ, **import_path()},
                 )  # fmt: skip
-            except OSError as error:
-                self._members.lost(host, time.monotonic(), f"{command[0]}: {error.strerror}")
-                return
-        self._agents[host] = agent
+
         own = {"host": host, "port": self._port, "token": self._token, "job": self._id}
-        order = replace(self._job.order, **own)
-        with suppress(ConnectionError):
-            agent.stdin.write(pack(order))
-            await agent.stdin.drain()
-        status = await agent.wait()
+        order = pack(replace(self._job.order, **own))
+
+        def serve(agent: subprocess.Popen) -> int:
+            with suppress(BrokenPipeError):
+                agent.stdin.write(order)
+                agent.stdin.flush()
+            return agent.wait()
+
+        try:
+            agent = self._agents[host] = await aside(start)
+        except OSError as error:
+            self._members.lost(host, time.monotonic(), f"{command[0]}: {error.strerror}")
+            return
+        status = await aside(partial(serve, agent))
         if self._agents.get(host) is agent:
             del self._agents[host]
             why = f"its agent ended with status {status}, see {logs}/agent-{host}.err"
@@ -268,7 +276,7 @@ class Manager:
         host = None
         with suppress(OSError, ValueError, TimeoutError):  # nobody of ours, or one that is gone
             first = unpack(await asyncio.wait_for(reader.readline(), 10.0))
-            if not secrets.compare_digest(first.token, self._token):
+            if not secrets.compare_digest(first.token.encode(), self._token.encode()):
                 pass
             elif first.kind != "hello":
                 writer.write(self._answer(first).encode())
@@ -277,7 +285,10 @@ class Manager:
                 host = first.host
                 self._lines[host] = writer
                 while (line := await reader.readline()) and self._lines.get(host) is writer:
-                    self._members.take(host, unpack(line), time.monotonic())
+                    told = unpack(line)
+                    self._members.take(host, told, time.monotonic())
+                    if told.kind == "step" and told.loss and told.rank == 0:
+                        self._shown = told, self._shown[1]
                     self._act()
         writer.close()
         if host is not None and self._lines.get(host) is writer:
@@ -309,11 +320,20 @@ class Manager:
                 await asyncio.wait(self._tasks, timeout=ENDING_S)
 
 
-def _end(agent: asyncio.subprocess.Process, number: int) -> None:
+def _end(agent: subprocess.Popen, number: int) -> None:
     """What is below one on this machine ends with it, and cleans up; stopped, it could not."""
-    with suppress(ProcessLookupError):
-        os.kill(agent.pid, number)
-        os.killpg(agent.pid, signal.SIGCONT)
+    if agent.poll() is None:
+        with suppress(ProcessLookupError):
+            agent.send_signal(number)
+            os.killpg(agent.pid, signal.SIGCONT)
+
+
+def _text_of(path: Path) -> str:
+    """A machine list. Raises OSError and ValueError for what is none."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+    with path.open() as file:
+        return file.read(LONGEST_LIST)
 
 
 def serve(job: Job, *, resume: bool) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from workbench.elastic.messages import Message, Start
-from workbench.elastic.placement import Choose, Shape, fixed, place
+from workbench.elastic.placement import Choose, Prepare, Ready, Shape, fixed, place
 from workbench.elastic.rounds import ENDED, LACKING, SAMPLES, WRONG, Failures, Morph, Round, Worth
 
 LOST_S, STARTING_S = 4.0, 60.0
@@ -51,12 +51,13 @@ class Membership:
         self, hosts: Mapping[str, int], choose: Choose | None, *,
         batch: int, per_host: int, morph: Morph, now: float, say: Callable[[str], None],
         horizon_s: float | None = None, number: int = 0, newest: int | None = None,
-        began: int | None = None, profiling: str = "",
+        began: int | None = None, profiling: str = "", prepare: Prepare | None = None,
     ) -> None:  # fmt: skip
         """`say` takes what people want to know; `number`, `newest` and `began` are the last round,
         the newest checkpoint and the step before the first one of a job that goes on. `profiling`
         is the folder that is profiled into before shapes are chosen; then that is all where nobody
-        chooses."""
+        chooses. `prepare` finds what a round needs, the newest checkpoint among it; by default
+        that is the one heard of."""
         self.hosts = {host: Host(slots=slots) for host, slots in hosts.items()}
         self.round: Round | None = None
         self.number, self.newest, self.began = number, newest, began
@@ -68,6 +69,7 @@ class Membership:
         """What to tell to hosts; None where an agent is to be started."""
         self.slow: dict[str, float] = {}
         """Slow workers of this round, and by how much."""
+        self._prepare = prepare or (lambda number: Ready(newest=self.newest))
         self._choose, self._batch, self._per_host, self._say = choose, batch, per_host, say
         self._worth = Worth(morph=morph, batch=batch, horizon_s=horizon_s)
         self._failures = Failures()
@@ -156,6 +158,8 @@ class Membership:
             self._step(ours, told, now)
         elif told.kind == "committed":
             self.newest = max(self.newest or 0, told.step)
+        elif told.kind == "loaded":
+            self._loaded(told.step)
         elif told.kind == "cut":
             self._cuts[str(ours.shape), ours.shape.chunk] = told.cut
             self._nbytes = told.nbytes
@@ -171,6 +175,14 @@ class Membership:
         ours, there = self.round, self._is_ready(name)
         current = ours is not None and ours.number == asked.round and ours.phase != "ending"
         return current and there and name in ours.seats
+
+    def _loaded(self, step: int) -> None:
+        """A script may begin a job from a checkpoint of before, of which it alone knows."""
+        if self.newest is None:
+            self._say(f"the script has taken up the checkpoint of step {step}")
+            self.newest = step
+        if self.began is None:
+            self.began = step
 
     def _step(self, ours: Round, told: Message, now: float) -> None:
         if self.began is None:
@@ -229,7 +241,7 @@ class Membership:
         elif self.round is not None:
             self._save("the job is stopped (asked again, it ends at once)", now)
 
-    def tick(self, now: float, *, may_begin: bool = True) -> None:
+    def tick(self, now: float) -> None:
         """Look at the clock, a few times a second, and do what is due."""
         late, self._ticked_s = now - self._ticked_s, now
         for name, host in [*self.hosts.items()]:
@@ -249,7 +261,7 @@ class Membership:
         for name, host in [*self.hosts.items()]:
             if host.leaving and (self.round is None or name not in self.round.seats):
                 self.lost(name, now, "")
-        if self.round is None and self.outcome is None and may_begin:
+        if self.round is None and self.outcome is None:
             self._begin(now)
 
     def _look(self, ours: Round, now: float) -> None:
@@ -323,6 +335,16 @@ class Membership:
         self._settled |= not coming or now - self._began_s > STARTING_S
         if not self._settled or (shape := self._choice()) is None:
             return
+        if (ready := self._prepare(self.number + 1)) is None:
+            return
+        if ready.lacking:
+            self._refuse(ready.lacking)
+            return
+        if ready.newest != self.newest:
+            known = "none" if self.newest is None else self.newest
+            self._say(f"the newest sound checkpoint is of step {ready.newest}, known was {known}")
+        self.newest = ready.newest
+        self._furthest = max(self._furthest, self.newest or 0)
         cut = shape.cut or self._cuts.get((str(shape), shape.chunk), "")
         seats, slots = place(shape, self._there()), self._there()
         self.number, self.slow = self.number + 1, {}
@@ -337,7 +359,7 @@ class Membership:
         )  # fmt: skip
         for index, (name, own) in enumerate(seats.items()):
             start = Start(
-                port=0, host=index, hosts=len(seats), first=own.start, count=len(own),
+                port=ready.port, host=index, hosts=len(seats), first=own.start, count=len(own),
                 stages=shape.stages, replicas=shape.replicas, chunk=shape.chunk, cut=cut,
                 nbytes=self._nbytes, resume_step=self.newest, profiling=self._profiling,
                 began=self.began,

@@ -73,6 +73,7 @@ class Message:
         "here", "step", "working", "wanted", "ended",  # workers; a save is wanted by SIGUSR1
         "cut",  # how the first rank has cut the model, and the model's bytes, for later rounds
         "ask", "yes", "no", "committed",  # checkpoints: may this one be put in its place?
+        "loaded",  # the one of a step was taken up
     ]  # fmt: skip
     token: str = ""
     host: str = ""
@@ -86,6 +87,7 @@ class Message:
     """How many are done in all."""
     seconds: float = 0.0
     forward_s: float | None = None
+    loss: str = ""
     cut: str = ""
     nbytes: int = 0
     failure: str = ""

@@ -39,6 +39,22 @@ Choose = Callable[[int, int], Shape | None]
 ValueError where none fits, and OSError where none will."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """What a round needs beside hosts and a shape."""
+
+    port: int = 0
+    """Of its store."""
+    newest: int | None = None
+    """Step of the newest sound checkpoint; None where there is none."""
+    lacking: str = ""
+    """Why the job cannot go on."""
+
+
+Prepare = Callable[[int], Ready | None]
+"""From the number of a round to what it needs; None while that is being found."""
+
+
 def in_thread(choose: Choose) -> Choose:
     """Choose once for all equal questions, in threads, which may take their time."""
     answers: dict[tuple[int, int], Shape | Exception | None] = {}

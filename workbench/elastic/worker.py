@@ -2,10 +2,11 @@
 
 worker = Worker.join()               None where the launcher did not start this process
 ...
+worker.loaded(step, folder)          after it has taken up the checkpoint of worker.resume_step
 worker.progress(step, seconds)       after each step
 if worker.save_wanted():             workers may hear it at different steps: agree on one
     ...                              write the checkpoint beside its place
-    if worker.may_commit(step):      one rank, before it renames the checkpoint's folder
+    if worker.may_commit(step, to):  one rank, before it renames the checkpoint's folder in `to`
         ...
         worker.committed(step)       and after it
     worker.leave()                   and end the process, with status 0
@@ -23,10 +24,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from workbench.core.files import write_whole
+from workbench.core.jsonfile import parse_json
 from workbench.elastic.messages import LONGEST, Message, pack, unpack
 
 AGENT = "WORKBENCH_AGENT"
 """Environment variable that tells a worker of its agent: it identifies, and configures nothing."""
+CHECKPOINTS, NOTE = "checkpoints", "checkpoints.json"
+"""Of the run's folder: where checkpoints go if a script names no folder, and the file that names
+the folder of the last one."""
 LOSS_LOG = "varuna_loss.log"
 """File of the run's folder for losses; the manager adds a line for each round."""
 ANSWER_S = 30.0
@@ -62,12 +68,21 @@ class Worker:
 
     @classmethod
     def here(cls) -> Self | None:
-        """As `join`, for a part of the script that only tells that it gets on."""
-        about = json.loads(os.environ.get(AGENT, "null"))
-        if about is None or about.pop("pid") != os.getpid():  # a child of a worker is none
+        """As `join`, for a part of the script that only tells that it gets on. Raises ValueError
+        where the environment variable is not what the launcher has set."""
+        if (text := os.environ.get(AGENT)) is None:
             return None
-        line = socket.socket(fileno=os.dup(about.pop("line")))
-        return cls(line, folder=Path(about.pop("folder")), **about)
+        try:
+            about = parse_json(text, AGENT)
+            if about.pop("pid") != os.getpid():  # a child of a worker is none
+                return None
+            line = socket.socket(fileno=os.dup(about.pop("line")))
+            return cls(line, folder=Path(about.pop("folder")), **about)
+        except (OSError, OverflowError, LookupError, TypeError, AttributeError, ValueError):
+            raise ValueError(
+                f"{AGENT} is {text!r:.80}; `workbench varuna` alone sets this variable of the "
+                "environment, for its workers: unset it"
+            ) from None
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Handler of SIGUSR1. A script may set its own instead, and ``signal.getsignal`` tells."""
@@ -82,26 +97,39 @@ class Worker:
             self._read()
         return self._wanted
 
-    def progress(self, step: int, seconds: float, forward_s: float | None = None) -> None:
+    def progress(
+        self, step: int, seconds: float, forward_s: float | None = None, loss: str = ""
+    ) -> None:
         """`step` steps are done in all, the last one in so many seconds: workers that do not get on
-        are seen by it. `forward_s`, of a micro-batch's forward pass, shows slow machines."""
-        self._tell("step", step=step, seconds=seconds, forward_s=forward_s)
+        are seen by it. `forward_s`, of a micro-batch's forward pass, shows slow machines; people
+        are shown the `loss` of the first rank."""
+        self._tell("step", step=step, seconds=seconds, forward_s=forward_s, loss=loss)
 
     def working(self) -> None:
         """It gets on with something that is no step: making, loading, evaluating, saving. Call it
         now and then where these take longer than ten steps and ten seconds."""
         self._tell("working")
 
-    def may_commit(self, step: int) -> bool:
-        """Whether a checkpoint that is written may be put in its place. False where a later round
-        may have begun, as for a host that was cut off: then leave it there, and end."""
+    def may_commit(self, step: int, to: Path | None = None) -> bool:
+        """Whether a checkpoint that is written may be put in its place, as ``step-N`` of a folder.
+        False where a later round may have begun, as for a host that was cut off: then leave it
+        there, and end. Raises OSError where the run's folder cannot be written to."""
         with self._lock:
             self._answer = None
             self._tell("ask", step=step)
             while self._answer is None or self._answer.step != step:
                 if not self._read(ANSWER_S):
                     return False
-            return self._answer.kind == "yes"
+            may = self._answer.kind == "yes"
+        if may and to is not None:
+            self._note(to)
+        return may
+
+    def loaded(self, step: int, folder: Path) -> None:
+        """The checkpoint of a step, in a folder, is taken up."""
+        with suppress(OSError):  # to be told again before the first commit
+            self._note(folder)
+        self._tell("loaded", step=step)
 
     def committed(self, step: int) -> None:
         """Checkpoint `step` is in its place, whole, and forced to the disk."""
@@ -118,6 +146,13 @@ class Worker:
         if not self._left:
             self._left = True
             self._tell("ended")
+
+    def _note(self, folder: Path) -> None:
+        """Have whoever begins a round look for checkpoints in a folder: managers may die before
+        they hear of one."""
+        path, text = self.folder / NOTE, json.dumps({"folder": str(folder.resolve())})
+        if self.rank == 0 and not (path.exists() and path.read_text() == text):
+            write_whole(path, text)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         lossy = kind in ("step", "working")  # an agent that stands still must not stop a step

@@ -37,7 +37,7 @@ from workbench.ranks.failures import (
     raise_cause,
 )
 from workbench.runtime.board import Failed
-from workbench.runtime.groups import PATIENCE, as_one, device_of, join
+from workbench.runtime.groups import as_one, device_of, join, new_group
 from workbench.runtime.notes import leave
 
 LOOK_S = 0.02
@@ -100,17 +100,16 @@ class Peers:
         if made or store.check([ENGINES]):  # the last one leaves
             store.add(ENGINES, 1)
             self._ends.callback(lambda: store.add(ENGINES, -1) or dist.destroy_process_group())
-        self.rank, told = dist.get_rank(), [None] * dist.get_world_size()
-        group = self.new_group("gloo")
-        host = SAME_HOST[0].read_text(), os.readlink(SAME_HOST[1])
-        dist.all_gather_object(told, (host, os.getpid(), self._folder), group=group)
-        self.folders = [folder for *_, folder in told]
+        self.rank, group = dist.get_rank(), self.new_group("gloo")
+        host = [SAME_HOST[0].read_text(), os.readlink(SAME_HOST[1])]
+        told = as_one(lambda: (host, os.getpid(), str(self._folder)), group)
+        self.folders = [Path(folder) for *_, folder in told]
         self.one_host = all(each == host for each, *_ in told)
         for rank, (there, pid, folder) in enumerate(told):
             if rank != self.rank and there == host:
                 file = os.pidfd_open(pid)
                 self._ends.callback(os.close, file)
-                self._others.append(Other(rank=rank, pid=pid, file=file, folder=folder))
+                self._others.append(Other(rank=rank, pid=pid, file=file, folder=Path(folder)))
         self.group = group
         if self._others:
             watch = threading.Thread(target=self._watch, daemon=True)
@@ -119,7 +118,7 @@ class Peers:
 
     def new_group(self, backend: str) -> dist.ProcessGroup:
         """A process group of all, which none waits for in vain."""
-        made = dist.new_group(backend=backend, timeout=PATIENCE)
+        made = new_group(backend=backend)
         self._ends.callback(dist.destroy_process_group, made)
         if backend == "nccl":
             self.stops.append(made.abort)

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ from workbench.runtime.threads import use_rank_threads
 
 GRACE_S = 2.0
 """After a failure, for lanes to end by themselves."""
-PATIENCE = timedelta(hours=12)
-"""Collectives wait as long as others compute: the watchdog tells who hangs, not their timeout."""
 
 
 class StartParts:
@@ -147,7 +144,6 @@ def _meet(context: RankContext) -> None:
         file=context.folder / "meeting",
         rank=context.rank,
         ranks=context.ranks,
-        patience=PATIENCE,
     )
 
 

@@ -1,8 +1,8 @@
 """Checkpoints that several processes write and read, sharing a folder and nothing else.
 
 The folder is that of checkpoint.py, so every method continues it, and any number of stages and
-replicas what another saved (Varuna, EuroSys 2022). torch.distributed.checkpoint writes and reads it
-through a storage of ours: its own keeps a pickle, which whoever shares the folder could have made.
+replicas what another saved (Varuna, EuroSys 2022). Nothing in it is a pickle, which whoever shares
+the folder could have made, nor do processes send each other any.
 
 A saving goes on beside training: tensors are copied to the host, then a thread writes. It ends in
 one act of one process, the folder's renaming, after all files are on the disk and `may_commit` was
@@ -17,25 +17,22 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import metadata as md
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future as Ended
 
 from workbench.core.files import flush
 from workbench.core.jsonfile import read_object
 from workbench.core.reporter import Untold
 from workbench.runtime import checkpoint
-from workbench.runtime.groups import as_one
+from workbench.runtime.groups import as_one, tensors_of_all
 from workbench.runtime.manifest import (
     Manifest,
     Saved,
@@ -52,7 +49,7 @@ Units = Mapping[int, Mapping[str, Tensor]]
 STATE = "state.json"
 
 
-class Fenced(Exception):
+class Fenced(ValueError):
     """Nothing was committed: others go on with this run by now."""
 
 
@@ -112,12 +109,12 @@ def save(
         told = json.loads(json.dumps(data or {}, default=repr, allow_nan=False))
         if wrong := [key for key, each in (data or {}).items() if told.get(key) != each]:
             raise ValueError(f"{wrong[0]} is none of JSON's values: {data[wrong[0]]!r:.200}")
-        parts = {name: each.detach().cpu().clone() for name, each in (statistics or {}).items()}
-        sizes = {unit: sum(t.nbytes for t in labels.values()) for unit, labels in units.items()}
-        return sizes, parts, dict(numbers or {}), told, token_hex(4)
+        sizes = [(unit, sum(t.nbytes for t in labels.values())) for unit, labels in units.items()]
+        return sizes, dict(numbers or {}), told, token_hex(4)
 
-    sizes, parts, counts, (told, *_), (token, *_) = zip(*as_one(tell, group), strict=True)
-    whose, first = _dealt(sizes), _rank(group) == 0
+    sizes, counts, (told, *_), (token, *_) = zip(*as_one(tell, group), strict=True)
+    parts = tensors_of_all(statistics or {}, group)
+    whose, first = _dealt([dict(each) for each in sizes]), _rank(group) == 0
     own = [unit for unit in units if whose[unit] == _rank(group)]
     mine = {label: _on_host(t) for unit in own for label, t in units[unit].items()}
     files = {label: checkpoint.file_of(unit) for unit in own for label in units[unit]}
@@ -140,15 +137,27 @@ def save(
         publish(temporary, manifest, written, ask)
         checkpoint.remove_older(folder)
 
-    writer = UnitWriter(temporary, files, commit)
+    def bring() -> dict[str, tuple[int, int]]:
+        """This process's files to the disk; no other one writes to these."""
+        by_file: dict[str, dict[str, Tensor]] = {name: {} for name in files.values()}
+        for label, tensor in mine.items():
+            by_file[files[label]][label] = tensor
+        temporary.mkdir(parents=True, exist_ok=True)
+        try:
+            for name, tensors in by_file.items():
+                save_file(tensors, temporary / name)
+                flush(temporary / name)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        return sums(temporary, by_file)
 
     def write(*, again: bool = True) -> Path:
         try:
-            _through_torch(dcp.save, mine, group, storage_writer=writer)
+            written = {n: tuple(each) for of in as_one(bring, group) for n, each in of.items()}
+            as_one(partial(commit, written) if first else int, group)
         except (OSError, RuntimeError) as error:  # of gloo, where a process is gone
             if again and checkpoint.FULL.search(str(error)):
-                if first:
-                    checkpoint.make_room(folder)
+                as_one(lambda: first and bool(checkpoint.make_room(folder)), group)
                 return write(again=False)
             raise OSError(f"the checkpoint {name} was not written: {error}") from error
         finally:
@@ -179,12 +188,12 @@ def load(saved: Saved, units: Units, group: dist.ProcessGroup | None = None) -> 
             state.update(read_object(saved.path / STATE, f"{STATE} of the checkpoint {saved.path}"))
 
     as_one(look, group)
-    rest = {label: torch.empty_like(each) for label, each in found.items() if label not in given}
-    _through_torch(dcp.load, given | rest, group, storage_reader=UnitReader(found))
+    for label, into in given.items():
+        into.detach().copy_(found[label])
     tensors: dict[str, dict[str, Tensor]] = {}
-    for label, tensor in rest.items():
+    for label in found.keys() - given.keys():
         kind, _, name = label.partition("/")
-        tensors.setdefault(name, {})[kind] = tensor
+        tensors.setdefault(name, {})[kind] = found[label].clone()
     told = {key: state.get(key, {}) for key in ("data", "numbers")}
     return Loaded(saved=saved, statistics=statistics, tensors=tensors, **told)
 
@@ -206,6 +215,11 @@ def load_newest(
         loaded.append(load(saved, units, group))
 
     folders = [folder, spare] if spare else [folder]
+    found: list[Saved] = []
+
+    def read(path: Path) -> Saved:
+        as_one(lambda: found.append(Saved.read(path)), group)
+        return found.pop()
 
     def there() -> list[tuple[int, str, int]]:
         every = ((k, p, n) for k, each in enumerate(folders) for p, n in steps_in(each).items())
@@ -215,77 +229,9 @@ def load_newest(
         [folders[k] / name for _, name, k in as_one(there, group)[0]],
         take,
         Untold(),
-        lambda path: as_one(lambda: Saved.read(path), group)[_rank(group)],
+        read,
     )
     return (*loaded, None)[0], notes
-
-
-class _Storage:
-    """What torch's library asks of a storage, and one for one checkpoint has not to do."""
-
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
-
-    def _as_it_is(self, plan: Any) -> Any:
-        return plan
-
-    reset = set_up_storage_writer = set_up_storage_reader = _nothing
-    validate_checkpoint_id = classmethod(_nothing)
-    prepare_local_plan = prepare_global_plan = _as_it_is
-
-
-class UnitWriter(_Storage, dcp.StorageWriter):
-    """Writes tensors, by their labels, to the files of their units."""
-
-    def __init__(
-        self, temporary: Path, files: Mapping[str, str], commit: Callable[[dict[str, Any]], None]
-    ) -> None:
-        """`files`: label -> file, of this process's tensors; no other one writes to these.
-        `commit`, on the first process, gets the sums of all files when they are on the disk."""
-        self._temporary, self._files, self._commit = temporary, files, commit
-
-    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Ended[Any]:
-        """Bring this process's files to the disk."""
-        files: dict[str, dict[str, Tensor]] = {name: {} for name in self._files.values()}
-        for item in plan.items:
-            label = item.index.fqn
-            files[self._files[label]][label] = planner.resolve_data(item)
-        self._temporary.mkdir(parents=True, exist_ok=True)
-        try:
-            for file, tensors in files.items():
-                save_file(tensors, self._temporary / file)
-                flush(self._temporary / file)
-        except SafetensorError as error:  # which not every version can send to other processes
-            raise OSError(str(error)) from error
-        found = sums(self._temporary, files)
-        return _ended([WriteResult(md.MetadataIndex(f), s[0], (f, s)) for f, s in found.items()])
-
-    def finish(self, metadata: md.Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit what all have written; torch's metadata is not kept."""
-        self._commit(dict(each.storage_data for result in results for each in result))
-
-
-class UnitReader(_Storage, dcp.StorageReader):
-    """Reads tensors of files that are checked, by their labels (`checkpoint.tensors_of`)."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def read_metadata(self) -> md.Metadata:
-        """Of the files' headers."""
-
-        def of(tensor: Tensor) -> md.TensorStorageMetadata:
-            whole = md.ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.shape)
-            kind = md.TensorProperties(tensor.dtype)
-            return md.TensorStorageMetadata(kind, tensor.shape, [whole])
-
-        return md.Metadata({label: of(tensor) for label, tensor in self._tensors.items()})
-
-    def read_data(self, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> Ended[None]:
-        """Copy whole tensors."""
-        for item in plan.items:
-            into = planner.resolve_tensor(item).detach()
-            planner.commit_tensor(item, into.copy_(self._tensors[item.storage_index.fqn]))
-        return _ended(None)
 
 
 def _dealt(sizes: Sequence[Mapping[int, int]]) -> dict[int, int]:
@@ -311,17 +257,3 @@ def _rank(group: dist.ProcessGroup | None) -> int:
 
 def _by_label(units: Units) -> dict[str, Tensor]:
     return {label: tensor for labels in units.values() for label, tensor in labels.items()}
-
-
-def _ended(value: Any) -> Ended[Any]:
-    future: Ended[Any] = Ended()
-    future.set_result(value)
-    return future
-
-
-def _through_torch(do: Callable[..., Any], state: Any, group: Any, **how: Any) -> None:
-    """Raises what is wrong with one process, instead of torch's list of all."""
-    try:
-        do(state, process_group=group, no_dist=not group, **how)
-    except dcp.CheckpointException as error:
-        raise error.failures[min(error.failures)][0] from None

@@ -1,29 +1,31 @@
 """Sums over the ranks that name them, which need not be all, and over their replicas; and what all
 ranks do as one.
 
-Replicas of one stage of a pipeline add up their gradients, and no other stage's.
+Replicas of one stage of a pipeline add up their gradients, and no other stage's. Ranks tell each
+other JSON and tensors. torch's collectives of objects send pickles, by which whoever reaches a
+rank's port could have it run code.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from workbench.runtime import loopback
+from workbench.runtime.meeting import MAKING, PATIENCE, proved
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import Schedule
-
-PATIENCE = timedelta(hours=12)
-"""Sums wait as long as compute takes; who hangs is told by the board, not by a timeout."""
 
 
 class Groups:
@@ -39,7 +41,7 @@ class Groups:
             if action.kind is Kind.REDUCE:
                 self._ranks[action.meeting] += mesh.peers(action.rank)
         self._made = {
-            ranks: dist.new_group([*ranks], timeout=PATIENCE)
+            ranks: new_group(ranks)
             for ranks in sorted({*map(tuple, self._ranks.values())})
             if len(ranks) < mesh.processes
         }
@@ -67,42 +69,106 @@ def device_of(device: int | str | torch.device, local_rank: int) -> torch.device
 
 def join(device: torch.device) -> bool:
     """Join the world that the environment names, unless the script has; without one, that of this
-    process alone, which listens on loopback only. Returns whether to leave it in the end: several
-    processes could not join a second time, theirs stays."""
+    process alone. One of one host listens on loopback only. Returns whether to leave it in the end:
+    several processes could not join a second time, theirs stays."""
     if dist.is_initialized():
         return False
     if "RANK" in os.environ:
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+            os.environ.update(loopback.LOOPBACK)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        store, rank, ranks = next(dist.rendezvous("env://", timeout=PATIENCE))
+        store.set_timeout(PATIENCE)
+        loopback.join_world(backend, store, rank, ranks, PATIENCE)
     else:
-        loopback.join(device, patience=PATIENCE)
+        loopback.join(device)
     return dist.get_world_size() == 1
 
 
+def new_group(
+    ranks: Iterable[int] | None = None, backend: str | None = None, patience: timedelta = PATIENCE
+) -> dist.ProcessGroup | None:
+    """A process group of some ranks, by default of all and of the world's backend; all ranks call
+    it, in one order. Its operations wait for `patience`. Raises OSError where its connections are
+    disturbed."""
+    members = [*range(dist.get_world_size())] if ranks is None else sorted(ranks)
+    if "gloo" not in (backend or dist.get_backend()) or len(members) == 1:
+        return dist.new_group(members, backend=backend, timeout=patience)
+    return proved(
+        lambda _: dist.new_group(members, backend=backend, timeout=MAKING),
+        dist.distributed_c10d._get_default_store(), rank=dist.get_rank(),
+        world=dist.get_world_size(), patience=patience, members=members,
+    )  # fmt: skip
+
+
 def as_one(do: Callable[[], Any], group: dist.ProcessGroup | None) -> list[Any]:
-    """Have every rank of a group do something; returns what all of them found, by rank. None is
-    this process alone.
+    """Have every rank of a group do something; returns what all of them found, by rank: values of
+    JSON. None is this process alone.
 
     Raises, on every rank, the ValueError, OSError or OutOfMemory of the first one that has one; one
-    of somebody else's class, which others may not know, as ValueError or OSError. It has an
-    attribute `of_all`.
+    of a class that this rank does not know as ValueError or OSError. It has an attribute `of_all`.
     """
     if group is None:
         return [do()]
-    told: list[Any] = [None] * dist.get_world_size(group)
     try:
-        mine = do(), None
+        mine = {"found": do()}
     except (OSError, ValueError, SafetensorError, OutOfMemory) as error:
-        kind, args, fields = type(error), error.args, vars(error)
-        if not kind.__module__.startswith("workbench."):
-            kind = ValueError if isinstance(error, ValueError) else OSError
-            args, fields = (str(error),), {}
-        mine = None, (kind, args, fields)
-    dist.all_gather_object(told, mine, group=group)
-    for _, failed in told:
-        if failed is not None:
-            kind, args, fields = failed
-            error = kind.__new__(kind, *args)  # how it was initialized, its fields tell
-            vars(error).update(fields, of_all=True)
-            raise error
-    return [found for found, _ in told]
+        kind, own = type(error), {"args": [str(error)], "fields": {}}
+        if kind.__module__.startswith("workbench."):
+            own = {"args": error.args, "fields": vars(error)}
+        base = "ValueError" if isinstance(error, ValueError) else "OSError"
+        mine = {"failed": {"kind": _name(kind), "base": base, **own}}
+    sent = json.dumps(mine, default=str if "failed" in mine else None).encode()
+    told = [json.loads(each) for each in _of_all(sent, group)]
+    for failed in (each["failed"] for each in told if "failed" in each):
+        known = {_name(k): k for base in (ValueError, OSError, OutOfMemory) for k in _kinds(base)}
+        plain = {"ValueError": ValueError}.get(failed["base"], OSError)
+        ours = failed["kind"].startswith("workbench.")
+        kind = known.get(failed["kind"], plain) if ours else plain
+        error = kind.__new__(kind, *failed["args"])  # how it was initialized, its fields tell
+        vars(error).update(failed["fields"], of_all=True)
+        raise error
+    return [each["found"] for each in told]
+
+
+def of_first(value: Any, group: dist.ProcessGroup | None) -> Any:
+    """A value of JSON that the first rank of a group has, on every rank."""
+    mine = b"" if dist.get_rank(group) else json.dumps(value).encode()
+    return json.loads(_of_all(mine, group)[0])
+
+
+def tensors_of_all(
+    mine: Mapping[str, Tensor], group: dist.ProcessGroup | None
+) -> list[dict[str, Tensor]]:
+    """Named tensors of every rank, by rank, as copies on the host."""
+    copies = {n: each.detach().cpu().clone().contiguous() for n, each in mine.items()}
+    if group is None:
+        return [copies]
+    return [load(each) for each in _of_all(save(copies), group)]
+
+
+def _of_all(mine: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
+    """Bytes of every rank, by rank."""
+    on_gpu = dist.get_backend(group) == dist.Backend.NCCL
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    own = torch.tensor([len(mine)], device=device)
+    sizes = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, own, group=group)
+    lengths = [int(size) for size in sizes]
+    own = torch.zeros(max(lengths), dtype=torch.uint8)
+    own[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else own[:0]
+    own = own.to(device)
+    told = [torch.empty_like(own) for _ in lengths]
+    dist.all_gather(told, own, group=group)
+    every = zip(told, lengths, strict=True)
+    return [each[:length].cpu().numpy().tobytes() for each, length in every]
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)

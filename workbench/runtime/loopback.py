@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from workbench.runtime.meeting import MAKING, PATIENCE, proved
+
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -24,12 +26,32 @@ def join(
     file: Path | None = None,
     rank: int = 0,
     ranks: int = 1,
-    patience: timedelta | None = None,
+    patience: timedelta = PATIENCE,
 ) -> None:
-    """Join the process group of the ranks that share `file`; without one, of this process alone."""
+    """Join the process group of the ranks that share `file`; without one, of this process alone.
+    Operations wait for `patience`."""
     os.environ.update(LOOPBACK)
-    where: dict[str, Any] = {"store": dist.HashStore()}
     backend, gpu = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    if file is not None:
-        where = {"init_method": f"file://{file.resolve()}", "device_id": gpu}
-    dist.init_process_group(backend, rank=rank, world_size=ranks, timeout=patience, **where)
+    if file is None:
+        join_world(backend, dist.HashStore(), 0, 1, patience)
+    else:
+        store = dist.FileStore(str(file.resolve()), ranks)
+        join_world(backend, store, rank, ranks, patience, device_id=gpu)
+
+
+def join_world(
+    backend: str, store: dist.Store, rank: int, ranks: int, patience: timedelta, **more: Any,
+) -> None:  # fmt: skip
+    """Make the process group of all ranks, which `store` brings together. Raises OSError where its
+    connections are disturbed."""
+    own = {"rank": rank, "world_size": ranks, **more}
+    if "gloo" not in backend or ranks == 1:
+        dist.init_process_group(backend, store=store, timeout=patience, **own)
+        return
+
+    def make(attempt: int) -> dist.ProcessGroup:
+        part = dist.PrefixStore(f"world-{attempt}", store)
+        dist.init_process_group(backend, store=part, timeout=MAKING, **own)
+        return dist.group.WORLD
+
+    proved(make, store, rank=rank, world=ranks, patience=patience)

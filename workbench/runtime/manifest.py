@@ -13,9 +13,11 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal
 
 from workbench.core.files import checksum, flush, read_whole, write_whole
@@ -106,6 +108,12 @@ class Saved:
                 raise unreadable(self.path, why)
 
 
+class Damaged(ValueError):
+    """No checkpoint can be read of those that are there, of which `path` is the newest."""
+
+    path: Path
+
+
 def take_newest(
     paths: Iterable[Path],
     take: Callable[[Saved], None],
@@ -115,8 +123,8 @@ def take_newest(
     """Give `take` the checkpoints in turn until one is sound; returns that, None where there is no
     checkpoint at all, and notes on those that were passed over, and why.
 
-    `read` and `take` raise OSError for a damaged one. Raises ValueError where all are damaged,
-    since nobody asked to begin anew.
+    `read` and `take` raise OSError for a damaged one. Raises Damaged where all are, since nobody
+    asked to begin anew.
     """
     damaged = {}
     for path in paths:
@@ -129,13 +137,39 @@ def take_newest(
             continue
         return saved, [f"{why}; the run went on from {path.name}" for why in damaged.values()]
     for path, why in damaged.items():
-        raise ValueError(f"{why}; remove {path.parent} to begin anew")
+        error = Damaged(f"{why}; remove {path.parent} to begin anew")
+        error.path = path
+        raise error
     return None, []
 
 
 def newest(folder: Path) -> tuple[Saved | None, list[str]]:
     """As `take_newest`, by what manifests and sizes tell: flipped bits are seen by readers."""
     return take_newest(steps_in(folder), lambda saved: None, Untold())
+
+
+def belongs(path: Path, step: int | None, job: str, began: int | None) -> bool:
+    """Whether a launcher's job may go on from a checkpoint: its own, or the one of the step that it
+    began from; before its first step (None) any. Raises OSError for a damaged one."""
+    if not job or began in (None, step):
+        return True
+    return Saved.read(path).manifest.continues.get("job") == job
+
+
+def newest_of_job(folders: Iterable[Path], job: str, began: int | None) -> int | None:
+    """Step of the newest checkpoint in some folders that a job may go on from and that is sound, as
+    far as manifests tell; None where there is none."""
+    there = {path: step for folder in folders for path, step in steps_in(folder).items()}
+    for path, step in sorted(there.items(), key=lambda item: -item[1]):
+        with suppress(OSError, ValueError):
+            if Saved.read(path) and belongs(path, step, job, began):
+                return step
+    return None
+
+
+def set_aside(path: Path) -> None:
+    """Have nobody take a damaged checkpoint for one any more. Raises OSError."""
+    path.rename(path.with_name(f"damaged-{path.name}-{token_hex(4)}"))
 
 
 def step_name(next_step: int) -> str:

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from workbench.methods.continues import PIPELINE, OtherTraining, check_continues
 from workbench.methods.varuna.kept import decoded, encoded
 from workbench.methods.varuna.step_end import Ended, LossScale
 from workbench.runtime.distributed_checkpoint import Saving, load_newest, save
-from workbench.runtime.groups import as_one
-from workbench.runtime.manifest import Manifest, Saved, steps_in
+from workbench.runtime.groups import as_one, new_group
+from workbench.runtime.manifest import Manifest, Saved, belongs, steps_in
 from workbench.runtime.optimizer_state import (
     Parameters,
     optimizer_tensors,
@@ -77,7 +76,7 @@ class Checkpoints:
         self._held, self._owned, self._statistics = held, owned, statistics
         self._continues, self._scale, self._first = continues, scale, first
         self._job, self._began = job, began
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._group = new_group(backend="gloo", patience=PATIENCE)
         self._kept: list[Stateful] = []
         self._saving: Saving | None = None
         self._goes_on = False
@@ -127,13 +126,18 @@ class Checkpoints:
         )  # fmt: skip
         return self._saving
 
-    def load(self, folder: Path, spare: Path | None = None) -> int | None:
-        """Take up the newest whole checkpoint of a folder or a spare one; returns its step, None
-        where there is none. A job that goes on takes its own alone, or the one that it began from.
-        Raises ValueError for one of another module or batch, or with other things kept."""
+    def load(self, folder: Path, spare: Path | None = None, told: int | None = None) -> int | None:
+        """Take up the newest whole checkpoint of a folder or a spare one, or the one of the step
+        that is `told`; returns its step, None where there is none. A job that goes on takes its own
+        alone, or the one that it began from. Raises ValueError for one of another module or batch,
+        or with other things kept, and Damaged where all are."""
         if self.optimizer is None:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
-        how = {"check": self._check, "spare": spare, "takes": self._takes}
+
+        def takes(path: Path, step: int) -> bool:
+            return told in (None, step) and self._takes(path, step)
+
+        how = {"check": self._check, "spare": spare, "takes": takes}
         loaded, _ = load_newest(folder, weights(self._held), self._group, **how)
         if loaded is None:
             return None
@@ -166,12 +170,9 @@ class Checkpoints:
             )
 
     def _takes(self, path: Path, step: int | None = None) -> bool:
-        """Whether to look at a checkpoint: a job that goes on does at its own, at the one that it
-        began from, and at one that is too damaged to tell."""
-        if not self._job or self._began in (None, step):
-            return True
+        """Whether to look at a checkpoint: at one that is too damaged to tell, too."""
         try:
-            return Saved.read(path).manifest.continues.get("job") == self._job
+            return belongs(path, step, self._job, self._began)
         except OSError:
             return True
 

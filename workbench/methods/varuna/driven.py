@@ -17,7 +17,7 @@ from workbench.methods.continues import FROZEN, NO_DECAY, decided_by
 from workbench.methods.driven import Steps, Task
 from workbench.methods.varuna.pipeline import Varuna
 from workbench.model.objective import Batch
-from workbench.runtime.groups import as_one
+from workbench.runtime.groups import as_one, tensors_of_all
 from workbench.runtime.manifest import step_name
 
 
@@ -117,7 +117,7 @@ class Pipelined(Steps):
 
     def tensors(self) -> dict[str, Tensor]:
         named = (*self._model.named_parameters(), *self._model.named_buffers())
-        parts = as_one(lambda: {name: tensor.detach().cpu() for name, tensor in named}, self._all)
+        parts = tensors_of_all(dict(named), self._all)
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def save(self, folder: Path) -> Path:

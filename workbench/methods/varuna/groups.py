@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from workbench.core.stage_map import StageMap
 from workbench.runtime.group_transport import Channel
-from workbench.runtime.groups import PATIENCE
+from workbench.runtime.groups import new_group
 
 CARRIERS = ("auto", "nccl", "gloo")
 
@@ -30,7 +30,7 @@ def group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup | None:
     ranks = sorted(ranks)
     if len(ranks) < 2:
         return None
-    return dist.new_group(ranks, backend=backend, timeout=PATIENCE)
+    return new_group(ranks, backend)
 
 
 def neighbours(

@@ -13,11 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from workbench.elastic.worker import Worker
+from workbench.elastic.worker import CHECKPOINTS, Worker
 
 Handler = Callable[[int, FrameType | None], object]
-FOLDER = "checkpoints"
-"""In the run's folder, where a script names none."""
 
 
 class Lifeline:
@@ -43,7 +41,7 @@ class Lifeline:
     @property
     def folder(self) -> Path | None:
         """Where checkpoints go, if a script names no folder."""
-        return self.worker.folder / FOLDER if self.worker is not None else None
+        return self.worker.folder / CHECKPOINTS if self.worker is not None else None
 
     @property
     def logs(self) -> Path | None:
@@ -70,24 +68,39 @@ class Lifeline:
         self.worker.leave()
         raise SystemExit(0)
 
-    def progress(self, step: int, seconds: float, forward_s: float | None) -> None:
+    def progress(self, step: int, seconds: float, forward_s: float | None, loss: str) -> None:
         """So many steps are done."""
         if self.worker is not None:
-            self.worker.progress(step, seconds, forward_s)
+            self.worker.progress(step, seconds, forward_s, loss)
 
     def has_cut(self, cut: str, nbytes: int) -> None:
         """This process, the first, has found where to cut the module, of so many bytes."""
         if self.worker is not None:
             self.worker.has_cut(cut, nbytes)
 
-    def check_loaded(self, folder: Path, step: int | None) -> None:
-        """Raise ValueError where the launcher's job goes on from a checkpoint, and a folder has
-        none: the script would begin anew unnoticed."""
-        wanted = None if self.worker is None else self.worker.resume_step
-        if wanted and step is None:
+    @property
+    def told(self) -> int | None:
+        """Step of the checkpoint that the launcher's job goes on from; None for none, or no job."""
+        return None if self.worker is None else self.worker.resume_step
+
+    def loaded(self, folder: Path, step: int | None) -> None:
+        """A folder's checkpoint of a step is taken up, or it has none. Raises ValueError where the
+        launcher's job goes on from one: the script would begin anew unnoticed."""
+        if self.told is not None and step is None:
             raise ValueError(
-                f"{folder} has no checkpoint of this job, which goes on from one of step {wanted}; "
-                "give load_checkpoint the folder into which checkpoints are written"
+                f"{folder} has no checkpoint of this job, which goes on from one of step "
+                f"{self.told}; give load_checkpoint the folder into which checkpoints are written"
+            )
+        if self.worker is not None and step is not None:
+            self.worker.loaded(step, folder)
+
+    def check_begins(self, step: int) -> None:
+        """Raise ValueError where the first step of a round is not the one after the checkpoint that
+        the launcher's job goes on from."""
+        if self.told not in (None, step):
+            raise ValueError(
+                f"the job goes on from step {self.told} (--resume_step), and this model is at step "
+                f"{step}; call load_checkpoint before the first step"
             )
 
     def busy(self) -> None:
@@ -95,9 +108,9 @@ class Lifeline:
         if self.worker is not None:
             self.worker.working()
 
-    def may_commit(self, step: int) -> bool:
-        """Whether a checkpoint may be put in its place."""
-        return self.worker is None or self.worker.may_commit(step)
+    def may_commit(self, folder: Path, step: int) -> bool:
+        """Whether a checkpoint may be put in its place in a folder."""
+        return self.worker is None or self.worker.may_commit(step, folder)
 
     def committed(self, step: int) -> None:
         """A checkpoint is in its place."""

@@ -69,9 +69,9 @@ class Network:
     def _gathered(self, measure: Callable[[], Times]) -> Times:
         """Times that all processes have measured."""
         every: Times = defaultdict(list)
-        for times in as_one(measure, self._everybody):
-            for key, seconds in times.items():
-                every[key] += seconds
+        for times in as_one(lambda: [*measure().items()], self._everybody):
+            for key, seconds in times:
+                every[*key] += seconds
         return every
 
     def _all_trips(self, sizes: Sequence[int]) -> Times:

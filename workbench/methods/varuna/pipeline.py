@@ -44,7 +44,8 @@ from workbench.model.unchanged import Unchanged
 from workbench.runtime.distributed_checkpoint import Saving
 from workbench.runtime.executor import Perturb
 from workbench.runtime.group_transport import GroupTransport
-from workbench.runtime.groups import device_of, join
+from workbench.runtime.groups import as_one, device_of, join, new_group
+from workbench.runtime.manifest import Damaged, set_aside
 from workbench.runtime.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.statistics import ReplicaStatistics
 from workbench.schedule.action import Action
@@ -67,7 +68,7 @@ class Varuna:
         model: nn.Module | Callable[[], nn.Module],
         stage_to_rank_map: str,
         get_batch_fn: Callable[..., Inputs],
-        batch_size: int,
+        batch_size: int | None,
         chunk_size: int,
         fp16: bool = False,
         local_rank: int = -1,
@@ -90,15 +91,16 @@ class Varuna:
     ) -> None:
         """`model`, or a function that makes it: then a host holds as many whole modules as it has
         room for. `get_batch_fn(n)` gives the keyword arguments of n samples. `batch_size` is the
-        global one, `chunk_size` the rows of a micro-batch at most. `shared_weights`: pairs of names
-        of parameters that are one weight. `order` of passes; with ``interleaved`` a process has
-        `chunks` stages. `activations` are kept for backward passes ("keep"), or computed again of
-        all stages that have several micro-batches in flight. At most `stash` micro-batches'
-        inputs wait at a stage, `stash_on` the device or the host. `seed` is that of random numbers
-        in forward passes. `logs` is a folder for logs, in a launcher's job its own. `weight_of` the
-        inputs of a micro-batch says how much its mean loss counts, such as its number of labels; by
-        default its rows. `perturb` is called around every action, and `latency` of a receive says
-        how late its message is to come, for tests and paced runs.
+        global one, None for that of the launcher's job, `chunk_size` the rows of a micro-batch at
+        most. `shared_weights`: pairs of names of parameters that are one weight. `order` of passes;
+        with ``interleaved`` a process has `chunks` stages. `activations` are kept for backward
+        passes ("keep"), or computed again of all stages that have several micro-batches in flight.
+        At most `stash` micro-batches' inputs wait at a stage, `stash_on` the device or the host.
+        `seed` is that of random numbers in forward passes. `logs` is a folder for logs, in a
+        launcher's job its own. `weight_of` the inputs of a micro-batch says how much its mean loss
+        counts, such as its number of labels; by default its rows. `perturb` is called around every
+        action, and `latency` of a receive says how late its message is to come, for tests and paced
+        runs.
 
         `stages` are the slices of each stage, such as ``5 4 4 3``: by default those that a
         launcher has chosen, else the first rank measures slices for them.
@@ -109,9 +111,13 @@ class Varuna:
             places=self.map, order=order, chunks=chunks, activations=activations, stash=stash,
             stash_on=stash_on,
         )  # fmt: skip
-        self._shares = plan.shares(batch_size, chunk_size)
         worker = self._lifeline.worker
-        if worker is not None and worker.batch != batch_size:
+        if batch_size is None and worker is None:
+            raise ValueError("batch_size is None, and no launcher's job tells it; give the samples")
+        self.batch_size: int = worker.batch if batch_size is None else batch_size
+        """Samples of a whole step."""
+        self._shares = plan.shares(self.batch_size, chunk_size)
+        if worker is not None and worker.batch != self.batch_size:
             raise ValueError(
                 f"batch_size is {batch_size}, and the launcher's --batch_size {worker.batch}; both "
                 "are the samples of a whole step"
@@ -124,7 +130,7 @@ class Varuna:
         check_world(self.map)
         self.rank = dist.get_rank()
         self.stage, self.replica = self.map.place(self.rank)
-        self._everybody = dist.new_group(backend="gloo")
+        self._everybody = new_group(backend="gloo")
         chosen = worker.cut if worker is not None and plan.stages_each == 1 else ""
         question = Question(
             get_batch=get_batch_fn, places=self.map, shares=self._shares,
@@ -170,10 +176,10 @@ class Varuna:
         )  # fmt: skip
         self.scale = LossScale()
         self._unchanged = Unchanged(model) if isinstance(model, nn.Module) else None
-        self._due = False
-        """Whether a checkpoint was wanted during the last step."""
+        self._due, self._begins = False, True
+        """Whether a checkpoint was wanted during the last step; whether there was none yet."""
         self._folder: Path | None = None
-        continues = {"module": own.digest, "batch": batch_size, "seed": seed}
+        continues = {"module": own.digest, "batch": self.batch_size, "seed": seed}
         self.checkpoints = Checkpoints(
             own.held, own.owned, self._norms, continues, self.scale, first=self.replica == 0,
             job=worker.job if worker else "", began=worker.began if worker else None,
@@ -245,6 +251,9 @@ class Varuna:
         changed from outside since stages were made of it."""
         if self._unchanged is not None:
             self._unchanged.check()
+        if self._begins:
+            self._lifeline.check_begins(self.steps)
+            self._begins = False
         if self._due:
             self._due = False
             self._lifeline.answer(lambda: self.checkpoint().wait())
@@ -264,7 +273,9 @@ class Varuna:
         self.scale.update(overflow=ended.overflow)
         seconds = time.monotonic() - began
         self.checkpoints.progress.add(ended, seconds)
-        self._lifeline.progress(self.steps, seconds, self._stepping.forward_s())
+        self._lifeline.progress(
+            self.steps, seconds, self._stepping.forward_s(), f"{ended.loss:.4f}"
+        )
         if self._logs is not None:
             self._logs.step(
                 self._stepping.events, began,
@@ -301,7 +312,8 @@ class Varuna:
         last checkpoint or of the launcher's job; every process calls it after the same step, when
         the optimizer has stepped. Training may go on meanwhile; `wait` says when it is whole.
         Raises ValueError for what no checkpoint holds."""
-        saving = self.checkpoints.save(self._store(global_store), self._lifeline.may_commit)
+        folder = self._store(global_store)
+        saving = self.checkpoints.save(folder, partial(self._lifeline.may_commit, folder))
         step = self.steps
         if self.rank == 0:
             saving.then(lambda: self._lifeline.committed(step))
@@ -311,12 +323,19 @@ class Varuna:
         """Take up the newest whole checkpoint of a folder, by default that of the launcher's job,
         which is looked into in any case: it has what was saved before the script named a folder. Of
         any number of stages and replicas; returns the steps done by it, None where there is
-        none. Later rounds of a job take what it saved, or what its first one loaded. Every process
-        calls it. Raises ValueError for a checkpoint of another module or batch, and where there is
-        none though the launcher's job goes on from one."""
-        folder = self._store(global_store)
-        found = self.checkpoints.load(folder, self._lifeline.folder)
-        self._lifeline.check_loaded(folder, found)
+        none. Later rounds of a job take the one of their --resume_step, and no other. Every process
+        calls it. Raises ValueError for a checkpoint of another module or batch, for a damaged one,
+        and where there is none though the launcher's job goes on from one."""
+        folder, told = self._store(global_store), self._lifeline.told if self._begins else None
+        try:
+            found = self.checkpoints.load(folder, self._lifeline.folder, told)
+        except Damaged as damaged:
+            if told is not None:  # the next round begins from an older one
+                put = int if self.rank else partial(set_aside, damaged.path)
+                as_one(put, self._everybody)
+            raise
+        if self._begins:
+            self._lifeline.loaded(folder, found)
         self._lifeline.busy()
         return found
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median, pstdev
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from workbench.core.schema import read_as
 from workbench.elastic.worker import Worker
 from workbench.methods.varuna import profile as form
 from workbench.methods.varuna.checkpoints import digest_of
@@ -32,7 +33,7 @@ from workbench.methods.varuna.slices import Inputs, Slices
 from workbench.methods.varuna.stage import dtype_of
 from workbench.methods.varuna.weights import copies
 from workbench.methods.varuna.written import check_written
-from workbench.runtime.groups import as_one, device_of, join
+from workbench.runtime.groups import as_one, device_of, join, new_group
 
 Found = dict[int, tuple[form.Slice, list[list[float]]]]
 """Slice -> it, with the sizes that found memory; and of each size seconds of single passes."""
@@ -71,7 +72,7 @@ class Profiler:
         self._per_host = here if gpus_per_node is None else gpus_per_node
         if self._per_host < 1:
             raise ValueError(f"gpus_per_node is {gpus_per_node}; it must be 1 or more")
-        self._everybody = dist.new_group(backend="gloo")
+        self._everybody = new_group(backend="gloo")
         self._busy = getattr(Worker.here(), "working", int)
         """Tells a launcher, where there is one, that this process gets on."""
 
@@ -113,8 +114,9 @@ class Profiler:
         if not anew and as_one(partial(self._fits, sizes), self._everybody)[0]:
             return path
         found: Found = {}
-        for each in as_one(partial(self._measured, sizes), self._everybody):
-            found |= each
+        for measured in as_one(partial(self._measured, sizes), self._everybody):
+            for unit, told, singles in measured:
+                found[unit] = read_as(form.Slice, told, f"slice {unit}"), singles
         slices, singles = zip(*(found[unit] for unit in range(self._slices.count)), strict=True)
         able = sizes[: min(len(each.passes) for each in slices)]
         memory = as_one(partial(memory_of, self._device, self._per_host), self._everybody)
@@ -147,13 +149,15 @@ class Profiler:
         complete = all(measured or not needed for measured, needed in links)
         return complete and {*found.samples, *found.lacking}.issuperset(sizes)
 
-    def _measured(self, sizes: Sequence[int]) -> Found:
-        """This process's slices, one after the other on its device."""
-        found: Found = {}
+    def _measured(self, sizes: Sequence[int]) -> list[tuple[int, dict, list[list[float]]]]:
+        """This process's slices, one after the other on its device, as other processes read them:
+        number, fields, and of each size seconds of single passes."""
+        found = []
         for unit in range(self.rank, self._slices.count, self._world):
             self._busy()
-            found[unit] = measure(
+            one, singles = measure(
                 self._slices, unit, self._learning, sizes, self._get_batch,
                 device=self._device, dtype=self._dtype, optimizer=self._optimizer,
             )  # fmt: skip
+            found.append((unit, asdict(one), singles))
         return found

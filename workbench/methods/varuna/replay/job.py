@@ -34,6 +34,7 @@ from workbench.core.spec import RunSpec
 from workbench.elastic.manager import Job, serve
 from workbench.elastic.messages import Order
 from workbench.elastic.placement import Shape, read_list, shares
+from workbench.runtime.manifest import newest_of_job
 
 JOB, HOSTS, EDITS, LOSSES, ALONE, LAST = "job", "hosts", "edits", "losses", "alone", "last"
 PRELOAD = ("workbench.methods.varuna.pipeline", "torch._dynamo")
@@ -159,6 +160,7 @@ def main(folder: Path) -> int:
     what = Job(
         machine_list=job / HOSTS, hosts=read_list((job / HOSTS).read_text(), 1), order=order,
         per_host=1, choose=partial(shape, spec=spec), connect=(), horizon_s=None, morph="always",
+        newest=newest_of_job,
     )  # fmt: skip
     return int(serve(what, resume=False) != "done")
 
