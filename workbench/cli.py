@@ -265,9 +265,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         examine(specs, store, _complain)
     ask = largest if arguments.largest else fastest
     if arguments.largest and (slow := searching(specs)):
-        _complain(
-            f"{', '.join(slow)} search at each depth: some 10 s each, minutes where hundreds fit"
-        )
+        _complain(f"{', '.join(slow)} search at each depth: some 10 s each, or minutes")
     answers, not_planned = answer_all(specs, store, arguments.machine, ask, progress.passing)
     progress.end()
     not_planned = {m: in_flags(why, arguments) for m, why in {**refused, **not_planned}.items()}

@@ -122,7 +122,7 @@ def test_packs_of_its_layers_are_torchs_own_loop(name, mode, ranks, tmp_path):
         ("masked_gradients", "parameter 'floors.1.mix.weight' has a hook on its gradient"),
         ("scaled_gradients", "calls 'register_hook' of a tensor outside of its blocks"),
         ("annealed", r"changes its attribute 'floors.0.seen' in every forward pass \(1 became 2\)"),
-        ("remembering", "leaves something behind that the next one reads.*'floors.0.before'"),
+        ("remembering", "leaves something behind that the next one reads.*'floors.1.before'"),
         ("opposed", "an autograd function of its own outside of its blocks"),
         ("sometimes", "layer 1, 'floors.0': it asks for values"),
         ("pythons", "draws from numpy's or Python's generator in forward passes"),

@@ -34,9 +34,8 @@ def sweep_of(
 ) -> Campaign:
     """A sweep of the fake method, a run for each seed."""
     base = {"method": "fake", "text": text, "steps": 5, **more}
-    return Campaign.create(
-        store, {"name": name, "base": base, "grid": {"seed": list(range(seeds))}}
-    )
+    grid = {} if "seed" in more else {"seed": list(range(seeds))}
+    return Campaign.create(store, {"name": name, "base": base, "grid": grid})
 
 
 def store_at(root: Path) -> Iterator[Store]:

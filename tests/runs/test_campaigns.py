@@ -166,13 +166,13 @@ def test_an_order_of_another_page_is_not_lost(make: Make, store: Store, monkeypa
     """Which comes between reading and replacing, and waits for that, or overtakes it."""
     campaign, came = make(), threading.Event()
     other = threading.Thread(target=lambda: (Campaign(store, "mine").retry(), came.set()))
-    replace, take = campaigns.write_whole, FileLock.take
+    replace, take = campaigns.write_sealed, FileLock.take
 
-    def replacing(path: Path, text: str) -> None:
-        monkeypatch.setattr(campaigns, "write_whole", replace)
+    def replacing(path: Path, orders: dict) -> None:
+        monkeypatch.setattr(campaigns, "write_sealed", replace)
         other.start()
         assert came.wait(60)
-        replace(path, text)
+        replace(path, orders)
 
     def locking(path: Path, **how: object) -> FileLock | None:
         if threading.current_thread() is other:
@@ -180,7 +180,7 @@ def test_an_order_of_another_page_is_not_lost(make: Make, store: Store, monkeypa
         return take(path, **how)
 
     monkeypatch.setattr(Campaign, "start", lambda self, **how: None)
-    monkeypatch.setattr(campaigns, "write_whole", replacing)
+    monkeypatch.setattr(campaigns, "write_sealed", replacing)
     monkeypatch.setattr(FileLock, "take", locking)
     campaign.pause()
     other.join()

@@ -9,9 +9,9 @@ for people to look at, is as it was after the same input again.
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Iterator, Mapping, Sequence, Set
-from itertools import chain, pairwise
+from itertools import pairwise
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -42,8 +42,8 @@ def left_in(module: nn.Module | None) -> Left:
     found: Left = {}
     held = {id(part): part for _, part in parts}  # an id means nothing once its object is gone
     for path, part in parts:
-        of_class = (vars(kind).items() for kind in type(part).__mro__)
-        for name, value in chain(vars(part).items(), *of_class):
+        # Its own come first, and hide those of its class.
+        for name, value in ChainMap(vars(part), *map(vars, type(part).__mro__)).items():
             if name not in OWN:
                 _enter(found, held, f"{path}.{name}" if path else name, value)
     return found

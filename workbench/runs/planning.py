@@ -301,7 +301,8 @@ def choose_profile(
             echo(found.note)
             return found
     on = machines.find(machine, store.root) if machine else machines.here(spec.device, store.root)
-    found = profile_on(on, spec.model, spec.microbatch, spec.dtype, spec.compile)
+    how = "off" if methods.find(spec.method).needs == "deepspeed" else spec.compile
+    found = profile_on(on, spec.model, spec.microbatch, spec.dtype, how)
     return found.with_link(spec.link_bytes_per_s)
 
 

@@ -154,7 +154,7 @@ def test_several_ranks_come_out_as_measured(
     costs a block was read from these rows among others."""
     monkeypatch.setattr(published, "_measured", dict)
     model = ModelSpec(layers=48, hidden=1600, heads=25, vocab=50257)
-    costs = published.profile("h100-80gb", model, batch, "bf16")
+    costs = published.profile("h100-80gb", model, batch, "bf16", "off")
     host = {"host_adam_params_per_s": ranks * {2: 4.1e9, 4: 4.5e9}[ranks]}
     spec = RunSpec.of(
         method=method, model=model, batch=batch, ranks=ranks, dtype="bf16", device_memory=11 << 30

@@ -194,6 +194,6 @@ def test_what_the_ends_of_a_measured_decoder_return_is_counted_once_and_whole():
     for unit in (0, 1, model.head):
         cost, there = sizes.cost(unit, 2), real[model.kind(unit)]
         counted = cost.kept_bytes + cost.backward_scratch_bytes + sizes.fresh_bytes(unit)
-        needed = there.kept_bytes + there.backward_scratch_bytes + sizes.visit_bytes(unit)
+        needed = there.kept_bytes + there.backward_scratch_bytes + sizes.weight_bytes(unit)
         needed -= cost.output_bytes  # there the gradient of the output was made within the pass
         assert needed <= counted <= needed + 4096, model.kind(unit)

@@ -13,7 +13,6 @@ from workbench.methods.train import load_batches
 from workbench.model import ModelSpec, look, make_model
 from workbench.model.whole import make_whole
 from workbench.profile import counted
-from workbench.profile.profile import UnitCost
 
 
 def spec_of(function: str) -> ModelSpec:
@@ -75,9 +74,8 @@ def test_a_layer_that_needs_values_is_counted_with_some():
     spec = spec_of("experts")
     model = make_model(spec)
     assert [model.bare_device(unit) for unit in range(4)] == ["meta", "cpu", "cpu", "meta"]
-    like = UnitCost(kind="block", parameters=1, forward_s=1.0, recompute_s=1.0, backward_s=1.0)
     rates = counted.Rates(forward=1e9, backward=1e9)
-    costs = counted.unit_costs(spec, 4, rates, like)
+    costs = counted.unit_costs(spec, 4, rates)
     assert costs[1].flops == 4 * 2 * 8 * 8
     assert costs[1].kept_bytes > 0
 

@@ -301,14 +301,14 @@ def test_each_method_on_one_device_plans_a_decoder_of_hugging_face(tmp_path: Pat
 
 def test_methods_that_search_are_asked_for_their_largest_model_too(tmp_path: Path, capsys) -> None:
     words = ["plan", "--largest", "--ranks", "2", "--machine", "h100-80gb", "--json", *TINY]
-    budgets = ["--device-memory", "1MiB", "--host-memory", "4MiB", "--results", str(tmp_path)]
+    budgets = ["--device-memory", "65MiB", "--host-memory", "4MiB", "--results", str(tmp_path)]
     assert cli.main([*words, *budgets]) == 0
     told, err = capsys.readouterr()
     assert "harmony-pp, harmony-dp, pp-swap, dp-swap search at each depth" in err
     found = json.loads(told)
     layers = {each["method"]: each["layers"] for each in found["methods"] if each["fits"]}
     shape = {"hidden": 64, "heads": 2, "seq": 32, "vocab": 64, "ranks": 2}
-    shape |= {"device_memory": 1 << 20, "host_memory": 4 << 20}
+    shape |= {"device_memory": 65 << 20, "host_memory": 4 << 20}
     for method in ("harmony-pp", "harmony-dp", "pp-swap", "dp-swap"):
         fit = make_spec({**shape, "method": method, "layers": layers[method]})
         more = fit.with_(model=replace(fit.model, layers=layers[method] + 1))
@@ -319,7 +319,7 @@ def test_methods_that_search_are_asked_for_their_largest_model_too(tmp_path: Pat
 
 def test_several_devices_are_asked_on_the_page(tmp_path: Path) -> None:
     shape = {"layers": 2, "hidden": 64, "heads": 2, "seq": 32, "vocab": 64}
-    budgets = {"device_memory": 4 << 20, "host_memory": 4 << 20}
+    budgets = {"device_memory": 68 << 20, "host_memory": 4 << 20}
     question = Question.of(machine="h100-80gb", ranks=2, **budgets, **shape)
     assert "--ranks 2" in question.command()
     work = PlannerWork(Store(tmp_path))
