@@ -29,7 +29,7 @@ from workbench.methods.pipeline.orders import (
 from workbench.schedule.action import COMPUTE, Kind
 
 MOST, DRAWN = 512, 512
-"""Of ranks, chunks and copies; micro-batches of a drawing that can still be read."""
+"""Most ranks, chunks and copies; most micro-batches of a drawing that can still be read."""
 PASSES = 1 << 18  # forward passes of all ranks: 10,000 micro-batches on 26 of them
 US = 1e-6
 LONGEST_S = 1e6

@@ -28,7 +28,7 @@ def llama(words: int = WORDS, hidden: int = 32, layers: int = 6, **sizes) -> nn.
 
 
 def batches(steps: int, words: int = WORDS, seq: int = SEQ) -> list[dict[str, Tensor]]:
-    """Of prompts, whose first 20 labels do not count."""
+    """Batches of prompts, whose first 20 labels do not count."""
     generator = torch.Generator().manual_seed(1)
     found = []
     for _ in range(steps):

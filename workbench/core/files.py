@@ -24,7 +24,7 @@ from typing import BinaryIO, Self
 from workbench.core.bytesize import format_bytes
 
 MOST_BYTES = 1 << 26
-"""Of a file that people write: more than any configuration, spec, sweep or list of hosts."""
+"""Most bytes of a file that people write: more than any configuration, spec, sweep or list has."""
 KINDS = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
 """By their type; all else that is no file is a device."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

@@ -1,4 +1,4 @@
-"""What a loss divides by is told by its operations, and holds in batches that nobody has seen."""
+"""Divisors of a loss are told by its operations, and hold in batches that nobody has seen."""
 
 from __future__ import annotations
 
