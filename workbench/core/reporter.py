@@ -48,7 +48,7 @@ class Lines:
         self._began = 0.0
 
     def event(self, kind: str, **values: Any) -> None:
-        """Of ``part`` it tells now and then: so many of `count` equal parts of a phase are done."""
+        """Tell of an event; now and then of a ``part``: how many of `count` parts are done."""
         now, text = time.monotonic(), values.get("text", values.get("reason"))
         if kind == "part" and now - self._spoke > QUIET_S:
             done, count = values["done"], values["count"]

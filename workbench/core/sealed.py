@@ -19,7 +19,7 @@ from workbench.core.jsonfile import parse_json
 FIELD, MARK = "sha256", b'"sha256": "'
 TAIL = re.compile(rb'"[0-9a-f]{64}"}\n\Z')  # tells a checksum whose name is damaged
 MOST_BYTES = 1 << 30
-"""Of a file: events of three steps of a large schedule are a tenth of it."""
+"""Most bytes of a file: events of three steps of a large schedule are a tenth of it."""
 
 
 def sealed(text: str) -> bytes:

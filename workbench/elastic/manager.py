@@ -78,7 +78,7 @@ class Manager:
         self._agents: dict[str, subprocess.Popen] = {}
         self._tasks: set[asyncio.Task] = set()
         self._store: Any = None
-        """Of the newest round."""
+        """Store of the newest round."""
         self._ready: tuple[int | None, float, asyncio.Future[Ready]] | None = None
         """A round, since when is looked for what it needs, and that."""
         self._screen = InTurn()
@@ -197,7 +197,7 @@ class Manager:
         self._write_state()
 
     def _prepare(self, number: int) -> Ready | None:
-        """What a round needs, which a thread finds."""
+        """Needs of a round, which a thread finds."""
         members, now = self._members, time.monotonic()
         if self._ready is None or self._ready[0] != number:
             look = partial(self._look, members.newest, members.began)

@@ -21,14 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.methods.compare import PASSES, SAMPLES, Differs, compare
+from workbench.methods.compare import COPIES, PASSES, SAMPLES, Differs, compare
 from workbench.model.objective import Batch, Handed, Layered, Objective
 
 SECONDS = 15.0
 """Most that a comparison may take."""
-COPIES = 6
-"""Copies of all weights that are there meanwhile: those of
-the module and of its layers, two of gradients, and their sums."""
 TOKENS = 16
 """Of a row that is shortened."""
 IGNORED = -100

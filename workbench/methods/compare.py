@@ -30,6 +30,9 @@ from workbench.runtime.tiers import OutOfMemory
 
 SAMPLES = 4
 """Compared at most."""
+COPIES = 6
+"""Copies of all weights in memory meanwhile: those of the module and of its layers, two of
+gradients, and their sums."""
 PASSES, FIRST = 24, 3
 """Forward passes that a comparison is worth, and those of them that its first part is."""
 CLOSE = 1e-6

@@ -25,7 +25,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.reporter import Reporter
 from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
-from workbench.methods.compare import SAMPLES, NoNumber, Rows, compare
+from workbench.methods.compare import COPIES, PASSES, SAMPLES, NoNumber, Rows, compare
 from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
@@ -37,11 +37,8 @@ from workbench.profile.files import write
 
 TOKENS = 16
 """A decoder is compared on samples of so many at most."""
-COPIES = 6
-"""Copies of all weights in memory while they are compared: those of the module made twice, of
-layers and module, and gradients."""
-PASSES, RATE = 24, 3e10
-"""Forward passes that a comparison is worth, and operations a second of a processor."""
+RATE = 3e10
+"""Operations a second of a processor."""
 SOON_S = 5
 ROOT = Path(__file__).resolve().parents[2]
 

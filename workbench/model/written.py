@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from workbench.model.base import Context, move_buffers
-from workbench.model.checkpointed import recomputed, take_over
+from workbench.model.checkpointed import recomputed
 from workbench.model.drawn import Pass, drawing
 from workbench.model.frozen import held
 from workbench.model.keyed import STATISTICS, norms_in, within
@@ -40,7 +40,6 @@ class AsWritten:
         blocks: Sequence[str] = (),
     ) -> None:
         """The submodules at the paths `blocks` are computed again in the backward pass."""
-        take_over()
         self.module = over(module, _state(model, units))
         self._draws, self._criterion = model.draws, criterion
         names = dict(module.named_parameters(remove_duplicate=False))

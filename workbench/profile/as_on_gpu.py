@@ -16,10 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SORTED_ABOVE = 3072
-"""Tokens of an embedding above which a GPU sorts them."""
-SORTED = 1.1
-"""fp32 tensors of [tokens, hidden] that it works in then. Seen on an H200: 1.09 to 1.11."""
+from workbench.profile.unit_costs import SORTED, SORTED_ABOVE
 
 
 class AttentionAsOnGpu(TorchFunctionMode):

@@ -8,12 +8,10 @@ tensors of the residual stream [B, S, H], matrices [H, H], and chunks of logits 
 from __future__ import annotations
 
 from workbench.core.model_spec import ModelSpec
+from workbench.profile.unit_costs import SORTED, SORTED_ABOVE
 
 CHUNK_BYTES, ALIGNED = 128 << 20, 64
 """Most bytes of logits that are there at a time; rows and columns come in multiples of so many."""
-SORTED_ABOVE, SORTED = 3072, 1.1
-"""Tokens above which a GPU adds up an embedding's gradient in fp32, and tensors that takes."""
-
 ADDED_UP_BYTES = 128 << 20
 """Most bytes of partial sums."""
 
