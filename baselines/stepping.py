@@ -23,11 +23,11 @@ class Stepping:
         """All steps that are left."""
         spec, first = self.spec, self.resume()
         for step in range(first, spec.steps):
-            self.advance(step, step - first)
+            self.step(step, step - first)
             if spec.save_every and (step + 1) % spec.save_every == 0:
                 self.save(step + 1)
 
-    def advance(self, step: int, number: int = 0) -> None:
+    def step(self, step: int, number: int = 0) -> None:
         """One step, the `number`-th of this process."""
         self.changed, self._kept = False, clones(self.statistics())
         begun_s = now_s(self.device)
@@ -36,6 +36,12 @@ class Stepping:
         seconds = now_s(self.device) - begun_s
         skipped = norm is not None and not math.isfinite(norm)
         self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
+
+    def settle(self) -> None:
+        """All updates of a step are made when it ends."""
+
+    def let_go(self) -> None:
+        """Nothing goes on between steps."""
 
     def forget(self) -> bool:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""

@@ -15,6 +15,7 @@ whose row in the table says how (core/methods.py, `driven`).
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -198,6 +199,14 @@ class Engine(Habits):
             with suppress(Exception):  # a device that has failed fails here, too
                 self._steps.whole = self._steps.forget()
 
+    def _settle(self) -> None:
+        """Wait until all updates of the last step are made."""
+        try:
+            self._steps.settle()
+        except BaseException as error:
+            self._fail(f"step {self.steps - 1}", error)
+            raise
+
     def _checked(self, batch: Any, loss_fn: LossFunction) -> Batch:
         """Raise ValueError for a batch that cannot be trained, or not as those before."""
         if not callable(loss_fn):
@@ -252,6 +261,8 @@ class Engine(Habits):
             self.close()  # another step would begin anew
             raise
         self._first, self._loss, self._load_from = first, _identity(loss_fn), None
+        self._dropped = weakref.finalize(self, steps.let_go)  # an engine that nobody closed
+        self._dropped.atexit = False
         self._steps, self._weigh = steps, objective.weigh
         self._report.phase("first step")
 
@@ -286,6 +297,7 @@ class Engine(Habits):
         trained: dict[str, Tensor] = {}
         if self._steps:
             with self._peers.together("in state_dict"):
+                self._settle()
                 trained = self._steps.tensors()
         trained = {name.removeprefix(PREFIX): tensor for name, tensor in trained.items()}
         own = dict(self._module.named_parameters(remove_duplicate=False))
@@ -308,6 +320,7 @@ class Engine(Habits):
         if self._steps is None:
             raise ValueError("nothing has been trained yet; save after a step")
         with self._peers.together("in save"):
+            self._settle()
             return self._steps.save(user_path(folder))
 
     @in_a_sentence()
@@ -325,6 +338,9 @@ class Engine(Habits):
                 with self._peers.together("in load"):
                     if not self._steps.whole:
                         self._steps.forget()
+                    else:
+                        with suppress(Exception):  # of weights that are there no more
+                            self._settle()
                     found = self._steps.load(path)
             except OtherTraining:  # which nobody has begun to take up
                 raise
@@ -348,6 +364,7 @@ class Engine(Habits):
         """Give all memory back; ask for `state_dict` before."""
         self._closed = True
         if self._steps is not None:
+            self._dropped.detach()
             self._steps.close()
             self._steps = None
         self._peers.close()

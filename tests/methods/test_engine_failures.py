@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -14,6 +17,7 @@ from torch.nn import functional as F
 
 from tests.methods.loops import CLIP, WAYS, batches, loss_of, near, net, normed
 from workbench import Engine
+from workbench.schedule.action import COMPUTE, Kind
 
 
 def stop_after(calls: int) -> Callable:
@@ -123,3 +127,65 @@ def test_a_step_that_fails_leaves_statistics_as_they_were(engine, method) -> Non
             made.step(third, classes)
             found.append(made.state_dict())
     near(*found)
+
+
+def slow_in_updates(action: Any, _: int) -> None:
+    if action.kind in (Kind.UPDATE, Kind.SETTLE):
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("method", ["stronghold", "l2l"])
+def test_updates_of_a_step_are_finished_when_the_next_one_fails(engine, method) -> None:
+    given, found = [*batches(3)], []
+    bad = {**given[1], "labels": given[1]["labels"].index_fill(0, torch.tensor([3]), 77)}
+    for fails in (False, True):
+        with engine(method, **WAYS[method]) as made:
+            losses = [made.step(given[0], loss_of)]
+            made._steps._whole.executor._perturb = slow_in_updates
+            if fails:
+                with pytest.raises(IndexError):
+                    made.step(bad, loss_of)
+            losses += [made.step(batch, loss_of) for batch in given[1:]]
+            found.append((losses, made.state_dict()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    near(found[0][1], found[1][1])
+
+
+def test_an_update_that_fails_when_its_step_has_ended_is_told_with_the_next_call(
+    engine, tmp_path
+) -> None:
+    first, second, third = batches(3)
+
+    def fail(action: Any, _: int) -> None:
+        if action.kind in (Kind.UPDATE, Kind.SETTLE) and action.lane != COMPUTE:
+            time.sleep(0.1)
+            raise OSError("the disk is full")
+
+    with engine("l2l", **WAYS["l2l"]) as made:
+        made.step(first, loss_of)
+        made.save(tmp_path)
+        wanted = made.step(second, loss_of)
+        executor = made._steps._whole.executor
+        made.load(tmp_path)
+        executor._perturb = fail
+        made.step(third, loss_of)
+        with pytest.raises(OSError, match="the disk is full"):
+            made.state_dict()
+        executor._perturb = None
+        with pytest.raises(ValueError, match=r"step 1 failed \(OSError: the disk.*load a check"):
+            made.step(second, loss_of)
+        assert made.load(tmp_path) == 1
+        assert made.step(second, loss_of) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_lanes_of_an_engine_that_nobody_closed_end(engine) -> None:
+    made = engine("stronghold", **WAYS["stronghold"])
+    before = {*threading.enumerate()}
+    made.step(next(iter(batches(1))), loss_of)
+    lanes = {*threading.enumerate()} - before
+    assert lanes
+    del made
+    gc.collect()
+    for lane in lanes:
+        lane.join(10)
+        assert not lane.is_alive(), lane.name

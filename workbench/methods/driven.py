@@ -51,6 +51,13 @@ class Steps(Protocol):
         """Let go of what a step that failed has left, of a process that is alone; returns whether
         it has changed nothing. Raises ValueError where no other step is possible."""
 
+    def settle(self) -> None:
+        """Wait until what steps have left to others is done, before weights are asked for or other
+        ones are taken up. Where it raises, `forget` tells whether weights are whole."""
+
+    def let_go(self) -> None:
+        """End soon all that goes on between steps: nobody asks for anything any more."""
+
     def tensors(self) -> dict[str, Tensor]:
         """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
 
@@ -136,8 +143,15 @@ class InOneProcess(Steps):
     def step(self, batch: Batch) -> float:
         self._handed.take(batch)
         self._before = self.steps
-        self._whole.advance(self.steps)
+        self._whole.step(self.steps)
         return self._whole.history.losses[-1]
+
+    def settle(self) -> None:
+        self._before = self.steps
+        self._whole.settle()
+
+    def let_go(self) -> None:
+        self._whole.let_go()
 
     def forget(self) -> bool:
         return self._whole.forget() and self.steps == self._before

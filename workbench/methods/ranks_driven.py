@@ -203,7 +203,7 @@ class Ranked(Steps):
 
     def step(self, batch: Batch) -> float:
         step, began, whole = self.steps, time.monotonic(), self._handed.batch
-        self._before, self._rank.executor.changed = step, False
+        self._before = step
         self._rank.engine.statistics.keep()
         part = slice(self._number * batch.rows, (self._number + 1) * batch.rows)
         for place, own in zip(whole.tensors, batch.tensors, strict=True):
@@ -223,7 +223,7 @@ class Ranked(Steps):
     def forget(self) -> bool:
         self._rank.engine.forget()
         self._board.again(self._before)
-        return not self._rank.executor.changed and self.steps == self._before
+        return not self._rank.executor.half_updated and self.steps == self._before
 
     def tensors(self) -> dict[str, Tensor]:
         self._give_back()

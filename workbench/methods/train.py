@@ -141,6 +141,8 @@ class Training:
         self._holder = MemoryHolder(self.model, self.memory, self.flats)
         self._report: Reporter = Untold()
         self._last = 0.0
+        self._kept: dict[str, torch.Tensor] | None = None
+        """Statistics from before the step that is being done."""
 
     def run(self, report: Reporter) -> None:
         """All steps that are left, in segments between checkpoints."""
@@ -155,18 +157,36 @@ class Training:
             if self.spec.save_every:
                 self.save(first)
 
-    def advance(self, first: int, count: int = 1) -> None:
+    def advance(self, first: int, count: int) -> None:
         """So many steps from one on, to their end."""
-        self.executor.changed, self._kept = False, clones(self.statistics())
         self._last = time.perf_counter()
         with self.meter:
             self.executor.run(first, count)
 
+    def step(self, step: int) -> None:
+        """One step, until its loss is known; updates may still go on."""
+        self._kept = clones(self.statistics())
+        self._last = time.perf_counter()
+        with self.meter:
+            self.executor.step(step)
+        self._kept = None
+
+    def settle(self) -> None:
+        """Wait until all updates of steps that were asked are made; raises what failed there."""
+        with self.meter:
+            self.executor.end()
+
+    def let_go(self) -> None:
+        """End all lanes soon, without waiting."""
+        self.executor.stop()
+
     def forget(self) -> bool:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""
+        self.settle()
         self.engine.forget()
-        self.engine.take_up(self._kept)
-        return not self.executor.changed
+        if self._kept is not None:
+            self.engine.take_up(self._kept)
+        return not self.executor.half_updated
 
     def save(self, next_step: int) -> None:
         """Write a checkpoint."""

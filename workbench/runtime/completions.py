@@ -81,9 +81,9 @@ class Completions:
         """Recycle the completions of earlier steps, for which no thread asks any more."""
         self._recycled += [self._steps.pop(step) for step in [*self._steps] if step < oldest]
 
-    def all(self) -> list[Completion]:
-        """Completions of all steps in flight."""
-        return [completion for made in self._steps.values() for completion in made.values()]
+    def since(self, step: float) -> list[Completion]:
+        """Completions of the steps in flight from one on."""
+        return [c for made in self._steps if made >= step for c in self._steps[made].values()]
 
     def clear(self) -> None:
         """Let go of all completions."""

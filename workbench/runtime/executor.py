@@ -19,15 +19,21 @@ allow:
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
 synchronization while steps run, and no polling.
 
+Steps come in segments. `run` does one of so many steps. In one that is begun with `begin`, `step`
+does the compute lane's part of the next step, while the other lanes still update for the one before
+and load for the one after, as far as the dependencies allow; `end` waits for what has been asked.
+
 The first failure stops every lane and is raised in the caller, Ctrl-C and SIGTERM among them: they
-arrive as exceptions in the caller's thread, at any instruction of it. Nobody may free memory that a
-lane still works on, so `run` returns only after all lanes have ended and the device is idle, and
+arrive as exceptions in the caller's thread, at any instruction of it. Of steps that were asked one
+by one, lanes finish those before the one that failed. Nobody may free memory that a lane still
+works on, so `run` and `end` return only after all lanes have ended and the device is idle, and
 `close` makes sure of it where a second Ctrl-C broke that wait too.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import threading
 import traceback
@@ -112,8 +118,8 @@ class Executor:
         self.events = self._timings.events
         self.step_numbers: list[int] = []
         """Steps executed so far."""
-        self.changed = False
-        """Whether the last segment has begun to update."""
+        self._changed: dict[str, int] = {}
+        """Lane -> the last step in which it has begun to update."""
         self._work = work
         self._device = device
         self._perturb = perturb
@@ -153,7 +159,20 @@ class Executor:
         """Lanes of the current segment, each with what it sets when it has ended."""
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
-        self._stop = False
+        self._stop_at: float = math.inf
+        """Lanes end before this step."""
+        self._next: int | None = None
+        """The step that is done next, in a segment that goes on."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a segment is begun whose steps are asked one by one."""
+        return self._next is not None
+
+    @property
+    def half_updated(self) -> bool:
+        """Whether a step of the last segment that was not finished has begun to update."""
+        return any(step >= self._stop_at for step in self._changed.values())
 
     def run(self, first_step: int, num_steps: int) -> None:
         """Run steps [first_step, first_step + num_steps) and drain all lanes.
@@ -161,27 +180,61 @@ class Executor:
         Raises the first exception any lane raised, after all lanes have stopped.
         """
         steps = range(first_step, first_step + num_steps)
-        self._completions.begin(steps[:2])
-        self._progress = dict.fromkeys(self._lane_items, first_step)
-        self._failure, self._stop, self.changed = None, False, False
-        if self._turns is not None:
-            self._turns.begin(first_step)
-        if self._streams:  # what was written before this segment, on whatever stream
-            torch.cuda.synchronize(self._device)
-        self._timings.begin(self._streams.get(COMPUTE))
-        interval = sys.getswitchinterval()
+        self._reset(first_step)
         try:
-            if self._streams:  # a lane that only launches must not hold the others for long
-                sys.setswitchinterval(SWITCH_S)
-                _keep_what_is_there(collect=not self.step_numbers)
             self._start_lanes(steps)
-            own = self._streams.get(COMPUTE)
-            with torch.cuda.stream(own) if own is not None else nullcontext():
-                self._walk(COMPUTE, steps)
+            self._compute(steps)
         except BaseException as error:  # outside `_walk`: Ctrl-C, or no more threads to be had
             self._fail(error)
         self._drain()
-        sys.setswitchinterval(interval)
+        self._leave(steps)
+
+    def step(self, step: int) -> None:
+        """Do one step to the end of its compute lane, in a segment that goes on or begins with it.
+
+        Raises as `run` does; steps before the one that failed are finished then.
+        """
+        if self._stop_at <= step:  # something failed while no step was asked
+            self.end()
+        if begins := not self.goes_on:
+            self._reset(step)
+        try:
+            if begins:
+                self._next = step
+                self._start_lanes(range(step, sys.maxsize))
+            self._compute(range(step, step + 1))
+            self._next = step + 1
+        except BaseException as error:
+            self._fail(error, step)
+        if self._stop_at <= step:
+            self.end()
+
+    def end(self) -> None:
+        """End a segment that goes on, when all is done that was asked; raises as `step` does."""
+        if self._next is None:
+            return
+        self._stop_before(self._next)
+        self._drain(before=self._next)
+        self._leave(range(self._first, self._next))
+
+    def _reset(self, first: int) -> None:
+        """Begin a segment."""
+        self._first = first
+        self._completions.begin(range(first, first + 2))
+        self._progress = dict.fromkeys(self._lane_items, first)
+        self._failure, self._stop_at = None, math.inf
+        self._changed.clear()
+        if self._turns is not None:
+            self._turns.begin(first)
+        if self._streams:  # what was written before this segment, on whatever stream
+            torch.cuda.synchronize(self._device)
+        self._timings.begin(self._streams.get(COMPUTE))
+        self._interval = sys.getswitchinterval()
+
+    def _leave(self, steps: range) -> None:
+        """The end of a segment of these steps, whose lanes have ended."""
+        self._next = None
+        sys.setswitchinterval(self._interval)
         if self._streams:
             gc.unfreeze()
         self._completions.clear()
@@ -205,8 +258,20 @@ class Executor:
         if self._threads:
             self.stop()
         self._drain()
+        if self.goes_on:
+            self._failure = None  # of steps that nobody wants any more
+            self._leave(range(0))
+
+    def _compute(self, steps: range) -> None:
+        """Walk the compute lane, in the caller's thread."""
+        own = self._streams.get(COMPUTE)
+        with torch.cuda.stream(own) if own is not None else nullcontext():
+            self._walk(COMPUTE, steps)
 
     def _start_lanes(self, steps: range) -> None:
+        if self._streams:  # a lane that only launches must not hold the others for long
+            sys.setswitchinterval(SWITCH_S)
+            _keep_what_is_there(collect=not self.step_numbers)
         for lane in self._lane_items:
             if lane == COMPUTE:
                 continue
@@ -217,9 +282,9 @@ class Executor:
             self._threads.append((thread, ended))
             thread.start()
 
-    def _drain(self) -> None:
+    def _drain(self, before: float = -math.inf) -> None:
         """Wait until all lanes have ended and the device is idle. An exception that breaks the wait
-        stops the lanes, and the wait goes on.
+        stops the lanes, at first `before` a step, and the wait goes on.
         """
         try:
             for thread, ended in self._threads:
@@ -232,16 +297,16 @@ class Executor:
             self._threads.clear()
             if self._streams and not left:
                 # A device that failed has told a lane already, and that cause is the one to raise.
-                with suppress(RuntimeError) if self._stop else nullcontext():
+                with suppress(RuntimeError) if self._failure else nullcontext():
                     torch.cuda.synchronize(self._device)
         except BaseException as error:
-            self._fail(error)
+            self._fail(error, before)
             self._drain()
 
     def _has_ended(self, ended: threading.Event) -> bool:
         """Wait for a lane's end; False for one that is left behind."""
         while not ended.wait(self._abandon_s):
-            if self._stop:
+            if self._failure is not None:
                 return False
         return True
 
@@ -262,9 +327,10 @@ class Executor:
     def _walk(self, thread: str, steps: range) -> None:
         """Do all work of a thread, named by its first lane; a failure stops the others."""
         stream = current = self._streams.get(thread)
+        step = self._first
         try:
             for step in steps:
-                self._enter(thread, step, steps)
+                self._enter(thread, step)
                 for lane, index in self._lane_items[thread]:
                     wanted = self._streams.get(lane)
                     if wanted is not current:
@@ -276,16 +342,18 @@ class Executor:
                     current = stream
                 if thread == COMPUTE:
                     self._end_step(stream, step)
-                    if self._streams and step == steps[0] and not self.step_numbers:
+                    if self._streams and step == self._first and not self.step_numbers:
                         # The first of all, in which layers are compiled.
                         _keep_what_is_there()
+        except Stopped:  # by what has told its cause
+            return
         except BaseException as error:  # every cause must stop the other lanes, even Ctrl-C
-            self._fail(error)
+            self._fail(error, step if self.goes_on else -math.inf)
 
-    def _enter(self, thread: str, step: int, steps: range) -> None:
+    def _enter(self, thread: str, step: int) -> None:
         """Keep the completions of the steps in flight, drop those that every thread has passed."""
         with self._lock:
-            if self._stop:  # completions made from now on would never be set
+            if step >= self._stop_at:  # completions made from now on would never be set
                 raise Stopped
             self._progress[thread] = step
             self._completions.drop_before(min(self._progress.values()) - self._depth)
@@ -303,7 +371,7 @@ class Executor:
             completion = completions[other]
             if not completion.issued:
                 completion.wait()
-            if self._stop:  # set by the lane that failed, not by the action
+            if step >= self._stop_at:  # set by the lane that failed, not by the action
                 raise Stopped
             if completion.cuda is not None:
                 if stream is not None:
@@ -315,7 +383,7 @@ class Executor:
             return
         for back, other in self._remote[index]:
             self._board.wait(other, step + back)
-        if self._stop:
+        if step >= self._stop_at:
             raise Stopped
         if lane in self._announcing:
             self._announce(action, step)
@@ -327,7 +395,7 @@ class Executor:
         recorded = step >= self._record_from  # a long run keeps the timeline of its end only
         start = now(stream) if recorded else None
         if action.kind in CHANGES:
-            self.changed = True
+            self._changed[lane] = step
         self._work(action, step)
         if self._board is not None:
             self._board.end(index, step)
@@ -354,7 +422,8 @@ class Executor:
                 now(stream).synchronize()
             self._on_step_end(step, self._timings.elapsed_s())
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, step: float = -math.inf) -> None:
+        """Note what failed in a step, before which all lanes end: by default at once."""
         try:
             if self._on_failure is not None:  # other ranks end then, and are missed: no cause
                 self._on_failure(error)
@@ -366,8 +435,13 @@ class Executor:
                 isinstance(self._failure, Failed) and not isinstance(error, Failed)
             ):
                 self._failure = error
-            self._stop = True
-            completions = self._completions.all()
+        self._stop_before(step)
+
+    def _stop_before(self, step: float) -> None:
+        """Have all lanes end before a step."""
+        with self._lock:
+            self._stop_at = min(self._stop_at, step)
+            completions = self._completions.since(self._stop_at)
             if self._turns is not None:
                 self._turns.stop()
         for completion in completions:

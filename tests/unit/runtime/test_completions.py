@@ -51,7 +51,7 @@ def test_tokens_of_steps_that_all_have_passed_are_used_again():
     assert completions.of(0) is None
     completions.add(2)
     assert completions.of(2) is old
-    assert not any(completion.issued or completion.cuda for completion in completions.all())
+    assert not any(completion.issued or completion.cuda for completion in completions.since(0))
     completions.add(2)
     assert completions.of(2) is old, "a step in flight keeps its completions"
     completions.begin([7])
