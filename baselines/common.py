@@ -21,6 +21,7 @@ from workbench.model.text import Batches
 from workbench.model.weighing import weights_of
 from workbench.model.whole import Whole
 from workbench.runtime.storage import DTYPES
+from workbench.schedule.build.division import even_share
 
 
 class MicroBatch(NamedTuple):
@@ -43,12 +44,13 @@ def micro_batches(
     device: torch.device,
     model: LayeredModel | None = None,
 ) -> Iterator[MicroBatch]:
-    """The K equal parts of a step's batch, in order; with a model, weighed by the labels that
-    count for it. Raises ValueError where none counts."""
+    """The K parts of a step's batch, in order, the first ones larger where they cannot be equal;
+    with a model, weighed by the labels that count for it. Raises ValueError where none counts."""
     samples, weights = batches.samples(step), [1.0] * spec.microbatches
-    parts = [samples[at : at + spec.microbatch] for at in range(0, spec.batch, spec.microbatch)]
+    spans = [even_share(len(samples), k, spec.microbatches) for k in range(spec.microbatches)]
+    parts = [samples[first:end] for first, end in spans]
     read = map(batches.rows, parts)
-    if model is not None and model.counts_differ:
+    if model is not None and (model.counts_differ or len(samples) % spec.microbatches):
         read = [*read]
         weights = weights_of(model, batches, step, [rows[-1] for rows in read])
     for rows, tensors, weight in zip(parts, read, weights, strict=True):

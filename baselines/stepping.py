@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baselines.common import micro_batches, named_units, now_s
+from workbench.model.base import LayeredModel
 from workbench.runtime.statistics import clones
 
 
@@ -37,11 +38,11 @@ class Stepping:
         skipped = norm is not None and not math.isfinite(norm)
         self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
 
+    def have(self, _: LayeredModel) -> None:
+        """Batches of any form pass through the module as it is written."""
+
     def settle(self) -> None:
         """All updates of a step are made when it ends."""
-
-    def let_go(self) -> None:
-        """Nothing goes on between steps."""
 
     def forget(self) -> bool:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""

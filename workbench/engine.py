@@ -15,7 +15,6 @@ whose row in the table says how (core/methods.py, `driven`).
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -214,11 +213,12 @@ class Engine(Habits):
         taken = Batch(batch, self._weight_of, DTYPES[self._fields["dtype"]])
         if self._steps is None:
             return taken
-        taken.check_like(self._first)
-        self._weigh(taken)
+        taken.check_like(self._first, shorter=self._steps.shorter)
+        objective = self._steps.objective(taken, self._again) or self._objective
+        objective.weigh(taken)
         taken.check_parts(self._microbatches)
         self._check_optimizer()
-        if _identity(loss_fn) != self._loss:
+        if _identity(loss_fn) != _identity(self._loss):
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         self._unchanged.check(loss_fn)
         return taken
@@ -227,15 +227,8 @@ class Engine(Habits):
         """Make all that waits for a batch."""
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
 
-        def made(batch: Batch) -> Objective:
-            weighs = self._weight_of is not None
-            return Objective(self._module, loss_fn, batch, weighs=weighs, no_decay=self._no_decay)
-
-        def again(tensors: Sequence[Tensor]) -> Objective:
-            dtype = DTYPES[self._fields["dtype"]]
-            return made(Batch(first.filled(tensors), self._weight_of, dtype))
-
-        objective = made(first)
+        self._first, self._loss = first, loss_fn
+        self._objective = objective = self._objective_for(first)
         shape = ModelSpec(  # how many layers there are, nobody knows yet
             family=f"{ENGINE}{objective.name}", layers=MOST["layers"], hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
@@ -244,7 +237,7 @@ class Engine(Habits):
             spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
             microbatches=self._microbatches, objective=objective, first=first,
             results=self._results, folder=self._folder.path, stages=self._stages,
-            weight_of=self._weight_of, peers=self._peers, report=self._report, again=again,
+            weight_of=self._weight_of, peers=self._peers, report=self._report, again=self._again,
         )  # fmt: skip
         steps = methods.imported(self._row.driven)(task)
         try:
@@ -260,11 +253,18 @@ class Engine(Habits):
             steps.close()
             self.close()  # another step would begin anew
             raise
-        self._first, self._loss, self._load_from = first, _identity(loss_fn), None
-        self._dropped = weakref.finalize(self, steps.let_go)  # an engine that nobody closed
-        self._dropped.atexit = False
-        self._steps, self._weigh = steps, objective.weigh
+        self._load_from = None
+        self._steps = steps
         self._report.phase("first step")
+
+    def _objective_for(self, batch: Batch) -> Objective:
+        weighs = self._weight_of is not None
+        return Objective(self._module, self._loss, batch, weighs=weighs, no_decay=self._no_decay)
+
+    def _again(self, tensors: Sequence[Tensor]) -> Objective:
+        """The objective for batches of these tensors' shapes."""
+        filled = self._first.filled(tensors)
+        return self._objective_for(Batch(filled, self._weight_of, DTYPES[self._fields["dtype"]]))
 
     def _check_open(self, *, loads: bool = False) -> None:
         if self._closed:
@@ -364,7 +364,6 @@ class Engine(Habits):
         """Give all memory back; ask for `state_dict` before."""
         self._closed = True
         if self._steps is not None:
-            self._dropped.detach()
             self._steps.close()
             self._steps = None
         self._peers.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,16 +103,24 @@ def torchs(
     groups: Callable | None = None, *, frozen: bool = True, **how
 ) -> tuple[list[float], dict[str, Tensor]]:
     """The loop that anybody would write."""
-    module, losses = net(frozen=frozen), []
+    module = net(frozen=frozen)
     optimizer = torch.optim.AdamW((groups or nn.Module.parameters)(module), lr=LR)
-    scheduler = warmed(optimizer)
-    for batch in batches(**how):
+    return by_torch(module, batches(**how), optimizer, warmed(optimizer))
+
+
+def by_torch(
+    module: nn.Module, given: Iterable[dict[str, Tensor]], optimizer: Any = None,
+    scheduler: Any = None,
+) -> tuple[list[float], dict[str, Tensor]]:  # fmt: skip
+    optimizer, losses = optimizer or torch.optim.AdamW(module.parameters(), lr=LR), []
+    for batch in given:
         optimizer.zero_grad()
         loss = loss_of(module(batch["tokens"]), batch)
         loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         optimizer.step()
-        scheduler.step()
+        if scheduler is not None:
+            scheduler.step()
         losses.append(loss.item())
     return losses, module.state_dict()
 

@@ -32,8 +32,10 @@ IGNORED = -100
 """`ignore_index` of torch's losses."""
 FLOPS_PER_S = {"cpu": 1.5e10, "cuda": 1.5e13}
 """fp32 operations a second of one thread of a processor, and of a GPU, at the least."""
-MADE_PER_S = {"cpu": 1e9, "cuda": 4e11}
-"""Bytes a second that operations put out, at the least."""
+MADE_PER_S = {"cpu": 5e8, "cuda": 4e11}
+"""Bytes a second that operations of one thread, or of a GPU, put out, at the least."""
+WIDE = 8
+"""Threads by which memory is busy."""
 COPIED_PER_S = {"cpu": 2e9, "cuda": 1e10}
 """Bytes a second of weights that are copied and read."""
 ROOM = 1 << 30
@@ -156,8 +158,9 @@ def _places(
         if place == "cuda":
             budget = spec.device_memory or sys.maxsize
             threads, room = 1, min(torch.cuda.mem_get_info(device)[0], budget) - ROOM
-        seconds = PASSES * (flops / (FLOPS_PER_S[place] * threads) + made / MADE_PER_S[place])
-        seconds += nbytes / COPIED_PER_S[place]
+        seconds = nbytes / COPIED_PER_S[place] + PASSES * (
+            flops / (FLOPS_PER_S[place] * threads) + made / (MADE_PER_S[place] * min(threads, WIDE))
+        )
         if seconds <= SECONDS and nbytes <= room:
             yield place
 

@@ -44,19 +44,23 @@ class Steps(Protocol):
     """Whether weights, moments and counts are those of these steps. Whoever asks for steps and
     loads sets it where one has failed in its middle."""
 
+    shorter: bool = False
+    """Whether batches may have fewer rows than the first one, or shorter ones."""
+
     def step(self, batch: Batch) -> float:
-        """One optimizer step on a batch of the form of the first; its mean loss."""
+        """One optimizer step on a batch; its mean loss."""
 
     def forget(self) -> bool:
         """Let go of what a step that failed has left, of a process that is alone; returns whether
         it has changed nothing. Raises ValueError where no other step is possible."""
 
+    def objective(self, batch: Batch, again: Again) -> Objective | None:
+        """The objective for batches of the form of one that is `shorter` than the first; `again`
+        makes it. None for the first one's. Raises ValueError where they cannot be trained."""
+
     def settle(self) -> None:
         """Wait until what steps have left to others is done, before weights are asked for or other
         ones are taken up. Where it raises, `forget` tells whether weights are whole."""
-
-    def let_go(self) -> None:
-        """End soon all that goes on between steps: nobody asks for anything any more."""
 
     def tensors(self) -> dict[str, Tensor]:
         """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
@@ -107,6 +111,15 @@ class Task:
     weight_of: Weigh | None = None
 
 
+class Given(Draws):
+    """Batches that a user's loop hands over, of which some have fewer rows."""
+
+    data: Handed
+
+    def samples(self, step: int) -> tuple[int, ...]:
+        return self.data.of(step)
+
+
 class InOneProcess(Steps):
     """A training of ours of which one process has all, whose samples are handed over."""
 
@@ -123,12 +136,17 @@ class InOneProcess(Steps):
         task.report.phase("cutting the module into layers")
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
-        if divided := task.microbatches * len(task.peers.folders) > 1:
+        self._divided = task.microbatches * len(task.peers.folders) > 1
+        self.shorter = len(task.peers.folders) == 1
+        if self._divided:
             model.divide()
-        check_layers(task, model, divided=divided)
+        check_layers(task.report, spec, model, task.first, task.again, divided=self._divided)
+        self._forms = {task.first.lengths: (task.objective, model)}
+        """By the shapes of a row."""
+        self._spec, self._report = spec, task.report
         shape = replace(spec.model, layers=max(1, model.layers))
         spec = replace(spec, model=shape, microbatches=task.microbatches)
-        self._whole = make(spec, model, Draws(self._handed, spec.batch))
+        self._whole = make(spec, model, Given(self._handed, spec.batch))
         self._settings = spec.optimizer.told
         weights.clear()  # they have been copied
 
@@ -140,18 +158,29 @@ class InOneProcess(Steps):
     def grad_norm(self) -> float | None:
         return (self._whole.history.grad_norms or [None])[-1]
 
+    def objective(self, batch: Batch, again: Again) -> Objective:
+        if batch.lengths not in self._forms:
+            sizes = ", ".join(str([*shape]) for shape in batch.lengths[: len(batch.places)])
+            self._report.phase(f"rows of {sizes}: cutting the module into layers")
+            objective = again(batch.tensors)
+            model, _ = objective.layered()
+            if self._divided:
+                model.divide()
+            told = self._report, self._spec, model
+            check_layers(*told, objective.first, again, divided=self._divided)
+            self._forms[batch.lengths] = objective, model
+        return self._forms[batch.lengths][0]
+
     def step(self, batch: Batch) -> float:
-        self._handed.take(batch)
         self._before = self.steps
+        self._whole.have(self._forms[batch.lengths][1])
+        self._handed.take(batch)
         self._whole.step(self.steps)
         return self._whole.history.losses[-1]
 
     def settle(self) -> None:
         self._before = self.steps
         self._whole.settle()
-
-    def let_go(self) -> None:
-        self._whole.let_go()
 
     def forget(self) -> bool:
         return self._whole.forget() and self.steps == self._before
@@ -215,14 +244,15 @@ def profile_of(
     )  # fmt: skip
 
 
-def check_layers(task: Task, model: Layered, *, divided: bool) -> None:
+def check_layers(
+    report: Reporter, spec: RunSpec, model: Layered, first: Batch, again: Again, *, divided: bool
+) -> None:
     """Compare the layers with the module as it is written, as much of them as can be in time.
     Raises ValueError where they would train otherwise, or a batch that is `divided`."""
-    spec = task.spec
+    report.phase("comparing the layers with the module")
     device = resolve_device(spec.device)
-    task.report.phase("comparing the layers with the module")
-    found = compare_in_time(model, task.first, task.again, spec, device, divided=divided)
+    found = compare_in_time(model, first, again, spec, device, divided=divided)
     if found.note:
-        task.report.event("compared", text=found.note)
+        report.event("compared", text=found.note)
     if found.couples and divided:
         raise ValueError(NO_MEAN.format(""))

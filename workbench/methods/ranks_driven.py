@@ -133,7 +133,9 @@ class Ranked(Steps):
     def _lead(self, task: Task) -> dict[str, Any]:
         """Plan and make all that is shared; what the others need to know of it."""
         batches = Draws(Handed(task.first, self._model), task.spec.batch)
-        check_layers(task, self._model, divided=self._divided)
+        check_layers(
+            task.report, task.spec, self._model, task.first, task.again, divided=self._divided
+        )
         schedule = self._plan(self._spec, batches, task)
         task.report.phase("laying out memory")
         check_runs(self._spec, schedule, self._model, self._layouts)

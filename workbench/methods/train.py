@@ -171,14 +171,14 @@ class Training:
             self.executor.step(step)
         self._kept = None
 
+    def have(self, model: LayeredModel) -> None:
+        """As `Engine.have`."""
+        self.engine.have(model)
+
     def settle(self) -> None:
         """Wait until all updates of steps that were asked are made; raises what failed there."""
         with self.meter:
             self.executor.end()
-
-    def let_go(self) -> None:
-        """End all lanes soon, without waiting."""
-        self.executor.stop()
 
     def forget(self) -> bool:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""

@@ -86,9 +86,16 @@ class Batch:
     def check_parts(self, parts: int | Sequence[tuple[int, int]]) -> None:
         """Raise ValueError for a micro-batch without a label, whose mean loss is no number: among
         so many equal ones, or those of some rows, first to end."""
-        spans = [] if isinstance(parts, int) else parts
-        sizes = [end - first for first, end in spans] or -(-self.rows // parts)
-        sums = [float(each.sum()) for each in self.weights.split(sizes)]
+        if isinstance(parts, int):
+            if self.rows < parts:
+                raise ValueError(
+                    f"the batch has {self.rows} row{'s' * (self.rows > 1)} for {parts} "
+                    "microbatches; leave it out, or give fewer microbatches"
+                )
+            split = self.weights.tensor_split(parts)
+        else:
+            split = self.weights.split([end - first for first, end in parts])
+        sums = [float(each.sum()) for each in split]
         if min(sums) == 0:
             raise ValueError(
                 f"no label counts in micro-batch {sums.index(0)} of {len(sums)}, so it has no "
@@ -114,17 +121,28 @@ class Batch:
         part = slice(None) if rows is None else torch.arange(rows) % self.rows
         return {f"tensor{n:03}": tensor[part] for n, tensor in enumerate(self.tensors)}
 
-    def check_like(self, first: Batch) -> None:
-        """Raise ValueError for a batch of another form, or with other values, than the first."""
+    @property
+    def lengths(self) -> tuple[torch.Size, ...]:
+        """Shapes of a row's tensors."""
+        return tuple(tensor.shape[1:] for tensor in self.tensors)
+
+    def check_like(self, first: Batch, *, shorter: bool) -> None:
+        """Raise ValueError for a batch of another form, or with other values, than the first one,
+        or larger; of one that is smaller, unless it may be `shorter`."""
         if self.form != first.form or self.others != first.others:
             raise ValueError(
                 "the batch has other parts, or other values beside its tensors, than the first one "
                 "had; only the numbers in its tensors may change"
             )
         for one, other in zip(self.tensors, first.tensors, strict=True):
-            if (one.shape, one.dtype) != (other.shape, other.dtype):
+            fits = one.shape == other.shape
+            if shorter and one.dim() == other.dim():
+                fits = all(a <= b for a, b in zip(one.shape, other.shape, strict=True))
+            if not fits or one.dtype != other.dtype:
                 advice = "leave out a last batch that is smaller"
-                if self.rows == first.rows:
+                if shorter:
+                    advice = "begin with the largest batch, for which all is planned"
+                elif self.rows == first.rows:
                     advice = "make all batches of one shape, as by padding"
                 raise ValueError(
                     f"the batch has {one.dtype} of {tuple(one.shape)} where the first one had "
@@ -302,7 +320,7 @@ class Handed:
     targets that methods want beside are in the batch. A `Data`."""
 
     def __init__(self, first: Batch, model: Decomposed) -> None:
-        self.batch = first
+        self.batch, self._most = first, first.rows
         shapes = str([[*model.shapes(unit).items()] for unit in range(model.num_units)])
         self.digest = hashlib.sha256(shapes.encode()).hexdigest()
         """Of the module: data is the loop's own matter."""
@@ -311,12 +329,16 @@ class Handed:
         """The samples of the next step."""
         self.batch = batch
 
+    def of(self, step: int) -> tuple[int, ...]:
+        """Global numbers of the samples of a step, which may be fewer than those of the first."""
+        return tuple(range(step * self._most, step * self._most + self.batch.rows))
+
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """Samples of the step that was taken last; views, where they are neighbours."""
-        first = samples[0] % self.batch.rows
+        first = samples[0] % self._most
         part: slice | list[int] = slice(first, first + len(samples))
         if samples[-1] - samples[0] + 1 != len(samples):
-            part = [sample % self.batch.rows for sample in samples]
+            part = [sample % self._most for sample in samples]
         return *(tensor[part] for tensor in self.batch.tensors), self.batch.weights[part]
 
 

@@ -46,8 +46,6 @@ def weights_of(
 ) -> list[float]:
     """How much the mean loss of each micro-batch weighs in that of the step, 1 on the mean, by the
     targets of all. Raises ValueError where no label counts."""
-    if not model.counts_differ:
-        return [1.0] * len(targets)
     counts = [sum(model.counted(part)) for part in targets]
     whole = weight_of_step(model, batches, step, counts)
     return [count * len(counts) / whole for count in counts]

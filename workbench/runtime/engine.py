@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +33,19 @@ from workbench.runtime.traffic import Traffic
 from workbench.runtime.unit_modules import UnitModules, write_initial
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
+from workbench.schedule.build.division import even_share
 from workbench.schedule.schedule import Schedule
 
 PASSING_BYTES = 1 << 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """All that passes of a model's units need, for batches of one form."""
+
+    boundaries: list[Boundary]
+    template: Template
+    modules: UnitModules
 
 
 class Engine:
@@ -54,10 +65,6 @@ class Engine:
         self._lock = threading.Lock()
         self._steps: dict[int, StepState] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
-        self._boundaries = [
-            Boundary(model.boundary(unit, spec.model.seq) if unit else (), memory.dtype)
-            for unit in range(model.num_units)
-        ]
         self._inputs: dict[tuple[int, int], Bundle] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
         self._output_grads: dict[tuple[int, int], Bundle] = {}
@@ -65,8 +72,6 @@ class Engine:
         """Unit -> its gradients on the device, in the order of its pieces: views of a slab, or for
         resident blocks what autograd returned, from their backward pass to their update."""
         self._flats = [Flat.of(model, unit) for unit in range(model.num_units)]
-        compiled = compiles(spec.compile, memory.device.type, memory.dtype)
-        self._template = Template(model, compiled=compiled)
         workers = len({a.lane for a in schedule.actions if lane_kind(a.lane) == "host"}) or 1
         threads = cpu_threads(memory.device.type)
         self.optimizer = Optimizer(
@@ -99,13 +104,57 @@ class Engine:
         for unit, flat in enumerate(self._flats):
             if (slab := self._gradient_slab(unit)) is not None:
                 self._gradients[unit] = [view for _, view in flat.views(slab)]
-        slots = {unit: self._slot(unit) for unit in memory.streamed}
-        self._modules = UnitModules(model, memory, self._flats, slots, self._gradients)
+        self._passes: dict[LayeredModel, Passes] = {}
+        """Of models that had batches here, the first one's at the beginning."""
+        self._begun = model
+        self._take(model)
         self._replays: Replays | None = None
         self._replayed: frozenset[int] = frozenset()
         """Units whose passes are recorded."""
         if name.REPLAYS in schedule.buffers:
             self._record()
+
+    def have(self, model: LayeredModel) -> None:
+        """Have these layers pass batches of their form, from the next step on; their weights are
+        those of the first model. Raises ValueError for layers that do not fit in the memory."""
+        if model is self.model:
+            return
+        before = {name: value.clone() for name, value in self.statistics.items()}
+        self._take(model)
+        self.take_up(before)
+
+    def _take(self, model: LayeredModel) -> None:
+        if model not in self._passes:
+            self._passes[model] = self._passes_of(model)
+        passes = self._passes[model]
+        self.model, self._boundaries = model, passes.boundaries
+        self._template, self._modules = passes.template, passes.modules
+
+    def _passes_of(self, model: LayeredModel) -> Passes:
+        units, spec, memory = range(model.num_units), self.spec, self.memory
+        if [Flat.of(model, unit) for unit in units] != self._flats:
+            raise ValueError(
+                "the module has other layers for batches of this form than for the first one; make "
+                "all batches of one shape, as by padding"
+            )
+        boundaries = [
+            Boundary(model.boundary(unit, spec.model.seq) if unit else (), memory.dtype)
+            for unit in units
+        ]
+        if first := self._passes.get(self._begun):
+            for unit, (own, planned) in enumerate(zip(boundaries, first.boundaries, strict=True)):
+                if own.nbytes(spec.microbatch) > planned.nbytes(spec.microbatch):
+                    raise ValueError(
+                        f"layer {unit} takes more for batches of this form than for the first one; "
+                        "begin with the largest batch, for which all is planned"
+                    )
+        compiled = compiles(spec.compile, memory.device.type, memory.dtype)
+        slots = {unit: self._slot(unit) for unit in memory.streamed}
+        return Passes(
+            boundaries=boundaries,
+            template=Template(model, compiled=compiled),
+            modules=UnitModules(model, memory, self._flats, slots, self._gradients),
+        )
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -138,7 +187,8 @@ class Engine:
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
         self.forget()
-        self._modules.clear()
+        for passes in self._passes.values():
+            passes.modules.clear()
         self._gradients.clear()
         if self._replays is not None:
             self._replays.close()
@@ -167,7 +217,7 @@ class Engine:
         memory = self.memory
         with memory.meter.on_host():
             *inputs, targets = self.batches.batch(step)
-            parts = targets.split(self.spec.microbatch)
+            parts = targets.tensor_split(self.schedule.num_microbatches)
             weights = weights_of(self.model, self.batches, step, parts)
             inputs = [t.to(memory.dtype) if t.is_floating_point() else t for t in inputs]
             *inputs, targets = (_in_passing(t, memory.device) for t in (*inputs, targets))
@@ -295,7 +345,7 @@ class Engine:
     def _stash(self, action: Action, step: int) -> None:
         key = (action.unit, action.microbatch)
         source = self._inputs.pop(key)
-        for target, own in zip(self._stashed(*key), source, strict=True):
+        for target, own in zip(self._stashed(*key, step), source, strict=True):
             self.traffic.copy("store", target, own)
             read_here(own)
 
@@ -303,15 +353,19 @@ class Engine:
         key = (action.unit, action.microbatch)
         slot = self.schedule.buffers[name.activation(*key, 1)].slot
         fetched = self.memory.fetched(slot)
-        target = self._boundaries[action.unit].carve(fetched, self.spec.microbatch)
-        for own, source in zip(target, self._stashed(*key), strict=True):
+        target = self._boundaries[action.unit].carve(fetched, self._size(step, key[1]))
+        for own, source in zip(target, self._stashed(*key, step), strict=True):
             self.traffic.copy("load", own, source)
         self._inputs[key] = target
 
-    def _stashed(self, unit: int, micro: int) -> Bundle:
+    def _stashed(self, unit: int, micro: int, step: int) -> Bundle:
         """Where a unit's input lies on the host."""
         raw = self.memory.host_activation(unit, micro)
-        return self._boundaries[unit].carve(raw, self.spec.microbatch)
+        return self._boundaries[unit].carve(raw, self._size(step, micro))
+
+    def _size(self, step: int, micro: int) -> int:
+        rows = self._rows(self._steps[step], micro)
+        return rows.stop - rows.start
 
     def _pull(self, action: Action, step: int) -> None:
         # The only visit of a step may begin before the step does.
@@ -372,8 +426,7 @@ class Engine:
         return tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
 
     def _rows(self, state: StepState, micro: int) -> slice:
-        size = len(state.samples) // self.schedule.num_microbatches
-        return slice(micro * size, (micro + 1) * size)
+        return slice(*even_share(len(state.samples), micro, self.schedule.num_microbatches))
 
     def _gradient_slab(self, unit: int) -> Tensor | None:
         """Where a unit's gradients gather on the device; None for a resident block whose gradients

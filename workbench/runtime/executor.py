@@ -37,11 +37,13 @@ import math
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 
 import torch
 
+from workbench.runtime.asked import Asked, live
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.completions import Completions
 from workbench.runtime.device_turns import device_turns
@@ -163,6 +165,7 @@ class Executor:
         """Lanes end before this step."""
         self._next: int | None = None
         """The step that is done next, in a segment that goes on."""
+        self._asked = Asked(range(0), ends=True)
 
     @property
     def goes_on(self) -> bool:
@@ -184,8 +187,8 @@ class Executor:
         try:
             self._start_lanes(steps)
             self._compute(steps)
-        except BaseException as error:  # outside `_walk`: Ctrl-C, or no more threads to be had
-            self._fail(error)
+        except BaseException as error:  # outside `walk`: Ctrl-C, or no more threads to be had
+            self.fail(error)
         self._drain()
         self._leave(steps)
 
@@ -194,18 +197,21 @@ class Executor:
 
         Raises as `run` does; steps before the one that failed are finished then.
         """
+        asked = range(step, step + 1)
         if self._stop_at <= step:  # something failed while no step was asked
             self.end()
         if begins := not self.goes_on:
             self._reset(step)
         try:
+            self._next = step
             if begins:
-                self._next = step
-                self._start_lanes(range(step, sys.maxsize))
-            self._compute(range(step, step + 1))
-            self._next = step + 1
+                self._start_lanes(asked)
+            else:
+                self._asked.ask(asked.stop)
+            self._compute(asked)
+            self._next = asked.stop
         except BaseException as error:
-            self._fail(error, step)
+            self.fail(error, step)
         if self._stop_at <= step:
             self.end()
 
@@ -213,7 +219,7 @@ class Executor:
         """End a segment that goes on, when all is done that was asked; raises as `step` does."""
         if self._next is None:
             return
-        self._stop_before(self._next)
+        self._asked.close()
         self._drain(before=self._next)
         self._leave(range(self._first, self._next))
 
@@ -248,7 +254,7 @@ class Executor:
 
     def stop(self) -> None:
         """Stop all lanes before their next action (from any thread)."""
-        self._fail(Stopped("the run was stopped"))
+        self.fail(Stopped("the run was stopped"))
 
     def close(self) -> None:
         """End what may be left of a run that was interrupted twice. Memory may be freed after.
@@ -266,19 +272,22 @@ class Executor:
         """Walk the compute lane, in the caller's thread."""
         own = self._streams.get(COMPUTE)
         with torch.cuda.stream(own) if own is not None else nullcontext():
-            self._walk(COMPUTE, steps)
+            self.walk(COMPUTE, steps)
 
     def _start_lanes(self, steps: range) -> None:
         if self._streams:  # a lane that only launches must not hold the others for long
             sys.setswitchinterval(SWITCH_S)
             _keep_what_is_there(collect=not self.step_numbers)
+        self._asked = asked = Asked(steps, ends=not self.goes_on)
+        ref = weakref.ref(self, lambda _: asked.close())
         for lane in self._lane_items:
             if lane == COMPUTE:
                 continue
             ended = threading.Event()
             thread = threading.Thread(
-                target=self._live, args=(lane, steps, ended), name=f"lane {lane}", daemon=True
-            )
+                target=live, args=(ref, asked, lane, ended),
+                name=f"lane {lane}", daemon=True,
+            )  # fmt: skip
             self._threads.append((thread, ended))
             thread.start()
 
@@ -300,7 +309,7 @@ class Executor:
                 with suppress(RuntimeError) if self._failure else nullcontext():
                     torch.cuda.synchronize(self._device)
         except BaseException as error:
-            self._fail(error, before)
+            self.fail(error, before)
             self._drain()
 
     def _has_ended(self, ended: threading.Event) -> bool:
@@ -310,22 +319,17 @@ class Executor:
                 return False
         return True
 
-    def _live(self, lane: str, steps: range, ended: threading.Event) -> None:
-        """The life of a lane that has a thread of its own."""
-        try:
-            use_lane_thread(self._device.type, self._turns.cores if lane == LATER else 1)
-            if (stream := self._streams.get(lane)) is not None:
-                # For good: to set the one before again, while all is issued and the device is busy,
-                # takes until it is idle, and keeps Python's lock, which publishers need.
-                torch.cuda.set_stream(stream)
-            self._walk(lane, steps)
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            ended.set()
+    def prepare(self, lane: str) -> None:
+        """Prepare the thread of a lane."""
+        use_lane_thread(self._device.type, self._turns.cores if lane == LATER else 1)
+        if (stream := self._streams.get(lane)) is not None:
+            # For good: to set the one before again, while all is issued and the device is busy,
+            # takes until it is idle, and keeps Python's lock, which publishers need.
+            torch.cuda.set_stream(stream)
 
-    def _walk(self, thread: str, steps: range) -> None:
-        """Do all work of a thread, named by its first lane; a failure stops the others."""
+    def walk(self, thread: str, steps: range) -> bool:
+        """Do all work of a thread, named by its first lane; a failure stops the others. Returns
+        whether there was none."""
         stream = current = self._streams.get(thread)
         step = self._first
         try:
@@ -345,10 +349,12 @@ class Executor:
                     if self._streams and step == self._first and not self.step_numbers:
                         # The first of all, in which layers are compiled.
                         _keep_what_is_there()
+            return True
         except Stopped:  # by what has told its cause
-            return
+            return False
         except BaseException as error:  # every cause must stop the other lanes, even Ctrl-C
-            self._fail(error, step if self.goes_on else -math.inf)
+            self.fail(error, step if self.goes_on else -math.inf)
+            return False
 
     def _enter(self, thread: str, step: int) -> None:
         """Keep the completions of the steps in flight, drop those that every thread has passed."""
@@ -422,7 +428,7 @@ class Executor:
                 now(stream).synchronize()
             self._on_step_end(step, self._timings.elapsed_s())
 
-    def _fail(self, error: BaseException, step: float = -math.inf) -> None:
+    def fail(self, error: BaseException, step: float = -math.inf) -> None:
         """Note what failed in a step, before which all lanes end: by default at once."""
         try:
             if self._on_failure is not None:  # other ranks end then, and are missed: no cause
@@ -446,6 +452,7 @@ class Executor:
                 self._turns.stop()
         for completion in completions:
             completion.set()
+        self._asked.close()
 
 
 def _keep_what_is_there(*, collect: bool = True) -> None:
