@@ -32,22 +32,19 @@ works on, so `run` and `end` return only after all lanes have ended and the devi
 
 from __future__ import annotations
 
-import gc
 import math
-import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 
 import torch
 
-from workbench.runtime.asked import Asked, live
 from workbench.runtime.board import Board, Failed
 from workbench.runtime.completions import Completions
 from workbench.runtime.device_turns import device_turns
 from workbench.runtime.lane_threads import lane_threads
+from workbench.runtime.lanes import Lanes, keep_what_is_there
 from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
 from workbench.schedule.action import (
@@ -66,10 +63,6 @@ from workbench.schedule.schedule import Schedule
 
 STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_IN, NET_OUT)
 """Kinds of lanes that have a stream each on CUDA."""
-SWITCH_S = 2e-4
-"""How long a lane's thread may keep the interpreter from the others on CUDA."""
-START_S = 1.0
-"""How long a thread whose start was interrupted may take to begin, if it ever does."""
 
 CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE)
 """Actions of which the first one changes weights, moments or their count."""
@@ -115,7 +108,7 @@ class Executor:
         lanes that are only issued. `abandon_s` after a failure, lanes that wait for other processes
         by means that nobody can end are left behind, and nothing can run any more."""
         self.schedule = schedule
-        self._board, self._on_failure, self._abandon_s = board, on_failure, abandon_s
+        self._board, self._on_failure = board, on_failure
         self._timings = Timings(origin)
         self.events = self._timings.events
         self.step_numbers: list[int] = []
@@ -157,15 +150,13 @@ class Executor:
         """Steps back that an action may wait for."""
         self._completions = Completions(i for i, a in enumerate(schedule.actions) if a.rank == rank)
         self._turns = device_turns(schedule, rank, self._completions)
-        self._threads: list[tuple[threading.Thread, threading.Event]] = []
-        """Lanes of the current segment, each with what it sets when it has ended."""
+        self._lanes = Lanes(launches=bool(self._streams), abandon_s=abandon_s)
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._stop_at: float = math.inf
         """Lanes end before this step."""
         self._next: int | None = None
         """The step that is done next, in a segment that goes on."""
-        self._asked = Asked(range(0), ends=True)
 
     @property
     def goes_on(self) -> bool:
@@ -207,7 +198,7 @@ class Executor:
             if begins:
                 self._start_lanes(asked)
             else:
-                self._asked.ask(asked.stop)
+                self._lanes.ask(asked.stop)
             self._compute(asked)
             self._next = asked.stop
         except BaseException as error:
@@ -219,7 +210,7 @@ class Executor:
         """End a segment that goes on, when all is done that was asked; raises as `step` does."""
         if self._next is None:
             return
-        self._asked.close()
+        self._lanes.close()
         self._drain(before=self._next)
         self._leave(range(self._first, self._next))
 
@@ -235,14 +226,11 @@ class Executor:
         if self._streams:  # what was written before this segment, on whatever stream
             torch.cuda.synchronize(self._device)
         self._timings.begin(self._streams.get(COMPUTE))
-        self._interval = sys.getswitchinterval()
 
     def _leave(self, steps: range) -> None:
         """The end of a segment of these steps, whose lanes have ended."""
         self._next = None
-        sys.setswitchinterval(self._interval)
-        if self._streams:
-            gc.unfreeze()
+        self._lanes.rest()
         self._completions.clear()
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -261,7 +249,7 @@ class Executor:
 
         Where nothing is left, other ranks may still be at work, and are not disturbed.
         """
-        if self._threads:
+        if self._lanes:
             self.stop()
         self._drain()
         if self.goes_on:
@@ -275,49 +263,23 @@ class Executor:
             self.walk(COMPUTE, steps)
 
     def _start_lanes(self, steps: range) -> None:
-        if self._streams:  # a lane that only launches must not hold the others for long
-            sys.setswitchinterval(SWITCH_S)
-            _keep_what_is_there(collect=not self.step_numbers)
-        self._asked = asked = Asked(steps, ends=not self.goes_on)
-        ref = weakref.ref(self, lambda _: asked.close())
-        for lane in self._lane_items:
-            if lane == COMPUTE:
-                continue
-            ended = threading.Event()
-            thread = threading.Thread(
-                target=live, args=(ref, asked, lane, ended),
-                name=f"lane {lane}", daemon=True,
-            )  # fmt: skip
-            self._threads.append((thread, ended))
-            thread.start()
+        names = [lane for lane in self._lane_items if lane != COMPUTE]
+        first = not self.step_numbers
+        self._lanes.start(self, names, steps, ends=not self.goes_on, first=first)
 
     def _drain(self, before: float = -math.inf) -> None:
         """Wait until all lanes have ended and the device is idle. An exception that breaks the wait
         stops the lanes, at first `before` a step, and the wait goes on.
         """
         try:
-            for thread, ended in self._threads:
-                if thread.ident is None:  # its start was interrupted: it begins yet, or never
-                    ended.wait(START_S)
-                # `join`, interrupted, takes a running thread for dead (gh-90882)
-                if thread.ident is not None and self._has_ended(ended):
-                    thread.join()
-            left = any(not ended.is_set() for thread, ended in self._threads if thread.ident)
-            self._threads.clear()
-            if self._streams and not left:
+            ended = self._lanes.wait(lambda: self._failure is not None)
+            if self._streams and ended:
                 # A device that failed has told a lane already, and that cause is the one to raise.
                 with suppress(RuntimeError) if self._failure else nullcontext():
                     torch.cuda.synchronize(self._device)
         except BaseException as error:
             self.fail(error, before)
             self._drain()
-
-    def _has_ended(self, ended: threading.Event) -> bool:
-        """Wait for a lane's end; False for one that is left behind."""
-        while not ended.wait(self._abandon_s):
-            if self._failure is not None:
-                return False
-        return True
 
     def prepare(self, lane: str) -> None:
         """Prepare the thread of a lane."""
@@ -348,7 +310,7 @@ class Executor:
                     self._end_step(stream, step)
                     if self._streams and step == self._first and not self.step_numbers:
                         # The first of all, in which layers are compiled.
-                        _keep_what_is_there()
+                        keep_what_is_there()
             return True
         except Stopped:  # by what has told its cause
             return False
@@ -452,14 +414,4 @@ class Executor:
                 self._turns.stop()
         for completion in completions:
             completion.set()
-        self._asked.close()
-
-
-def _keep_what_is_there(*, collect: bool = True) -> None:
-    """Let the garbage collector look no more at what exists: models, schedules and what compilers
-    left are a million objects, through which it goes for a quarter of a second and more, while no
-    thread launches anything.
-    """
-    if collect:
-        gc.collect()
-    gc.freeze()
+        self._lanes.close()
