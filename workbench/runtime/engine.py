@@ -48,8 +48,7 @@ class Engine:
         memory: Memory,
     ) -> None:
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
-        self.memory = memory
-        self.traffic = Traffic(memory.device, spec.link_bytes_per_s)
+        self.memory, self.traffic = memory, Traffic(memory.device, spec.link_bytes_per_s)
         self._lock = threading.Lock()
         self._steps: dict[int, StepState] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
@@ -93,7 +92,7 @@ class Engine:
             if (slab := self._gradient_slab(unit)) is not None:
                 self._gradients[unit] = [view for _, view in flat.views(slab)]
         self._passes: dict[LayeredModel, Passes] = {}
-        """Of models that had batches here, the first one's at the beginning."""
+        """Of models that had batches here, the first one's first."""
         self._take(model)
         self._replays: Replays | None = None
         self._replayed: frozenset[int] = frozenset()
@@ -130,7 +129,7 @@ class Engine:
         take_up(self.model, self._units(), statistics)
 
     def _units(self) -> Iterator[nn.Module]:
-        return (self._modules[unit] for unit in range(self.model.num_units))
+        return map(self._modules.__getitem__, range(self.model.num_units))
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
