@@ -169,7 +169,7 @@ def plain_update(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
-    hyper: AdamStep,
+    hyper: AdamStep | None,
     *,
     decay_split: int,
     chunk: int,
@@ -185,7 +185,8 @@ def plain_update(
     inverse is made for, in more passes.
 
     The caller's gradients stay as they were, and split masters take ``4 * chunk`` bytes. With
-    ``undo``, what an update with it and the same gradient did is taken back first.
+    ``undo``, what an update with it and the same gradient did is taken back first; where ``hyper``
+    is None, no more is done.
     """
     apply = _apply_fused if fused else _apply
     for states, part, decays in _chunks(
@@ -193,25 +194,8 @@ def plain_update(
     ):
         if undo is not None:
             _revert(*states, part, undo, decays)
-        apply(*states, part, hyper, decays)
-
-
-def plain_revert(
-    weights: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    *,
-    decay_split: int,
-    chunk: int,
-    rest: Tensor | None = None,
-) -> None:
-    """Take an update back by plain torch operations, on any device."""
-    for states, part, decays in _chunks(
-        weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk
-    ):
-        _revert(*states, part, hyper, decays)
+        if hyper is not None:
+            apply(*states, part, hyper, decays)
 
 
 def _chunks(

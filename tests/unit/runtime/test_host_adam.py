@@ -363,9 +363,8 @@ def test_unusable_arguments_are_named(change, message):
         "grad": torch.zeros(100),
         "decay_split": 0,
     }
-    for call in (host_adam.update, host_adam.revert):
-        with pytest.raises(ValueError, match=message):
-            call(**(arguments | change), hyper=hyper())
+    with pytest.raises(ValueError, match=message):
+        host_adam.update(**(arguments | change), hyper=hyper())
 
 
 def test_overlapping_slabs_are_refused():

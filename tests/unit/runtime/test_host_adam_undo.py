@@ -137,7 +137,7 @@ def test_plain_operations_take_back_what_they_made(device, halves):
     adam_step.plain_update(*slabs, hyper(6), **where, fused=False)
     master = join(weights, rest) if halves else weights.clone()
     new = [state.cpu() for state in (master, *(moment.clone() for moment in moments))]
-    adam_step.plain_revert(*slabs, hyper(6), **where)
+    adam_step.plain_update(*slabs, None, **where, fused=False, undo=hyper(6))
     master = join(weights, rest) if halves else weights
     old = host.states()
     host.update(noise, hyper(6), decay_split=70_001)
