@@ -11,7 +11,7 @@ from workbench.model import ModelSpec, make_model
 from workbench.model.families import blank_rows
 from workbench.profile import kinds, recorded
 from workbench.profile.alone import Alone
-from workbench.profile.measure import measure
+from workbench.profile.measure import unit_costs
 from workbench.profile.profile import RECORDED_BELOW_S, Hardware, UnitCost
 from workbench.runtime.tiers import OutOfMemory
 
@@ -73,7 +73,8 @@ def test_recordings_are_timed_on_a_gpu(hardware: Hardware, answered):
     settings = {"microbatch": 2, "seq": 64, "device": "cuda", "hardware": here, "seconds": 0.1}
     left = []
     for dtype in ("bf16", "fp32", "bf16", "fp32"):
-        first, block, *_, head = measure(model, dtype=dtype, **settings).units
+        costs, *_ = unit_costs(model, dtype=dtype, **settings)
+        first, block, head = (costs[kind] for kind in ("embedding", "block", "head"))
         for way in ("forward_s", "backward_s"):
             launched, found = getattr(block, way), getattr(block, f"recorded_{way}")
             answered.enter(f"GPU: a {dtype} pass recorded, by launched: {way}", launched, found)
