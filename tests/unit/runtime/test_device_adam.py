@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.unit.runtime.slabs import hyper
 from workbench.runtime import adam_step, device_adam, host_adam
-from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.split import join, split
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -23,11 +23,6 @@ on_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or INTERPRETED,
     reason="needs a CUDA device, and Triton to compile for it",
 )
-
-
-def hyper(step: int = 1, **changes: float) -> AdamStep:
-    defaults = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-    return AdamStep(step=step, **(defaults | changes))
 
 
 class Slabs:
