@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -129,3 +130,12 @@ def wait_for(condition: Callable[[], object], patience_s: float = HANG_S) -> obj
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
     return value
+
+
+def at_once(*calls: Callable[[], object]) -> None:
+    """Make each call in a thread of its own, and wait until all are done."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

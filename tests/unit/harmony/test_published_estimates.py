@@ -106,14 +106,6 @@ def test_stored_schedules_of_figure_10(profile_of, rows_of):
         assert moved.all_reduced / GIB == pytest.approx(all_reduced, abs=0.05), row
 
 
-def test_larger_gpt2_profiles_repeat_the_block_of_the_smallest(profile_of):
-    small, large = profile_of("gpt2_10b"), profile_of("gpt2_40b")
-    made = with_blocks(small, 200)
-    assert (made.forward, made.backward) == (large.forward, large.backward)
-    assert made.weight_bytes == large.weight_bytes
-    assert made.update_seconds == large.update_seconds
-
-
 def printed(seconds: float) -> float:
     """With one digit, presumably rounded from two.
 

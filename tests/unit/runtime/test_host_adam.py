@@ -2,11 +2,11 @@
 
 import functools
 import math
-import threading
 
 import pytest
 import torch
 
+from tests.runs.helpers import at_once
 from tests.unit.runtime.slabs import BETAS, Slabs, equal, hyper, rounds_like_torch
 from workbench.core import native
 from workbench.runtime import adam_step, host_adam
@@ -213,18 +213,12 @@ def test_two_updates_overlap(compiled, tmp_path, monkeypatch):
     monkeypatch.setattr(host_adam, "SOURCE", source)
     monkeypatch.setattr(host_adam, "_kernel", functools.cache(host_adam._kernel.__wrapped__))
     layers = [Slabs(8, seed=layer) for layer in range(2)]
-    threads = [
-        threading.Thread(
-            target=host_adam.update,
-            args=(*layer.slabs(), torch.zeros(8), hyper()),
-            kwargs={"decay_split": 0},
+    at_once(
+        *(
+            functools.partial(layer.update, torch.zeros(8), hyper(), decay_split=0)
+            for layer in layers
         )
-        for layer in layers
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    )
     assert [layer.weights[0].item() for layer in layers] == [2, 2]
 
 
@@ -241,11 +235,7 @@ def test_concurrent_updates_of_different_layers_keep_apart(backend):
     together = [Slabs(5_003, seed=layer) for layer in range(4)]
     for layer, slabs in enumerate(alone):
         train(layer, slabs)
-    threads = [threading.Thread(target=train, args=item) for item in enumerate(together)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(functools.partial(train, *item) for item in enumerate(together)))
     for a, b in zip(alone, together, strict=True):
         assert equal(a, b)
 
