@@ -132,6 +132,36 @@ def wait_for(condition: Callable[[], object], patience_s: float = HANG_S) -> obj
     return value
 
 
+STARTER = """
+import sys
+from pathlib import Path
+from workbench.runs import campaign
+campaign.COMMAND = (sys.executable, sys.argv[1])
+mine = campaign.Campaign(campaign.Store(sys.argv[2]), "mine")
+mine.start(detached=sys.argv[3] == "detached")
+print(mine.status().state, flush=True)
+sys.stdin.read()
+"""
+
+
+def kernel_with(store: Store, how: str) -> subprocess.Popen:
+    """What a notebook's kernel is to the sweep `mine`, which it has started."""
+    words = [str(HERE / "sweep_process_driver.py"), str(store.root), how]
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", STARTER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}, text=True,
+    )  # fmt: skip
+    assert kernel.stdout.readline().strip() in ("running", "waiting")
+    return kernel
+
+
+def end_kernel(kernel: subprocess.Popen) -> None:
+    kernel.kill()
+    kernel.wait(HANG_S)
+    kernel.stdin.close()
+    kernel.stdout.close()
+
+
 def at_once(*calls: Callable[[], object]) -> None:
     """Make each call in a thread of its own, and wait until all are done."""
     threads = [threading.Thread(target=call) for call in calls]
