@@ -17,7 +17,7 @@ from workbench.model.base import LayeredModel
 from workbench.profile.alone import Alone, of_each_kind
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import UnitCost
-from workbench.profile.recorded import with_recorded_checkpoint
+from workbench.profile.recorded import Block, with_recorded_checkpoint
 from workbench.runtime.bundle import bytes_of
 from workbench.runtime.storage import DTYPES
 from workbench.runtime.template import compiles
@@ -50,10 +50,11 @@ def with_checkpoints(
     target, found = torch_device(device), {**costs, **measured}
     if target.type == "cuda" and model.compilable:
         for kind, unit in first.items():
-            found[kind] = with_recorded_checkpoint(
-                found[kind], model, unit, microbatch=len(targets), seq=seq, dtype=DTYPES[dtype],
+            block = Block(
+                model=model, unit=unit, microbatch=len(targets), seq=seq, dtype=DTYPES[dtype],
                 device=target, compiled=compiles(compile, target.type, DTYPES[dtype]),
             )  # fmt: skip
+            found[kind] = with_recorded_checkpoint(found[kind], block)
     return found
 
 

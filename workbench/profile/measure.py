@@ -23,7 +23,7 @@ from workbench.profile.bench import Bench
 from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
 from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, UnitCost
-from workbench.profile.recorded import with_recorded
+from workbench.profile.recorded import Block, with_recorded
 from workbench.profile.timing import TRIES, Sample, Timing, lasting, quietest, sample, summarize
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.storage import DTYPES
@@ -124,10 +124,11 @@ def unit_costs(
         )
     if target.type == "cuda" and model.compilable:
         for unit in model_units(model, 1)[1:-1]:
-            costs[model.kind(unit)] = with_recorded(
-                costs[model.kind(unit)], model, unit, microbatch=microbatch, seq=seq,
-                dtype=torch_dtype, device=target, compiled=compiled,
+            block = Block(
+                model=model, unit=unit, microbatch=microbatch, seq=seq, dtype=torch_dtype,
+                device=target, compiled=compiled,
             )  # fmt: skip
+            costs[model.kind(unit)] = with_recorded(costs[model.kind(unit)], block)
     if small == full:
         return costs, library_bytes, ""
     return (

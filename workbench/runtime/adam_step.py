@@ -37,6 +37,8 @@ from workbench.runtime.split import join, split
 
 # Elements that plain operations take at a time: they need several temporaries of 8 bytes each.
 PIECE = 1 << 19
+States = tuple[Tensor, Tensor, Tensor]
+"""fp32 master weights, and both moments."""
 
 
 class Diverged(ArithmeticError):
@@ -193,9 +195,9 @@ def plain_update(
         weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk
     ):
         if undo is not None:
-            _revert(*states, part, undo, decays)
+            _revert(states, part, undo, decays)
         if hyper is not None:
-            apply(*states, part, hyper, decays)
+            apply(states, part, hyper, decays)
 
 
 def _chunks(
@@ -206,8 +208,8 @@ def _chunks(
     rest: Tensor | None,
     decay_split: int,
     chunk: int,
-) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor, bool]]:
-    """((fp32 master, exp_avg, exp_avg_sq), grad, decays) of each chunk, to be updated in place."""
+) -> Iterator[tuple[States, Tensor, bool]]:
+    """(states, grad, decays) of each chunk, to be updated in place."""
     weights, exp_avg, exp_avg_sq, grad = (t.view(-1) for t in (weights, exp_avg, exp_avg_sq, grad))
     numel = weights.numel()
     for begin, end in pairwise(sorted({*range(0, numel, chunk), decay_split, numel, 0})):
@@ -218,17 +220,11 @@ def _chunks(
             split(master, weights[at], rest.view(-1)[at])
 
 
-def _apply_fused(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    decays: bool,
-) -> None:
+def _apply_fused(states: States, grad: Tensor, hyper: AdamStep, decays: bool) -> None:
     """Torch's kernel wants gradients in the weights' type; and it divides (rather than multiplies)
     by a scale of its own and overwrites the gradients with the result. So where either matters,
     they are widened or scaled into a temporary first."""
+    master, exp_avg, exp_avg_sq = states
     grad = grad.float()
     if hyper.grad_scale != 1:
         grad = grad * hyper.grad_scale
@@ -249,17 +245,10 @@ def _apply_fused(
     )
 
 
-def _apply(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    decays: bool,
-) -> None:
+def _apply(states: States, grad: Tensor, hyper: AdamStep, decays: bool) -> None:
     """The update with the scalars, and by the step, that ``_revert`` takes it back with."""
     s = hyper.scalars()
-    for p, m, v, g in _pieces(master, exp_avg, exp_avg_sq, grad):
+    for p, m, v, g in _pieces(*states, grad):
         g = g.float() * s["grad_scale"]
         m.lerp_(g, s["lerp_weight"])
         v.mul_(s["beta2"]).addcmul_(g, g, value=s["one_minus_beta2"])
@@ -268,19 +257,12 @@ def _apply(
         p.add_(_step(m, v, s))
 
 
-def _revert(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    decays: bool,
-) -> None:
+def _revert(states: States, grad: Tensor, hyper: AdamStep, decays: bool) -> None:
     """The inverse, rounded as in ``host_adam.cpp``: products that must stay exact are in double."""
     s = hyper.scalars()
     rounding = 2.0**-24  # of a sum, relative to it
     kept_m = 1 - s["lerp_weight"]
-    for p, m, v, g in _pieces(master, exp_avg, exp_avg_sq, grad):
+    for p, m, v, g in _pieces(*states, grad):
         g = g.float() * s["grad_scale"]
         p.sub_(_step(m, v, s))
         if decays:
