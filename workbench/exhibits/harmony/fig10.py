@@ -96,7 +96,6 @@ class FourModels(HarmonyExhibit):
         return as_speed(join(told, others, planned(plans)))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """Rows of missing runs, with the reason `why`."""
         return table(
             [
                 missing(method, trained.name, "samples_per_s", why, minibatch=trained.minibatch)
@@ -106,7 +105,6 @@ class FourModels(HarmonyExhibit):
         )
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """A panel a published model, and what ran here."""
         other = rows[~rows["model"].isin(MODELS)]
         ran = other["value"].notna().any()
         draw.prepare(figure, 2 if ran else 1.2)

@@ -44,7 +44,6 @@ class TimePerIteration(scaling.Scaling):
     )
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """A panel a model, and what ran here."""
         own = scaling.here(rows)
         own = own[~own["model"].isin(scaling.MODELS)].dropna(subset=["value"])
         axes = _places(figure, ran=len(own) > 0)

@@ -37,7 +37,6 @@ class SpeedUp(scaling.Scaling):
     )
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """Speed over that of one device: the smallest and the largest model, and what ran here."""
         draw.prepare(figure)
         axes = figure.subplots(1, 3)
         shown = scaling.speedups(rows)
