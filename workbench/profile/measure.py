@@ -129,16 +129,11 @@ def unit_costs(
                 device=target, compiled=compiled,
             )  # fmt: skip
             costs[model.kind(unit)] = with_recorded(costs[model.kind(unit)], block)
-    if small == full:
-        return costs, library_bytes, ""
-    return (
-        costs,
-        library_bytes,
-        (
-            f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
-            f"{microbatch} x {seq}, which would take too long to time on this machine"
-        ),
-    )
+    note = "" if small == full else (
+        f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
+        f"{microbatch} x {seq}, which would take too long to time on this machine"
+    )  # fmt: skip
+    return costs, library_bytes, note
 
 
 def _extrapolated(points: list[tuple[float, float]], flops: float) -> float:

@@ -77,7 +77,7 @@ def to_json(schedule: Schedule) -> str:
     Raises ValueError for a setting that JSON cannot hold (a number that is not finite).
     """
     for name, value in schedule.settings.items():
-        if not _finite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"setting {name!r} is {value}, which JSON cannot hold")
     head = {
         "format": FORMAT,
@@ -99,10 +99,6 @@ def to_json(schedule: Schedule) -> str:
     lines.append(_block("buffers", "{}", buffers) + ",")
     lines.append(_block("actions", "[]", actions))
     return "{\n" + "\n".join(lines) + "\n}\n"
-
-
-def _finite(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _block(key: str, brackets: str, lines: list[str]) -> str:
