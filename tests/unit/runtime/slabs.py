@@ -16,7 +16,6 @@ rounds_like_torch = pytest.mark.skipif(
     reason="torch rounds its moments otherwise where it does not use fused multiply-add",
 )
 
-
 BETAS = (0.9, 0.95)
 
 
