@@ -89,8 +89,9 @@ def compare_in_time(
     later: bool = False,
 ) -> Compared:
     """Compare the largest part that can be compared in `SECONDS`; batches may be computed
-    `divided`, in parts. `later`: steps have been done, and nothing takes longer. Raises ValueError, one sentence, where layers would train otherwise than
-    the module does, or where the module fails by itself."""
+    `divided`, in parts. `later`: steps have been done, and nothing takes longer. Raises ValueError,
+    one sentence, where layers would train otherwise than the module does, or where the module fails
+    by itself."""
     lists, tokens = _lists(model), _tokens(first)
     why = "that would take too long, or too much memory"
     for part in PARTS:
