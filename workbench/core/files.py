@@ -52,7 +52,7 @@ def read_whole(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > most:
             told, limit = format_bytes(size), format_bytes(most)
             raise ValueError(f"{where} has {told}; it must have {limit} at most")
-        return file.read(max(size, 1 << 16))  # a file of the kernel's own tells no size
+        return file.read(size or 1 << 16)  # a file of the kernel's own tells no size
 
 
 def checksum(path: Path) -> tuple[int, int]:
