@@ -107,7 +107,9 @@ class Pipelined(Steps):
         loss, overflow = self._model.step(batch.named(), self._clip)
         for group in self._optimizer.param_groups:
             group["lr"] = self._spec.learning_rate(self.steps)
-        if not overflow:
+        if overflow:
+            self._model.forget()
+        else:
             self._optimizer.step()
         return loss
 
