@@ -28,12 +28,12 @@ from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.files import TemporaryFolder
 from workbench.core.habits import Habits, Loss
-from workbench.core.mistakes import in_a_sentence
-from workbench.core.model_spec import MOST, ModelSpec
+from workbench.core.mistakes import in_a_sentence, without_prefix
+from workbench.core.model_spec import ENGINE, MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.core.reporter import Lines, Untold
-from workbench.methods.continues import ENGINE, OtherTraining
+from workbench.methods.continues import OtherTraining
 from workbench.methods.driven import OutsideRate, Steps, Task
 from workbench.methods.optimizer_settings import in_common, settings_of
 from workbench.methods.train import resolve_device
@@ -193,6 +193,7 @@ class Engine(Habits):
             self._steps.whole = True
         except BaseException as error:
             told = ValueError(str(error)) if isinstance(error, Diverged) else error
+            without_prefix(told, PREFIX, own=hasattr(self._module, PREFIX[:-1]))
             if self._steps is not None and not self._steps.whole:
                 self._fail(f"step {number}", told)
             if told is error:

@@ -130,7 +130,8 @@ def test_a_step_that_fails_leaves_statistics_as_they_were(engine, method) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "clip"), [("plain", None), ("stronghold", CLIP), ("harmony-pp", CLIP), ("1f1b", None)]
+    ("method", "clip"),
+    [("plain", None), ("stronghold", CLIP), ("harmony-pp", CLIP), ("1f1b", None)],
 )
 def test_a_step_without_finite_gradients_is_left_out_in_a_line(engine, capsys, method, clip):
     module, (first, bad, third, *_) = normed()

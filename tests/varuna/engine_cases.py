@@ -16,6 +16,7 @@ def disagreeing(stages: int, replicas: int, method: str, results: str) -> dict:
         return 2 * user.loss_of(logits, batch)
 
     last, said, batch = dist.get_rank() > 0, [], next(user.batches())
+    steps = 0
     for what in ("weight_decay", "clip", "loss_fn", "frozen", "lr"):
         odd = what if last else ""
         module = user.net(frozen=method != "fsdp")
@@ -33,4 +34,5 @@ def disagreeing(stages: int, replicas: int, method: str, results: str) -> dict:
             if what == "lr":
                 engine.optimizer.param_groups[0]["lr"] = user.LR
                 engine.step(batch, loss_fn)
-                return {"said": said, "steps": engine.steps}
+                steps = engine.steps
+    return {"said": said, "steps": steps}

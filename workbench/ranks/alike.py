@@ -15,6 +15,7 @@ from types import CodeType
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 RATE = "the learning rate"
 LOSS, WEIGHS = "the code of loss_fn", "the code of weight_of"
@@ -44,7 +45,8 @@ def training(
     for name, parameter in module.named_parameters(remove_duplicate=False):
         learns = "trained" if parameter.requires_grad else "not trained"
         decays = ", without weight decay" if name in no_decay else ""
-        told[f"parameter {name!r}"] = f"of {[*parameter.shape]}, {learns}{decays}"
+        shape = "no shape yet" if is_lazy(parameter) else [*parameter.shape]
+        told[f"parameter {name!r}"] = f"of {shape}, {learns}{decays}"
     return told
 
 

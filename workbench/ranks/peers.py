@@ -126,9 +126,7 @@ class Peers:
         return made
 
     @contextmanager
-    def together(
-        self, where: str, check: Callable[[], Mapping[str, Any]] = dict
-    ) -> Iterator[None]:
+    def together(self, where: str, check: Callable[[], Mapping[str, Any]] = dict) -> Iterator[None]:
         """Do a part of the loop that all do; `where` is told of it. Raises, in all processes, the
         ValueError of one whose `check` raises it, or where checks have not found alike
         (alike.py), and what made one fail in this part."""
