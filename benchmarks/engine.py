@@ -22,11 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-CONFIG: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
-    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "vocab_size": 128256, "tie_word_embeddings": True, "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
+from benchmarks.counted import DECODERS
+
+CONFIG: dict[str, Any] = DECODERS["llama, 128,256 words"] | {
+    "num_hidden_layers": 16, "max_position_embeddings": 8192, "rope_theta": 500000.0,
 }  # fmt: skip
 BATCH, SEQ, LR, CLIP = 4, 2048, 1e-4, 1.0
 WHOLE_GIB, PARTS, AGAIN_GIB = 16, 4, 20

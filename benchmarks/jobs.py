@@ -22,8 +22,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -48,20 +48,23 @@ LIMIT_S, LOOK_S = 600.0, 0.02
 class Job:
     """One job in a folder of its own."""
 
-    def __init__(self, folder: Path, slots: int, batch: int, words: Sequence[str]) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self.run = folder / "run"
-        (folder / "hosts").write_text(f"127.0.0.2:{slots}\n")
-        command = [
+    def __init__(self, folder: Path, hosts: str, batch: int, words: Sequence[str]) -> None:
+        """`hosts` is the machine list, `words` are the launcher's, with the script's behind them.
+        Starts nothing."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.run, self._words = folder, folder / "run", words
+        (folder / "hosts").write_text(hosts)
+        self._command = [
             sys.executable, "-m", "workbench.cli", "varuna", "--machine_list", folder / "hosts",
-            "--batch_size", batch, "--folder", self.run, "--morph", "always", *words,
+            "--batch_size", batch, "--folder", self.run, "--morph", "always",
         ]  # fmt: skip
-        self._log = (folder / "manager.log").open("ab")
-        self.manager = subprocess.Popen(
-            [*map(str, command)], stdout=self._log, stderr=self._log,
-            env={**os.environ, **import_path()},
-        )  # fmt: skip
+
+    def start(self, *flags: str) -> None:
+        """Start the manager."""
+        command = [*map(str, self._command), *flags, *map(str, self._words)]
+        there = {**os.environ, **import_path()}
+        with (self.folder / "manager.log").open("ab") as log:
+            self.manager = subprocess.Popen(command, stdout=log, stderr=log, env=there)
 
     def steps(self) -> list[float]:
         """Seconds of each step, as its log has them."""
@@ -78,54 +81,47 @@ class Job:
 
         return self.wait(found)
 
-    def wait(self, for_what: Callable[[], Any]) -> Any:
+    def wait(self, for_what: Callable[[], Any], look_s: float = LOOK_S) -> Any:
         """The first value of `for_what` that is true. Raises RuntimeError where the job ends
-        before."""
+        before, or stands."""
         deadline = time.monotonic() + LIMIT_S
         while not (found := for_what()):
             if self.manager.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the job ended; {self.run.parent}/manager.log says why")
-            time.sleep(LOOK_S)
+                raise RuntimeError(f"the job ended or stands; {self.folder}/manager.log says why")
+            time.sleep(look_s)
         return found
 
-    def worker(self, rank: int) -> int:
-        """The process that writes the output of a rank."""
+    def workers(self) -> dict[int, psutil.Process]:
+        """The process that writes the output of each rank."""
+        found = {}
         for process in psutil.Process(self.manager.pid).children(recursive=True):
             with suppress(OSError, psutil.Error):
-                if os.readlink(f"/proc/{process.pid}/fd/1").endswith(f"-{rank}.out"):
-                    return process.pid
-        raise RuntimeError(f"no worker of rank {rank}")
+                if out := re.search(r"-(\d+)\.out$", os.readlink(f"/proc/{process.pid}/fd/1")):
+                    found[int(out[1])] = process
+        return found
 
     def close(self) -> None:
         """End it."""
-        if self.manager.poll() is None:
+        while self.manager.poll() is None:
             self.manager.terminate()
-            self.manager.wait()
-        self._log.close()
-
-
-@contextmanager
-def job(*asked: Any) -> Iterator[Job]:
-    """A job that ends with the block."""
-    made = Job(*asked)
-    try:
-        yield made
-    finally:
-        made.close()
+            time.sleep(1.0)
 
 
 def measure(folder: Path, slots: int, batch: int, words: Sequence[str]) -> dict[str, Any]:
     """Seconds of steps with and without saves, and of the parts of a loss."""
     saved = folder / "saved"
     saves = ["--steps", "999", "--save_every", str(EVERY), "--save", str(saved)]
-    with job(folder / "job", slots, batch, [*words, *saves]) as one:
+    shutil.rmtree(folder / "job", ignore_errors=True)
+    one = Job(folder / "job", f"127.0.0.2:{slots}\n", batch, [*words, *saves])
+    one.start()
+    with closing(one):
         one.wait(lambda: len(one.steps()) >= 3 * EVERY + EVERY // 2)
         steps = one.steps()
         alone, saving = fmean(steps[WARMUP:EVERY]), fmean(steps[EVERY : 3 * EVERY])
         nbytes = sum(f.stat().st_size for f in newest(saved).iterdir())
-        rank, before = one.worker(slots - 1), len(one.steps())
+        last, before = one.workers()[slots - 1], len(one.steps())
         killed = time.time()
-        os.kill(rank, signal.SIGKILL)
+        last.kill()
         seen = one.told("died|failed", killed)
         begun = one.told("resumed", seen)
         done = one.told(r"step \d+ is done", begun)

@@ -18,11 +18,10 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,15 +29,15 @@ import psutil
 import torch
 from torch import nn
 
+from benchmarks.jobs import LIMIT_S, Job
 from workbench.core.files import write_whole
-from workbench.core.paths import import_path
 from workbench.elastic.worker import AGENT
 from workbench.methods.varuna import CutPoint, Varuna
 
 BATCH, EVERY, AHEAD = 4, 4, 30
 """Samples of a step; steps from save to save, and those that are done after the last kill."""
-STEP_S, LIMIT_S, BOUND = 0.05, 300.0, 2e-7
-"""Seconds that each step takes at least; for a job to get on; the largest difference of a loss."""
+STEP_S, BOUND = 0.05, 2e-7
+"""Seconds that each step takes at least; the largest difference of a loss."""
 TARGETS = ("worker", "worker", "agent", "manager", "manager", "manager and worker")
 
 
@@ -106,59 +105,34 @@ def script() -> None:
     model.close()
 
 
-class Job:
-    """A job of two hosts of this machine, a worker each."""
+class Watched(Job):
+    """A job of two hosts of this machine, a worker each, that goes on until it is told a step."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.manager = out, None
-        out.mkdir(parents=True)
-        (out / "hosts").write_text("127.0.0.1:1\n127.0.0.2:1\n")
+        words = ["--nstages", "1", "--chunk_size", "2", __file__, "--out", str(out)]
+        super().__init__(out, "127.0.0.1:1\n127.0.0.2:1\n", BATCH, words)
         (out / "until").write_text(str(10**9))
-
-    def start(self, *flags: str) -> None:
-        """Start the manager."""
-        command = [
-            sys.executable, "-m", "workbench.cli", "varuna", "--machine_list", self.out / "hosts",
-            "--batch_size", BATCH, "--nstages", 1, "--chunk_size", 2, "--morph", "always",
-            "--folder", self.out / "run", *flags, __file__, "--out", self.out,
-        ]  # fmt: skip
-        there = {**os.environ, **import_path()}
-        with (self.out / "manager.log").open("ab") as log:
-            self.manager = subprocess.Popen([*map(str, command)], stdout=log, stderr=log, env=there)
 
     def lines(self) -> list[dict]:
         """Steps that the first rank has done, in turn."""
-        path = self.out / "steps-0"
+        path = self.folder / "steps-0"
         return [*map(json.loads, path.read_text().splitlines())] if path.exists() else []
-
-    def wait(self, for_what: Callable[[], object], look_s: float = 0.02) -> None:
-        """Until something is true. Raises RuntimeError where the job ends before, or stands."""
-        deadline = time.monotonic() + LIMIT_S
-        while not for_what():
-            if self.manager.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the job ended or stands; see {self.out}/manager.log")
-            time.sleep(look_s)
 
     def parts(self, kind: str) -> list[psutil.Process]:
         """Agents, or workers."""
-        found, below = [], psutil.Process(self.manager.pid)
         if kind == "agent":
-            return below.children()
-        for process in below.children(recursive=True):
-            with suppress(OSError, psutil.Error):
-                if re.search(r"-\d+\.out$", os.readlink(f"/proc/{process.pid}/fd/1")):
-                    found.append(process)
-        return found
+            return psutil.Process(self.manager.pid).children()
+        return [*self.workers().values()]
 
 
-def disturb(job: Job, choose: random.Random) -> str:
+def disturb(job: Watched, choose: random.Random) -> str:
     """Kill something of a job that has done some steps of a round; returns what."""
     target, before = choose.choice(TARGETS), len(job.lines())
     more = choose.randint(0, 6)
     job.wait(lambda: len(job.lines()) > before + more)
     if choose.random() < 0.5:
-        saved = {*job.out.glob("checkpoints/step-*")}
-        job.wait(lambda: {*job.out.glob("checkpoints/step-*")} - saved, 0.001)
+        saved = {*job.folder.glob("checkpoints/step-*")}
+        job.wait(lambda: {*job.folder.glob("checkpoints/step-*")} - saved, 0.001)
     else:
         time.sleep(choose.uniform(0, 2 * STEP_S))
     hit = [parts for kind in ("agent", "worker") if kind in target and (parts := job.parts(kind))]
@@ -174,10 +148,10 @@ def disturb(job: Job, choose: random.Random) -> str:
     return target
 
 
-def judge(job: Job) -> list[str]:
+def judge(job: Watched) -> list[str]:
     """Say how the job went; returns what is wrong with it."""
     lines, wrong = job.lines(), []
-    log = (job.out / "manager.log").read_text()
+    log = (job.folder / "manager.log").read_text()
     begun = {int(n): int(s) for n, s in re.findall(r"round (\d+): resumed .* at step (\d+)", log)}
     first = {line["round"]: line for line in reversed(lines)}
     wrong += [f"{line} is another step" for line in lines if line["steps"] != line["batch"] + 1]
@@ -204,16 +178,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the job, too
-    job, choose = Job(given.out.resolve()), random.Random(given.seed)
+    job, choose = Watched(given.out.resolve()), random.Random(given.seed)
     job.start()
     try:
         hit = Counter(disturb(job, choose) for _ in range(given.kills))
-        write_whole(job.out / "until", str(job.lines()[-1]["steps"] + AHEAD))
+        write_whole(job.folder / "until", str(job.lines()[-1]["steps"] + AHEAD))
         status = job.manager.wait(LIMIT_S)
     finally:
-        while job.manager.poll() is None:
-            job.manager.terminate()
-            time.sleep(1.0)
+        job.close()
     wrong = judge(job) + ([f"the job ended with {status}"] if status else [])
     print(", ".join(f"{count} x {what}" for what, count in hit.items()), f"killed; status {status}")
     print(*wrong or ["flag, log, checkpoint and steps agree in each round"], sep="\n")

@@ -62,7 +62,8 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
         last = others[-1] if others else first
         unit, layer = str(first["unit"]), first["layer"]
         if others:
-            unit, layer = f"{unit}-{last['unit']}", _span(layer, last["layer"])
+            unit = f"{unit}-{last['unit']}"
+            layer = layer if layer == last["layer"] else f"{layer} to {last['layer']}"
         takes = "; ".join(first["takes"])
         if first["borrows_of"] is not None:
             takes += f"; weights of unit {first['borrows_of']}"
@@ -79,7 +80,3 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
 def _looks(row: dict[str, Any]) -> tuple[Any, ...]:
     layer = re.sub(r"\d+", "#", row["layer"])
     return layer, row["parameters"], row["borrows_of"], tuple(row["takes"])
-
-
-def _span(first: str, last: str) -> str:
-    return first if first == last else f"{first} to {last}"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure
 from workbench.published import machines
+from workbench.runs.provenance import version_of
 from workbench.runs.store import Store
 
 LEAST_MEMORY, LEAST_DISK = parse_bytes("7GiB"), parse_bytes("2GiB")
@@ -149,7 +150,7 @@ def _methods(here: Machine) -> list[Finding]:
 def _works(row: methods.Method, here: Machine) -> tuple[bool, str]:
     if row.needs == "deepspeed":
         return _deepspeed(here, disk=False)
-    if row.needs and not _installed(row.needs):
+    if row.needs and not version_of(row.needs):
         return False, f"{row.needs} is not installed"
     return True, row.summary
 
@@ -157,14 +158,14 @@ def _works(row: methods.Method, here: Machine) -> tuple[bool, str]:
 def _megatron(here: Machine) -> tuple[bool, str]:
     if here.device != "cuda":
         return True, "as plain resident training: megatron-core computes on CUDA devices only"
-    if not _installed("megatron-core"):
+    if not version_of("megatron-core"):
         return True, "as plain resident training: megatron-core is not installed"
     return True, f"megatron-core {version('megatron-core')}"
 
 
 def _deepspeed(here: Machine, *, disk: bool) -> tuple[bool, str]:
     """Whether DeepSpeed's operators are there, or can be built before the first run."""
-    if not _installed("deepspeed"):
+    if not version_of("deepspeed"):
         return False, "DeepSpeed is not installed: `make setup` installs it"
     absent = deepspeed_ops.missing(
         deepspeed_ops.required(disk=disk, device=here.device), here.device
@@ -214,7 +215,7 @@ def _lacking(size: Size, here: Machine) -> str | None:
 def _operators(here: Machine) -> Finding:
     """DeepSpeed's native code, built once into the environment."""
     name = "DeepSpeed operators"
-    if not _installed("deepspeed"):
+    if not version_of("deepspeed"):
         return Finding(name=name, works=False, detail="DeepSpeed is not installed")
     absent = deepspeed_ops.missing(device=here.device)
     wanted = deepspeed_ops.required(disk=True, device=here.device)
@@ -234,16 +235,8 @@ def _fonts() -> Finding:
 
 
 def _package(name: str) -> Finding:
-    found = _installed(name)
+    found = version_of(name)
     return Finding(name=name, works=found is not None, detail=found or "not installed")
-
-
-def _installed(package: str) -> str | None:
-    """Its version, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _first(programs: Sequence[str]) -> str | None:

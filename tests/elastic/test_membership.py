@@ -70,6 +70,13 @@ class Held:
         return self.members.may(host, Message(kind="ask", round=round, step=5))
 
 
+def running(*hosts: str, **more: object) -> Held:
+    """Members whose first round has begun."""
+    held = Held(*hosts, **more)
+    held.begun(*hosts)
+    return held
+
+
 def starts(messages: list[tuple[str, Message | None]]) -> dict[str, Start]:
     return {host: m.start for host, m in messages if m is not None and m.start is not None}
 
@@ -99,8 +106,7 @@ def test_a_host_that_is_silent_at_the_start_is_gone_without() -> None:
 
 
 def test_a_silent_host_ends_the_round_and_cannot_commit_any_more() -> None:
-    held = Held(A, B)
-    held.begun(A, B)
+    held = running(A, B)
     held.step(1, 4)
     assert held.commit(B, 1)
     held.tell(A, "committed", step=1)
@@ -118,16 +124,14 @@ def test_a_silent_host_ends_the_round_and_cannot_commit_any_more() -> None:
 
 
 def test_nobody_is_lost_while_the_manager_itself_stood_still() -> None:
-    held = Held(A)
-    held.begun(A)
+    held = running(A)
     held.now += 60
     held.members.tick(held.now)
     assert held.members.round.phase == "running"
 
 
 def test_a_dead_worker_ends_the_round_and_three_without_a_step_the_job() -> None:
-    held = Held(A)
-    held.begun(A)
+    held = running(A)
     for _ in range(3):
         assert held.members.outcome is None
         held.tell(A, "ended", rank=1, failure="died")
@@ -137,8 +141,7 @@ def test_a_dead_worker_ends_the_round_and_three_without_a_step_the_job() -> None
 
 
 def test_before_a_host_goes_all_save_and_the_next_round_is_without_it() -> None:
-    held = Held(A, B)
-    held.begun(A, B)
+    held = running(A, B)
     held.members.notice(B, held.now + 300, held.now)
     assert held.after(200, A, B) == [], "it is early yet"
     assert save(1) in held.after(80, A, B)
@@ -152,8 +155,7 @@ def test_before_a_host_goes_all_save_and_the_next_round_is_without_it() -> None:
 
 
 def test_training_that_ends_is_done_and_a_wanted_save_goes_on() -> None:
-    held = Held(A)
-    held.begun(A)
+    held = running(A)
     held.tell(A, "wanted", rank=1)
     held.leave(2)
     assert held.over(A)
@@ -163,8 +165,7 @@ def test_training_that_ends_is_done_and_a_wanted_save_goes_on() -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_job_that_is_stopped_saves_unless_it_is_to_end_at_once(at_once: bool) -> None:
-    held = Held(A, B)
-    held.begun(A, B)
+    held = running(A, B)
     held.step(1, 4)
     held.members.stop(held.now, at_once=at_once)
     end, told = Message(kind="end", round=1), held.after(0.1, A, B)
@@ -179,8 +180,7 @@ def test_a_job_that_is_stopped_saves_unless_it_is_to_end_at_once(at_once: bool) 
 
 
 def test_a_host_that_is_lost_while_a_stopped_job_saves_is_named() -> None:
-    held = Held(A, B)
-    held.begun(A, B)
+    held = running(A, B)
     held.step(1, 4)
     held.members.stop(held.now)
     assert (A, Message(kind="end", round=1)) in held.after(4.5, A)
@@ -189,8 +189,7 @@ def test_a_host_that_is_lost_while_a_stopped_job_saves_is_named() -> None:
 
 def test_a_job_that_is_stopped_twice_or_before_a_step_ends_at_once() -> None:
     for steps in (0, 1):
-        held = Held(A)
-        held.begun(A)
+        held = running(A)
         for step in range(steps):
             held.step(step + 1, 2)
             held.members.stop(held.now)
@@ -200,8 +199,7 @@ def test_a_job_that_is_stopped_twice_or_before_a_step_ends_at_once() -> None:
 
 
 def test_the_list_shrinks_and_grows() -> None:
-    held = Held(A, B, morph="always")
-    held.begun(A, B)
+    held = running(A, B, morph="always")
     held.members.listed({A: 2}, held.now)
     assert save(1) in held.after(0.1, A, B)
     held.leave(4)
@@ -214,8 +212,7 @@ def test_the_list_shrinks_and_grows() -> None:
 
 @pytest.mark.parametrize(("horizon", "morphs"), [(3, False), (5000, True)])
 def test_a_gain_must_exceed_what_it_costs(horizon: float, morphs: bool) -> None:
-    held = Held(A, horizon_s=horizon)
-    held.begun(A)
+    held = running(A, horizon_s=horizon)
     held.after(20, A)
     held.step(1, 2)  # the first one came after 20 s
     held.members.listed({A: 2, B: 2}, held.now)
@@ -234,8 +231,7 @@ def test_predictions_decide_where_there_are_any() -> None:
     def choose(slots: int, per_host: int) -> Shape:
         return Shape(stages=slots, replicas=1, chunk=1, seconds=1.0 + slots)
 
-    held = Held(A, choose=choose, horizon_s=1e6)
-    held.begun(A)
+    held = running(A, choose=choose, horizon_s=1e6)
     held.step(1, 2)
     held.members.listed({A: 2, B: 2}, held.now)
     held.after(0.1, A)
@@ -269,8 +265,7 @@ def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -
         ("failed: KeyError: 5", f"3 rounds .* without a new step: rank 0 on {A} failed: .*5"),
         ("failed: RuntimeError: shape", f"3 rounds .* one error after step 1: rank 0 on {A} .*pe"),
     ):
-        held = Held(A)
-        held.begun(A)
+        held = running(A)
         for _ in range(4):  # the first does a new step
             held.step(1, 2)
             held.tell(A, "ended", rank=0, failure=failure)
@@ -279,8 +274,7 @@ def test_a_job_whose_disk_stays_full_ends_and_one_that_loses_workers_goes_on() -
 
 
 def test_errors_that_may_be_a_lost_peers_end_no_job_unless_they_are_equal() -> None:
-    held = Held(A)
-    held.begun(A)
+    held = running(A)
     for step, port in ((4, 1), (4, 2), (4, 3), (3, 1), (4, 1), (5, 1), (5, 1)):  # at 5, a new step
         held.step(step, 2)
         held.tell(A, "ended", rank=1, failure=f"failed: RuntimeError: Broken pipe [::1]:{port}")
@@ -312,8 +306,7 @@ def test_a_round_goes_on_from_what_the_folder_has() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_input_that_no_worker_takes_ends_a_job_at_once_unless_steps_were_done(steps: int) -> None:
-    held = Held(A)
-    held.begun(A)
+    held = running(A)
     for _ in range(steps):
         held.step(1, 2)
     held.tell(A, "ended", rank=1, failure="failed: ValueError: 6 stages of 5 slices")
@@ -339,8 +332,7 @@ def test_a_profile_that_is_not_there_and_one_by_which_nothing_fits_end_the_job()
         (OSError("no profile"), "no profile: given --profiling=DIR, .* or give --nstages and .*"),
         (ValueError("nothing fits"), "nothing fits"),
     ):
-        held = Held(A, choose=Mock(side_effect=chosen), profiling="/p")
-        held.begun(A)
+        held = running(A, choose=Mock(side_effect=chosen), profiling="/p")
         held.leave(2)
         held.over(A)
         assert re.fullmatch(outcome, held.members.outcome)
@@ -348,8 +340,7 @@ def test_a_profile_that_is_not_there_and_one_by_which_nothing_fits_end_the_job()
 
 
 def test_slow_machines_are_named() -> None:
-    held = Held(A, B, C)
-    held.begun(A, B, C)
+    held = running(A, B, C)
     for step in range(5):
         for rank in range(6):
             forward_s = 0.12 if rank == 4 else 0.1
@@ -362,8 +353,7 @@ def test_slow_machines_are_named() -> None:
 def test_of_two_replicas_the_slower_one_is_named_and_passes_of_microseconds_are_not(
     unit_s: float, slow: dict[str, float]
 ) -> None:
-    held = Held(A, B)
-    held.begun(A, B)
+    held = running(A, B)
     for step in range(5):
         for rank in range(4):
             forward_s = unit_s * (1 + (rank == 0))

@@ -44,7 +44,6 @@ def use(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(torch.float64))
     patch.setattr(States, "within", _within)
     patch.setattr(host_adam, "update", _update)
-    patch.setattr(host_adam, "revert", _revert)
 
 
 def _within(weights: Tensor, whole: Tensor) -> States:
@@ -58,14 +57,16 @@ def _update(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
-    hyper: AdamStep,
+    hyper: AdamStep | None,
     *,
     decay_split: int,
     undo: AdamStep | None = None,
     **others: Any,
 ) -> None:
     if undo is not None:
-        _revert(weights, exp_avg, exp_avg_sq, grad, undo, decay_split=decay_split)
+        _revert(weights, exp_avg, exp_avg_sq, grad, undo, decay_split)
+    if hyper is None:
+        return
     grad = grad * hyper.grad_scale
     weights[:decay_split] *= 1 - hyper.lr * hyper.weight_decay
     exp_avg.lerp_(grad, 1 - hyper.beta1)
@@ -79,9 +80,7 @@ def _revert(
     exp_avg_sq: Tensor,
     grad: Tensor,
     hyper: AdamStep,
-    *,
     decay_split: int,
-    **others: Any,
 ) -> None:
     """The inverse as ``adam_step`` has it; what is left of a moment is off by an ulp of fp64."""
     grad = grad * hyper.grad_scale

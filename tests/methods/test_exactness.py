@@ -29,26 +29,34 @@ def grid():
         workers, residents, micro, clip = next(cycles)
         for _ in range(4):  # coprime with the cycle's length, so that all combinations come round
             next(cycles)
-        yield window, tier, policy, workers, residents, micro, clip
+        yield {
+            "window": window, "optimizer_tier": tier, "activations": policy,
+            "host_workers": workers, "resident": residents, "microbatches": micro, "clip": clip,
+        }  # fmt: skip
+
+
+def delays(choose, spec):
+    """Delays half of all actions, on a GPU also on their streams and not in their threads."""
+
+    def delay(action, step):
+        if choose.random() < 0.5:
+            time.sleep(choose.random() * 1.5e-3)
+        if spec.device == "cuda" and choose.random() < 0.5:
+            torch.cuda._sleep(int(choose.random() * 1e7))
+
+    return delay
 
 
 @pytest.mark.parametrize(
-    ("window", "tier", "policy", "workers", "residents", "micro", "clip"),
+    "settings",
     [
-        pytest.param(*one, marks=[] if number % 4 == 0 else [pytest.mark.thorough])
+        pytest.param(one, marks=[] if number % 4 == 0 else [pytest.mark.thorough])
         for number, one in enumerate(grid())
     ],
+    ids=str,
 )
-def test_stronghold(spec_for, tmp_path, window, tier, policy, workers, residents, micro, clip):
-    spec = spec_for(
-        window=window,
-        optimizer_tier=tier,
-        activations=policy,
-        host_workers=workers,
-        resident=residents,
-        microbatches=micro,
-        clip=clip,
-    )
+def test_stronghold(spec_for, tmp_path, settings):
+    spec = spec_for(**settings)
     training, parameters = run(stronghold, spec, tmp_path)
     assert_equals_plain(spec, training, parameters)
 
@@ -69,14 +77,9 @@ def test_states_that_visit_the_device(
 ):
     """Weights stay, states come and go; some layers keep activations, others recompute."""
     spec = spec_for(
-        window=2,
-        pulled=pulled,
-        resident=residents,
-        kept=kept,
-        activations=policy,
-        microbatches=micro,
-        clip=clip,
-    )
+        window=2, pulled=pulled, resident=residents, kept=kept, activations=policy,
+        microbatches=micro, clip=clip,
+    )  # fmt: skip
     training, parameters = run(stronghold, spec, tmp_path)
     assert_equals_plain(spec, training, parameters)
     block = training.flats[1].numel
@@ -94,13 +97,9 @@ def test_states_that_visit_the_device(
 def test_states_of_some_layers_on_the_disk(spec_for, tmp_path, pulled, residents, disk, clip):
     """Device, host and disk at once, each with the states of some layers."""
     spec = spec_for(
-        window=2,
-        pulled=pulled,
-        resident=residents,
-        optimizer_tier="auto",
-        disk_layers=disk,
+        window=2, pulled=pulled, resident=residents, optimizer_tier="auto", disk_layers=disk,
         clip=clip,
-    )
+    )  # fmt: skip
     training, parameters = run(stronghold, spec, tmp_path)
     assert_equals_plain(spec, training, parameters)
     states = disk * 8 * training.flats[1].numel
@@ -113,13 +112,6 @@ def test_states_of_some_layers_on_the_disk(spec_for, tmp_path, pulled, residents
 def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
     """Delays of transfers and updates do not change the result."""
     choose = random.Random(seed)
-
-    def delay(action, step):
-        if choose.random() < 0.5:
-            time.sleep(choose.random() * 1.5e-3)
-        if spec.device == "cuda" and choose.random() < 0.5:  # late on its stream, not in its thread
-            torch.cuda._sleep(int(choose.random() * 1e7))
-
     spec = spec_for(
         window=choose.choice(WINDOWS),
         optimizer_tier=choose.choice(TIERS),
@@ -129,7 +121,7 @@ def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
         microbatches=choose.choice((1, 2)),
         clip=choose.choice((0.5, None)),
     )
-    training, parameters = run(stronghold, spec, tmp_path, perturb=delay)
+    training, parameters = run(stronghold, spec, tmp_path, perturb=delays(choose, spec))
     assert_equals_plain(spec, training, parameters)
 
 
@@ -137,13 +129,6 @@ def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
 def test_all_tiers_with_random_delays(spec_for, tmp_path, seed):
     """Resident, visiting, streamed and on the disk, guessed or not, with everything late."""
     choose = random.Random(100 + seed)
-
-    def delay(action, step):
-        if choose.random() < 0.5:
-            time.sleep(choose.random() * 1.5e-3)
-        if spec.device == "cuda" and choose.random() < 0.5:
-            torch.cuda._sleep(int(choose.random() * 1e7))
-
     spec = spec_for(
         window=2,
         resident=choose.choice((0, 1)),
@@ -154,7 +139,7 @@ def test_all_tiers_with_random_delays(spec_for, tmp_path, seed):
         kept=choose.choice((0, 2)),
         clip=choose.choice((0.5, 1e6)),
     )
-    training, parameters = run(stronghold, spec, tmp_path, perturb=delay)
+    training, parameters = run(stronghold, spec, tmp_path, perturb=delays(choose, spec))
     assert_equals_plain(spec, training, parameters)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,17 @@ class Ended:
         self.answered, self.start_s = answered, time.perf_counter()
         self.folder, self.files = folder, len(os.listdir("/proc/self/fd"))
 
+    def by(
+        self, error: Any, training: Training, *, match: str | None = None,
+        in_autograd: bool = False,
+    ) -> Any:  # fmt: skip
+        """Run until it fails, close it and look; the error."""
+        with pytest.raises(error, match=match) as caught:
+            training.run(Silent())
+        training.close()
+        self.check(training, in_autograd=in_autograd)
+        return caught.value
+
     def check(self, training: Training, *, in_autograd: bool = False) -> None:
         """Call after `close`. Torch itself never frees the graph of some backward passes that an
         exception from Python left (`in_autograd`), so the device's count says nothing then.
@@ -90,10 +102,7 @@ def test_a_lane_that_fails_ends_the_run(spec_for, tmp_path, ended, lane, seed):
             calls -= 1
 
     training = start(stronghold, spec_for(**EVERY_LANE), tmp_path, perturb=fail)
-    with pytest.raises(Broken):
-        training.run(Silent())
-    training.close()
-    ended.check(training)
+    ended.by(Broken, training)
 
 
 def test_the_first_failure_is_the_one_that_is_raised(spec_for, tmp_path, ended):
@@ -106,10 +115,7 @@ def test_the_first_failure_is_the_one_that_is_raised(spec_for, tmp_path, ended):
             raise Broken("later")
 
     training = start(stronghold, spec_for(**EVERY_LANE), tmp_path, perturb=fail)
-    with pytest.raises(Broken, match="first"):
-        training.run(Silent())
-    training.close()
-    ended.check(training)
+    ended.by(Broken, training, match="first")
 
 
 def test_no_more_threads_to_be_had(spec_for, tmp_path, ended, monkeypatch):
@@ -122,10 +128,7 @@ def test_no_more_threads_to_be_had(spec_for, tmp_path, ended, monkeypatch):
         begin(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        training.run(Silent())
-    training.close()
-    ended.check(training)
+    ended.by(RuntimeError, training, match="can't start new thread")
 
 
 def test_stopping_from_another_thread(spec_for, tmp_path, ended):
@@ -142,11 +145,8 @@ def test_stopping_from_another_thread(spec_for, tmp_path, ended):
 
     other = threading.Thread(target=stop)
     other.start()
-    with pytest.raises(Stopped, match="the run was stopped"):
-        training.run(Silent())
+    ended.by(Stopped, training, match="the run was stopped")
     other.join()
-    training.close()
-    ended.check(training)
 
 
 def test_a_failure_while_weights_are_made(spec_for, tmp_path, ended, monkeypatch):
@@ -258,11 +258,8 @@ def test_ctrl_c_while_a_lane_is_started(spec_for, tmp_path, ended, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        training.run(Silent())
+    ended.by(KeyboardInterrupt, training)
     assert [(t.ident is not None, t.is_alive()) for t in late] == [(True, False)]
-    training.close()
-    ended.check(training)
 
 
 def test_ctrl_c_twice_waits_for_the_lanes_all_the_same(spec_for, tmp_path, ended, interrupt):
@@ -300,12 +297,8 @@ def test_out_of_device_memory_in_the_middle_of_a_step(tmp_path, ended):
     peak = whole.outcome("test").peak_bytes["device"]
     plan = whole.plan
     training = Training(spec.with_(device_memory=peak - 1), plan, tmp_path)
-    report = Silent()
-    with pytest.raises(OutOfMemory, match="the device tier is out of memory") as caught:
-        training.run(report)
-    training.close()
-    assert caught.value.tier == "device"
-    ended.check(training, in_autograd=True)
+    words = "the device tier is out of memory"
+    assert ended.by(OutOfMemory, training, match=words, in_autograd=True).tier == "device"
     again = Training(spec.with_(device_memory=peak), plan, tmp_path)
     again.run(Silent())
     again.close()
@@ -328,11 +321,7 @@ def test_out_of_device_memory_on_a_gpu(tmp_path, ended):
     least = plan.schedule.static_bytes(DEVICE)
     assert least < 0.7 * used
     training = Training(spec.with_(device_memory=held + (least + used) // 2), plan, tmp_path)
-    with pytest.raises(OutOfMemory) as caught:
-        training.run(Silent())
-    training.close()
-    assert caught.value.tier == "device"
-    ended.check(training)
+    assert ended.by(OutOfMemory, training).tier == "device"
     again = Training(spec, plan, tmp_path)
     again.run(Silent())
     again.close()
@@ -354,16 +343,12 @@ def test_a_disk_that_fails_in_the_middle(spec_for, tmp_path, ended, monkeypatch,
         return real(*args)
 
     monkeypatch.setattr(os, call, fail)
-    report = Silent()
-    with pytest.raises((OutOfMemory, OSError)) as caught:
-        training.run(report)
-    training.close()
+    error = ended.by((OutOfMemory, OSError), training)
     if call == "pwritev":
-        assert caught.value.tier == "disk"
-        assert "No space left on device" in str(caught.value)
+        assert error.tier == "disk"
+        assert "No space left on device" in str(error)
     else:
-        assert "Input/output error: slab 'do" in str(caught.value)
-    ended.check(training)
+        assert "Input/output error: slab 'do" in str(error)
 
 
 # -- plans of other models ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -129,3 +130,42 @@ def wait_for(condition: Callable[[], object], patience_s: float = HANG_S) -> obj
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
     return value
+
+
+STARTER = """
+import sys
+from pathlib import Path
+from workbench.runs import campaign
+campaign.COMMAND = (sys.executable, sys.argv[1])
+mine = campaign.Campaign(campaign.Store(sys.argv[2]), "mine")
+mine.start(detached=sys.argv[3] == "detached")
+print(mine.status().state, flush=True)
+sys.stdin.read()
+"""
+
+
+def kernel_with(store: Store, how: str) -> subprocess.Popen:
+    """What a notebook's kernel is to the sweep `mine`, which it has started."""
+    words = [str(HERE / "sweep_process_driver.py"), str(store.root), how]
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", STARTER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}, text=True,
+    )  # fmt: skip
+    assert kernel.stdout.readline().strip() in ("running", "waiting")
+    return kernel
+
+
+def end_kernel(kernel: subprocess.Popen) -> None:
+    kernel.kill()
+    kernel.wait(HANG_S)
+    kernel.stdin.close()
+    kernel.stdout.close()
+
+
+def at_once(*calls: Callable[[], object]) -> None:
+    """Make each call in a thread of its own, and wait until all are done."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -18,11 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs.fake_method import TOLD_S
 from tests.runs.helpers import (
     HANG_S,
     HERE,
     ROOT,
+    end_kernel,
+    kernel_with,
     left_behind,
     processes_of,
     role,
@@ -69,17 +70,6 @@ def test_it_runs_to_its_end_in_a_process_of_its_own(make: Make, store: Store, mo
     kinds = [event["event"] for event in events]
     assert kinds.count("point") == kinds.count("point_ended") == 2
     assert "step" not in kinds, "steps stand in the runs' own folders"
-
-
-def test_progress_and_time_left_are_told_while_it_runs(make: Make, tmp_path: Path) -> None:
-    campaign = make(seeds=1)
-    campaign.start()
-    wait_for(lambda: campaign.status().seconds_left == TOLD_S)
-    (point,) = campaign.status().running
-    assert (point["step"], point["steps"]) == (4, 5)
-    assert point["loss"] == pytest.approx(1 / 4)
-    let(tmp_path)
-    wait_for(lambda: state(campaign) == "done")
 
 
 def test_one_that_a_script_started_in_the_background_can_be_interrupted(make: Make) -> None:
@@ -132,36 +122,6 @@ def test_pause_lets_the_run_end_and_go_on_runs_the_rest(
     wait_for(lambda: state(campaign) == "done")
 
 
-def test_cancel_in_the_middle_and_start_again(make: Make, store: Store, tmp_path: Path) -> None:
-    campaign = make()
-    let(tmp_path, 0)
-    campaign.start()
-    wait_for(lambda: campaign.status().counts.get("done") == 1)
-    wait_for(lambda: campaign.status().running)
-    campaign.cancel()
-    wait_for(lambda: not campaign.alive)
-    let(tmp_path)
-    assert state(campaign) == "cancelled"
-    assert campaign.status().counts == {"done": 1, "pending": 1}
-    assert left_behind(store.root, patience_s=0) == []
-    assert campaign.start()
-    wait_for(lambda: state(campaign) == "done")
-
-
-def test_failed_points_run_again_when_asked(make: Make, store: Store) -> None:
-    campaign = make(text="bug", seeds=1)
-    campaign.start()
-    wait_for(lambda: state(campaign) == "done")
-    assert campaign.status().counts == {"failed": 1}
-    before = {record.started for record in store.records()}
-    campaign.retry()
-    wait_for(lambda: state(campaign) == "done" and len(_started(store) - before) == 1)
-
-
-def _started(store: Store) -> set[str]:
-    return {record.started for record in store.records()}
-
-
 def test_an_order_of_another_page_is_not_lost(make: Make, store: Store, monkeypatch) -> None:
     """Which comes between reading and replacing, and waits for that, or overtakes it."""
     campaign, came = make(), threading.Event()
@@ -187,47 +147,13 @@ def test_an_order_of_another_page_is_not_lost(make: Make, store: Store, monkeypa
     assert campaign.orders() == {"want": "pause", "retry": 1}
 
 
-STARTER = """
-import sys
-from pathlib import Path
-from workbench.runs import campaign
-campaign.COMMAND = (sys.executable, sys.argv[1])
-mine = campaign.Campaign(campaign.Store(sys.argv[2]), "mine")
-mine.start(detached=sys.argv[3] == "detached")
-print(mine.status().state, flush=True)
-sys.stdin.read()
-"""
-
-
-def starter(store: Store, how: str) -> subprocess.Popen:
-    """What a notebook's kernel is to a sweep."""
-    words = [str(HERE / "sweep_process_driver.py"), str(store.root), how]
-    kernel = subprocess.Popen(
-        [sys.executable, "-c", STARTER, *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"},
-        text=True,
-    )
-    assert kernel.stdout.readline().strip() in ("running", "waiting")
-    return kernel
-
-
-def end(kernel: subprocess.Popen) -> None:
-    kernel.kill()
-    kernel.wait(HANG_S)
-    kernel.stdin.close()
-    kernel.stdout.close()
-
-
 def test_an_attached_sweep_ends_with_the_kernel_and_can_be_found(
     make: Make, store: Store, answered
 ) -> None:
     campaign = make()
-    kernel = starter(store, "attached")
+    kernel = kernel_with(store, "attached")
     wait_for(lambda: role("worker", store.root))
-    end(kernel)
+    end_kernel(kernel)
     with answered("sweeps: the kernel killed, until nothing is left", 10):
         assert left_behind(store.root) == []
         wait_for(lambda: not campaign.alive)
@@ -239,9 +165,9 @@ def test_a_detached_sweep_goes_on_without_the_kernel(
     make: Make, store: Store, tmp_path: Path
 ) -> None:
     campaign = make()
-    kernel = starter(store, "detached")
+    kernel = kernel_with(store, "detached")
     wait_for(lambda: role("worker", store.root))
-    end(kernel)
+    end_kernel(kernel)
     let(tmp_path)
     wait_for(lambda: state(campaign) == "done")
     assert campaign.status().counts == {"done": 2}

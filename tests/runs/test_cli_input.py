@@ -115,18 +115,9 @@ def test_a_refusal_names_what_was_typed(name: str, tmp_path: Path, complaint) ->
 
 
 def test_a_refusal_names_flags_that_were_not_typed(tmp_path: Path, complaint) -> None:
-    asked = (
-        "run",
-        "-m",
-        "harmony-pp",
-        "--ranks",
-        "2",
-        "--microbatches",
-        "2",
-        "--results",
-        tmp_path,
-    )
-    assert "divide the batch by --forward-size and --backward-size" in complaint(*asked)
+    asked = ["run", "-m", "harmony-pp", "--ranks", "2", "--microbatches", "2", "--results"]
+    said = complaint(*asked, tmp_path)
+    assert "divide the batch by --forward-size and --backward-size" in said
 
 
 @pytest.mark.parametrize(

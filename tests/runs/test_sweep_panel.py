@@ -4,9 +4,7 @@ hand, and sweeps really run."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ from pathlib import Path
 import ipywidgets as widgets
 import pytest
 
-from tests.runs.helpers import HANG_S, HERE, left_behind, role, wait_for
+from tests.runs.helpers import HANG_S, end_kernel, kernel_with, left_behind, role, wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
 from workbench.runs.confines import confine
@@ -186,21 +184,9 @@ def test_a_page_opened_again_finds_what_runs(
 def test_a_sweep_whose_kernel_ended_is_found_interrupted_and_goes_on(
     opened: Callable[..., SweepPanel], store: Store, tmp_path: Path
 ) -> None:
-    code = (
-        "import sys; from workbench.runs import campaign as c; from workbench.runs.store import "
-        "Store; c.COMMAND = (sys.executable, sys.argv[1]); c.Campaign(Store(sys.argv[2]), 'mine')"
-        ".start(); print('on', flush=True); sys.stdin.read()"
-    )
     data = {"name": "mine", "base": {"method": "fake", "text": f"until {tmp_path}", "seed": 0}}
     Campaign.create(store, data)
-    words = [str(HERE / "sweep_process_driver.py"), str(store.root)]
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as kernel:  # fmt: skip
-        assert kernel.stdout.readline() == b"on\n"
-        kernel.kill()
+    end_kernel(kernel_with(store, "attached"))
     wait_for(lambda: Campaign(store, "mine").status().state == "interrupted")
     panel = opened()
     assert state(panel) == "interrupted"

@@ -78,19 +78,6 @@ def test_runs_are_seen_before_during_and_after(make: Make, watch: Watch, tmp_pat
     assert not follow(watch).new_events(), "they were another sweep's"
 
 
-def test_a_failed_run_shows_its_cause_and_its_last_lines(make: Make, watch: Watch) -> None:
-    make(text="bug", seeds=1).start()
-    sweep = follow(watch)
-    until(watch, "done")
-    assert sweep.counts() == {"failed": 1}
-    assert sweep.tail.cause.startswith("KeyError")
-    assert "\n" not in sweep.tail.cause
-    text = "\n".join(sweep.tail.lines)
-    assert "KeyError" in text
-    assert "Traceback" not in text
-    assert 'File "' not in text
-
-
 def test_a_look_reads_only_what_changed(
     make: Make, watch: Watch, monkeypatch: pytest.MonkeyPatch, answered
 ) -> None:

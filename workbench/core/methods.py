@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -60,212 +60,176 @@ RANKED = "workbench.methods.ranks_driven:Ranked"
 """Maker for schedules of several ranks of one host."""
 PIPELINED = "workbench.methods.varuna.driven:Pipelined"
 """Maker for orders of pipelines."""
-METHODS = {
-    method.name: method
-    for method in (
-        Method(
-            name="megatron-lm",
-            label="Megatron-LM",
-            module="baselines.megatron",
-            summary="everything on the device",
-            driven=PLANNED,
-        ),
-        Method(
-            name="l2l",
-            label="L2L",
-            module="baselines.l2l",
-            options="workbench.methods.options:HostUpdates",
-            summary="layer outside, micro-batches inside, eager host optimizer",
-            modules=True,
-            portable=True,
-            driven=PLANNED,
-        ),
-        Method(
-            name="zero-offload",
-            label="ZeRO-Offload",
-            module="baselines.zero_offload",
-            needs="deepspeed",
-            summary="weights on the device, optimizer on the host (DeepSpeed)",
-            parallel=True,
-        ),
-        Method(
-            name="zero-infinity",
-            label="ZeRO-Infinity",
-            module="baselines.zero_infinity",
-            needs="deepspeed",
-            options="workbench.methods.options:StateTier",
-            summary="weights and optimizer on the host or disk (DeepSpeed)",
-            parallel=True,
-        ),
-        Method(
-            name="stronghold",
-            label="STRONGHOLD",
-            module="workbench.methods.stronghold",
-            summary="a working window of layers on the device, the rest on the host",
-            options="workbench.methods.stronghold.options:Options",
-            modules=True,
-            portable=True,
-            driven=PLANNED,
-        ),
-    )
-}
+
+
+def _table(*rows: Method) -> dict[str, Method]:
+    return {row.name: row for row in rows}
+
+
+_PARALLEL = partial(Method, parallel=True, portable=True)
+_RANKED = partial(_PARALLEL, modules=True, driven=RANKED)
+_TORCH = partial(_PARALLEL, module="baselines.torch_pipelines")
+_HARMONY = partial(_RANKED, options="workbench.methods.harmony.options:Options")
+_SWAPPING = partial(_RANKED, options="workbench.methods.options:Visits")
+_CHUNKED = partial(_TORCH, options="workbench.methods.options:Chunks")
+METHODS = _table(
+    Method(
+        name="megatron-lm",
+        label="Megatron-LM",
+        module="baselines.megatron",
+        summary="everything on the device",
+        driven=PLANNED,
+    ),
+    Method(
+        name="l2l",
+        label="L2L",
+        module="baselines.l2l",
+        options="workbench.methods.options:HostUpdates",
+        summary="layer outside, micro-batches inside, eager host optimizer",
+        modules=True,
+        portable=True,
+        driven=PLANNED,
+    ),
+    Method(
+        name="zero-offload",
+        label="ZeRO-Offload",
+        module="baselines.zero_offload",
+        needs="deepspeed",
+        summary="weights on the device, optimizer on the host (DeepSpeed)",
+        parallel=True,
+    ),
+    Method(
+        name="zero-infinity",
+        label="ZeRO-Infinity",
+        module="baselines.zero_infinity",
+        needs="deepspeed",
+        options="workbench.methods.options:StateTier",
+        summary="weights and optimizer on the host or disk (DeepSpeed)",
+        parallel=True,
+    ),
+    Method(
+        name="stronghold",
+        label="STRONGHOLD",
+        module="workbench.methods.stronghold",
+        summary="a working window of layers on the device, the rest on the host",
+        options="workbench.methods.stronghold.options:Options",
+        modules=True,
+        portable=True,
+        driven=PLANNED,
+    ),
+)
 """The paper's comparison, in the order in which ``-m all`` runs it, STRONGHOLD last. Exhibits show
 these and no others."""
 
-PEERS = {
-    method.name: method
-    for method in (
-        Method(
-            name="plain",
-            label="plain torch",
-            module="baselines.plain",
-            summary="everything on the device, in torch alone",
-            modules=True,
-            portable=True,
-            driven="baselines.plain_training:driven",
-        ),
-        Method(
-            name="fsdp",
-            label="FSDP2",
-            module="baselines.fsdp",
-            summary="weights and optimizer on the host (torch's FSDP2)",
-            portable=True,
-            driven="baselines.fsdp.driven:driven",
-            sharded=True,
-        ),
-        Method(
-            name="zero-twin-flow",
-            label="Twin-Flow",
-            module="baselines.zero_twin_flow",
-            needs="deepspeed",
-            summary="weights and a share of the optimizer on the device (DeepSpeed)",
-        ),
-    )
-}
+PEERS = _table(
+    Method(
+        name="plain",
+        label="plain torch",
+        module="baselines.plain",
+        summary="everything on the device, in torch alone",
+        modules=True,
+        portable=True,
+        driven="baselines.plain_training:driven",
+    ),
+    Method(
+        name="fsdp",
+        label="FSDP2",
+        module="baselines.fsdp",
+        summary="weights and optimizer on the host (torch's FSDP2)",
+        portable=True,
+        driven="baselines.fsdp.driven:driven",
+        sharded=True,
+    ),
+    Method(
+        name="zero-twin-flow",
+        label="Twin-Flow",
+        module="baselines.zero_twin_flow",
+        needs="deepspeed",
+        summary="weights and a share of the optimizer on the device (DeepSpeed)",
+    ),
+)
 """Methods that the paper does not compare with: run by name, and by the benchmarks."""
 
-PARALLEL = {
-    method.name: method
-    for method in (
-        Method(
-            name="harmony-pp",
-            label="Harmony-PP",
-            module="workbench.methods.harmony.pp",
-            options="workbench.methods.harmony.options:Options",
-            summary="packs of layers dealt out to the devices in turn, everything on the host",
-            parallel=True,
-            modules=True,
-            portable=True,
-            driven=RANKED,
-        ),
-        Method(
-            name="harmony-dp",
-            label="Harmony-DP",
-            module="workbench.methods.harmony.dp",
-            options="workbench.methods.harmony.options:Options",
-            summary="packs of layers on every device, each with its share of the samples",
-            parallel=True,
-            modules=True,
-            portable=True,
-            driven=RANKED,
-        ),
-        Method(
-            name="pp-swap",
-            label="PP Swap",
-            module="baselines.swapping.pp",
-            options="workbench.methods.options:Visits",
-            summary="a stage on every device (1F1B), what has no room swapped every micro-batch",
-            parallel=True,
-            modules=True,
-            portable=True,
-            driven=RANKED,
-        ),
-        Method(
-            name="dp-swap",
-            label="DP Swap",
-            module="baselines.swapping.dp",
-            options="workbench.methods.options:Visits",
-            summary="all layers on every device, what has no room swapped every micro-batch",
-            parallel=True,
-            modules=True,
-            portable=True,
-            driven=RANKED,
-        ),
-        Method(
-            name="data-parallel",
-            label="data parallel",
-            module="baselines.data_parallel",
-            summary="the whole model on every device (torch's DistributedDataParallel)",
-            parallel=True,
-            portable=True,
-        ),
-        Method(
-            name="torch-gpipe",
-            label="torch GPipe",
-            module="baselines.torch_pipelines",
-            summary="a stage on every device, all forward passes first (torch)",
-            parallel=True,
-            portable=True,
-        ),
-        Method(
-            name="torch-1f1b",
-            label="torch 1F1B",
-            module="baselines.torch_pipelines",
-            summary="a stage on every device, forward and backward passes in turn (torch)",
-            parallel=True,
-            portable=True,
-        ),
-        Method(
-            name="torch-interleaved",
-            label="torch interleaved",
-            module="baselines.torch_pipelines",
-            options="workbench.methods.options:Chunks",
-            summary="several stages on every device, in turn (torch)",
-            parallel=True,
-            portable=True,
-        ),
-        Method(
-            name="torch-zero-bubble",
-            label="torch zero bubble",
-            module="baselines.torch_pipelines",
-            options="workbench.methods.options:Chunks",
-            summary="several stages on every device, halved backward passes (torch)",
-            parallel=True,
-            portable=True,
-        ),
-        Method(
-            name="deepspeed-pipe",
-            label="DeepSpeed 1F1B",
-            module="baselines.deepspeed_pipe",
-            needs="deepspeed",
-            options="baselines.deepspeed_pipe.options:Options",
-            summary="a stage on every device, 1F1B, replicas of each (DeepSpeed)",
-            parallel=True,
-        ),
-    )
-}
+PARALLEL = _table(
+    _HARMONY(
+        name="harmony-pp",
+        label="Harmony-PP",
+        module="workbench.methods.harmony.pp",
+        summary="packs of layers dealt out to the devices in turn, everything on the host",
+    ),
+    _HARMONY(
+        name="harmony-dp",
+        label="Harmony-DP",
+        module="workbench.methods.harmony.dp",
+        summary="packs of layers on every device, each with its share of the samples",
+    ),
+    _SWAPPING(
+        name="pp-swap",
+        label="PP Swap",
+        module="baselines.swapping.pp",
+        summary="a stage on every device (1F1B), what has no room swapped every micro-batch",
+    ),
+    _SWAPPING(
+        name="dp-swap",
+        label="DP Swap",
+        module="baselines.swapping.dp",
+        summary="all layers on every device, what has no room swapped every micro-batch",
+    ),
+    _PARALLEL(
+        name="data-parallel",
+        label="data parallel",
+        module="baselines.data_parallel",
+        summary="the whole model on every device (torch's DistributedDataParallel)",
+    ),
+    _TORCH(
+        name="torch-gpipe",
+        label="torch GPipe",
+        summary="a stage on every device, all forward passes first (torch)",
+    ),
+    _TORCH(
+        name="torch-1f1b",
+        label="torch 1F1B",
+        summary="a stage on every device, forward and backward passes in turn (torch)",
+    ),
+    _CHUNKED(
+        name="torch-interleaved",
+        label="torch interleaved",
+        summary="several stages on every device, in turn (torch)",
+    ),
+    _CHUNKED(
+        name="torch-zero-bubble",
+        label="torch zero bubble",
+        summary="several stages on every device, halved backward passes (torch)",
+    ),
+    Method(
+        name="deepspeed-pipe",
+        label="DeepSpeed 1F1B",
+        module="baselines.deepspeed_pipe",
+        needs="deepspeed",
+        options="baselines.deepspeed_pipe.options:Options",
+        summary="a stage on every device, 1F1B, replicas of each (DeepSpeed)",
+        parallel=True,
+    ),
+)
 """Methods that run on several devices."""
-UNLISTED = {
-    method.name: method
-    for method in (
-        Method(
-            name="varuna-replay",
-            label="Varuna, hosts come and go",
-            module="workbench.methods.varuna.replay.job",
-            options="workbench.methods.varuna.replay.job:Options",
-            summary="a job of Varuna's launcher whose machine list changes as a trace says",
-            parallel=True,
-        ),
-        Method(
-            name="varuna-paced",
-            label="policies, paced",
-            module="workbench.methods.varuna.paced",
-            options="workbench.methods.varuna.paced:Options",
-            summary="steps of policies whose passes and messages sleep",
-            parallel=True,
-        ),
-    )
-}
+UNLISTED = _table(
+    Method(
+        name="varuna-replay",
+        label="Varuna, hosts come and go",
+        module="workbench.methods.varuna.replay.job",
+        options="workbench.methods.varuna.replay.job:Options",
+        summary="a job of Varuna's launcher whose machine list changes as a trace says",
+        parallel=True,
+    ),
+    Method(
+        name="varuna-paced",
+        label="policies, paced",
+        module="workbench.methods.varuna.paced",
+        options="workbench.methods.varuna.paced:Options",
+        summary="steps of policies whose passes and messages sleep",
+        parallel=True,
+    ),
+)
 """Runs of exhibits, which nobody chooses among methods: found by name, and in no list."""
 RENAMED = {"gpipe": "torch-gpipe", "1f1b": "torch-1f1b"}
 """Names that records, sweep files and rows had for torch's pipelines before there were our own."""

@@ -86,10 +86,12 @@ def compare_in_time(
     device: torch.device,
     *,
     divided: bool,
+    later: bool = False,
 ) -> Compared:
     """Compare the largest part that can be compared in `SECONDS`; batches may be computed
-    `divided`, in parts. Raises ValueError, one sentence, where layers would train otherwise than
-    the module does, or where the module fails by itself."""
+    `divided`, in parts. `later`: steps have been done, and nothing takes longer. Raises ValueError,
+    one sentence, where layers would train otherwise than the module does, or where the module fails
+    by itself."""
     lists, tokens = _lists(model), _tokens(first)
     why = "that would take too long, or too much memory"
     for part in PARTS:
@@ -108,7 +110,7 @@ def compare_in_time(
                     if divided:
                         small.divide()
                 rows = Handed(begin, small).rows(range(samples))
-                limit = None if part == PARTS[-1] else SECONDS
+                limit = None if part == PARTS[-1] and not later else SECONDS
                 couples = bool(compare(small, small, rows, spec.seed, device=place, seconds=limit))
                 return Compared(couples=couples, note=_told(part, samples, kept, tokens))
             except Differs:
@@ -157,7 +159,8 @@ def _places(
         threads, room = torch.get_num_threads(), psutil.virtual_memory().available
         if place == "cuda":
             budget = spec.device_memory or sys.maxsize
-            threads, room = 1, min(torch.cuda.mem_get_info(device)[0], budget) - ROOM
+            left = budget - torch.cuda.memory_allocated(device)
+            threads, room = 1, min(torch.cuda.mem_get_info(device)[0], left) - ROOM
         seconds = nbytes / COPIED_PER_S[place] + PASSES * (
             flops / (FLOPS_PER_S[place] * threads) + made / (MADE_PER_S[place] * min(threads, WIDE))
         )

@@ -169,7 +169,7 @@ class InOneProcess(Steps):
             if self._divided:
                 model.divide()
             told = self._report, self._spec, model
-            check_layers(*told, objective.first, again, divided=self._divided)
+            check_layers(*told, objective.first, again, divided=self._divided, later=True)
             self._forms[batch.lengths] = objective, model
         return self._forms[batch.lengths][0]
 
@@ -250,14 +250,14 @@ def profile_of(
 
 
 def check_layers(
-    report: Reporter, spec: RunSpec, model: Layered, first: Batch, again: Again, *, divided: bool
+    report: Reporter, spec: RunSpec, model: Layered, first: Batch, again: Again, **how: bool
 ) -> None:
-    """Compare the layers with the module as it is written, as much of them as can be in time.
-    Raises ValueError where they would train otherwise, or a batch that is `divided`."""
+    """Compare the layers with the module as it is written, as much of them as can be in time
+    (`compare_in_time`). Raises ValueError where they would train otherwise, or divided batches."""
     report.phase("comparing the layers with the module")
     device = resolve_device(spec.device)
-    found = compare_in_time(model, first, again, spec, device, divided=divided)
+    found = compare_in_time(model, first, again, spec, device, **how)
     if found.note:
         report.event("compared", text=found.note)
-    if found.couples and divided:
+    if found.couples and how["divided"]:
         raise ValueError(NO_MEAN.format(""))

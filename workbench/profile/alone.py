@@ -1,12 +1,12 @@
 """One unit of a model by itself, on made-up values, run as a rank of Harmony runs it.
 
 Forward without autograd, forward again with it, and backward to its inputs and parameters. Used to
-time and weigh a unit (kinds.py), and to see whether a device has room for it (probe.py).
+time and weigh each kind of unit (kinds.py), and to see whether a device has room for it (probe.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 
 import torch
@@ -14,10 +14,14 @@ from torch import Tensor
 
 from workbench.model.base import Context, LayeredModel, Part
 from workbench.profile.bench import NOISE, WEIGHT_STD
+from workbench.profile.footprint import library_bytes_of
+from workbench.profile.loads import torch_device
+from workbench.profile.profile import UnitCost
 from workbench.runtime.bundle import Boundary, Bundle, bundled, single
-from workbench.runtime.device_budget import DeviceMeter
+from workbench.runtime.device_budget import DeviceMeter, device_meter
 from workbench.runtime.storage import Flat
-from workbench.runtime.template import Template
+from workbench.runtime.template import Template, compiles
+from workbench.runtime.threads import use_device_threads
 
 
 class Alone:
@@ -128,3 +132,36 @@ class Alone:
 
     def _context(self) -> Context:
         return Context(seed=0, step=0, unit=self.unit, samples=tuple(range(self.samples)))
+
+
+def of_each_kind(
+    measure: Callable[[str, Alone], UnitCost],
+    model: LayeredModel,
+    inputs: tuple[Tensor, ...],
+    targets: Tensor,
+    units: Iterable[int],
+    *,
+    seq: int,
+    dtype: torch.dtype,
+    device: str,
+    compile: str = "off",
+    tell: Callable[[int, int], None] = lambda done, count: None,
+) -> tuple[dict[str, UnitCost], int]:
+    """Costs of the first of `units` of each kind, measured alone one after the other, and the bytes
+    that libraries keep. `inputs` and `targets` are one micro-batch of the data, [samples, ...];
+    `tell` is told how many kinds are measured, of how many."""
+    target, costs = torch_device(device), {}
+    use_device_threads(target.type)
+    first = {model.kind(unit): unit for unit in reversed([*units])}
+    with device_meter(target) as meter:
+        library_bytes_of(meter)  # what was timed before in this process took some, too
+        for kind, unit in first.items():
+            costs[kind] = measure(
+                kind,
+                Alone(
+                    model, unit, inputs, targets, seq=seq, dtype=dtype, device=target, meter=meter,
+                    compiled=compiles(compile, target.type, dtype),
+                ),
+            )  # fmt: skip
+            tell(len(costs), len(first))
+        return costs, library_bytes_of(meter)

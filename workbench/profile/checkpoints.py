@@ -14,16 +14,13 @@ from statistics import median
 from torch import Tensor
 
 from workbench.model.base import LayeredModel
-from workbench.profile.alone import Alone
-from workbench.profile.footprint import library_bytes_of
+from workbench.profile.alone import Alone, of_each_kind
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import UnitCost
-from workbench.profile.recorded import with_recorded_checkpoint
+from workbench.profile.recorded import Block, with_recorded_checkpoint
 from workbench.runtime.bundle import bytes_of
-from workbench.runtime.device_budget import device_meter
 from workbench.runtime.storage import DTYPES
 from workbench.runtime.template import compiles
-from workbench.runtime.threads import use_device_threads
 
 LONG_S = 0.1
 """Forward passes that take longer are not timed anew: the whole of them is counted again."""
@@ -44,27 +41,20 @@ def with_checkpoints(
 ) -> dict[str, UnitCost]:
     """Costs by kind of unit, those of blocks with passes from checkpoints. `inputs` and `targets`
     are one micro-batch of the data, [samples, ...]."""
-    target, found = torch_device(device), dict(costs)
-    use_device_threads(target.type)
     first = {model.kind(unit): unit for unit in reversed(range(1, model.head))}
-    with device_meter(target) as meter:
-        library_bytes_of(meter)  # what was timed before in this process took some, too
-        for kind, unit in first.items():
-            if costs[kind].forward_s > LONG_S:
-                continue
-            alone = Alone(
-                model, unit, inputs, targets, seq=seq, dtype=DTYPES[dtype], device=target,
-                meter=meter, compiled=compiles(compile, target.type, DTYPES[dtype]),
-            )  # fmt: skip
-            found[kind] = _measured(alone, costs[kind])
-            del alone
-        library_bytes_of(meter)
+    short = [unit for kind, unit in first.items() if costs[kind].forward_s <= LONG_S]
+    measured, _ = of_each_kind(
+        lambda kind, alone: _measured(alone, costs[kind]), model, inputs, targets, short, seq=seq,
+        dtype=DTYPES[dtype], device=device, compile=compile,
+    )  # fmt: skip
+    target, found = torch_device(device), {**costs, **measured}
     if target.type == "cuda" and model.compilable:
         for kind, unit in first.items():
-            found[kind] = with_recorded_checkpoint(
-                found[kind], model, unit, microbatch=len(targets), seq=seq, dtype=DTYPES[dtype],
+            block = Block(
+                model=model, unit=unit, microbatch=len(targets), seq=seq, dtype=DTYPES[dtype],
                 device=target, compiled=compiles(compile, target.type, DTYPES[dtype]),
             )  # fmt: skip
+            found[kind] = with_recorded_checkpoint(found[kind], block)
     return found
 
 

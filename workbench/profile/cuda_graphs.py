@@ -43,7 +43,10 @@ def replay_bytes(
     """Bytes in which recordings work, 0 where there are none. `forwards` are blocks' forward
     passes; `chains` are chains of blocks, each block with the bytes of its gradients. Beside the
     largest one there are a buffer for inputs, and one for the gradient of outputs."""
-    there = [(cost.input_bytes + cost.output_bytes, _forward_bytes(cost)) for cost in forwards]
+    there = [
+        (cost.input_bytes + cost.output_bytes, cost.output_bytes + cost.forward_scratch_bytes)
+        for cost in forwards
+    ]
     for chain in chains:
         ends = chain[0][0].input_bytes + chain[-1][0].output_bytes
         there.append((ends, _chain_bytes(chain) + max(_fragments(*block) for block in chain)))
@@ -57,10 +60,6 @@ def block_replay_bytes(profile: Profile) -> int:
     blocks = set(profile.units[1:-1])
     chains = [[(cost, cost.parameters * profile.weight_bytes)] for cost in blocks]
     return replay_bytes(blocks, chains)
-
-
-def _forward_bytes(cost: UnitCost) -> int:
-    return cost.output_bytes + cost.forward_scratch_bytes
 
 
 def _fragments(cost: UnitCost, gradients: int) -> int:

@@ -14,15 +14,12 @@ import torch
 from torch import Tensor
 
 from workbench.model.base import LayeredModel
-from workbench.profile.alone import Alone
-from workbench.profile.footprint import LOSS_BYTES, library_bytes_of
-from workbench.profile.loads import torch_device
+from workbench.profile.alone import Alone, of_each_kind
+from workbench.profile.footprint import LOSS_BYTES
 from workbench.profile.profile import UnitCost
 from workbench.runtime.bundle import bytes_of
-from workbench.runtime.device_budget import device_meter
 from workbench.runtime.halves import WeightHalf, input_half
 from workbench.runtime.storage import DTYPES
-from workbench.runtime.threads import use_device_threads
 
 TIMES, IN_TURN = 3, 5
 """Timings, and passes in each."""
@@ -41,26 +38,11 @@ def with_halves(
 ) -> dict[str, UnitCost]:
     """Costs by kind of unit, with seconds and bytes of both halves. `inputs` and `targets` are one
     micro-batch of the data, [samples, ...]; `dtype` is ``fp32`` or ``bf16``."""
-    target, found = torch_device(device), dict(costs)
-    use_device_threads(target.type)
-    first = {model.kind(unit): unit for unit in reversed(range(1, model.num_units))}
-    with device_meter(target) as meter:
-        library_bytes_of(meter)  # what was timed before in this process took some, too
-        for kind, unit in first.items():
-            alone = Alone(
-                model,
-                unit,
-                inputs,
-                targets,
-                seq=seq,
-                dtype=DTYPES[dtype],
-                device=target,
-                meter=meter,
-            )
-            found[kind] = _Halves(alone).of(costs[kind])
-            del alone
-        library_bytes_of(meter)
-    return found
+    found, _ = of_each_kind(
+        lambda kind, alone: _Halves(alone).of(costs[kind]), model, inputs, targets,
+        range(1, model.num_units), seq=seq, dtype=DTYPES[dtype], device=device,
+    )  # fmt: skip
+    return {**costs, **found}
 
 
 class _Halves:

@@ -17,14 +17,11 @@ import torch
 from torch import Tensor
 
 from workbench.model.base import LayeredModel
-from workbench.profile.alone import Alone
-from workbench.profile.footprint import LOSS_BYTES, library_bytes_of
-from workbench.profile.loads import torch_device
+from workbench.profile.alone import Alone, of_each_kind
+from workbench.profile.footprint import LOSS_BYTES
 from workbench.profile.profile import UnitCost
 from workbench.profile.timing import Sample, lasting, summarize
 from workbench.runtime.bundle import bytes_of
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.threads import use_device_threads
 
 SECONDS = 0.15
 """About what the timing of one phase of one kind takes."""
@@ -56,20 +53,10 @@ def kind_costs(
     `inputs` and `targets` are one micro-batch of the data: of it come the number of samples and
     what the first unit takes. `tell` is told how many kinds are measured, of how many.
     """
-    target = torch_device(device)
-    use_device_threads(target.type)
-    first = {model.kind(unit): unit for unit in reversed(range(model.num_units))}
-    costs = {}
-    with device_meter(target) as meter:
-        library_bytes_of(meter)  # what was timed before in this process took some, too
-        for kind, unit in first.items():
-            alone = Alone(
-                model, unit, inputs, targets, seq=seq, dtype=dtype, device=target, meter=meter
-            )
-            costs[kind] = _Costs(alone).cost(kind)
-            del alone
-            tell(len(costs), len(first))
-        return costs, library_bytes_of(meter)
+    return of_each_kind(
+        lambda kind, alone: _Costs(alone).cost(kind), model, inputs, targets,
+        range(model.num_units), seq=seq, dtype=dtype, device=device, tell=tell,
+    )  # fmt: skip
 
 
 class _Costs:

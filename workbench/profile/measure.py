@@ -22,8 +22,8 @@ from workbench.model.base import LayeredModel
 from workbench.profile.bench import Bench
 from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
 from workbench.profile.loads import Product, torch_device
-from workbench.profile.profile import Hardware, Profile, UnitCost
-from workbench.profile.recorded import with_recorded
+from workbench.profile.profile import Hardware, UnitCost
+from workbench.profile.recorded import Block, with_recorded
 from workbench.profile.timing import TRIES, Sample, Timing, lasting, quietest, sample, summarize
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.storage import DTYPES
@@ -54,42 +54,6 @@ class Size(NamedTuple):
     seq: int
 
 
-def measure(
-    model: LayeredModel,
-    *,
-    microbatch: int,
-    seq: int,
-    dtype: str,
-    device: str,
-    hardware: Hardware,
-    seconds: float = 1.0,
-    compile: str = "auto",
-) -> Profile:
-    """The profile of a model for micro-batches of [microbatch, seq] on this machine.
-
-    `dtype` is ``fp32`` or ``bf16``; `seconds` is about what the timed steps take in all.
-    """
-    costs, library_bytes, note = unit_costs(
-        model,
-        microbatch=microbatch,
-        seq=seq,
-        dtype=dtype,
-        device=device,
-        hardware=hardware,
-        seconds=seconds,
-        compile=compile,
-    )
-    return Profile(
-        hardware=hardware,
-        units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),
-        microbatch=microbatch,
-        seq=seq,
-        weight_bytes=DTYPES[dtype].itemsize,
-        library_bytes=library_bytes,
-        note=note,
-    )
-
-
 def unit_costs(
     model: LayeredModel,
     *,
@@ -101,8 +65,10 @@ def unit_costs(
     seconds: float = 1.0,
     compile: str = "auto",
 ) -> tuple[dict[str, UnitCost], int, str]:
-    """Cost by kind of unit, the device bytes libraries keep, and a sentence on what was scaled
-    (empty if nothing was).
+    """Cost by kind of unit for micro-batches of [microbatch, seq] on this machine, the device bytes
+    libraries keep, and a sentence on what was scaled (empty if nothing was).
+
+    `dtype` is ``fp32`` or ``bf16``; `seconds` is about what the timed steps take in all.
     """
     target, torch_dtype = torch_device(device), DTYPES[dtype]
     use_device_threads(target.type)
@@ -158,20 +124,16 @@ def unit_costs(
         )
     if target.type == "cuda" and model.compilable:
         for unit in model_units(model, 1)[1:-1]:
-            costs[model.kind(unit)] = with_recorded(
-                costs[model.kind(unit)], model, unit, microbatch=microbatch, seq=seq,
-                dtype=torch_dtype, device=target, compiled=compiled,
+            block = Block(
+                model=model, unit=unit, microbatch=microbatch, seq=seq, dtype=torch_dtype,
+                device=target, compiled=compiled,
             )  # fmt: skip
-    if small == full:
-        return costs, library_bytes, ""
-    return (
-        costs,
-        library_bytes,
-        (
-            f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
-            f"{microbatch} x {seq}, which would take too long to time on this machine"
-        ),
-    )
+            costs[model.kind(unit)] = with_recorded(costs[model.kind(unit)], block)
+    note = "" if small == full else (
+        f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
+        f"{microbatch} x {seq}, which would take too long to time on this machine"
+    )  # fmt: skip
+    return costs, library_bytes, note
 
 
 def _extrapolated(points: list[tuple[float, float]], flops: float) -> float:

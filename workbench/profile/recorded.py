@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -31,25 +31,37 @@ CLOSE = 0.01
 """Relative difference of two gradients that are one: some kernels add up in any order."""
 
 
-def with_recorded(
-    cost: UnitCost,
-    model: LayeredModel,
-    unit: int,
-    *,
-    microbatch: int,
-    seq: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    compiled: bool,
-) -> UnitCost:
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block of a model, and the micro-batches that its passes are recorded for."""
+
+    model: LayeredModel
+    unit: int
+    microbatch: int
+    seq: int
+    dtype: torch.dtype
+    device: torch.device
+    compiled: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of its input, and of its output."""
+        return self.microbatch, self.seq, self.model.hidden
+
+    def values(self) -> tuple[Tensor, Tensor]:
+        """Random inputs, and gradients of its outputs."""
+        x, above = (torch.randn(self.shape, device=self.device).to(self.dtype) for _ in range(2))
+        return x, above
+
+
+def with_recorded(cost: UnitCost, block: Block) -> UnitCost:
     """The block's costs, with seconds and memory of its passes as recordings. Passes that are too
     long to be recorded, or for whose recordings the device has no room, take their launched time.
     """
     seconds, nbytes = (cost.forward_s, cost.recompute_s, cost.backward_s), 0
     if cost.forward_s < RECORDED_BELOW_S:
         try:
-            shape = (microbatch, seq, model.hidden)
-            seconds, nbytes = _measured(model, unit, shape, dtype, device, compiled=compiled)
+            seconds, nbytes = _measured(block)
         except (OutOfMemory, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
     forward, recompute, backward = seconds
@@ -62,27 +74,16 @@ def with_recorded(
     )
 
 
-def with_recorded_checkpoint(
-    cost: UnitCost,
-    model: LayeredModel,
-    unit: int,
-    *,
-    microbatch: int,
-    seq: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    compiled: bool,
-) -> UnitCost:
+def with_recorded_checkpoint(cost: UnitCost, block: Block) -> UnitCost:
     """The block's costs, with seconds of a recorded backward pass that begins at a checkpoint. None
     are known, so that it is not recorded, where passes are too long or the device has no room, and
     where it reads more of its forward pass than the input: then its gradients are those of other
     samples than the ones it is given."""
-    seconds = 0.0
+    seconds, unit = 0.0, block.unit
     if cost.forward_s < RECORDED_BELOW_S:
-        shape = (microbatch, seq, model.hidden)
         try:
-            with _recorded(model, unit, shape, dtype, device, compiled=compiled, back=True) as made:
-                x, above = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+            with _recorded(block, back=True) as made:
+                x, above = block.values()
                 (again,) = _timed((lambda: made.from_checkpoint(unit, x, above),))
                 first, grads = made.from_checkpoint(unit, x, above)
                 found = [grad.clone() for grad in (first, *grads)]
@@ -94,19 +95,11 @@ def with_recorded_checkpoint(
     return replace(cost, recorded_checkpointed_s=seconds)
 
 
-def _measured(
-    model: LayeredModel,
-    unit: int,
-    shape: tuple[int, int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    compiled: bool,
-) -> tuple[tuple[float, ...], int]:
+def _measured(block: Block) -> tuple[tuple[float, ...], int]:
     """Median seconds of a forward pass, of one that keeps what is needed, and of the backward pass;
     and the bytes of their recordings."""
-    with _recorded(model, unit, shape, dtype, device, compiled=compiled) as replays:
-        x, above = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    with _recorded(block) as replays:
+        (x, above), unit = block.values(), block.unit
         passes: tuple[Callable[[], object], ...] = (
             lambda: replays.forward(unit, x),
             lambda: replays.recompute(unit, x),
@@ -116,27 +109,19 @@ def _measured(
 
 
 @contextmanager
-def _recorded(
-    model: LayeredModel,
-    unit: int,
-    shape: tuple[int, int, int],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    compiled: bool,
-    back: bool = False,
-) -> Iterator[Replays]:
+def _recorded(block: Block, *, back: bool = False) -> Iterator[Replays]:
     """Recordings of a block as a run makes them, on weights of some size, with `back` those of a
     backward pass from a checkpoint, too."""
+    model, unit, dtype, device = block.model, block.unit, block.dtype, block.device
     meter = device_meter(device)
     flat = Flat.of(model, unit)
     weights = meter.zeros(flat.numel, dtype)
     weights.normal_(std=WEIGHT_STD)  # a product of zeros draws less power, and runs faster
     module = model.empty_module(unit, device=device, dtype=dtype)
     flat.point_weights(module, weights)
-    chain = Chain(modules=(module,), parameters=(flat.parameters(module),), rows=shape[0])
-    run = Template(model, compiled=compiled)
-    replays = Replays(run.block, shape, dtype, meter, checkpointed=run.checkpointed_block)
+    chain = Chain(modules=(module,), parameters=(flat.parameters(module),), rows=block.microbatch)
+    run = Template(model, compiled=block.compiled)
+    replays = Replays(run.block, block.shape, dtype, meter, checkpointed=run.checkpointed_block)
     try:
         each = {unit: chain}
         replays.record(each, each, each if back else {})

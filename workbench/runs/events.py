@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, TypedDict
@@ -82,6 +83,24 @@ class EventLog:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class Teller:
+    """What is polled, and tells events meanwhile."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def new_events(self) -> list[Event]:
+        """Events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def deliver(self, on_event: Callable[[Event], None] | None) -> None:
+        """Hand over new events, where somebody listens."""
+        for event in self.new_events():
+            if on_event is not None:
+                on_event(event)
 
 
 class EventReader:

@@ -7,7 +7,7 @@ returns is polled as a `runner.Job` is, and is one where the run is on this mach
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.spec import RunSpec
@@ -68,17 +68,10 @@ class LocalExecutor:
         self._store, self._what = store, what
         self.waits_for = ""
 
-    def start(
-        self,
-        spec: RunSpec,
-        *,
-        force: bool = False,
-        timeout: float | None = None,
-        accept: Iterable[Status] = RESULTS,
-    ) -> Job | None:
+    def start(self, spec: RunSpec, **how: Any) -> Job | None:
         """See `Executor`. Raises ValueError for an unknown method or a device that is not here, and
         StoreError."""
-        job = Job(spec, self._store, force=force, timeout=timeout, accept=accept)
+        job = Job(spec, self._store, **how)
         if job.take_cached():
             return job
         among = device_locks.lockable_devices(job.spec.device)

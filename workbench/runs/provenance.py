@@ -33,7 +33,7 @@ def _machine() -> dict[str, Any]:
     build, gpus = host.torch_build(), host.gpus()
     return {
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := version_of(name))},
         "torch_cuda": build.cuda if build else None,
         "system": f"{platform.system()} {platform.release()}",
         "cpu": host.cpu_model(),
@@ -69,7 +69,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.decode(errors="replace").strip()
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Version of a package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

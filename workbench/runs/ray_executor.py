@@ -22,7 +22,7 @@ import psutil
 from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
-from workbench.runs.events import Event, EventReader, make_event
+from workbench.runs.events import EventReader, Teller, make_event
 from workbench.runs.executor import LocalExecutor
 from workbench.runs.processes import LOAD_S
 from workbench.runs.resolve import key_of, resolve
@@ -111,15 +111,15 @@ class RayExecutor:
         return int(min(node["Resources"].get("CPU", 1) for node in nodes))
 
 
-class RayWork:
+class RayWork(Teller):
     """A run on the cluster (`executor.Work`)."""
 
     def __init__(self, ray: Any, store: Store, key: str) -> None:
+        super().__init__()
         self.key, self.where = key, ""
         self.record: RunRecord | None = None
         self.cached = False
         self._ray, self._store = ray, store
-        self._events: list[Event] = []
         self._reader: EventReader | None = None
         self._task: Any = None
 
@@ -146,11 +146,6 @@ class RayWork:
             if ended:
                 self.record = self._outcome()
         return self.record
-
-    def new_events(self) -> list[Event]:
-        """Events since the last call."""
-        events, self._events = self._events, []
-        return events
 
     def cancel(self) -> None:
         """Ray interrupts the task, which ends its run and writes the record of that."""

@@ -33,7 +33,7 @@ from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.runs import provenance
 from workbench.runs.device_locks import HeldDevices
-from workbench.runs.events import Event, EventReader, make_event
+from workbench.runs.events import Event, EventReader, Teller, make_event
 from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
 from workbench.runs.processes import MARK, kill_marked
@@ -63,9 +63,9 @@ def run(
     """
     with Job(spec, store, force=force, timeout=timeout) as job:
         while (record := job.poll()) is None:
-            _deliver(job, on_event)
+            job.deliver(on_event)
             time.sleep(POLL_S)
-        _deliver(job, on_event)
+        job.deliver(on_event)
         return record
 
 
@@ -73,12 +73,6 @@ def check_timeout(seconds: float | None) -> None:
     """Raise ValueError for a time limit that is none."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise ValueError(f"the time limit is {seconds} seconds; it must be positive and finite")
-
-
-def _deliver(job: Job, on_event: Callable[[Event], None] | None) -> None:
-    for event in job.new_events():
-        if on_event is not None:
-            on_event(event)
 
 
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -95,7 +89,7 @@ def kernels() -> dict[str, str]:
     return {}
 
 
-class Job:
+class Job(Teller):
     """One run in progress. Poll it until it returns the record; leave its context to cancel it."""
 
     def __init__(
@@ -111,6 +105,7 @@ class Job:
 
         Raises ValueError for an unknown method, or a device that is not here.
         """
+        super().__init__()
         check_timeout(timeout)
         self.spec = resolve(spec)
         self.key = key_of(self.spec)
@@ -127,7 +122,6 @@ class Job:
         self._began = 0.0
         self._waiting = self._cancelled = False
         self._exit: Event = {}
-        self._events: list[Event] = []
 
     @property
     def folder(self) -> Path:
@@ -151,11 +145,6 @@ class Job:
             else:
                 self._follow()
         return self.record
-
-    def new_events(self) -> list[Event]:
-        """Events since the last call."""
-        events, self._events = self._events, []
-        return events
 
     def cancel(self) -> None:
         """Ask the run to end, and poll on for its record; a second call leaves it no time."""

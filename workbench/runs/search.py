@@ -20,7 +20,7 @@ from typing import Any
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.runs.events import Event, make_event
+from workbench.runs.events import Event, Teller, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.planning import answer, fits
 from workbench.runs.resolve import key_of, resolve
@@ -83,8 +83,9 @@ def planned_largest(
     return low
 
 
-class Search:
-    """One method's largest model. Poll it until `ended`; `layers` is the answer, 0 for none."""
+class Search(Teller):
+    """One method's largest model. Poll it until `ended`; `layers` is the answer, 0 for none. Events
+    are those of the runs, and point and point_ended."""
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Search:
         executor: Executor | None = None,
     ) -> None:
         """Starts nothing. Raises ValueError for an unknown method or a device that is not here."""
+        super().__init__()
         self.spec, self.store, self.limit = resolve(spec), store, limit
         self._force, self._timeout = force, timeout
         self._cancelled = False
@@ -108,7 +110,6 @@ class Search:
         self.paused = False
         """While it is, no probe is started; the one that runs is let finish."""
         self._job: Work | None = None
-        self._events: list[Event] = []
         self.failed = ""
         """Why the search ended without an answer: a run failed for another reason than memory."""
         self.points = [] if force else self._known()
@@ -157,9 +158,7 @@ class Search:
         try:
             while not self.ended:
                 self.poll()
-                for event in self.new_events():
-                    if on_event is not None:
-                        on_event(event)
+                self.deliver(on_event)
                 time.sleep(POLL_S)
         finally:
             self.close()
@@ -196,11 +195,6 @@ class Search:
             self._job = None
             if record.status not in (*FITS, *TOO_LARGE):
                 self.failed = f"{_layers(point)} layers: {record.status}: {record.message}"
-
-    def new_events(self) -> list[Event]:
-        """Events since the last call: those of the runs, and point and point_ended."""
-        events, self._events = self._events, []
-        return events
 
     def retry(self) -> int:
         """Probe again what failed for another reason than memory; returns how many that are."""

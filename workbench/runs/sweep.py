@@ -31,7 +31,7 @@ from workbench.core.paths import user_path
 from workbench.core.record import RESULTS, STATUSES, RunRecord
 from workbench.core.schema import read_as
 from workbench.core.spec import RunSpec
-from workbench.runs.events import Event, make_event
+from workbench.runs.events import Event, Teller, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.overrides import WHOLE, make_spec, named, read_object, twice
 from workbench.runs.resolve import Keys
@@ -213,8 +213,9 @@ class Point:
         return "done" if self.record.status in RESULTS else "failed"
 
 
-class Sweep:
-    """Runs a list of specs. `run` blocks; `poll` does not, for user interfaces."""
+class Sweep(Teller):
+    """Runs a list of specs. `run` blocks; `poll` does not, for user interfaces. Events are those of
+    the runs, each with the index of its point, and point, point_ended and waiting."""
 
     def __init__(
         self,
@@ -231,6 +232,7 @@ class Sweep:
         `executor`: by default this machine. Raises ValueError for an unknown method or a device
         that is not here. Starts nothing.
         """
+        super().__init__()
         check_timeout(timeout)
         keys = Keys()
         unique = {keys.of(spec): spec for spec in specs}
@@ -246,7 +248,6 @@ class Sweep:
         self._accept = RESULTS if retry_failed else frozenset(STATUSES) - {"cancelled"}
         self._cancelled = False
         self._look_at = 0.0
-        self._events: list[Event] = []
         if not force:
             for point in self.points:
                 found = store.find(point.key)
@@ -297,9 +298,7 @@ class Sweep:
         try:
             while not self.ended:
                 self.poll()
-                for event in self.new_events():
-                    if on_event is not None:
-                        on_event(event)
+                self.deliver(on_event)
                 sleep(POLL_S)
         finally:
             self.close()
@@ -314,12 +313,6 @@ class Sweep:
             for point in self._pending():
                 if not self._start(point):
                     break
-
-    def new_events(self) -> list[Event]:
-        """Events since the last call: those of the runs, each with the index of its point, and
-        point, point_ended and waiting."""
-        events, self._events = self._events, []
-        return events
 
     def retry(self) -> int:
         """Take the records of failed points for none, so that they run again; returns how many."""

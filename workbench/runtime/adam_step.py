@@ -37,6 +37,8 @@ from workbench.runtime.split import join, split
 
 # Elements that plain operations take at a time: they need several temporaries of 8 bytes each.
 PIECE = 1 << 19
+States = tuple[Tensor, Tensor, Tensor]
+"""fp32 master weights, and both moments."""
 
 
 class Diverged(ArithmeticError):
@@ -169,7 +171,7 @@ def plain_update(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
-    hyper: AdamStep,
+    hyper: AdamStep | None,
     *,
     decay_split: int,
     chunk: int,
@@ -185,33 +187,17 @@ def plain_update(
     inverse is made for, in more passes.
 
     The caller's gradients stay as they were, and split masters take ``4 * chunk`` bytes. With
-    ``undo``, what an update with it and the same gradient did is taken back first.
+    ``undo``, what an update with it and the same gradient did is taken back first; where ``hyper``
+    is None, no more is done.
     """
     apply = _apply_fused if fused else _apply
     for states, part, decays in _chunks(
         weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk
     ):
         if undo is not None:
-            _revert(*states, part, undo, decays)
-        apply(*states, part, hyper, decays)
-
-
-def plain_revert(
-    weights: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    *,
-    decay_split: int,
-    chunk: int,
-    rest: Tensor | None = None,
-) -> None:
-    """Take an update back by plain torch operations, on any device."""
-    for states, part, decays in _chunks(
-        weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk
-    ):
-        _revert(*states, part, hyper, decays)
+            _revert(states, part, undo, decays)
+        if hyper is not None:
+            apply(states, part, hyper, decays)
 
 
 def _chunks(
@@ -222,8 +208,8 @@ def _chunks(
     rest: Tensor | None,
     decay_split: int,
     chunk: int,
-) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor, bool]]:
-    """((fp32 master, exp_avg, exp_avg_sq), grad, decays) of each chunk, to be updated in place."""
+) -> Iterator[tuple[States, Tensor, bool]]:
+    """(states, grad, decays) of each chunk, to be updated in place."""
     weights, exp_avg, exp_avg_sq, grad = (t.view(-1) for t in (weights, exp_avg, exp_avg_sq, grad))
     numel = weights.numel()
     for begin, end in pairwise(sorted({*range(0, numel, chunk), decay_split, numel, 0})):
@@ -234,17 +220,11 @@ def _chunks(
             split(master, weights[at], rest.view(-1)[at])
 
 
-def _apply_fused(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    decays: bool,
-) -> None:
+def _apply_fused(states: States, grad: Tensor, hyper: AdamStep, decays: bool) -> None:
     """Torch's kernel wants gradients in the weights' type; and it divides (rather than multiplies)
     by a scale of its own and overwrites the gradients with the result. So where either matters,
     they are widened or scaled into a temporary first."""
+    master, exp_avg, exp_avg_sq = states
     grad = grad.float()
     if hyper.grad_scale != 1:
         grad = grad * hyper.grad_scale
@@ -265,17 +245,10 @@ def _apply_fused(
     )
 
 
-def _apply(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    decays: bool,
-) -> None:
+def _apply(states: States, grad: Tensor, hyper: AdamStep, decays: bool) -> None:
     """The update with the scalars, and by the step, that ``_revert`` takes it back with."""
     s = hyper.scalars()
-    for p, m, v, g in _pieces(master, exp_avg, exp_avg_sq, grad):
+    for p, m, v, g in _pieces(*states, grad):
         g = g.float() * s["grad_scale"]
         m.lerp_(g, s["lerp_weight"])
         v.mul_(s["beta2"]).addcmul_(g, g, value=s["one_minus_beta2"])
@@ -284,19 +257,12 @@ def _apply(
         p.add_(_step(m, v, s))
 
 
-def _revert(
-    master: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    decays: bool,
-) -> None:
+def _revert(states: States, grad: Tensor, hyper: AdamStep, decays: bool) -> None:
     """The inverse, rounded as in ``host_adam.cpp``: products that must stay exact are in double."""
     s = hyper.scalars()
     rounding = 2.0**-24  # of a sum, relative to it
     kept_m = 1 - s["lerp_weight"]
-    for p, m, v, g in _pieces(master, exp_avg, exp_avg_sq, grad):
+    for p, m, v, g in _pieces(*states, grad):
         g = g.float() * s["grad_scale"]
         p.sub_(_step(m, v, s))
         if decays:

@@ -1,4 +1,4 @@
-"""AdamW for slabs of the device tier, behind the signatures of the host update and its inverse.
+"""AdamW for slabs of the device tier, behind the signature of the host update.
 
 STRONGHOLD keeps the optimizer states of the first layers on the device (SC'22):
 their gradients come last and their weights are needed first, so a host update of theirs could hide
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workbench.core.native import triton_works
 from workbench.runtime import host_adam
-from workbench.runtime.adam_step import AdamStep, check_slabs, plain_revert, plain_update
+from workbench.runtime.adam_step import AdamStep, check_slabs, plain_update
 
 # Elements taken at a time without Triton: masters are joined into a temporary of 24 MiB, beside
 # which the operations of one ``PIECE`` have theirs.
@@ -27,7 +27,7 @@ def update(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
-    hyper: AdamStep,
+    hyper: AdamStep | None,
     *,
     decay_split: int,
     rest: Tensor | None = None,
@@ -36,14 +36,10 @@ def update(
 ) -> None:
     """As ``host_adam.update``, for tensors on one device, enqueued on its current stream.
 
-    With ``undo``, which an update of these slabs with the very same gradient was just applied with,
-    that update is taken back first, as by ``revert``, in the same pass.
-
     ``threads`` matters on a CPU alone. On a GPU the result is the host's to the bit, but for values
     that are not a number. Where Triton cannot be used there, torch's operations make the update,
-    which differ in the last bits, and ``undo`` takes passes of its own.
-
-    Raises ValueError for tensors an update cannot take, and as ``revert`` does for ``undo``.
+    which differ in the last bits, and ``undo`` takes passes of its own, after which old values are
+    off by about 3 ulp of the larger of old and new one.
     """
     slabs = (weights, exp_avg, exp_avg_sq, grad)
     where = {"decay_split": decay_split, "rest": rest, "undo": undo}
@@ -56,38 +52,6 @@ def update(
         return
     with torch.no_grad():
         plain_update(*slabs, hyper, **where, chunk=CHUNK, fused=False)
-
-
-def revert(
-    weights: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    *,
-    decay_split: int,
-    rest: Tensor | None = None,
-    threads: int = 1,
-) -> None:
-    """As ``host_adam.revert``: take back the update just applied with this ``grad`` and ``hyper``.
-
-    For tensors on one device, enqueued on its current stream. ``threads`` matters on a CPU alone.
-    On a GPU the result is the host's to the bit, but for values that are not a number; where Triton
-    cannot be used there, old values return to within about 3 ulp of the larger of old and new one.
-
-    Raises ValueError for tensors an update cannot take, and for an update that emptied the weights.
-    """
-    slabs = (weights, exp_avg, exp_avg_sq, grad)
-    where = {"decay_split": decay_split, "rest": rest}
-    if weights.device.type == "cpu":
-        host_adam.revert(*slabs, hyper, **where, threads=threads)
-        return
-    check_slabs(*slabs, rest, decay_split, weights.device, hyper)
-    if (launch := _launch()) is not None:
-        launch(*slabs, None, **where, undo=hyper)
-        return
-    with torch.no_grad():
-        plain_revert(*slabs, hyper, **where, chunk=CHUNK)
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,32 +19,21 @@ from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.model.weighing import weights_of
-from workbench.runtime.bundle import Boundary, Bundle, bundled, single
+from workbench.runtime.bundle import Bundle, bundled, single
 from workbench.runtime.match import ON_ONE_DEVICE
 from workbench.runtime.memory import Memory
 from workbench.runtime.optimizer import Optimizer, StepState
 from workbench.runtime.replay import Chain, Replays
-from workbench.runtime.statistics import take_up, undivided
+from workbench.runtime.statistics import clones, take_up, undivided
 from workbench.runtime.storage import Flat, read_here
-from workbench.runtime.template import Template, compiles
 from workbench.runtime.threads import cpu_threads
-from workbench.runtime.traffic import Traffic
-from workbench.runtime.unit_modules import UnitModules, write_initial
+from workbench.runtime.traffic import Traffic, in_passing
+from workbench.runtime.unit_modules import write_initial
+from workbench.runtime.unit_passes import Passes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.build.division import even_share
 from workbench.schedule.schedule import Schedule
-
-PASSING_BYTES = 1 << 15
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """All that passes of a model's units need, for batches of one form."""
-
-    boundaries: list[Boundary]
-    template: Template
-    modules: UnitModules
 
 
 class Engine:
@@ -60,8 +48,7 @@ class Engine:
         memory: Memory,
     ) -> None:
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
-        self.memory = memory
-        self.traffic = Traffic(memory.device, spec.link_bytes_per_s)
+        self.memory, self.traffic = memory, Traffic(memory.device, spec.link_bytes_per_s)
         self._lock = threading.Lock()
         self._steps: dict[int, StepState] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
@@ -105,8 +92,7 @@ class Engine:
             if (slab := self._gradient_slab(unit)) is not None:
                 self._gradients[unit] = [view for _, view in flat.views(slab)]
         self._passes: dict[LayeredModel, Passes] = {}
-        """Of models that had batches here, the first one's at the beginning."""
-        self._begun = model
+        """Of models that had batches here, the first one's first."""
         self._take(model)
         self._replays: Replays | None = None
         self._replayed: frozenset[int] = frozenset()
@@ -117,44 +103,21 @@ class Engine:
     def have(self, model: LayeredModel) -> None:
         """Have these layers pass batches of their form, from the next step on; their weights are
         those of the first model. Raises ValueError for layers that do not fit in the memory."""
-        if model is self.model:
-            return
-        before = {name: value.clone() for name, value in self.statistics.items()}
-        self._take(model)
-        self.take_up(before)
+        if model is not self.model:
+            before = clones(self.statistics)
+            self._take(model)
+            self.take_up(before)
 
     def _take(self, model: LayeredModel) -> None:
         if model not in self._passes:
-            self._passes[model] = self._passes_of(model)
+            made, slots = self._passes, {unit: self._slot(unit) for unit in self.memory.streamed}
+            made[model] = Passes(
+                model, self.spec, self.memory, self._flats, slots, self._gradients,
+                within=next(iter(made.values()), None),
+            )  # fmt: skip
         passes = self._passes[model]
         self.model, self._boundaries = model, passes.boundaries
         self._template, self._modules = passes.template, passes.modules
-
-    def _passes_of(self, model: LayeredModel) -> Passes:
-        units, spec, memory = range(model.num_units), self.spec, self.memory
-        if [Flat.of(model, unit) for unit in units] != self._flats:
-            raise ValueError(
-                "the module has other layers for batches of this form than for the first one; make "
-                "all batches of one shape, as by padding"
-            )
-        boundaries = [
-            Boundary(model.boundary(unit, spec.model.seq) if unit else (), memory.dtype)
-            for unit in units
-        ]
-        if first := self._passes.get(self._begun):
-            for unit, (own, planned) in enumerate(zip(boundaries, first.boundaries, strict=True)):
-                if own.nbytes(spec.microbatch) > planned.nbytes(spec.microbatch):
-                    raise ValueError(
-                        f"layer {unit} takes more for batches of this form than for the first one; "
-                        "begin with the largest batch, for which all is planned"
-                    )
-        compiled = compiles(spec.compile, memory.device.type, memory.dtype)
-        slots = {unit: self._slot(unit) for unit in memory.streamed}
-        return Passes(
-            boundaries=boundaries,
-            template=Template(model, compiled=compiled),
-            modules=UnitModules(model, memory, self._flats, slots, self._gradients),
-        )
 
     @property
     def statistics(self) -> dict[str, Tensor]:
@@ -166,7 +129,7 @@ class Engine:
         take_up(self.model, self._units(), statistics)
 
     def _units(self) -> Iterator[nn.Module]:
-        return (self._modules[unit] for unit in range(self.model.num_units))
+        return map(self._modules.__getitem__, range(self.model.num_units))
 
     @property
     def stream(self) -> torch.cuda.Stream | None:
@@ -220,7 +183,7 @@ class Engine:
             parts = targets.tensor_split(self.schedule.num_microbatches)
             weights = weights_of(self.model, self.batches, step, parts)
             inputs = [t.to(memory.dtype) if t.is_floating_point() else t for t in inputs]
-            *inputs, targets = (_in_passing(t, memory.device) for t in (*inputs, targets))
+            *inputs, targets = (in_passing(t, memory.device) for t in (*inputs, targets))
         for tensor in (*inputs, targets):
             memory.meter.register(tensor)
         hyper = self.optimizer.begin(step)
@@ -353,19 +316,18 @@ class Engine:
         key = (action.unit, action.microbatch)
         slot = self.schedule.buffers[name.activation(*key, 1)].slot
         fetched = self.memory.fetched(slot)
-        target = self._boundaries[action.unit].carve(fetched, self._size(step, key[1]))
+        target = self._carved(*key, step, fetched)
         for own, source in zip(target, self._stashed(*key, step), strict=True):
             self.traffic.copy("load", own, source)
         self._inputs[key] = target
 
     def _stashed(self, unit: int, micro: int, step: int) -> Bundle:
         """Where a unit's input lies on the host."""
-        raw = self.memory.host_activation(unit, micro)
-        return self._boundaries[unit].carve(raw, self._size(step, micro))
+        return self._carved(unit, micro, step, self.memory.host_activation(unit, micro))
 
-    def _size(self, step: int, micro: int) -> int:
+    def _carved(self, unit: int, micro: int, step: int, raw: Tensor) -> Bundle:
         rows = self._rows(self._steps[step], micro)
-        return rows.stop - rows.start
+        return self._boundaries[unit].carve(raw, rows.stop - rows.start)
 
     def _pull(self, action: Action, step: int) -> None:
         # The only visit of a step may begin before the step does.
@@ -436,16 +398,3 @@ class Engine:
             return self.memory.gradients(unit)
         slot = self.schedule.buffers[name.gradients(unit)].slot
         return self.memory.gradient_slots[slot][: self._flats[unit].numel]
-
-
-def _in_passing(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device that queues behind no transfer: CUDA sends up to 64 KiB of pageable
-    memory with the commands, and more by the copy engine, which may be busy with states for long.
-    """
-    if device.type == "cpu":
-        return tensor
-    copy = torch.empty_like(tensor, device=device)
-    pieces = (t.view(-1).split(PASSING_BYTES // t.itemsize) for t in (copy, tensor.contiguous()))
-    for target, source in zip(*pieces, strict=True):
-        target.copy_(source)
-    return copy

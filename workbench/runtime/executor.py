@@ -19,9 +19,9 @@ allow:
 A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
 synchronization while steps run, and no polling.
 
-Steps come in segments. `run` does one of so many steps. In one that is begun with `begin`, `step`
-does the compute lane's part of the next step, while the other lanes still update for the one before
-and load for the one after, as far as the dependencies allow; `end` waits for what has been asked.
+Steps come in segments. `run` does one of so many steps. `step` begins one that goes on, or does its
+next step: the compute lane's part of it, while other lanes may still update for the step before, as
+far as dependencies allow. `end` waits until they are done.
 
 The first failure stops every lane and is raised in the caller, Ctrl-C and SIGTERM among them: they
 arrive as exceptions in the caller's thread, at any instruction of it. Of steps that were asked one
@@ -49,20 +49,11 @@ from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
 from workbench.schedule.action import (
     COMPUTE,
-    D2H,
-    H2D,
     LATER,
-    NET_IN,
-    NET_OUT,
-    VISIT,
     Action,
     Kind,
-    lane_kind,
 )
 from workbench.schedule.schedule import Schedule
-
-STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_IN, NET_OUT)
-"""Kinds of lanes that have a stream each on CUDA."""
 
 CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE)
 """Actions of which the first one changes weights, moments or their count."""
@@ -137,14 +128,7 @@ class Executor:
         """Actions that are published to other ranks by the thread that issues them."""
         self._streams: dict[str, torch.cuda.Stream] = {}
         if device.type == "cuda":
-            lanes = [lane for lane in found.lanes if lane_kind(lane) in STREAMS]
-            self._streams = {
-                lane: torch.cuda.Stream(device) for lane in lanes if lane not in found.publishing
-            }
-            if compute_stream is not None:
-                self._streams[COMPUTE] = compute_stream
-            if LATER in self._streams:
-                self._streams[LATER] = self._streams[COMPUTE]
+            self._streams = found.streams(device, compute_stream)
         depth = max((-back for waits in self._waits for back, _ in waits), default=0)
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
@@ -215,7 +199,6 @@ class Executor:
         self._leave(range(self._first, self._next))
 
     def _reset(self, first: int) -> None:
-        """Begin a segment."""
         self._first = first
         self._completions.begin(range(first, first + 2))
         self._progress = dict.fromkeys(self._lane_items, first)
@@ -264,8 +247,8 @@ class Executor:
 
     def _start_lanes(self, steps: range) -> None:
         names = [lane for lane in self._lane_items if lane != COMPUTE]
-        first = not self.step_numbers
-        self._lanes.start(self, names, steps, ends=not self.goes_on, first=first)
+        ends, first = not self.goes_on, not self.step_numbers
+        self._lanes.start(self, names, steps, ends=ends, first=first)
 
     def _drain(self, before: float = -math.inf) -> None:
         """Wait until all lanes have ended and the device is idle. An exception that breaks the wait

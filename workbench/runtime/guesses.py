@@ -38,7 +38,5 @@ def apply(
     adam: ModuleType, slabs: Slabs, hyper: AdamStep | None, undo: AdamStep | None, **settings: Any
 ) -> None:
     """Take `undo` back and make `hyper`, as far as there are, on the tier of `adam`."""
-    if hyper is not None:
+    if hyper is not None or undo is not None:
         adam.update(*slabs, hyper, undo=undo, **settings)
-    elif undo is not None:
-        adam.revert(*slabs, undo, **settings)

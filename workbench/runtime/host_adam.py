@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from workbench.core import native
-from workbench.runtime.adam_step import AdamStep, check_slabs, plain_revert, plain_update
+from workbench.runtime.adam_step import AdamStep, check_slabs, plain_update
 
-__all__ = ["AdamStep", "Call", "backend", "build", "load", "revert", "update"]
+__all__ = ["AdamStep", "Call", "backend", "build", "load", "update"]
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -107,7 +107,7 @@ def update(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     grad: Tensor,
-    hyper: AdamStep,
+    hyper: AdamStep | None,
     *,
     decay_split: int,
     rest: Tensor | None = None,
@@ -128,48 +128,23 @@ def update(
     The threads started for it yield cores to others by ``niceness`` (on Linux, 0 to 19).
 
     With ``undo``, which an update of these slabs with the very same gradient was just applied with,
-    that update is taken back first, as by ``revert``, in the same pass.
+    that update is taken back first, in the same pass; where ``hyper`` is None, no more is done. Old
+    values return to within about 2 ulp of the larger of old and new one; ``adam_step`` says how and
+    what cannot return.
 
     Where there is no compiler, torch's fused path is taken and ignores ``threads``. Raises
-    ValueError for tensors an update cannot take.
+    ValueError for tensors an update cannot take, and for an ``undo`` that emptied the weights.
     """
     slabs = (weights, exp_avg, exp_avg_sq, grad)
     check_slabs(*slabs, rest, decay_split, torch.device("cpu"), undo)
-    _check_threads(threads)
+    if threads < 1:
+        raise ValueError(f"threads is {threads}; at least 1 is needed")
     where = {"decay_split": decay_split, "rest": rest, "undo": undo}
     if (kernel := _kernel()) is not None:
         kernel(Call.of(*slabs, hyper, **where, threads=threads, niceness=niceness))
         return
     with torch.no_grad():
         plain_update(*slabs, hyper, **where, chunk=FALLBACK_CHUNK, fused=True)
-
-
-def revert(
-    weights: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    grad: Tensor,
-    hyper: AdamStep,
-    *,
-    decay_split: int,
-    rest: Tensor | None = None,
-    threads: int = 1,
-    niceness: int = 0,
-) -> None:
-    """Take back the update that was just applied to these slabs with this ``grad`` and ``hyper``.
-
-    Old values return to within about 2 ulp of the larger of old and new one; ``adam_step`` says how
-    and what cannot return. Raises ValueError as ``update`` does.
-    """
-    slabs = (weights, exp_avg, exp_avg_sq, grad)
-    check_slabs(*slabs, rest, decay_split, torch.device("cpu"), hyper)
-    _check_threads(threads)
-    where = {"decay_split": decay_split, "rest": rest}
-    if (kernel := _kernel()) is not None:
-        kernel(Call.of(*slabs, None, **where, undo=hyper, threads=threads, niceness=niceness))
-        return
-    with torch.no_grad():
-        plain_revert(*slabs, hyper, **where, chunk=FALLBACK_CHUNK)
 
 
 def backend() -> Literal["compiled", "torch"]:
@@ -200,8 +175,3 @@ def _kernel() -> Callable[[Call], None] | None:
         return load()
     except native.CannotBuild:
         return None
-
-
-def _check_threads(threads: int) -> None:
-    if threads < 1:
-        raise ValueError(f"threads is {threads}; at least 1 is needed")

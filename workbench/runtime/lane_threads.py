@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+import torch
+
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -26,6 +28,7 @@ from workbench.schedule.action import (
     MEETING,
     NET_IN,
     NET_OUT,
+    VISIT,
     Kind,
     lane_kind,
 )
@@ -35,6 +38,8 @@ from workbench.schedule.schedule import Schedule
 
 PUBLISH = ".publish"
 """Ends the name of the lane that publishes to other ranks what has ended on another lane."""
+STREAMS = (COMPUTE, VISIT, H2D, D2H, NET_IN, NET_OUT)
+"""Kinds of lanes that have a stream each on CUDA."""
 ISSUED = (H2D, D2H, NET_IN, NET_OUT)
 """Kinds of lanes that the compute lane's thread may walk, too."""
 
@@ -62,6 +67,18 @@ class LaneThreads:
     """Lanes that announce room for messages."""
     publishing: Set[str]
     """Lanes that publish to other ranks what has ended on another lane."""
+
+    def streams(
+        self, device: torch.device, compute: torch.cuda.Stream | None
+    ) -> dict[str, torch.cuda.Stream]:
+        """Lane -> its stream; `compute`: that of the compute lane, where there is one already."""
+        lanes = [lane for lane in self.lanes if lane_kind(lane) in STREAMS]
+        made = {lane: torch.cuda.Stream(device) for lane in lanes if lane not in self.publishing}
+        if compute is not None:
+            made[COMPUTE] = compute
+        if LATER in made:
+            made[LATER] = made[COMPUTE]
+        return made
 
 
 def lane_threads(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> LaneThreads:

@@ -18,6 +18,7 @@ from workbench.core.record import BETWEEN, PARTS
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 
+PASSING_BYTES = 1 << 15
 _PARTS = {
     Kind.LOAD: "weights_in",
     Kind.GRAD_OUT: "gradients_out",
@@ -88,3 +89,16 @@ class Traffic:
         """Count bytes that went to other devices, and not over the host's link."""
         with self._lock:
             self.parts[_PARTS[kind]] += nbytes
+
+
+def in_passing(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device that queues behind no transfer: CUDA sends up to 64 KiB of pageable
+    memory with the commands, and more by the copy engine, which may be busy with states for long.
+    """
+    if device.type == "cpu":
+        return tensor
+    copy = torch.empty_like(tensor, device=device)
+    pieces = (t.view(-1).split(PASSING_BYTES // t.itemsize) for t in (copy, tensor.contiguous()))
+    for target, source in zip(*pieces, strict=True):
+        target.copy_(source)
+    return copy

@@ -1,4 +1,4 @@
-"""Schedules as JSON, which loses nothing. (csv_table.py writes what people edit by hand.)
+"""Schedules as JSON, which loses nothing.
 
 An action is one line and states what differs from the defaults; its name holds kind, unit,
 micro-batch, turn and rank. Lines keep the schedule's order, so a diff of two files shows what a
@@ -30,15 +30,14 @@ FORMAT, VERSION = "workbench schedule", 2
 OLD = 1
 """Version in which a message of turn 1 was one of gradients."""
 OLD_GRADIENTS = {Kind.SEND: Kind.SEND_GRAD, Kind.RECV: Kind.RECV_GRAD}
-LISTS = ("after", "takes", "uses", "frees")
 PLACE = ("kind", "unit", "microbatch", "turn", "rank")
 """Fields of an action that its name holds."""
 Setting = int | float | str | bool | None
 
 
 @dataclass(kw_only=True)
-class Row:
-    """An action as files and tables have it."""
+class _Row:
+    """An action as files have it."""
 
     name: str
     lane: str
@@ -64,7 +63,7 @@ class _File:
     settings: dict[str, Any]
     budgets: dict[str, int]
     buffers: dict[str, Buffer]
-    actions: list[Row]
+    actions: list[_Row]
 
     def __post_init__(self) -> None:
         for name, value in self.settings.items():  # whole numbers of any size
@@ -78,7 +77,7 @@ def to_json(schedule: Schedule) -> str:
     Raises ValueError for a setting that JSON cannot hold (a number that is not finite).
     """
     for name, value in schedule.settings.items():
-        if not _finite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"setting {name!r} is {value}, which JSON cannot hold")
     head = {
         "format": FORMAT,
@@ -95,15 +94,11 @@ def to_json(schedule: Schedule) -> str:
         f"{json.dumps(name)}: {json.dumps(_stated(Buffer, buffer))}"
         for name, buffer in schedule.buffers.items()
     ]
-    actions = [json.dumps(_stated(Row, action)) for action in schedule.actions]
+    actions = [json.dumps(_stated(_Row, action)) for action in schedule.actions]
     lines = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     lines.append(_block("buffers", "{}", buffers) + ",")
     lines.append(_block("actions", "[]", actions))
     return "{\n" + "\n".join(lines) + "\n}\n"
-
-
-def _finite(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _block(key: str, brackets: str, lines: list[str]) -> str:
@@ -122,7 +117,7 @@ def from_json(text: str) -> Schedule:
     file = read_as(_File, parse_json(text, "not a schedule: it"), "the schedule")
     told = {key: value for key, value in vars(file).items() if key not in ("format", "version")}
     rows = enumerate(file.actions)
-    actions = [action_from(row, file.version, f"the schedule: actions[{i}]") for i, row in rows]
+    actions = [_action_from(row, file.version, f"the schedule: actions[{i}]") for i, row in rows]
     return Schedule(**told | {"actions": tuple(actions)})
 
 
@@ -135,7 +130,7 @@ def _of_today(name: str, version: int) -> str:
     return format_name(kind, was.unit, was.microbatch, rank=was.rank, step=was.step)
 
 
-def action_from(row: Row, version: int, where: str) -> Action:
+def _action_from(row: _Row, version: int, where: str) -> Action:
     """An action from its row as a version writes it; errors begin with `where`."""
     try:
         name = _of_today(row.name, version)

@@ -276,15 +276,11 @@ def _busy_and_idle(spans: list[tuple[int, int]]) -> tuple[int, list[int] | None]
     """
     busy, until, idle = 0, None, None
     for start, end in spans:
-        if until is not None and start > until and (idle is None or start - until > _long(idle)):
+        if until is not None and start - until > (0 if idle is None else idle[1] - idle[0]):
             idle = [until, start]
         busy += max(0, end - (start if until is None else max(start, until)))
         until = end if until is None else max(until, end)
     return busy, idle
-
-
-def _long(gap: list[int]) -> int:
-    return gap[1] - gap[0]
 
 
 def _step_starts(events: list[Event]) -> list[tuple[int, float]]:

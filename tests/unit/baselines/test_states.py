@@ -14,7 +14,6 @@ from baselines.fsdp import run as fsdp_run
 from baselines.plain_training import Training
 from tests.methods.harness import Silent
 from tests.methods.plain import spec_for
-from workbench.runtime import checkpoint
 
 STAGES = """
 import os
@@ -103,25 +102,6 @@ def test_trouble_of_one_stage_is_that_of_all(root: Path, tmp_path: Path) -> None
     assert first[5:] == ["True", second[1]]
     assert second[0] == "True"
     assert second[1].startswith("damaged: the checkpoint step-00000002 cannot be read: ")
-
-
-def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path, monkeypatch) -> None:
-    spec = spec_for(method="plain", steps=4, lr_decay_steps=20, save_every=2)
-    real, calls = checkpoint.save_file, 0
-
-    def save_file(*words) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 9:  # of seven units
-            raise OSError(28, "No space left on device")
-        real(*words)
-
-    monkeypatch.setattr(checkpoint, "save_file", save_file)
-    training = trained(spec, tmp_path)
-    assert len(training.history.losses) == 4
-    (note,) = [note for note in training.outcome().notes if "was not written" in note]
-    assert "step-00000004" in note
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def test_what_was_saved_before_any_update_is_taken_up(tmp_path, monkeypatch) -> None:

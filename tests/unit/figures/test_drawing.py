@@ -48,16 +48,22 @@ def test_a_method_keeps_its_look_by_name_by_label_and_out_of_memory() -> None:
     assert (words.get_text(), words.get_color()) == ("out of host memory", LOOKS["l2l"].color)
 
 
-def test_no_two_sources_share_a_mark() -> None:
-    series = [
-        ("published", ""), ("simulated", "as published"), ("simulated", "as this code runs it"),
-        ("measured", ""),
-    ]  # fmt: skip
-    bars = [tuple(sorted(bar_look("red", *each).items())) for each in series]
+@pytest.mark.parametrize(
+    "series",
+    [
+        [(tidy.PUBLISHED, ""), ("simulated", "as published"), ("simulated", "as this code runs it"),
+         ("measured", "")],
+        [(tidy.REFERENCE, ""), ("simulated", tidy.OUR_PLAN), ("simulated", tidy.THEIR_PLAN),
+         ("simulated", tidy.BEFORE), ("measured", "")],
+    ],
+)  # fmt: skip
+def test_no_two_sources_share_a_mark(series: list[tuple[str, str]]) -> None:
+    bars = [tuple(sorted(map(str, bar_look("red", *each).items()))) for each in series]
     lines = [tuple(sorted(map(str, line_look("l2l", *each).items()))) for each in series]
     assert len(set(bars)) == len(set(lines)) == len(series)
     assert bar_look("red", "measured")["facecolor"] == "red"
-    assert "hatch" in bar_look("red", "simulated")
+    assert bar_look("red", tidy.REFERENCE)["linestyle"] == ":"
+    assert all("hatch" in bar_look("red", *each) for each in series[1:-1])
     assert "hatch" not in bar_look("red", "published")
 
 

@@ -19,14 +19,9 @@ from workbench.exhibits import find
 from workbench.exhibits.harmony import sizes, table
 from workbench.figures import rows as tidy
 from workbench.figures import style
-from workbench.figures.style import PAGE_IN, as_svg
+from workbench.figures.style import PAGE_IN
 from workbench.runs.store import Store
 from workbench.schedule.simulate import Event
-
-SERIES = [
-    (tidy.REFERENCE, ""), (tidy.SIMULATED, tidy.OUR_PLAN), (tidy.SIMULATED, tidy.THEIR_PLAN),
-    (tidy.SIMULATED, tidy.BEFORE), (tidy.MEASURED, ""),
-]  # fmt: skip
 
 
 def drawn(name: str, rows: pd.DataFrame) -> Figure:
@@ -58,17 +53,6 @@ def paper_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], 
         return drawn(name, rows_of(name, records, store))
 
     return made
-
-
-def test_no_two_sources_share_a_mark() -> None:
-    bars = [tuple(sorted(map(str, style.bar_look("red", *each).items()))) for each in SERIES]
-    lines = [
-        tuple(sorted(map(str, style.line_look("harmony-pp", *each).items()))) for each in SERIES
-    ]
-    assert len(set(bars)) == len(set(lines)) == len(SERIES)
-    assert style.bar_look("red", tidy.MEASURED)["facecolor"] == "red"
-    assert style.bar_look("red", tidy.REFERENCE)["linestyle"] == ":"
-    assert all("hatch" in style.bar_look("red", *each) for each in SERIES[1:4])
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
@@ -190,10 +174,3 @@ def test_table_1_tells_plans_for_one_gpu_instead_of_drawing_them(tmp_path: Path)
     assert "The published plan of VGG416 is for one GPU alone" in text
     several = rows.assign(value=rows["value"].where(rows["quantity"] != "gpus", 4.0))
     assert "for one GPU alone" not in flat(drawn("harmony_table1", several))
-
-
-def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
-    rows = rows_of("harmony_17", runs("harmony_17"), nowhere(tmp_path))
-    first, second = (as_svg(drawn("harmony_17", rows)) for _ in range(2))
-    assert first == second
-    assert "<image" not in first

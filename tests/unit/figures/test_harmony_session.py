@@ -38,13 +38,6 @@ def with_one_run(name: str, folder: Path) -> Session:
     return session
 
 
-def test_wrong_parameters_are_answered_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown size 'large'"):
-        open_exhibit("harmony_12", "large", tmp_path)
-    with pytest.raises(ValueError, match="'small' needs a GPU.*use smoke"):
-        open_exhibit("harmony_12", "small", tmp_path)
-
-
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_paper_without_a_gpu_is_estimated_and_says_so(name: str, tmp_path: Path) -> None:
     session = open_exhibit(name, "paper", tmp_path / "new")

@@ -241,16 +241,11 @@ def test_18_tells_scaling_from_saturation(tmp_path: Path) -> None:
     lost = changed(rows, 3.0, **place, method="harmony-pp")
     assert judged("harmony_18", lost, both).verdict == FAILS
     assert judged("harmony_18", rows, pp).published == pytest.approx(1463.0 / 215.0)
-    slow = changed(rows, 3.0, **place, method="harmony-pp")
-    assert judged("harmony_18", slow, pp).verdict == FAILS
+    assert judged("harmony_18", lost, pp).verdict == FAILS
     fast = changed(rows, 0.3, **place, method="harmony-pp")
     assert judged("harmony_18", fast, pp).verdict == HOLDS
-    assert (
-        judged("harmony_18", changed(rows, 0.1, **place, method="harmony-dp"), dp).verdict == FAILS
-    )
-    assert (
-        judged("harmony_18", changed(rows, 3.0, **place, method="harmony-dp"), dp).verdict == HOLDS
-    )
+    steady = changed(rows, 3.0, **place, method="harmony-dp")
+    assert judged("harmony_18", steady, dp).verdict == HOLDS
 
 
 @pytest.mark.parametrize("name", ["harmony_17", "harmony_18"])

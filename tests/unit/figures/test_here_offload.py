@@ -137,11 +137,6 @@ def test_any_part_of_a_campaign_is_drawn(lines: list[dict], tmp_path: Path) -> N
     assert len(goals(rows)) == 14
 
 
-def test_without_the_file_the_exhibit_says_so() -> None:
-    assert "nothing to show" in flat(drawn(table([])))
-    assert {goal.verdict for goal in goals(table([]))} == {MISSING}
-
-
 # -- goals ----------------------------------------------------------------------------------------
 
 
@@ -346,6 +341,7 @@ def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
     assert "nothing to show" in session.preview()["note"].iloc[0]
     rows = session.run()
     assert session.figure(rows).paths[0].exists()
+    assert "nothing to show" in flat(session.draw(rows))
     assert set(session.verdict(rows)["verdict"]) == {MISSING}
     assert "nothing to show" in session.provenance().to_string()
 

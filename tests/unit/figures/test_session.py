@@ -60,10 +60,11 @@ def test_the_report_renews_figure_files_that_show_other_rows(tmp_path: Path) -> 
 def test_wrong_parameters_are_answered_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown exhibit '10'"):
         open_exhibit("10", "smoke", tmp_path)
-    with pytest.raises(ValueError, match="unknown size 'large'"):
-        open_exhibit("9", "large", tmp_path)
-    with pytest.raises(ValueError, match="'small' needs a GPU.*use smoke"):
-        open_exhibit("9", "small", tmp_path)
+    for name in ("9", "harmony_12"):
+        with pytest.raises(ValueError, match="unknown size 'large'"):
+            open_exhibit(name, "large", tmp_path)
+        with pytest.raises(ValueError, match="'small' needs a GPU.*use smoke"):
+            open_exhibit(name, "small", tmp_path)
 
 
 def test_figure_9_with_another_batch_is_a_run_of_the_command_line(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 Stored schedules with their stored or recomputed estimates: every digit that was printed.
 """
 
-from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from statistics import fmean
 
@@ -12,9 +11,9 @@ import pytest
 from workbench.methods.harmony.published.build import build
 from workbench.methods.harmony.published.estimate import estimate
 from workbench.methods.harmony.published.packing import manual
-from workbench.methods.harmony.published.profiles import Measured, ModelProfile
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server
+from workbench.published.harmony_answers import with_blocks
 from workbench.schedule.build.division import packs_of
 
 GIB = 2**30
@@ -53,6 +52,17 @@ def stored(row):
         u_backward=int(row["u_bwd"]),
         backward=packs_of(sizes["bwd"]),
     )
+
+
+def packed(model, size, mode=Mode.PP, *, gpus, minibatch=32, u_forward=1, u_backward=1):
+    """The graph of a model in packs of one size."""
+    packs = manual(model.layers, size)
+    return build(
+        Configuration(
+            mode=mode, gpus=gpus, minibatch=minibatch, u_forward=u_forward, forward=packs[:-1],
+            u_backward=u_backward, backward=packs,
+        )
+    )  # fmt: skip
 
 
 def test_stored_search_results_of_minibatch_32_on_2_gpus(profile_of, rows_of):
@@ -96,35 +106,6 @@ def test_stored_schedules_of_figure_10(profile_of, rows_of):
         assert moved.all_reduced / GIB == pytest.approx(all_reduced, abs=0.05), row
 
 
-def with_blocks(model: ModelProfile, blocks: int) -> ModelProfile:
-    """The same model with its one kind of block, layers 1 to n - 4, so many times."""
-
-    def repeated(values):
-        return (values[0], *[values[1]] * blocks, *values[-3:])
-
-    def measured(each: Measured) -> Measured:
-        return replace(each, seconds=repeated(each.seconds), peak_bytes=repeated(each.peak_bytes))
-
-    return replace(
-        model,
-        forward=measured(model.forward),
-        backward=measured(model.backward),
-        weight_bytes=repeated(model.weight_bytes),
-        buffer_bytes=repeated(model.buffer_bytes),
-        state_bytes=repeated(model.state_bytes),
-        input_bytes=repeated(model.input_bytes),
-        update_seconds=repeated(model.update_seconds),
-    )
-
-
-def test_larger_gpt2_profiles_repeat_the_block_of_the_smallest(profile_of):
-    small, large = profile_of("gpt2_10b"), profile_of("gpt2_40b")
-    made = with_blocks(small, 200)
-    assert (made.forward, made.backward) == (large.forward, large.backward)
-    assert made.weight_bytes == large.weight_bytes
-    assert made.update_seconds == large.update_seconds
-
-
 def printed(seconds: float) -> float:
     """With one digit, presumably rounded from two.
 
@@ -140,18 +121,7 @@ def test_scaling_of_gpt2_to_40_billion(profile_of, gpus, mode):
     """Figures 17 and 18: packs of two layers, micro-batches of one sample."""
     for blocks, expected in zip((50, 100, 150, 200), SCALING[gpus, mode], strict=True):
         model = with_blocks(profile_of("gpt2_10b"), blocks)
-        packs = manual(model.layers, 2)
-        graph = build(
-            Configuration(
-                mode=Mode(mode),
-                gpus=gpus,
-                minibatch=32,
-                u_forward=1,
-                forward=packs[:-1],
-                u_backward=1,
-                backward=packs,
-            )
-        )
+        graph = packed(model, 2, Mode(mode), gpus=gpus)
         for prefetch, seconds in zip((False, True), expected, strict=True):
             found = estimate(graph, model, Server(), prefetch=prefetch)
             assert printed(found.seconds) == seconds, (blocks, prefetch, found.seconds)
@@ -165,27 +135,11 @@ def test_scaling_of_gpt2_to_40_billion(profile_of, gpus, mode):
 def test_volumes_of_scaling(profile_of, name, weights, gradients, swapped, stashes, p2p):
     """GiB: DP brings the weights to every GPU, PP once for all; stashes alone cross in PP."""
     model = profile_of(name)
-    packs = manual(model.layers, 2)
     for gpus in (2, 8):
-        moved = {
-            mode: estimate(
-                build(
-                    Configuration(
-                        mode=mode,
-                        gpus=gpus,
-                        minibatch=32,
-                        u_forward=1,
-                        forward=packs[:-1],
-                        u_backward=1,
-                        backward=packs,
-                    )
-                ),
-                model,
-                Server(),
-            ).volumes
-            for mode in Mode
-        }
-        dp, pp = moved[Mode.DP], moved[Mode.PP]
+        dp, pp = (
+            estimate(packed(model, 2, mode, gpus=gpus), model, Server()).volumes
+            for mode in (Mode.DP, Mode.PP)
+        )
         assert dp.weights_in / GIB == pytest.approx(weights * gpus, rel=2e-4)
         assert 0.975 * weights < pp.weights_in / GIB < weights * 1.0001
         for each in (dp, pp):
@@ -201,17 +155,8 @@ def test_volumes_of_scaling(profile_of, name, weights, gradients, swapped, stash
 def test_load_balance_of_bert_large(profile_of, row):
     u_forward, u_backward, pack, gpus, seconds, compute, idle, gib = row
     model = profile_of("bert_large_seq512")
-    packs = manual(model.layers, pack)
-    graph = build(
-        Configuration(
-            mode=Mode.PP,
-            gpus=gpus,
-            minibatch=600,
-            u_forward=u_forward,
-            forward=packs[:-1],
-            u_backward=u_backward,
-            backward=packs,
-        )
+    graph = packed(
+        model, pack, gpus=gpus, minibatch=600, u_forward=u_forward, u_backward=u_backward
     )
     for prefetch in (False, True):
         found = estimate(graph, model, Server(), prefetch=prefetch)

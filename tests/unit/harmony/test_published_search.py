@@ -218,16 +218,8 @@ def test_stored_search_results(profile_of, rows_of):
 
 def test_bert_large_with_the_rules_of_the_shipped_script(profile_of):
     for mode, seconds in (("DP", 4.783), ("PP", 4.829)):
-        found = found_by(
-            profile_of,
-            LARGE,
-            mode,
-            32,
-            gpus=2,
-            memory_cap=10 * 2**30,
-            rank_fit_normally=True,
-            **BALANCED,
-        )
+        how = {"gpus": 2, "memory_cap": 10 * 2**30, "rank_fit_normally": True, **BALANCED}
+        found = found_by(profile_of, LARGE, mode, 32, **how)
         assert found.best[0].estimate.seconds == pytest.approx(seconds, abs=1e-3)
 
 
@@ -243,8 +235,7 @@ def test_the_stored_ten_best_of_bert_large(profile_of):
         "backward_rules": ("balanced_time",),
         "prefetch": True,
     }
-    name = LARGE
-    found = found_by(profile_of, name, "PP", 600, top=10, **settings)
+    found = found_by(profile_of, LARGE, "PP", 600, top=10, **settings)
     seconds = [each.estimate.seconds for each in found.best]
     published = [
         174.183, 250.294, 37.770, 37.976, 38.042, 38.118, 38.239, 38.287, 38.379, 38.427,
@@ -258,7 +249,7 @@ def test_the_stored_ten_best_of_bert_large(profile_of):
     assert round(100 * third.estimate.compute_share) == 96
     assert round(100 * max(third.estimate.idle)) == 2
     assert max(third.estimate.memory_bytes) / 2**30 == pytest.approx(6.42, abs=0.005)
-    normally = found_by(profile_of, name, "PP", 600, rank_fit_normally=True, **settings)
+    normally = found_by(profile_of, LARGE, "PP", 600, rank_fit_normally=True, **settings)
     assert normally.best[0].candidate == third.candidate
 
 

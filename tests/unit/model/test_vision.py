@@ -1,4 +1,5 @@
-"""VGG and ResNet have the published sizes, layer for layer, and learn where they are shallow."""
+"""VGG and ResNet have the published sizes, layer for layer, and learn, as BERT does, where they are
+shallow."""
 
 from itertools import groupby
 
@@ -6,8 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.unit.model import test_bert
+from workbench.model import bert, vision
+from workbench.model.bert import Bert, BertShape
 from workbench.model.pictures import SyntheticPictures
-from workbench.model.vision import ResNet, ResNetShape, Vgg, VggShape, initialize
+from workbench.model.vision import ResNet, ResNetShape, Vgg, VggShape
 
 SMALL_VGG = {"convs": (1, 1, 2), "width": 8, "image": 32, "hidden": 32, "classes": 4}
 SMALL_RESNET = {"blocks": (1, 1, 2), "width": 8, "classes": 4}
@@ -15,6 +19,9 @@ KINDS = {
     "vgg": lambda **changes: Vgg(VggShape(**{**SMALL_VGG, **changes})),
     "resnet": lambda **changes: ResNet(ResNetShape(**{**SMALL_RESNET, **changes})),
 }
+EVERY = {**KINDS, "bert": lambda **changes: Bert(BertShape(**{**test_bert.SMALL, **changes}))}
+LEARNS = {"vgg": (20, 1.0, 4, 0.5), "resnet": (20, 1.0, 4, 0.5), "bert": (40, 0.643, 1, 0.2)}
+"""Steps, what the first loss is above, and what the mean of so many last ones is below."""
 
 # Run lengths of Harmony's published profiles: bytes of weights, of buffers and of the input of one
 # sample, a layer.
@@ -42,15 +49,34 @@ RESNET_INPUTS = [
 
 def layers_of(model):
     """The layers in the order in which they run, each on the output of the one before."""
+    if isinstance(model, Bert):
+        return test_bert.layers_of(model)
     if isinstance(model, Vgg):
         return [*model.features, *model.classifier]
     return [model.stem, *model.blocks, model.head]
 
 
+def make_layer(model, unit, seed=5):
+    """A layer of the model with its initial weights."""
+    layer, module = layers_of(model)[unit], bert if isinstance(model, Bert) else vision
+    module.initialize(layer, unit=unit, seed=seed)
+    return layer
+
+
 def initialized(model, seed=5):
-    for unit, layer in enumerate(layers_of(model)):
-        initialize(layer, unit=unit, seed=seed)
+    for unit in range(len(layers_of(model))):
+        make_layer(model, unit, seed)
     return model
+
+
+def rows(kind, step=0):
+    """Inputs and labels of a step."""
+    if kind == "bert":
+        *given, labels = test_bert.rows()
+        return given, labels
+    pictures = SyntheticPictures(classes=4, count=64, size=(32, 32), seed=1)
+    x, labels = pictures.rows(range(16 * step, 16 * step + 16))
+    return [x], labels
 
 
 def runs(values):
@@ -99,17 +125,18 @@ def test_layers_in_their_order_are_the_model(kind):
     assert named == [id(p) for p in model.parameters()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_a_layer_alone_gets_the_weights_it_has_in_the_model(kind):
-    model = initialized(KINDS[kind]())
+    model, before = EVERY[kind](), torch.get_rng_state()
+    initialized(model)
+    assert torch.equal(before, torch.get_rng_state())
     for unit, whole in reversed(list(enumerate(layers_of(model)))):
         torch.manual_seed(unit)  # must not matter
-        layer = layers_of(KINDS[kind]())[unit]
-        initialize(layer, unit=unit, seed=5)
+        layer = make_layer(EVERY[kind](), unit)
         for name, parameter in whole.named_parameters():
             assert torch.equal(parameter, layer.get_parameter(name))
-    first = layers_of(model)[0].conv.weight.detach().clone()
-    assert not torch.equal(first, layers_of(initialized(model, seed=6))[0].conv.weight)
+    first = next(model.parameters()).detach().clone()
+    assert not torch.equal(first, next(initialized(model, seed=6).parameters()))
 
 
 def test_initial_convolutions_keep_the_size_of_what_flows():
@@ -118,22 +145,22 @@ def test_initial_convolutions_keep_the_size_of_what_flows():
     assert conv.bias.eq(0).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_a_few_steps_lower_the_loss_and_move_every_parameter(kind):
-    pictures = SyntheticPictures(classes=4, count=64, size=(32, 32), seed=1)
-    model = initialized(KINDS[kind]())
+    steps, first, many, last = LEARNS[kind]
+    model, losses = initialized(EVERY[kind]()), []
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    losses = []
-    for step in range(20):
-        x, labels = pictures.rows(range(16 * step, 16 * step + 16))
+    for step in range(steps):
+        given, labels = rows(kind, step)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), labels)
+        loss = F.cross_entropy(model(*given), labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[0] > 1.0
-    assert sum(losses[-4:]) / 4 < 0.5
+    assert losses[0] > first
+    assert kind != "bert" or losses[0] == pytest.approx(0.693, abs=0.05)
+    assert sum(losses[-many:]) / many < last
     assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
 
 
@@ -144,12 +171,15 @@ def test_gradients_pass_512_blocks():
     assert all(grad.isfinite().all() and grad.count_nonzero() for grad in grads)
 
 
-def test_vggs_dropout_is_off_unless_asked_for_and_in_evaluation():
-    x = torch.randn(2, 3, 32, 32)
-    plain, dropping = (initialized(KINDS["vgg"](dropout=p)) for p in (0.0, 0.5))
-    assert torch.equal(plain(x), plain(x))
-    assert not torch.allclose(dropping(x), dropping(x), atol=1e-4)
-    assert torch.equal(dropping.eval()(x), plain(x))
+@pytest.mark.parametrize("kind", ["vgg", "bert"])
+def test_dropout_is_off_unless_asked_for_and_in_evaluation(kind):
+    given, _ = rows(kind)
+    plain, dropping = initialized(EVERY[kind]()), initialized(EVERY[kind](dropout=0.5))
+    drops = [m.p for m in plain.modules() if isinstance(m, torch.nn.Dropout)]
+    assert kind == "vgg" or drops == [0.0] * len(drops)
+    assert torch.equal(initialized(EVERY[kind](dropout=0.0))(*given), plain(*given))
+    assert not torch.allclose(dropping(*given), dropping(*given), atol=1e-4)
+    torch.testing.assert_close(dropping.eval()(*given), plain(*given), rtol=1e-4, atol=1e-6)
 
 
 def test_refuses_pictures_that_cannot_be_halved():

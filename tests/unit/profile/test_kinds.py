@@ -11,7 +11,7 @@ from workbench.model import ModelSpec, make_model
 from workbench.model.families import blank_rows
 from workbench.profile import kinds, recorded
 from workbench.profile.alone import Alone
-from workbench.profile.measure import measure
+from workbench.profile.measure import unit_costs
 from workbench.profile.profile import RECORDED_BELOW_S, Hardware, UnitCost
 from workbench.runtime.tiers import OutOfMemory
 
@@ -54,13 +54,16 @@ def test_passes_without_room_for_recordings_take_what_they_take_when_launched(mo
 
     monkeypatch.setattr(recorded, "_measured", full)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    settings = {"microbatch": 1, "seq": 8, "dtype": torch.float32, "compiled": False}
     model = make_model(ModelSpec(layers=2, hidden=32, heads=4, seq=8, vocab=64))
+    block = recorded.Block(
+        model=model, unit=1, microbatch=1, seq=8, dtype=torch.float32,
+        device=torch.device("cuda"), compiled=False,
+    )  # fmt: skip
     cost = UnitCost(kind="block", parameters=1, forward_s=1e-4, recompute_s=2e-4, backward_s=3e-4)
-    found = recorded.with_recorded(cost, model, 1, device=torch.device("cuda"), **settings)
+    found = recorded.with_recorded(cost, block)
     assert found.as_recorded().backward_s == found.recorded_backward_s == 3e-4
     long = replace(cost, forward_s=RECORDED_BELOW_S)
-    found = recorded.with_recorded(long, model, 1, device=torch.device("cuda"), **settings)
+    found = recorded.with_recorded(long, block)
     assert found.recorded_forward_s == RECORDED_BELOW_S
     assert cost.as_recorded() == cost
 
@@ -73,7 +76,8 @@ def test_recordings_are_timed_on_a_gpu(hardware: Hardware, answered):
     settings = {"microbatch": 2, "seq": 64, "device": "cuda", "hardware": here, "seconds": 0.1}
     left = []
     for dtype in ("bf16", "fp32", "bf16", "fp32"):
-        first, block, *_, head = measure(model, dtype=dtype, **settings).units
+        costs, *_ = unit_costs(model, dtype=dtype, **settings)
+        first, block, head = (costs[kind] for kind in ("embedding", "block", "head"))
         for way in ("forward_s", "backward_s"):
             launched, found = getattr(block, way), getattr(block, f"recorded_{way}")
             answered.enter(f"GPU: a {dtype} pass recorded, by launched: {way}", launched, found)

@@ -9,8 +9,9 @@ from workbench.core.model_spec import ModelSpec
 from workbench.model import make_model
 from workbench.profile import footprint
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import measure, model_units
-from workbench.profile.profile import Hardware
+from workbench.profile.measure import model_units, unit_costs
+from workbench.profile.profile import Hardware, Profile
+from workbench.runtime.storage import DTYPES
 
 B, S, H, HEADS, VOCAB, LAYERS = 2, 24, 32, 4, 80, 5
 
@@ -22,7 +23,13 @@ def spec(**changes) -> ModelSpec:
 
 def profiled(hardware: Hardware, **changes):
     settings = {"microbatch": B, "seq": S, "dtype": "fp32", "device": "cpu", **changes}
-    return measure(make_model(spec()), hardware=hardware, seconds=0.0, **settings)
+    model = make_model(spec())
+    costs, library_bytes, note = unit_costs(model, hardware=hardware, seconds=0.0, **settings)
+    return Profile(
+        hardware=hardware, units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),
+        microbatch=settings["microbatch"], seq=S, weight_bytes=DTYPES[settings["dtype"]].itemsize,
+        library_bytes=library_bytes, note=note,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

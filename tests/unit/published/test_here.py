@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.figures.offload import line, runs_of, write
 from workbench.published.here import COLUMNS, LABELS, OffloadRun, latest, offload_runs, read_offload
+from workbench.published.servers import server_runs
 from workbench.runs.store import REPOSITORY_RESULTS
 
 GOOD = line("stronghold (w4, keep)", 32, speed=30.0)
@@ -113,8 +114,8 @@ def test_folders_without_the_file_are_empty_and_equal_ones_read_once(tmp_path: P
 
 
 def test_what_is_committed_can_be_read() -> None:
-    for run in offload_runs([REPOSITORY_RESULTS]):
-        assert run.hardware
+    for runs in (offload_runs, server_runs):
+        assert all(run.hardware for run in runs([REPOSITORY_RESULTS]))
 
 
 def test_what_the_benchmark_writes_can_be_read(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.figures.servers import line, runs_of, write
-from workbench.published.servers import LABELS, latest, read_servers, server_runs
-from workbench.runs.store import REPOSITORY_RESULTS
+from workbench.published.servers import LABELS, latest, read_servers
 
 GOOD = line("harmony-pp (faithful)", 4, 64, speed=80.0)
 
@@ -56,11 +55,6 @@ def test_a_run_on_other_gpus_is_another_setting_and_a_repeated_one_counts_once(
     assert [(run.ranks, run.samples_per_second, run.runs) for run in latest(runs)] == [
         (4, 70.0, 3), (2, 40.0, 1),
     ]  # fmt: skip
-
-
-def test_what_is_committed_can_be_read() -> None:
-    for run in server_runs([REPOSITORY_RESULTS]):
-        assert run.hardware
 
 
 def test_what_the_benchmark_writes_can_be_read() -> None:

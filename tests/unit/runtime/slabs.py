@@ -16,7 +16,6 @@ rounds_like_torch = pytest.mark.skipif(
     reason="torch rounds its moments otherwise where it does not use fused multiply-add",
 )
 
-
 BETAS = (0.9, 0.95)
 
 
@@ -71,11 +70,11 @@ class Slabs:
         """fp32 master and moments."""
         return self.master, self.exp_avg.clone(), self.exp_avg_sq.clone()
 
-    def update(self, grad: torch.Tensor, now: AdamStep, **settings) -> None:
+    def update(self, grad: torch.Tensor, now: AdamStep | None, **settings) -> None:
         host_adam.update(*self.slabs(), grad, now, rest=self.rest, **settings)
 
     def revert(self, grad: torch.Tensor, then: AdamStep, **settings) -> None:
-        host_adam.revert(*self.slabs(), grad, then, rest=self.rest, **settings)
+        self.update(grad, None, undo=then, **settings)
 
 
 def equal(some: Slabs, others: Slabs) -> bool:

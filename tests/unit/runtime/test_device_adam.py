@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.unit.runtime.slabs import hyper
 from workbench.runtime import adam_step, device_adam, host_adam
-from workbench.runtime.adam_step import AdamStep
 from workbench.runtime.split import join, split
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -23,11 +23,6 @@ on_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or INTERPRETED,
     reason="needs a CUDA device, and Triton to compile for it",
 )
-
-
-def hyper(step: int = 1, **changes: float) -> AdamStep:
-    defaults = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
-    return AdamStep(step=step, **(defaults | changes))
 
 
 class Slabs:
@@ -99,7 +94,7 @@ def test_on_a_cpu_it_is_the_host_update(narrow):
         where = {"decay_split": 9, "rest": slabs.rest, "threads": 2}
         module.update(*slabs.states(), grad, first, **where)
         module.update(*slabs.states(), grad, second, **where, undo=first)
-        module.revert(*slabs.states(), grad, second, **where)
+        module.update(*slabs.states(), grad, None, **where, undo=second)
     assert_equal(ours, theirs)
 
 
@@ -109,15 +104,12 @@ def test_what_emptied_the_weights_cannot_be_taken_back(device):
     then, message = hyper(lr=1.0, weight_decay=1.0), "emptied the weights with cannot be taken back"
     with pytest.raises(ValueError, match=message):
         device_adam.update(*slabs, hyper(), decay_split=1, undo=then)
-    with pytest.raises(ValueError, match=message):
-        device_adam.revert(*slabs, then, decay_split=1)
 
 
 class Kernel(NamedTuple):
-    """The kernel's update and its inverse, and the device of the slabs they take."""
+    """The kernel's update, and the device of the slabs that it takes."""
 
     update: Callable[..., None]
-    revert: Callable[..., None]
     device: str
 
 
@@ -131,7 +123,7 @@ def kernel(request, monkeypatch):
         return interpreted(monkeypatch)
     if device_adam._launch() is None:
         pytest.skip("needs Triton")
-    return Kernel(device_adam.update, device_adam.revert, "cuda")
+    return Kernel(device_adam.update, "cuda")
 
 
 def interpreted(monkeypatch) -> Kernel:
@@ -170,11 +162,7 @@ def interpreted(monkeypatch) -> Kernel:
     def update(*slabs_and_hyper, decay_split, rest, undo=None):
         device_adam_kernel.launch(*slabs_and_hyper, decay_split=decay_split, rest=rest, undo=undo)
 
-    def revert(*slabs_and_hyper, decay_split, rest):
-        *slabs, then = slabs_and_hyper
-        update(*slabs, None, decay_split=decay_split, rest=rest, undo=then)
-
-    return Kernel(update, revert, "cpu")
+    return Kernel(update, "cpu")
 
 
 def magnitudes(numel: int, least: float, most: float, generator: torch.Generator) -> torch.Tensor:
@@ -205,12 +193,11 @@ def test_it_takes_back_and_makes_again_to_the_bit(kernel, narrow, grad, numel, s
         theirs = Slabs(numel, narrow=narrow).begin(master, m, v)
         ours = Slabs(numel, narrow=narrow, device=kernel.device, offset=offset).begin(master, m, v)
         guess, right = hyper(7, **changes), hyper(7, **(changes | {"grad_scale": 0.37}))
-        work = (("update", guess, {}), ("update", right, {"undo": guess}), ("revert", right, {}))
-        for name, now, more in work:
+        for now, undo in ((guess, None), (right, guess), (None, right)):
             for by, slabs in ((host_adam, theirs), (kernel, ours)):
                 where = {"decay_split": split_at, "rest": slabs.rest}
                 there = noise.to(slabs.weights.device)
-                getattr(by, name)(*slabs.states(), there, now, **where, **more)
+                by.update(*slabs.states(), there, now, **where, undo=undo)
             assert all(result.isfinite().all() for result in theirs.results())
             assert_equal(ours, theirs)
 
@@ -232,7 +219,7 @@ def test_on_cuda_no_number_makes_a_kernel_of_its_own(monkeypatch):
         where = {"decay_split": min(step, numel), "rest": slabs.rest[:numel]}
         device_adam.update(*slab, first, **where)
         device_adam.update(*slab, second, **where, undo=first)
-        device_adam.revert(*slab, second, **where)
+        device_adam.update(*slab, None, **where, undo=second)
 
     speculate(1, 1_000)
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **what: compiled.append(what))
@@ -275,16 +262,16 @@ def test_on_cuda_without_triton_it_is_the_host_update_to_a_few_bits(narrow, monk
     torch.testing.assert_close(ours.master.cpu(), theirs.master, **near)
     noise = torch.randn(100_003, generator=torch.Generator().manual_seed(2)) * theirs.exp_avg
     guess, right = hyper(13, grad_scale=1.7), hyper(13, grad_scale=0.4)
-    for name, now, more in (
-        ("update", guess, {}),
-        ("update", right, {"undo": guess}),
-        ("revert", right, {}),
-        ("update", guess, {}),  # what moments came back moves the weights
+    for now, undo in (
+        (guess, None),
+        (right, guess),
+        (None, right),
+        (guess, None),  # what moments came back moves the weights
     ):
         for by, slabs in ((host_adam, theirs), (device_adam, ours)):
             where = {"decay_split": 70_001, "rest": slabs.rest}
             there = noise.to(slabs.weights.device)
-            getattr(by, name)(*slabs.states(), there, now, **where, **more)
+            by.update(*slabs.states(), there, now, **where, undo=undo)
         torch.testing.assert_close(ours.master.cpu(), theirs.master, **near)
 
 
@@ -301,7 +288,7 @@ def test_on_cuda_without_triton_temporaries_stay_below_128_mib(monkeypatch):
     torch.cuda.reset_peak_memory_stats()
     device_adam.update(*slabs.states(), grad, guess, **where)
     device_adam.update(*slabs.states(), grad, right, **where, undo=guess)
-    device_adam.revert(*slabs.states(), grad, right, **where)
+    device_adam.update(*slabs.states(), grad, None, **where, undo=right)
     assert torch.cuda.max_memory_allocated() - before < 128 * 2**20
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.runs.helpers import at_once
 from workbench.runtime.device_budget import CudaMeter, StorageMeter, device_meter
 from workbench.runtime.tiers import OutOfMemory, Tier, slab
 
@@ -250,11 +251,7 @@ def test_threads_that_count_together_add_up(meter):
                 if len(exchange) > 10:
                     exchange.pop(0)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[work] * 4)
     assert meter.now == sum(tensor.nbytes for tensor in exchange)
     exchange.clear()
     assert meter.now == 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
+from tests.runs.helpers import at_once
 from workbench.methods.pipeline import ideal
 from workbench.runtime.board import Failed
 from workbench.runtime.completions import Completions
@@ -57,13 +59,7 @@ def run_step(late: str, *, cuda: bool) -> list[str]:
             completion.cuda = Event(log, action.name, there) if cuda else None
             completion.set()
     turns = device_turns(SCHEDULE, 1, completions)
-    threads = [
-        threading.Thread(target=walk, args=(turns, lane, completions, log, cuda)) for lane in LANES
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(walk, turns, lane, completions, log, cuda) for lane in LANES))
     return log
 
 

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
+from functools import partial
 
 import pytest
 import torch
 
+from tests.runs.helpers import at_once
 from workbench.runtime import disk
 from workbench.runtime.disk import DiskStore
 from workbench.runtime.staging import ALIGNMENT
@@ -129,11 +130,7 @@ def test_threads_at_once(store):
             if not torch.equal(back, data):
                 failures.append((thread, cycle))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(work, number) for number in range(8)))
     assert not failures
     assert store.bytes_written == store.bytes_read == 8 * 10 * 20_001
 

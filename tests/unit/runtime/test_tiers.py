@@ -2,10 +2,12 @@
 
 import gc
 import threading
+from functools import partial
 
 import pytest
 import torch
 
+from tests.runs.helpers import at_once
 from workbench.runtime import tiers
 from workbench.runtime.staging import ALIGNMENT, StagingPool
 from workbench.runtime.tiers import OutOfMemory, Tier, slab
@@ -75,11 +77,7 @@ def test_threads_cannot_pass_the_budget_together():
             except OutOfMemory:
                 refused.append(index)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(ask, number) for number in range(8)))
     assert (tier.in_use, len(refused), len(tier.held())) == (1000, 300, 100)
 
 

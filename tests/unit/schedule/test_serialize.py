@@ -1,4 +1,4 @@
-"""Schedules survive JSON and CSV, and what is not a schedule is refused with the place."""
+"""Schedules survive JSON, and what is not a schedule is refused with the place."""
 
 import json
 import re
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.unit.schedule.window import pipeline, window_schedule
 from workbench.schedule.action import LANES, Action, Kind, format_name, parse_name
-from workbench.schedule.csv_table import from_csv, to_csv
 from workbench.schedule.schedule import TIERS, Buffer, Schedule
 from workbench.schedule.serialize import from_json, to_json
 from workbench.schedule.validate import validate
@@ -106,23 +105,9 @@ def test_json_loses_nothing(schedule):
         assert type(back.settings[key]) is type(value)
 
 
-@settings(max_examples=120, deadline=None)
-@given(schedules(names=words, slots=st.none() | words))
-def test_csv_keeps_all_but_name_budgets_and_settings(schedule):
-    work, memory = to_csv(schedule)
-    rest = {"name": schedule.name, "budgets": schedule.budgets, "settings": schedule.settings}
-    back = from_csv(work, memory, **rest)
-    assert back == schedule
-    assert to_csv(back) == (work, memory)
-
-
 @pytest.mark.parametrize("schedule", [FULL, pipeline()], ids=["window", "pipeline"])
 def test_what_comes_back_is_proved_again(schedule):
     assert validate(from_json(to_json(schedule))) == validate(schedule)
-    work, memory = to_csv(schedule)
-    assert (
-        validate(from_csv(work, memory, name="again")).peak_bytes == validate(schedule).peak_bytes
-    )
 
 
 def test_one_changed_action_is_one_changed_line():
@@ -135,33 +120,11 @@ def test_one_changed_action_is_one_changed_line():
     assert len(before) == len(FULL.actions) + len(FULL.buffers) + 14
 
 
-def test_csv_is_easy_to_write_by_hand():
-    schedule = from_csv(
-        "lane , name, after\n"
-        "compute, F0.0, U0@-1\n"
-        "\n"
-        'compute, B0.0, "F0.0"\n'
-        "host,    U0,   B0.0   F0.0\n",
-        name="by hand",
-    )
-    assert [str(a) for a in schedule.actions] == ["F0.0", "B0.0", "U0"]
-    assert schedule.actions[2].after == ("B0.0", "F0.0")
-    assert validate(schedule).num_actions == 3
-
-
 def test_gradients_were_messages_of_turn_1():
-    """In version 1, also in tables, which name no version."""
     schedule = pipeline()
-
-    def old(text):
-        return re.sub(r"(SEND|RECV)_GRAD(\d+\.\d+)", r"\1\2+1", text)
-
-    text = old(to_json(schedule))
+    text = re.sub(r"(SEND|RECV)_GRAD(\d+\.\d+)", r"\1\2+1", to_json(schedule))
     assert from_json(text.replace('"version": 2', '"version": 1')) == schedule
     assert "RECV1.0+1" in from_json(text).by_name
-    work, memory = to_csv(schedule)
-    rows = [row.rpartition(",")[0] for row in old(work).splitlines()]
-    assert from_csv("\n".join(rows), memory, name=schedule.name) == schedule
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -260,56 +223,6 @@ def test_malformed_json_is_refused_with_the_place(case):
     with pytest.raises(ValueError) as error:  # noqa: PT011 - the sentence is compared below
         from_json(text)
     assert sentence in str(error.value)
-
-
-BAD_CSV = {
-    "no actions": ("name,lane\n", "", "the table has no actions"),
-    "nothing": ("", "", "the table has no actions"),
-    "a column": ("name,lane,colour\n", "", "line 1: column 'colour' is unknown or twice there"),
-    "a column twice": ("name,lane,lane\n", "", "line 1: column 'lane' is unknown or twice there"),
-    "no lane": ("name\nF0.0\n", "", "line 1: column 'lane' is missing"),
-    "too many cells": ("name,lane\nU0,host,x\n", "", "line 2: 3 cells in 2 columns"),
-    "a name": ("name,lane\nU0,host\nX1,host\n", "", "line 3: 'X1' is no action name"),
-    "an empty lane": ("name,lane\nU0\n", "", "line 2: lane '' is unknown"),
-    "a size": (
-        "name,lane,nbytes\nU0,host,1e3\n",
-        "",
-        "line 2: nbytes is '1e3'; it must be a whole",
-    ),
-    "a quote": ('name,lane\n"U0,host\n', "", "line 2: "),
-    "a buffer": ("name,lane\nU0,host\n", "name,tier,nbytes\nb,gpu,1\n", "line 2: tier 'gpu' is un"),
-    "twice": (
-        "name,lane\nU0,host\n",
-        "name,tier,nbytes\nb,host,1\nb,host,2\n",
-        "line 3: buffer 'b' stands twice in the table",
-    ),
-    "permanence": (
-        "name,lane\nU0,host\n",
-        "name,tier,nbytes,permanent\nb,host,1,1\n",
-        "line 2: permanent is '1'; write yes or nothing",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_CSV)
-def test_malformed_csv_is_refused_with_the_line(case):
-    work, memory, sentence = BAD_CSV[case]
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - the sentence is compared below
-        from_csv(work, memory, name="bad")
-    assert sentence in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("memory", "sentence"),
-    [
-        ({"a b": Buffer(tier="host", nbytes=1)}, "buffer 'a b': CSV needs a name without spaces"),
-        ({"": Buffer(tier="host", nbytes=1)}, "buffer '': CSV needs a name without spaces"),
-        ({"a": Buffer(tier="host", nbytes=1, slot="")}, "buffer 'a': CSV cannot hold its slot ''"),
-    ],
-)
-def test_csv_says_what_it_cannot_hold(memory, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        to_csv(replace(FULL, buffers=memory))
 
 
 def test_json_says_what_it_cannot_hold():

@@ -1,4 +1,4 @@
-"""The planner's page, without and with its widgets."""
+"""The planner's page without its widgets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,10 @@ from tests.runs.helpers import wait_for
 from workbench.runs.best import fastest
 from workbench.runs.store import Store
 from workbench.ui.planner import PlannerControl, Question
-from workbench.ui.planner_panel import PlannerPanel
 
 pytestmark = pytest.mark.slow
 
 V100 = "v100-32gb"
-
-
-@pytest.fixture
-def panel(tmp_path: Path) -> Iterator[PlannerPanel]:
-    panel = PlannerPanel(Store(tmp_path / "results"))
-    yield panel
-    panel.close()
 
 
 @pytest.fixture
@@ -57,12 +49,6 @@ def test_asking_does_not_wait_and_the_last_question_is_answered(
     wait_for(lambda: replies.append(planner.poll()) or not planner.busy)
     last = [reply for reply in replies if reply is not None][-1]
     assert last.question.spec.model.layers == 23
-
-
-def test_a_slider_is_answered_in_the_page(panel: PlannerPanel) -> None:
-    panel.ask(machine=V100, layers=6)
-    wait_for(lambda: (panel.tick(), panel.reply and panel.reply.done)[1])
-    assert panel.reply.question.spec.model.layers == 6
 
 
 def test_pipelines_are_asked_with_several_micro_batches_as_at_the_command_line(

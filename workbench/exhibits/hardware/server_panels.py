@@ -244,9 +244,10 @@ the day would be in its slope else."""
 def series_of(rows: pd.DataFrame) -> list[pd.DataFrame]:
     """The runs of Harmony of one model, minibatch, cap and round, where there are several numbers
     of GPUs for a method; of `shown` rows."""
+    own = rows["method"].isin(HARMONY) & (rows["status"] == "ok") & (rows["variant"] == "")
     return [
         part
-        for _, part in _scaled(rows).groupby([*SAME, "round"], sort=False, dropna=False)
+        for _, part in rows[own].groupby([*SAME, "round"], sort=False, dropna=False)
         if _several(part)
     ]
 
@@ -261,10 +262,6 @@ def one_scale(drawn: Iterable[tuple[Any, Panel]]) -> None:
         for place, axes in enumerate(every):
             axes.set_ylim(0, top)
             axes.set_title("" if place else axes.get_title("left"), loc="left", fontsize=7)
-
-
-def _scaled(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["method"].isin(HARMONY) & (rows["status"] == "ok") & (rows["variant"] == "")]
 
 
 def _several(rows: pd.DataFrame) -> bool:

@@ -24,11 +24,11 @@ from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.harmony import sizes
 from workbench.exhibits.harmony.sizes import HarmonySize
-from workbench.exhibits.harmony.table import COLUMNS, table
+from workbench.exhibits.harmony.table import COLUMNS, RAN, table
 from workbench.exhibits.preview import UNKNOWN, cached, total
 from workbench.figures import draw
 from workbench.figures.rows import MEASURED, join, label_of, pick
-from workbench.figures.verdict import Verdict, as_table
+from workbench.figures.verdict import Verdict, as_table, at_least, busy_in, cannot_tell
 from workbench.model.corpus import STDLIB
 from workbench.published import harmony_plans
 from workbench.published.harmony import profiles_folder
@@ -254,3 +254,10 @@ def not_run(rows: pd.DataFrame, lacking: Iterable[str]) -> str:
     told = "; ".join(lacking)
     size = next(iter(pick(rows, source=MEASURED)["size"]), "")
     return f"Not run at {size} size, which is to take little time: {told}." if told else ""
+
+
+def by_runs(words: str, ratio: float | None, rows: pd.DataFrame, *methods: str) -> Verdict:
+    """A claim of speed (a ratio of at least 1), judged by runs here as far as these rows can tell;
+    `methods` are those that it compares, all by default."""
+    why = {"cannot": cannot_tell(rows), "busy": busy_in(rows, *RAN, *methods)}
+    return at_least(words, None, ratio, 1.0, RAN, **why)

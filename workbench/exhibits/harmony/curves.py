@@ -87,7 +87,6 @@ class Curves(HarmonyExhibit):
         return table([missing(method, name, "loss", why) for method in METHODS])
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """The curves over each other, and beside them how far each is from one device."""
         shown = rows.dropna(subset=["value"])
         draw.prepare(figure, 0.4 if shown.empty else 1.1)
         left, right = figure.subplots(1, 2)

@@ -13,13 +13,13 @@ from workbench.exhibits.harmony.base import (
     ESTIMATES,
     OTHER_END,
     HarmonyExhibit,
+    by_runs,
     not_run,
     nothing_reduced,
 )
 from workbench.exhibits.harmony.sizes import DP, HARMONY, PEERS, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import (
     PLANNED,
-    RAN,
     as_speed,
     estimated,
     measured,
@@ -41,7 +41,7 @@ from workbench.figures.rows import (
     pick,
     quotient,
 )
-from workbench.figures.verdict import Verdict, at_least, busy_in, cannot_tell
+from workbench.figures.verdict import Verdict, at_least
 from workbench.published.harmony import FOUR, MODELS
 from workbench.runs.store import Store
 
@@ -96,7 +96,6 @@ class FourModels(HarmonyExhibit):
         return as_speed(join(told, others, planned(plans)))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """Rows of missing runs, with the reason `why`."""
         return table(
             [
                 missing(method, trained.name, "samples_per_s", why, minibatch=trained.minibatch)
@@ -106,7 +105,6 @@ class FourModels(HarmonyExhibit):
         )
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """A panel a published model, and what ran here."""
         other = rows[~rows["model"].isin(MODELS)]
         ran = other["value"].notna().any()
         draw.prepare(figure, 2 if ran else 1.2)
@@ -230,19 +228,9 @@ def _of_runs(rows: pd.DataFrame) -> Iterator[Verdict]:
         for method in [name for name in dict.fromkeys(part["method"]) if name != PP]:
             other = one(part, method=method)
             label = pick(part, method=method)["label"].iloc[0]
-            words = (
-                f"{model_label(model)}, minibatch {batch:g}: Harmony-PP is at least as fast "
-                f"as {label}"
-            )
-            yield at_least(
-                words,
-                None,
-                quotient(mine, other),
-                1.0,
-                RAN,
-                cannot=cannot_tell(part),
-                busy=busy_in(part, *RAN, PP, method),
-            )
+            words = f"minibatch {batch:g}: Harmony-PP is at least as fast as {label}"
+            words, ratio = f"{model_label(model)}, {words}", quotient(mine, other)
+            yield by_runs(words, ratio, part, PP, method)
 
 
 def lead(rows: pd.DataFrame, model: str, batch: int, source: str, variant: str) -> float | None:

@@ -112,7 +112,6 @@ class SwapVolume(HarmonyExhibit):
         return join(told, table(own, size="paper"))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """Rows of missing runs, with the reason `why`."""
         return table([missing(name, size.moved.name, way, why) for name in HARMONY for way in OWN])
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:

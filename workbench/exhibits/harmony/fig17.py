@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.harmony import scaling
-from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, nothing_reduced
+from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, by_runs, nothing_reduced
 from workbench.exhibits.harmony.sizes import DP, PP
-from workbench.exhibits.harmony.table import PLANNED, RAN, model_label
+from workbench.exhibits.harmony.table import PLANNED, model_label
 from workbench.figures import draw
 from workbench.figures.rows import (
     MEASURED,
@@ -22,7 +22,7 @@ from workbench.figures.rows import (
     pick,
     quotient,
 )
-from workbench.figures.verdict import Verdict, at_least, busy_in, cannot_tell
+from workbench.figures.verdict import Verdict, at_least
 
 NOT_SLOWER = 1.0
 SECONDS = (25, 50, 100, 200, 400, 800, 1600)
@@ -44,7 +44,6 @@ class TimePerIteration(scaling.Scaling):
     )
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """A panel a model, and what ran here."""
         own = scaling.here(rows)
         own = own[~own["model"].isin(scaling.MODELS)].dropna(subset=["value"])
         axes = _places(figure, ran=len(own) > 0)
@@ -92,15 +91,7 @@ class TimePerIteration(scaling.Scaling):
                     f"{model_label(model)}: Harmony-PP takes no longer than {label_of(method)} on "
                     "the most devices that both ran on"
                 )
-                yield at_least(
-                    words,
-                    None,
-                    _on_the_most(part, model, method),
-                    NOT_SLOWER,
-                    RAN,
-                    cannot=cannot_tell(part),
-                    busy=busy_in(part, *RAN, PP, method),
-                )
+                yield by_runs(words, _on_the_most(part, model, method), part, PP, method)
 
 
 def _places(figure: Any, *, ran: bool) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.harmony import scaling
-from workbench.exhibits.harmony.base import ESTIMATES, nothing_reduced
+from workbench.exhibits.harmony.base import ESTIMATES, by_runs, nothing_reduced
 from workbench.exhibits.harmony.sizes import DP, PP
-from workbench.exhibits.harmony.table import PLANNED, RAN, model_label
+from workbench.exhibits.harmony.table import PLANNED, model_label
 from workbench.figures import draw
 from workbench.figures.rows import MEASURED, OUR_PLAN, REFERENCE, one, pick, quotient
-from workbench.figures.verdict import Verdict, at_least, busy_in, cannot_tell
+from workbench.figures.verdict import Verdict, at_least
 
 LEAST = 5.0
 """Times the speed of one device that 8 should reach; estimated: 6.0 to 6.8."""
@@ -37,7 +37,6 @@ class SpeedUp(scaling.Scaling):
     )
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """Speed over that of one device: the smallest and the largest model, and what ran here."""
         draw.prepare(figure)
         axes = figure.subplots(1, 3)
         shown = scaling.speedups(rows)
@@ -103,15 +102,7 @@ class SpeedUp(scaling.Scaling):
                 f"{model_label(model)}: Harmony-PP is faster on the most devices that ran than on "
                 "one"
             )
-            yield at_least(
-                words,
-                None,
-                quotient(first, last),
-                1.0,
-                RAN,
-                cannot=cannot_tell(part),
-                busy=busy_in(part),
-            )
+            yield by_runs(words, quotient(first, last), part)
 
 
 def _panel(axes: Any, rows: pd.DataFrame, devices: tuple[float, ...]) -> None:

@@ -101,7 +101,6 @@ class Balance(HarmonyExhibit):
         return join(told, means, table(rows), table(shares))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """Rows of missing runs, with the reason `why`."""
         return table([missing(PP, size.balance[0].trained.name, "busy", why)])
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:

@@ -58,7 +58,6 @@ class Scaling(HarmonyExhibit):
         return table([row | {"x": row["ranks"]} for row in rows])
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """Rows of missing runs, with the reason `why`."""
         return table(
             [
                 missing(method, trained.name, "iteration_s", why)

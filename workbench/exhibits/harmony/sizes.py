@@ -80,7 +80,7 @@ class HarmonySize:
     """The models of figure 10."""
     moved: Trained
     """The model of figure 12."""
-    minibatches: dict[str, tuple[int, ...]]
+    minibatches: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Minibatches of figure 10 by model, where there are several."""
     balance: tuple[Setting, ...]
     """Figure 8's."""
@@ -237,7 +237,6 @@ def smoke() -> HarmonySize:
         pairs=pairs,
         four=(pairs, text, vgg, resnet),
         moved=text,
-        minibatches={},
         balance=_settings(roomy, (2, 2, 4), (2, 2, 2)),
         grown=(text,),
         ranks=(1, 2),
@@ -261,7 +260,6 @@ def small() -> HarmonySize:
         pairs=pairs,
         four=(pairs, text, vgg, resnet),
         moved=text,
-        minibatches={},
         balance=_settings(text, (4, 4, 7), (4, 4, 2)),
         grown=(text,),
         ranks=(1, 2, 4, 8),
@@ -326,7 +324,6 @@ def tiny() -> HarmonySize:
         pairs=pairs,
         four=(pairs, text),
         moved=text,
-        minibatches={},
         balance=_settings(text, (2, 2, 2), (2, 2, 1)),
         grown=(text,),
         ranks=(1, 2),

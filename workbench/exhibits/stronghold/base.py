@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
+from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.preview import preview
@@ -113,9 +114,10 @@ class StrongholdExhibit(Exhibit):
     def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
         """Draw values of one machine."""
 
-    @abstractmethod
     def ratios(self, axes: Any, rows: pd.DataFrame) -> None:
-        """Draw what may be compared between machines."""
+        """Draw what may be compared between machines: methods beside Megatron-LM."""
+        part, names = drawing.relative_to_method(rows, "megatron-lm"), drawing.names_of(METHODS)
+        drawing.bars(axes, part, names, "relative to Megatron-LM", number="{:.2f}")
 
     def draw(
         self, figure: Figure, rows: pd.DataFrame, *, same_scale: bool = True, overlay: bool = False

@@ -90,11 +90,6 @@ class LargestModel(StrongholdExhibit):
         words = "size (million parameters)"
         drawing.bars(axes, rows, drawing.names_of(METHODS), words, bound=True)
 
-    def ratios(self, axes: Any, rows: pd.DataFrame) -> None:
-        part = drawing.relative_to_method(rows, "megatron-lm")
-        names = drawing.names_of(METHODS)
-        drawing.bars(axes, part, names, "relative to Megatron-LM", number="{:.2f}")
-
     def draw(
         self, figure: Any, rows: pd.DataFrame, *, same_scale: bool = True, overlay: bool = False
     ) -> None:

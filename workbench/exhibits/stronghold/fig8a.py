@@ -42,11 +42,6 @@ class Throughput(StrongholdExhibit):
     def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
         drawing.bars(axes, rows, drawing.names_of(METHODS), "throughput (samples/s)")
 
-    def ratios(self, axes: Any, rows: pd.DataFrame) -> None:
-        part = drawing.relative_to_method(rows, "megatron-lm")
-        names = drawing.names_of(METHODS)
-        drawing.bars(axes, part, names, "relative to Megatron-LM", number="{:.2f}")
-
     def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
         """STRONGHOLD against each baseline."""
         return [

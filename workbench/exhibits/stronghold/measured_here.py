@@ -47,7 +47,11 @@ Row = dict[str, Any]
 
 def of_published_model(runs: Iterable[OffloadRun]) -> list[OffloadRun]:
     """The latest runs that may be held against published ones."""
-    return [run for run in latest(runs) if run.method in NAMES and _is_published_model(run)]
+    return [
+        run
+        for run in latest(runs)
+        if run.method in NAMES and all(getattr(run, name) == MODEL[name] for name in MODEL)
+    ]
 
 
 def rows(figure: str, runs: Iterable[OffloadRun], machine: str = "") -> pd.DataFrame:
@@ -65,10 +69,6 @@ def rows(figure: str, runs: Iterable[OffloadRun], machine: str = "") -> pd.DataF
             when = days(run.date for run in part)
             out.append({**row, "variant": dtype, "hardware": f"{row['hardware']}, {when}"})
     return tidy.table(out, figure=figure, size="paper")
-
-
-def _is_published_model(run: OffloadRun) -> bool:
-    return all(getattr(run, name) == value for name, value in MODEL.items())
 
 
 # -- which runs a figure shows --------------------------------------------------------------------

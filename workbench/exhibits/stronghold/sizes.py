@@ -35,15 +35,15 @@ class Size:
     name: str
     model: ModelSpec
     """Its `layers` are those of the throughput comparison (figure 8a) and of figure 9."""
-    batch: int
+    batch: int = 4
     """Samples."""
-    steps: int
+    steps: int = 8
     """Steps of a run that is timed."""
     device: str
-    dtype: str
+    dtype: str = "fp32"
     window: int
     """STRONGHOLD's window for throughput, in layers; figure 6a uses `small_window`."""
-    small_window: int
+    small_window: int = 4
     depths: tuple[int, ...]
     """Layer counts of the scaling line (figure 8b)."""
     windows: tuple[int, ...]
@@ -108,12 +108,9 @@ def smoke() -> Size:
     return Size(
         name="smoke",
         model=ModelSpec(layers=8, hidden=256, heads=4, seq=128, vocab=256),
-        batch=4,
         steps=5,
         device="cpu",
-        dtype="fp32",
         window=4,
-        small_window=4,
         depths=(4, 8, 12),
         windows=(2, 4, 6, 8),
         search_device_memory=parse_bytes("64MiB"),
@@ -129,12 +126,8 @@ def small() -> Size:
     return Size(
         name="small",
         model=ModelSpec(layers=24, hidden=1024, heads=16, seq=1024, vocab=50304),
-        batch=4,
-        steps=8,
         device="cuda",
-        dtype="fp32",
         window=8,
-        small_window=4,
         depths=(8, 12, 16, 24, 32, 48),
         windows=(2, 4, 6, 8, 10, 12, 15),
         search_device_memory=parse_bytes("6GiB"),
@@ -150,12 +143,8 @@ def paper() -> Size:
     return Size(
         name="paper",
         model=ModelSpec(layers=32, hidden=2048, heads=16, seq=1024, vocab=50304),
-        batch=4,
-        steps=8,
         device="cuda",
-        dtype="fp32",
         window=15,
-        small_window=4,
         depths=(16, 24, 32, 40, 48, 56, 64, 78, 92),
         windows=(2, 4, 6, 8, 10, 12, 14, 15),
         search_device_memory=parse_bytes("32GiB"),
@@ -174,7 +163,6 @@ def tiny() -> Size:
         batch=2,
         steps=3,
         device="cpu",
-        dtype="fp32",
         window=2,
         small_window=2,
         depths=(2, 3),

@@ -96,7 +96,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
     if asked.packing == FAITHFUL:
         found = faithful.choose(problem, sizes, model.num_units, server, profiles)
     elif pinned is None:
-        found = (_searched_soon if soon else _searched)(spec, problem, launched, sizes, server)
+        found = _searched(spec, problem, launched, sizes, server, soon=soon)
     else:
         schedule = scheduled(pinned, problem, sizes)
         if not records(schedule):
@@ -151,12 +151,17 @@ def _searched(
     launched: SearchProblem,
     sizes: ProfiledSizes,
     server: Server,
+    *,
+    soon: bool,
 ) -> Found:
-    """The fastest plan; `launched` is the problem of one without recorded passes. Where nobody
-    asked for those, which work in memory of their own, it is such a one where they leave no room
-    for a plan, or for none but with micro-batches so small that launched passes are faster, late as
-    they are. Raises DoesNotFit."""
+    """The fastest plan, or `soon`, in about a second, the best of few. `launched` is the problem of
+    one without recorded passes. Where nobody asked for those, which work in memory of their own, it
+    is such a one where they leave no room for a plan, or for none but with micro-batches so small
+    that launched passes are faster, late as they are. Raises DoesNotFit."""
     asked = sizes, units_of(spec.model), server
+    if soon:
+        few = {"most_simulated": SOON_TRIALS, "most_work": SOON_WORK, "last_resort": False}
+        return search(problem if spec.replay == "on" else launched, *asked, **few)
     if spec.replay != "auto" or problem.recorded_below_s <= 0:
         return search(problem if spec.replay == "on" else launched, *asked)
     try:
@@ -175,21 +180,6 @@ def _searched(
     except DoesNotFit:  # less was foreseen than they need
         return found
     return other if LATE * other.seconds < found.seconds else found
-
-
-def _searched_soon(
-    spec: RunSpec,
-    problem: SearchProblem,
-    launched: SearchProblem,
-    sizes: ProfiledSizes,
-    server: Server,
-) -> Found:
-    """The best of few plans, in about a second."""
-    asked = problem if spec.replay == "on" else launched
-    return search(
-        asked, sizes, units_of(spec.model), server,
-        most_simulated=SOON_TRIALS, last_resort=False, most_work=SOON_WORK,
-    )  # fmt: skip
 
 
 def _notes(spec: RunSpec, found: Found, model: LayeredModel, soon: bool) -> Iterator[str]:

@@ -3,7 +3,7 @@
     varuna_logs-2dp-4mBS-stage1of4_0      start time T; task micro-batch start seconds; BATCH END
     varuna_loss.log                       step time, total time, loss scale, learning rate, loss
 
-Both are read back here, for Gantt charts and timelines of morphing (`read_tasks`, `read_losses`).
+Losses are read back here, for timelines of morphing (`read_losses`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,6 @@ TASKS = {
 """Kind of an action -> the task's name."""
 NAME = re.compile(r"varuna_logs-(\d+)dp-(\d+)mBS-stage(\d+)of(\d+)_(\d+)", re.ASCII)
 RESUMED = re.compile(r"resumed to config (\d+)x(\d+) at step (\d+)", re.ASCII)
-
-
-class Task(NamedTuple):
-    """A line of a log of tasks."""
-
-    task: str
-    micro: int
-    start_s: float
-    """From the start of the log."""
-    seconds: float
 
 
 class LossLine(NamedTuple):
@@ -84,22 +74,6 @@ class WorkerLogs:
         if self._losses is not None:
             with self._losses.open("a") as file:
                 file.write(f"{seconds:.6f}, {self._total:.6f}, {scale:g}, {rate:g}, {loss:.8g}\n")
-
-
-def read_tasks(path: Path) -> list[list[Task]]:
-    """The tasks of each step of a log; what is no task is left out, such as a line that was not
-    written to its end."""
-    steps: list[list[Task]] = [[]]
-    for words in map(str.split, path.read_text(errors="replace").splitlines()):
-        if words[:2] == ["BATCH", "END"]:
-            steps.append([])
-        elif len(words) == 4 and words[0] in TASKS.values():
-            try:
-                task = Task(words[0], int(words[1]), float(words[2]), float(words[3]))
-            except ValueError:
-                continue
-            steps[-1].append(task)
-    return [step for step in steps if step]
 
 
 def read_losses(path: Path) -> list[LossLine]:

@@ -104,31 +104,14 @@ def _greedy(*, reverse: bool, add_input: bool) -> Rule:
     return rule
 
 
-def _balanced(
-    memory: Sequence[float], inputs: Sequence[float], seconds: Sequence[float], capacity: float
-) -> Packs | None:
-    return balanced(memory, memory, [0] * len(memory), capacity)
-
-
-def _balanced_addx(
-    memory: Sequence[float], inputs: Sequence[float], seconds: Sequence[float], capacity: float
-) -> Packs | None:
-    return balanced(memory, memory, inputs, capacity)
-
-
-def _balanced_time(
-    memory: Sequence[float], inputs: Sequence[float], seconds: Sequence[float], capacity: float
-) -> Packs | None:
-    return balanced(seconds, memory, inputs, capacity)
-
-
 RULES: dict[str, Rule] = {
     "greedy": _greedy(reverse=False, add_input=False),
     "greedy_addx": _greedy(reverse=False, add_input=True),
     "greedy_reverse": _greedy(reverse=True, add_input=False),
     "greedy_reverse_addx": _greedy(reverse=True, add_input=True),
-    "balanced": _balanced,
-    "balanced_addx": _balanced_addx,
-    "balanced_time": _balanced_time,
+    "balanced": lambda held, inputs, seconds, most: balanced(held, held, [0] * len(held), most),
+    "balanced_addx": lambda held, inputs, seconds, most: balanced(held, held, inputs, most),
+    "balanced_time": lambda held, inputs, seconds, most: balanced(seconds, held, inputs, most),
 }
-"""By their published names; `reuse` is not here, since it needs the packs of the other pass."""
+"""By their published names; `held` is memory, `most` the capacity. `reuse` is not here, since it
+needs the packs of the other pass."""
