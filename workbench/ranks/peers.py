@@ -133,8 +133,10 @@ class Peers:
         self._where = where
         try:
             calls, found = zip(*as_one(lambda: (where, check()), self.group), strict=True)
-            why = disagreement(found)
-            if {*calls} != {where}:
+            why = ""
+            if {*calls} == {where}:
+                why = disagreement(found)
+            else:
                 other = next(rank for rank, call in enumerate(calls) if call != calls[0])
                 why = (
                     f"rank 0 is {calls[0]} and rank {other} is {calls[other]}; all processes "
