@@ -14,6 +14,7 @@ whose row in the table says how (core/methods.py, `driven`).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,20 +28,22 @@ from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.files import TemporaryFolder
 from workbench.core.habits import Habits, Loss
-from workbench.core.mistakes import in_a_sentence
-from workbench.core.model_spec import MOST, ModelSpec
+from workbench.core.mistakes import in_a_sentence, without_prefix
+from workbench.core.model_spec import ENGINE, MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.core.reporter import Lines, Untold
-from workbench.methods.continues import ENGINE, OtherTraining
+from workbench.methods.continues import OtherTraining
 from workbench.methods.driven import OutsideRate, Steps, Task
 from workbench.methods.optimizer_settings import in_common, settings_of
 from workbench.methods.train import resolve_device
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
 from workbench.model.unchanged import Unchanged
+from workbench.ranks.alike import RATE, training
 from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
+from workbench.runtime.adam_step import Diverged
 from workbench.runtime.manifest import Saved, newest, step_name, steps_in
 from workbench.runtime.storage import DTYPES
 
@@ -131,6 +134,8 @@ class Engine(Habits):
         self._peers = Peers(self._folder.path)
         self._steps: Steps | None = None
         self._closed = False
+        self.skipped = 0
+        """Steps that this engine has left out, since their gradients were not finite."""
         self._failure = ""
         """Of the last step or load that failed."""
         self._load_from: tuple[Path, int] | None = None
@@ -158,14 +163,19 @@ class Engine(Habits):
         loss, by one function in all steps. The module takes of a dictionary what its forward pass
         names, of a tuple as many of the first tensors as it needs.
 
+        A step whose gradients are not finite changes nothing, and is told on the standard error
+        stream unless `quiet`. Without `clip`, a method that updates layers before it can know
+        raises ValueError instead.
+
         Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded. A step
         that raises has changed nothing, or the next call raises ValueError until a checkpoint is
         loaded."""
         self._check_open()
         taken: list[Batch] = []
 
-        def check() -> None:
+        def check() -> dict[str, Any]:
             taken.append(self._checked(batch, loss_fn))
+            return self._alike(loss_fn)
 
         try:
             if self._steps is None:
@@ -182,13 +192,31 @@ class Engine(Habits):
                 loss = self._steps.step(taken[-1])
             self._steps.whole = True
         except BaseException as error:
+            told = ValueError(str(error)) if isinstance(error, Diverged) else error
+            without_prefix(told, PREFIX, own=hasattr(self._module, PREFIX[:-1]))
             if self._steps is not None and not self._steps.whole:
-                self._fail(f"step {number}", error)
-            raise
+                self._fail(f"step {number}", told)
+            if told is error:
+                raise
+            raise told from None
         finally:
             self._report.end()
+        if not math.isfinite(self.grad_norm or 0.0):
+            self.skipped += 1
+            self._report.say(f"step {number} is left out, since its gradients are not finite")
         self.optimizer.stepped()
         return Loss(loss)
+
+    def _alike(self, loss_fn: LossFunction) -> dict[str, Any]:
+        """Values that all processes must have alike in the next step."""
+        told = {RATE: float(self.optimizer.param_groups[0]["lr"])}
+        if self._steps is None and self._peers.group is not None:
+            told |= training(
+                self._module, loss_fn, self._weight_of, self._no_decay,
+                {name: self._fields[name] for name in self._fields.keys() - {"lr", "optimizer"}}
+                | {"microbatches": self._microbatches, "stages": self._stages},
+            )  # fmt: skip
+        return told
 
     def _fail(self, failed: str, error: BaseException) -> None:
         """Go on after a step that has changed nothing; else `_check_open` will tell of it."""
@@ -217,7 +245,7 @@ class Engine(Habits):
         objective = self._steps.objective(taken, self._again) or self._objective
         objective.weigh(taken)
         taken.check_parts(self._microbatches)
-        self._check_optimizer()
+        self.optimizer.check(self._fields)
         if _identity(loss_fn) != _identity(self._loss):
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         self._unchanged.check(loss_fn)
@@ -274,18 +302,6 @@ class Engine(Habits):
                 f"{self._failure}, and weights may be half updated; load a checkpoint, several "
                 "processes after they are started again"
             )
-
-    def _check_optimizer(self) -> None:
-        """Raise ValueError for a change from outside that no method here follows."""
-        group = self.optimizer.param_groups[0]
-        now = {name: group[name] for name in ("eps", "weight_decay")}
-        now |= {"beta1": group["betas"][0], "beta2": group["betas"][1]}
-        for name, value in now.items():
-            if self._fields[name] != value:
-                raise ValueError(
-                    f"{name} of the optimizer is {value} now, and was {self._fields[name]}; only "
-                    "the learning rate may change (OneCycleLR: cycle_momentum=False)"
-                )
 
     @in_a_sentence()
     def state_dict(self) -> dict[str, Tensor]:

@@ -54,10 +54,10 @@ def check_alike(task: Task, gloo: dist.ProcessGroup) -> None:
     """Raise ValueError, in all processes, where they begin with unlike batches or weights."""
     weights = task.objective.named_parameters()  # of which a few numbers tell
     heads = {name: each.detach().flatten()[:64].tolist() for name, each in weights}
-    rows, modules = zip(*as_one(lambda: (task.first.rows, heads), gloo), strict=True)
-    for what, found in {"numbers of rows": rows, "modules": modules}.items():
+    rows, begins = zip(*as_one(lambda: (task.first.rows, heads), gloo), strict=True)
+    for what, found in {"numbers of rows": rows, "weights": begins}.items():
         if any(each != found[0] for each in found):
-            raise ValueError(f"the processes have different {what}; give all of them one")
+            raise ValueError(f"the processes have different {what}; give all of them the same")
 
 
 def refuse_module(model: Decomposed) -> None:

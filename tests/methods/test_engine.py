@@ -250,6 +250,29 @@ def test_loops_as_people_write_them_are_torchs(engine, tmp_path, method) -> None
     near(found, weights)
 
 
+class Leaky(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rrelu(x + super().forward(x), 0.1, 0.9, training=True)
+
+
+def test_slopes_that_are_drawn_are_those_of_the_gradients(engine) -> None:
+    """F.rrelu writes them into a tensor that autograd has noted before."""
+    (_, data), found = normed(), []
+    x = torch.cat([data[0][0]] * 8, 1)
+    for method, how in (
+        ("plain", {"activations": "keep"}),
+        ("plain", {}),
+        ("fsdp", {}),
+        ("harmony-pp", {"forward_size": 8, "backward_size": 8}),
+    ):
+        torch.manual_seed(0)
+        module = nn.Sequential(*(Leaky(nn.Linear(64, 64)) for _ in range(4)), nn.Linear(64, 1))
+        with engine(method, module, clip=1e9, **how) as made:
+            made.step((x, data[0][1]), distance)
+            found.append(made.grad_norm)
+    assert found == pytest.approx([found[0]] * 4, rel=1e-5)
+
+
 class Tutorial(nn.Module):
     """Layers in no list, as torch's tutorials write them."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.methods.loops import CLIP, WAYS, batches, loss_of, near, net, normed
+from tests.methods.loops import CLIP, WAYS, batches, distance, loss_of, near, net, normed
 from workbench import Engine
 from workbench.schedule.action import COMPUTE, Kind
 
@@ -127,6 +127,38 @@ def test_a_step_that_fails_leaves_statistics_as_they_were(engine, method) -> Non
             made.step(third, classes)
             found.append(made.state_dict())
     near(*found)
+
+
+@pytest.mark.parametrize(
+    ("method", "clip"),
+    [("plain", None), ("stronghold", CLIP), ("harmony-pp", CLIP), ("1f1b", None)],
+)
+def test_a_step_without_finite_gradients_is_left_out_in_a_line(engine, capsys, method, clip):
+    module, (first, bad, third, *_) = normed()
+    bad[0][3, 2] = torch.inf
+    with engine(method, module, clip=clip, quiet=method == "plain") as made:
+        made.step(first, distance)
+        before = made.state_dict()
+        assert not made.step(bad, distance) < torch.inf
+        assert (made.steps, made.skipped) == (2, 1)
+        near(made.state_dict(), before)
+        assert made.step(third, distance) < torch.inf
+    words = "workbench: step 1 is left out, since its gradients are not finite\n"
+    assert capsys.readouterr().err.count(words) == (method != "plain")
+
+
+@pytest.mark.parametrize("method", ["l2l", "harmony-pp"])
+def test_gradients_that_nobody_waits_for_end_the_step_in_a_sentence(engine, tmp_path, method):
+    (first, bad, third, *_), module = normed(batchnorm=False)[1], normed(batchnorm=False)[0]
+    bad[0][3, 2] = torch.inf
+    with engine(method, module, clip=None) as made:
+        made.step(first, distance)
+        made.save(tmp_path)
+        for words in ("not finite at step 1, .*or set clip", "step 1 failed .*; load a checkpoint"):
+            with pytest.raises(ValueError, match=words):
+                made.step(bad, distance)
+        assert made.load(tmp_path) == 1
+        assert made.step(third, distance) < torch.inf
 
 
 def slow_in_updates(action: Any, _: int) -> None:

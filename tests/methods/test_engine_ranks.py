@@ -114,6 +114,25 @@ def test_a_rank_that_fails_ends_the_other(engine, method, how, words) -> None:
 
 
 @pytest.mark.parametrize("method", ["harmony-dp", "fsdp", "varuna"])
+def test_processes_that_disagree_are_told_of_it_all_alike(engine, method) -> None:
+    with Workers() as workers:
+        told = workers.run(
+            "disagreeing", stages=1, replicas=2, method=method, results=str(engine.args[0])
+        )
+    assert told[0] == told[1]
+    assert told[0].get("steps") == 2, told
+    words = (
+        "weight_decay is 0.1 in rank 0 and 0.2 in rank 1",
+        "clip is 0.5 in rank 0 and None in rank 1",
+        "the code of loss_fn differs between rank 0 and rank 1",
+        "parameter 'blocks.2.inner.weight' is of [12, 12], trained in rank 0 and of [12, 12], not",
+        "the learning rate is 0.01 in rank 0 and 0.005 in rank 1",
+    )
+    for said, each in zip(told[0]["said"], words, strict=True):
+        assert said.startswith(f"the processes disagree: {each}"), said
+
+
+@pytest.mark.parametrize("method", ["harmony-dp", "fsdp", "varuna"])
 def test_a_rank_that_is_stopped_is_named_wherever_it_is_and_another_engine_trains(
     engine, method
 ) -> None:

@@ -66,7 +66,7 @@ def test_middle_layers_that_share_weights_are_refused_unmeasured(
 
 
 def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
-    batch, partly = next(batches()), Net()
+    batch, partly, teacher = next(batches()), Net(), Net().requires_grad_(False)
     partly.blocks[2].eval()
     wrong = {
         "takes tokens": (Net(), {"words": batch["tokens"]}, loss_of),
@@ -85,6 +85,21 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
             Net(),
             batch,
             lambda out, batch: out.mean() / (1 // 0),
+        ),
+        "parameter 'embed.weight' is bfloat16; .* call model.float": (
+            Net().bfloat16(),
+            batch,
+            loss_of,
+        ),
+        "Sequential: '1.weight' has no shape yet; call the model": (
+            nn.Sequential(nn.Embedding(20, 4), nn.LazyLinear(20)),
+            batch["tokens"],
+            loss_of,
+        ),
+        "a parameter of .20, 12. that the model does not have; .* a teacher, belongs": (
+            Net(),
+            batch,
+            lambda out, batch: (out - teacher(batch["tokens"])).square().mean(),
         ),
         "one layer": (nn.Linear(4, 4), torch.ones(2, 4), lambda out, batch: out.mean()),
     }
@@ -124,6 +139,7 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
     [
         ("harmony-dp", {"microbatches": 2, "forward_size": 1}, "has 2 of the 4 .*_size is 1; give"),
         ("stronghold", {"activations": "recompute", "kept": 2}, "kept is 2 and activations 'rec"),
+        ("stronghold", {"window": 1}, "range; it must be 2 to the number of layers, or auto"),
         ("megatron-lm", {"activations": "host"}, "activations cannot be 'host'"),
         ("gpipe", {"activations": "host"}, "activations is 'host'; gpipe keeps"),
         ("varuna", {"microbatches": 1, "micro": 2}, "micro is 2; in a loop of one's own"),

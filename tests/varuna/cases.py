@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.varuna import net
+from tests.varuna.engine_cases import disagreeing  # noqa: F401  # is run by its name
 from workbench.core.stage_map import StageMap
 from workbench.elastic.worker import AGENT, Worker
 from workbench.methods.varuna import Profiler, Varuna

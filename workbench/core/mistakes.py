@@ -29,6 +29,16 @@ def in_a_sentence(*, calls_users: bool = False) -> Iterator[None]:
         raise
 
 
+def without_prefix(error: BaseException, prefix: str, *, own: bool) -> None:
+    """Have a mistake's sentence quote names as the user knows them, without a prefix of ours;
+    `own`: some names of the user's begin so themselves."""
+    if isinstance(error, ValueError) and error.args and isinstance(error.args[0], str):
+        told = error.args[0]
+        for quote in "'\"":
+            told = told.replace(quote + prefix * (1 + own), quote + prefix * own)
+        error.args = (told, *error.args[1:])
+
+
 def line_of_users(error: BaseException | None) -> str:
     """Where in the user's own code an error arose, or one that it was raised from: file and line of
     the innermost frame, empty where there is none."""

@@ -21,6 +21,8 @@ GPT_FAMILY = "gpt"
 WORD = r"[^\W\d]\w*"
 FUNCTION = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
 """A family that a function of the user's makes: ``package.module:function``."""
+ENGINE = "engine:"
+"""Begins the family of a module in a user's own loop."""
 MODULES = {"bert": 3, "vgg": 3, "resnet": 2}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
 HEADLESS = ("vgg", "resnet")
@@ -92,6 +94,12 @@ class ModelSpec:
         has, only `workbench.model.units_of` can tell: it is made to be counted."""
         assert not self.custom, "count with workbench.model.units_of"
         return self.layers + MODULES.get(self.family, 2)
+
+    @property
+    def deep(self) -> int | None:
+        """Layers; None for a user's loop before its module is cut, which then has the most."""
+        unknown = self.family.startswith(ENGINE) and self.layers == MOST["layers"]
+        return None if unknown else self.layers
 
     @property
     def decomposed(self) -> bool:

@@ -60,6 +60,11 @@ class Lines:
 
     def step(self, step: int, loss: float, seconds: float) -> None: ...
 
+    def say(self, text: str) -> None:
+        """Tell of something that takes no time."""
+        self.end()
+        self._write(f"workbench: {text}\n")
+
     def _write(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -78,6 +83,8 @@ class Untold:
     def phase(self, text: str) -> None: ...
 
     def end(self) -> None: ...
+
+    def say(self, text: str) -> None: ...
 
     def step(self, step: int, loss: float, seconds: float) -> None: ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from workbench.core.model_spec import ENGINE
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.runtime.manifest import Saved
@@ -16,8 +17,6 @@ from workbench.runtime.manifest import Saved
 TEXT = "text of SHA-256"
 FROZEN, NO_DECAY = "not trained", "without weight decay"
 """Lists of names of parameters, which older checkpoints lack."""
-ENGINE = "engine:"
-"""Begins the family of a module in a user's own loop."""
 PIPELINE = "module"
 """A field that checkpoints of pipelines of processes have, and no others."""
 GIVEN = {

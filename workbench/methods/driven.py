@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
 from workbench.ranks.peers import Peers
 from workbench.runtime.manifest import step_name
+from workbench.runtime.statistics import clones
 from workbench.runtime.storage import DTYPES
 
 
@@ -175,7 +177,10 @@ class InOneProcess(Steps):
         self._before = self.steps
         self._whole.have(self._forms[batch.lengths][1])
         self._handed.take(batch)
+        kept = clones(self._whole.statistics())
         self._whole.step(self.steps)
+        if not isfinite(self.grad_norm or 0.0):  # no weight was changed
+            self._whole.take_up(kept)
         return self._whole.history.losses[-1]
 
     def settle(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from workbench.core.model_spec import ENGINE
 from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile
 
@@ -18,8 +19,8 @@ def in_layers(spec: RunSpec, profile: Profile) -> tuple[RunSpec, Profile]:
     last = len(profile.units) - 1
     if last < 2:
         raise ValueError(
-            f"{spec.model.family} is cut into {last + 1} layers; {spec.method} needs one between "
-            "the first and the last"
+            f"{spec.model.family.removeprefix(ENGINE)} is cut into {last + 1} layers; "
+            f"{spec.method} needs one between the first and the last"
         )
     model = replace(spec.model, layers=last - 1)
     return spec.with_(model=model), with_sums(spec, profile)

@@ -40,6 +40,18 @@ class Settings(torch.optim.AdamW):
         finally:
             self._ours = False
 
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raise ValueError for a change from what was given that no method here follows."""
+        (group,) = self.param_groups
+        now = {name: group[name] for name in ("eps", "weight_decay")}
+        now |= {"beta1": group["betas"][0], "beta2": group["betas"][1]}
+        for name, value in now.items():
+            if given[name] != value:
+                raise ValueError(
+                    f"{name} of the optimizer is {value} now, and was {given[name]}; only the "
+                    "learning rate may change (OneCycleLR: cycle_momentum=False)"
+                )
+
     def told(self) -> dict[str, Any]:
         """The learning rate, and what schedulers keep beside it, for a checkpoint."""
         (group,), told = self.param_groups, {}

@@ -9,6 +9,7 @@ stay on a device are written to the host where somebody asks for them.
 from __future__ import annotations
 
 import copy
+import math
 import mmap
 import os
 import time
@@ -84,26 +85,22 @@ class Ranked(Steps):
         self._divided = not whole
         task.report.phase("cutting the module into layers")
 
-        def introduce() -> tuple[int, str]:
+        def introduce() -> int:
             made.extend(task.objective.layered())
             if self._divided:
                 made[0].divide()
-            return task.first.rows, Handed(task.first, made[0]).digest
+            return task.first.rows
 
         if not peers.one_host:
             raise ValueError(
                 "the processes run on different hosts; start all of them on one, since they share "
                 "its memory"
             )
-        rows, digests = zip(*as_one(introduce, self._control), strict=True)
+        rows = as_one(introduce, self._control)
         self._model, weights = made
         model = self._model
-        for what, found, why in (
-            ("numbers of rows", rows, "give each as many rows"),
-            ("modules", digests, "make one module in all of them"),
-        ):
-            if any(each != found[0] for each in found):
-                raise ValueError(f"the processes have different {what}; {why}")
+        if len({*rows}) > 1:
+            raise ValueError("the processes have different numbers of rows; give each as many rows")
         shape, batch = replace(task.spec.model, layers=max(1, model.layers)), sum(rows)
         spec = replace(task.spec, model=shape, batch=batch, ranks=self._ranks)
         self._spec, self._layouts = spec, layouts_of(model)
@@ -218,6 +215,8 @@ class Ranked(Steps):
         self._until(lambda: self._board.drained > step)
         self.steps += 1
         loss, _ = self._board.ended(step)
+        if not math.isfinite(self.grad_norm or 0.0):  # no weight was changed
+            self._rank.engine.statistics.forget()
         if self._host is not None:
             self._host.ended(self._history, step, began, Untold())
         return loss

@@ -205,6 +205,10 @@ class Training:
         """BatchNorm's running statistics by their names in the whole model, where it has any."""
         return self.engine.statistics
 
+    def take_up(self, statistics: Mapping[str, torch.Tensor]) -> None:
+        """Have BatchNorm's statistics, by their names in the whole model."""
+        self.engine.take_up(statistics)
+
     def parameters(self) -> dict[str, torch.Tensor]:
         """fp32 weights by their names in the whole model."""
         return checkpoint.parameters(self.model, self.memory, self.flats)

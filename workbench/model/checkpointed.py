@@ -26,8 +26,14 @@ def recomputed(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
     return torchs.checkpoint(
         function, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts,
-        **kwargs,
+        early_stop=stops_early(now), **kwargs,
     )  # fmt: skip
+
+
+def stops_early(of: Any) -> bool:
+    """Whether repetitions of a pass, or of passes of a model, may end at the last tensor that a
+    backward pass needs. `F.rrelu` draws its slopes into one that autograd has noted before."""
+    return not any(draw.hidden for draw in getattr(of, "draws", ()))
 
 
 class Reentrant(torchs.CheckpointFunction):

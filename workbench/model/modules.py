@@ -67,8 +67,8 @@ class Decomposed(LayeredModel):
                 if parameter.dtype != torch.get_default_dtype():
                     raise ValueError(
                         f"parameter {layer.state.get(name, name)!r} is {_word(parameter.dtype)}; "
-                        "all are float32, of which a run computes with bfloat16 copies if it is "
-                        "asked to"
+                        "all must be float32: call model.float() before; with dtype bf16 passes "
+                        "compute with bfloat16 copies"
                     )
 
         self.frozen = frozenset(frozen)

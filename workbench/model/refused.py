@@ -4,6 +4,7 @@ them, by the name of the part that stands in the way."""
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from workbench.model.overlap import overlapping
 
@@ -23,6 +24,11 @@ WRAPPERS = {
 def refuse(model: nn.Module, name: str) -> None:
     """Raise ValueError, one sentence, for what no layer can do as the module does. Tensors that a
     module computes from its weights before each pass, as weight norm does, are cut from them."""
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{name}: {path!r} has no shape yet; call the model with a batch once before"
+            )
     for path, part in model.named_modules():
         where = f"{name}: {path!r}" if path else name
         if wrapper := _wrapper(part):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from workbench.model.base import Context, LayeredModel
+from workbench.model.checkpointed import stops_early
 
 
 class Whole(nn.Module):
@@ -82,6 +83,7 @@ class Whole(nn.Module):
                     ctx,
                     use_reentrant=False,
                     preserve_rng_state=False,  # random numbers are keyed: the same the second time
+                    early_stop=stops_early(self.layered),
                 )
             else:
                 x = self.layered.forward(unit, module, x, ctx)

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.parents import is_stopped
+from workbench.ranks.alike import disagreement
 from workbench.ranks.failures import (
     NOTICE_S,
     Failure,
@@ -125,18 +126,24 @@ class Peers:
         return made
 
     @contextmanager
-    def together(self, where: str, check: Callable[[], Any] = lambda: None) -> Iterator[None]:
+    def together(self, where: str, check: Callable[[], Mapping[str, Any]] = dict) -> Iterator[None]:
         """Do a part of the loop that all do; `where` is told of it. Raises, in all processes, the
-        ValueError of one whose `check` raises it, and what made one fail in this part."""
+        ValueError of one whose `check` raises it, or where checks have not found alike
+        (alike.py), and what made one fail in this part."""
         self._where = where
         try:
-            calls = as_one(lambda: (check(), where)[1], self.group)
-            if {*calls} != {where}:
+            calls, found = zip(*as_one(lambda: (where, check()), self.group), strict=True)
+            why = ""
+            if {*calls} == {where}:
+                why = disagreement(found)
+            else:
                 other = next(rank for rank, call in enumerate(calls) if call != calls[0])
-                error = ValueError(
+                why = (
                     f"rank 0 is {calls[0]} and rank {other} is {calls[other]}; all processes "
                     "take as many steps, and make as many calls"
                 )
+            if why:
+                error = ValueError(why)
                 error.of_all = True
                 raise error
             yield

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from workbench.model.base import Context, LayeredModel
+from workbench.model.checkpointed import stops_early
 
 GRAPHS = 64
 """Compiled graphs that may be kept, two for each number of samples: torch's 8 are soon used up
@@ -66,7 +67,10 @@ class Template:
         def run(x: Tensor) -> Tensor:
             return self._model.forward(unit, module, x, ctx, None)
 
-        return checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(
+            run, x, use_reentrant=False, preserve_rng_state=False,
+            early_stop=stops_early(self._model),
+        )  # fmt: skip
 
     def block(self, module: nn.Module, x: Tensor) -> Tensor:
         """A block of a compilable model."""

@@ -326,7 +326,7 @@ def test_what_is_wrong_is_one_sentence(family, sentence):
         ("normed", "buffer .*_u' of layer 1 is written in forward passes"),
         ("scales", "Scales.by is a tensor that does not move with its module; make it a buffer"),
         ("asks", "layer 1, '1': it asks for values"),
-        ("double", "parameter '0.weight' is float64; all are float32"),
+        ("double", "parameter '0.weight' is float64; all must be float32"),
         ("double_samples", "sample 0 holds float64 numbers; give them as float32"),
         ("small_labels", "targets of .* are int32; labels are int64"),
         ("broadcast", "puts out 2 x 3 for targets of 2; the mean squared error needs"),

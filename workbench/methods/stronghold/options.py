@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Auto, Clipping, HostUpdates
@@ -26,16 +27,19 @@ class Options(HostUpdates, Clipping):
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
-        layers = spec.model.layers
+        deep = spec.model.deep
+        layers = inf if deep is None else deep
+        most = "the number of layers" if deep is None else f"{deep}"
+        has = "" if deep is None else f"the model has {deep} layers, so "
         if self.window != "auto" and not 2 <= self.window <= max(2, layers):
             raise ValueError(
-                f"a window of {self.window} layers is out of range; the model has {layers} layers, "
-                f"so it must be 2 to {layers}, or auto"
+                f"a window of {self.window} layers is out of range; {has}it must be 2 to {most}, "
+                "or auto"
             )
         for name in ("resident", "kept", "pulled", "disk_layers"):
             value = getattr(self, name)
             if value != "auto" and not 0 <= value <= layers:
-                raise ValueError(f"{name} is {value}; it must be 0 to {layers}, or auto")
+                raise ValueError(f"{name} is {value}; it must be 0 to {most}, or auto")
         none = self.kept == 0 and spec.activations != "keep"
         if self.kept != "auto" and spec.activations != "auto" and not none:
             raise ValueError(

@@ -6,6 +6,7 @@ weights of its stage, and a learning rate from outside. Every process calls all 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -70,8 +71,9 @@ class Pipelined(Steps):
                 activations="recompute" if spec.activations == "auto" else spec.activations,
             )  # fmt: skip
         except ValueError as error:  # which speaks of the two as one module
-            told = str(error).replace(type(objective).__name__, objective.name)
-            raise ValueError(told) from None
+            kind = type(objective).__name__
+            told = re.sub(rf"{kind}.forward, line \d+", "its call, or in loss_fn", str(error))
+            raise ValueError(told.replace(kind, objective.name)) from None
         peers.stops += [group.abort for group in self._model.groups]
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()
@@ -107,7 +109,9 @@ class Pipelined(Steps):
         loss, overflow = self._model.step(batch.named(), self._clip)
         for group in self._optimizer.param_groups:
             group["lr"] = self._spec.learning_rate(self.steps)
-        if not overflow:
+        if overflow:
+            self._model.forget()
+        else:
             self._optimizer.step()
         return loss
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
@@ -283,6 +283,12 @@ class Recorder(TorchFunctionMode):
         if number is not None:
             return Ref(number)
         if id(leaf) not in self.states:
+            if isinstance(leaf, nn.Parameter):
+                raise Refusal(
+                    f"it uses a parameter of {[*leaf.shape]} that the model does not have; what "
+                    "another module puts out, such as a teacher, belongs into the batch, as a "
+                    "tensor that was computed before"
+                )
             if isinstance(leaf, FakeTensor) or leaf.requires_grad:
                 raise Refusal("it uses a tensor that none of the calls outside of its blocks made")
             self.captured.append(leaf)
