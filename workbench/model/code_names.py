@@ -12,6 +12,8 @@ LIBRARIES = frozenset(("torch", "builtins", "numpy", "math", "functools", "itert
 """Their functions read nothing that a user changes."""
 WRITERS = frozenset(("setattr", "register_buffer", "copy_"))
 """Calls by which code writes attributes that it names in text."""
+READERS = frozenset(("getattr", "attrgetter", "vars", "__dict__"))
+"""Names by which code reads them."""
 
 
 def read_by_type(kind: type, method: str = "forward") -> frozenset[str]:
@@ -50,8 +52,10 @@ def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[
             loaded.add(step.argval)
         elif step.opname == "STORE_ATTR":
             stored.add(step.argval)
-    if WRITERS & (read | loaded):
-        stored.update(const for const in code.co_consts if isinstance(const, str))
+    texts = [const for const in code.co_consts if isinstance(const, str)]
+    for names, found in ((WRITERS, stored), (READERS, loaded)):
+        if names & (read | loaded):
+            found.update(texts)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             for every, more in zip((read, loaded, stored), names_in(inner), strict=True):
