@@ -24,6 +24,7 @@ from workbench.model.decompose import Undecomposed, decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
+from workbench.model.loss_again import LossAgain
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
 from workbench.model.tally import proportional, told
@@ -178,7 +179,7 @@ class Objective(nn.Module):
             self.module = copy.deepcopy(module, own)
         except Exception as error:  # whatever its code raises
             raise ValueError(f"{self.name} cannot be copied: {error}".split("\n")[0]) from error
-        self.loss_fn, self.first = loss_fn, first
+        self.loss_fn, self.first, self.again = loss_fn, first, LossAgain()
         self._given, self._parts = weighs, None
         if strange := [n for n, _ in self.named_parameters() if not n.startswith(PREFIX)]:
             raise ValueError(f"loss_fn has parameters, such as {strange[0]!r}; the module must")
@@ -189,6 +190,7 @@ class Objective(nn.Module):
         given = tensors or [named[name] for name in sorted(named)]
         args, kwargs = self._call(self.first.filled(given))
         outputs, batch = self.module(*args, **kwargs), self.first.filled(given, exact=True)
+        self.again.note(given, outputs)
         with Widened(outputs):
             return self.loss_fn(outputs, batch)
 
