@@ -43,14 +43,15 @@ def used_by_type(kind: type, method: str) -> tuple[frozenset[str], frozenset[str
 
 
 def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Variables that code reads beyond its own, attributes that it reads, and those it writes."""
+    """Variables that code reads beyond its own, attributes that it reads, and both that it
+    writes."""
     read, loaded, stored = set[str](), set[str](), set[str]()
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             read.add(step.argval)
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
             loaded.add(step.argval)
-        elif step.opname == "STORE_ATTR":
+        elif step.opname in ("STORE_ATTR", "STORE_GLOBAL"):
             stored.add(step.argval)
     texts = [const for const in code.co_consts if isinstance(const, str)]
     for names, found in ((WRITERS, stored), (READERS, loaded)):
