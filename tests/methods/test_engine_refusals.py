@@ -184,14 +184,18 @@ class Annealed:
 
 def test_a_loss_that_reads_another_number_than_in_the_first_step_is_refused(engine) -> None:
     annealed, batch = Annealed(), next(batches())
+
+    def loss(out: Tensor, batch: dict) -> Tensor:
+        return loss_of(out, batch) * annealed.weight()
+
     with engine("stronghold") as made:
         for _ in range(2):
-            made.step(batch, lambda out, batch: loss_of(out, batch) * annealed.weight())
+            made.step(batch, loss)
         annealed.rate = 2.0
         with pytest.raises(
             ValueError, match=r"number in its 'mul' is 0\.5 now and was 1\), .* row"
         ):
-            made.step(batch, lambda out, batch: loss_of(out, batch) * annealed.weight())
+            made.step(batch, loss)
         assert made.steps == 2
 
 
