@@ -13,13 +13,15 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from workbench.model.decompose.program import Form, build, flatten
 from workbench.model.drawn import unkeyed
+from workbench.model.tables import refuse, taken_out
+from workbench.model.variables import variables_of
 
 MOST = 200
 """Operations of a loss function that is called before every step; one with more, such as one that
@@ -58,13 +60,15 @@ class LossAgain:
 
     def begin(self, loss_fn: Callable, filled: Callable[[list[Tensor]], Any]) -> None:
         """Take what the function does now as the first time; `filled` makes a batch of tensors.
-        Raises ValueError where it does something else when it is called again."""
+        Raises ValueError where it does something else when it is called again, or keeps what it
+        computes."""
         self._first, self._steps = None, 0
         if self._outputs is None:
             return
         with suppress(Exception):  # it needs values, or what it keeps has none
             self._call(loss_fn, filled)  # a first call may fill a table
             self._first = self._call(loss_fn, filled)
+        refuse(taken_out(_held_by(loss_fn)))
         if self._first is not None:
             self.check(loss_fn, filled)
 
@@ -93,6 +97,13 @@ class LossAgain:
                 loss_fn(outputs, batch)
         done.let_go()
         return done
+
+
+def _held_by(function: Callable) -> dict[str, Any]:
+    """Variables that it names; of a module the attributes as well."""
+    parts = function.named_modules() if isinstance(function, nn.Module) else ()
+    own = {f"{path}.{key}".lstrip("."): v for path, part in parts for key, v in vars(part).items()}
+    return variables_of(function) | own
 
 
 class _Shape(tuple):

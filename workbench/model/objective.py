@@ -27,6 +27,7 @@ from workbench.model.keyed import make_keyed
 from workbench.model.loss_again import LossAgain
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
+from workbench.model.tables import tables_kept
 from workbench.model.tally import proportional, told
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -235,6 +236,10 @@ class Objective(nn.Module):
     def layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
         """Its layers, which hold no weights, and the user's weights by their names, from which they
         are made as long as these are there. Raises ValueError for what cannot be cut."""
+        with tables_kept(self):
+            return self._layered()
+
+    def _layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
         every = self.named_parameters(remove_duplicate=False)
         weights = {name: parameter.detach() for name, parameter in every}
         make_keyed(self.train())

@@ -21,10 +21,13 @@ OTHERS = sys.stdlib_module_names | {"transformers", "workbench"}
 """Modules whose code is not followed, besides those of `of_library`."""
 
 
-def variables_of(module: nn.Module) -> dict[str, Any]:
-    """Values of variables by their names, and functions that keep what they gave."""
+def variables_of(code: Any) -> dict[str, Any]:
+    """Values of variables by their names, and functions that keep what they gave, of a module or
+    another function."""
     reached = _Reached()
-    for part in module.modules():
+    if not isinstance(code, nn.Module):
+        reached.enter("loss_fn", code, frozenset())
+    for part in code.modules() if isinstance(code, nn.Module) else ():
         if _of_user(type(part)):
             forward = getattr_static(type(part), "forward", None)
             reached.follow(type(part).__name__, forward, type(part))
@@ -52,7 +55,7 @@ class _Reached:
             self.found[f"{name}()"] = function.args, function.keywords
             self.follow(name, function.func, kind)
         elif isinstance(function, MethodType):
-            self._enter(name, function.__self__, frozenset([function.__name__]))
+            self.enter(name, function.__self__, frozenset([function.__name__]))
             self.follow(name, function.__func__, type(function.__self__))
         elif isinstance(function, FunctionType) and (function, kind) not in self._seen:
             self._seen.add((function, kind))
@@ -61,21 +64,21 @@ class _Reached:
 
     def _read(self, function: FunctionType, kind: type) -> None:
         name, code = function.__name__, function.__code__
-        read, loaded, _ = names_in(code)
+        read, loaded, written = names_in(code)
         beside = function.__globals__
-        for key in sorted(read & beside.keys()):
-            self._enter(key, beside[key], loaded)
+        for key in sorted((read | written) & beside.keys()):
+            self.enter(key, beside[key], loaded)
         for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if cell != CellType():
-                self._enter(key, cell.cell_contents, loaded)
-        self._enter(name, (function.__defaults__, function.__kwdefaults__), loaded)
+                self.enter(key, cell.cell_contents, loaded)
+        self.enter(name, (function.__defaults__, function.__kwdefaults__), loaded)
         for key, value in vars(function).items():
-            self._enter(f"{name}.{key}", value, loaded)
+            self.enter(f"{name}.{key}", value, loaded)
         for key in sorted(loaded):
             if isinstance(value := getattr_static(kind, key, None), CODE):
                 self.follow(key, value, kind)
 
-    def _enter(self, name: str, value: Any, loaded: frozenset[str]) -> None:
+    def enter(self, name: str, value: Any, loaded: frozenset[str]) -> None:
         """Note a variable; of a class, a file or an object of the user's what code reads there."""
         if isinstance(value, CODE):
             self.follow(name, value, object)
@@ -83,16 +86,16 @@ class _Reached:
             own = vars(value) if _of_user(value) else {}
             for key in sorted(loaded & own.keys()):
                 if not isinstance(own[key], type | ModuleType):
-                    self._enter(f"{name}.{key}", own[key], frozenset())
+                    self.enter(f"{name}.{key}", own[key], frozenset())
         elif _of_user(kind := type(value)) and hasattr(value, "__dict__"):
             if isinstance(value, nn.Module) or (id(value), loaded) in self._seen:
                 return
             self._seen.add((id(value), loaded))
             for key in sorted(loaded & {*dir(kind), "__call__"}):
                 self.follow(key, getattr_static(kind, key, None), kind)
-                loaded |= used_by_type(kind, key)[0]
+                loaded = loaded.union(*used_by_type(kind, key))
             for key in sorted(loaded & vars(value).keys()):
-                self._enter(f"{name}.{key}", vars(value)[key], loaded)
+                self.enter(f"{name}.{key}", vars(value)[key], loaded)
         elif not isinstance(value, nn.Module):
             self.found[name] = value
 

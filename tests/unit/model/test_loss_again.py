@@ -168,3 +168,21 @@ def test_what_cannot_be_called_is_left_alone_and_what_draws_by_python_is_not() -
     assert not total.any()
     with pytest.raises(ValueError, match="changes from step to step"):
         begun(lambda out, batch: out["logits"].mean() * random.random())  # noqa: S311
+
+
+class Trainer:
+    def loss(self, out: dict, batch: tuple) -> Tensor:
+        self.told = out["logits"].detach()
+        return out["logits"].mean()
+
+
+class Criterion(nn.Module):
+    def forward(self, out: dict, batch: tuple) -> Tensor:
+        self.told = loss = out["logits"].mean()
+        return loss
+
+
+@pytest.mark.parametrize("loss", [Trainer().loss, Criterion()])
+def test_what_it_computes_is_not_to_be_kept(loss) -> None:
+    with pytest.raises(ValueError, match="told', which .* keeps, .* log beside engine.step"):
+        begun(loss)
