@@ -182,7 +182,9 @@ class Annealed:
         return 1 / self.rate
 
 
-def test_a_loss_that_reads_another_number_than_in_the_first_step_is_refused(engine) -> None:
+def test_a_loss_that_reads_another_number_than_in_the_first_step_is_refused(
+    engine, monkeypatch
+) -> None:
     annealed, batch = Annealed(), next(batches())
 
     def loss(out: Tensor, batch: dict) -> Tensor:
@@ -191,7 +193,7 @@ def test_a_loss_that_reads_another_number_than_in_the_first_step_is_refused(engi
     with engine("stronghold") as made:
         for _ in range(2):
             made.step(batch, loss)
-        annealed.rate = 2.0
+        monkeypatch.setattr(Annealed, "rate", 2.0)
         with pytest.raises(
             ValueError, match=r"number in its 'mul' is 0\.5 now and was 1\), .* row"
         ):

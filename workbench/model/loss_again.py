@@ -42,6 +42,8 @@ CHANGES = (
 class LossAgain:
     """Calls a loss function on what a module puts out. Copies of a module share it."""
 
+    __slots__ = ("_first", "_given", "_outputs", "_steps")  # no state of the module that holds it
+
     def __init__(self) -> None:
         self._given: list[Any] | None = None
         self._outputs: tuple[list[Any], Form] | None = None
