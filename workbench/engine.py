@@ -249,6 +249,7 @@ class Engine(Habits):
         if _identity(loss_fn) != _identity(self._loss):
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         self._unchanged.check(loss_fn)
+        self._objective.again.check(loss_fn, self._blank)
         return taken
 
     def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
@@ -277,6 +278,7 @@ class Engine(Habits):
                 if found != told:  # the newest one is damaged
                     self._take_up(folder, found)
             self._unchanged = Unchanged(self._module, loss_fn)
+            self._objective.again.begin(loss_fn, self._blank)
         except BaseException:
             steps.close()
             self.close()  # another step would begin anew
@@ -284,6 +286,9 @@ class Engine(Habits):
         self._load_from = None
         self._steps = steps
         self._report.phase("first step")
+
+    def _blank(self, tensors: Sequence[Tensor]) -> Any:
+        return self._first.filled(tensors, exact=True)
 
     def _objective_for(self, batch: Batch) -> Objective:
         weighs = self._weight_of is not None

@@ -189,6 +189,32 @@ def test_a_loss_that_is_not_the_mean_of_its_parts_is_refused(engine, method) -> 
         assert made.step(batch, masked) == pytest.approx(wanted, rel=1e-6)
 
 
+class Annealed:
+    rate = 1.0
+
+    def weight(self) -> float:
+        return 1 / self.rate
+
+
+def test_a_loss_that_reads_another_number_than_in_the_first_step_is_refused(
+    engine, monkeypatch
+) -> None:
+    annealed, batch = Annealed(), next(batches())
+
+    def loss(out: Tensor, batch: dict) -> Tensor:
+        return loss_of(out, batch) * annealed.weight()
+
+    with engine("stronghold") as made:
+        for _ in range(2):
+            made.step(batch, loss)
+        monkeypatch.setattr(Annealed, "rate", 2.0)
+        with pytest.raises(
+            ValueError, match=r"number in its 'mul' is 0\.5 now and was 1\), .* row"
+        ):
+            made.step(batch, loss)
+        assert made.steps == 2
+
+
 def test_a_closed_engine_and_a_folder_without_checkpoints_are_no_fresh_start(
     engine, tmp_path
 ) -> None:

@@ -12,6 +12,8 @@ LIBRARIES = frozenset(("torch", "builtins", "numpy", "math", "functools", "itert
 """Their functions read nothing that a user changes."""
 WRITERS = frozenset(("setattr", "register_buffer", "copy_"))
 """Calls by which code writes attributes that it names in text."""
+READERS = frozenset(("getattr", "attrgetter", "vars", "__dict__"))
+"""Names by which code reads them."""
 
 
 def read_by_type(kind: type, method: str = "forward") -> frozenset[str]:
@@ -41,17 +43,20 @@ def used_by_type(kind: type, method: str) -> tuple[frozenset[str], frozenset[str
 
 
 def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Variables that code reads beyond its own, attributes that it reads, and those it writes."""
+    """Variables that code reads beyond its own, attributes that it reads, and both that it
+    writes."""
     read, loaded, stored = set[str](), set[str](), set[str]()
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             read.add(step.argval)
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
             loaded.add(step.argval)
-        elif step.opname == "STORE_ATTR":
+        elif step.opname in ("STORE_ATTR", "STORE_GLOBAL"):
             stored.add(step.argval)
-    if WRITERS & (read | loaded):
-        stored.update(const for const in code.co_consts if isinstance(const, str))
+    texts = [const for const in code.co_consts if isinstance(const, str)]
+    for names, found in ((WRITERS, stored), (READERS, loaded)):
+        if names & (read | loaded):
+            found.update(texts)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             for every, more in zip((read, loaded, stored), names_in(inner), strict=True):

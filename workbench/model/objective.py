@@ -24,8 +24,10 @@ from workbench.model.decompose import Undecomposed, decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
+from workbench.model.loss_again import LossAgain
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
+from workbench.model.tables import tables_kept
 from workbench.model.tally import proportional, told
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -178,7 +180,7 @@ class Objective(nn.Module):
             self.module = copy.deepcopy(module, own)
         except Exception as error:  # whatever its code raises
             raise ValueError(f"{self.name} cannot be copied: {error}".split("\n")[0]) from error
-        self.loss_fn, self.first = loss_fn, first
+        self.loss_fn, self.first, self.again = loss_fn, first, LossAgain()
         self._given, self._parts = weighs, None
         if strange := [n for n, _ in self.named_parameters() if not n.startswith(PREFIX)]:
             raise ValueError(f"loss_fn has parameters, such as {strange[0]!r}; the module must")
@@ -189,6 +191,7 @@ class Objective(nn.Module):
         given = tensors or [named[name] for name in sorted(named)]
         args, kwargs = self._call(self.first.filled(given))
         outputs, batch = self.module(*args, **kwargs), self.first.filled(given, exact=True)
+        self.again.note(given, outputs)
         with Widened(outputs):
             return self.loss_fn(outputs, batch)
 
@@ -233,6 +236,10 @@ class Objective(nn.Module):
     def layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
         """Its layers, which hold no weights, and the user's weights by their names, from which they
         are made as long as these are there. Raises ValueError for what cannot be cut."""
+        with tables_kept(self):
+            return self._layered()
+
+    def _layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
         every = self.named_parameters(remove_duplicate=False)
         weights = {name: parameter.detach() for name, parameter in every}
         make_keyed(self.train())

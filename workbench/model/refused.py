@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from workbench.model.hidden import hidden
 from workbench.model.overlap import overlapping
 
 WRAPPERS = {
@@ -60,6 +61,12 @@ def refuse(model: nn.Module, name: str) -> None:
             f"{name}: {one!r} and {other!r} share memory and are two tensors, which layers would "
             "train apart; make them one parameter (head.weight = words.weight), or give each "
             "memory of its own by clone()"
+        )
+    if found := hidden(model):
+        place, parameter = found
+        raise ValueError(
+            f"{name}: {place!r} holds the parameter {parameter!r} beside its own place, where "
+            "layers would leave it as it is now; read it from its module in the forward pass"
         )
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:

@@ -1,4 +1,4 @@
-"""State that forward passes leave in a module's attributes, by its content.
+"""State that forward passes leave in a module's attributes, or in variables that its code names.
 
 Passes are repeated here, and a batch is divided, so a module that counts its calls, or keeps an
 average of what it has seen, would train otherwise than in torch's loop. Numbers and words may be
@@ -12,32 +12,37 @@ from array import array
 from collections import ChainMap, deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from workbench.model.keyed import OnceNorm
+from workbench.model.variables import variables_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 NAMED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, nn.Parameter)
 """Types of what holds no state of a pass."""
 OWN = frozenset(dir(nn.Module())) | frozenset(vars(OnceNorm))
 """Attributes of any module, and of one of ours."""
-DEEP = 9
-"""Objects within objects that are looked at."""
+DEEP, MANY = 9, 1 << 16
+"""Objects within objects that are looked at, and objects in all."""
 LONG, MOST = 4096, 1 << 22
 """Elements of a container, and numbers of an array, that are looked at."""
 CLOSE = 1e-5
 """Relative difference of tensors that one pass computes twice."""
+BESIDE = "variable "
+"""Begins the way to what is no attribute of the module."""
 Left = dict[str, Any]
 """Content by the way to it."""
 
 
 def left_in(module: nn.Module | None) -> Left:
-    """Content of all attributes of a module and its submodules, but for parameters and buffers."""
+    """Content of all attributes of a module and its submodules, but for parameters and buffers, and
+    of variables that their code names."""
     parts = [*module.named_modules()] if module else []
     found: Left = {}
     held = {id(part): part for _, part in parts}  # an id means nothing once its object is gone
@@ -46,6 +51,8 @@ def left_in(module: nn.Module | None) -> Left:
         for name, value in ChainMap(vars(part), *map(vars, type(part).__mro__)).items():
             if name not in OWN:
                 _enter(found, held, f"{path}.{name}" if path else name, value)
+    for name, value in variables_of(module).items() if module else ():
+        _enter(found, held, f"{BESIDE}{name}", value)
     return found
 
 
@@ -59,6 +66,13 @@ def refuse_changes(kept: Sequence[Left]) -> None:
             old, new = before.get(name), after.get(name)
             plain = isinstance(new, PLAIN) and type(old) is type(new)
             if (plain or ends) and not _alike(old, new):
+                if name.startswith(BESIDE):
+                    raise ValueError(
+                        f"the {BESIDE}{name.removeprefix(BESIDE)!r} is another after each forward "
+                        "pass of the module, or call of loss_fn; both are looked at, repeated and "
+                        "divided here, so they must leave nothing behind: count and log beside "
+                        "engine.step, which returns the loss"
+                    )
                 what = (
                     f"the module changes its attribute {name!r} in every forward pass ({old!r:.40} "
                     f"became {new!r:.40})"
@@ -84,12 +98,16 @@ def _enter(found: Left, held: dict[int, Any], name: str, value: Any, deep: int =
     if isinstance(value, PLAIN):
         found[name] = value if value == value else "not a number"
         return
-    if isinstance(value, NAMED) or id(value) in held or deep > DEEP:
+    if isinstance(value, NAMED) or id(value) in held or deep > DEEP or len(held) > MANY:
         return
     held[id(value)] = value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.as_tensor(value.reshape(-1)[:: 1 + value.size // MOST].copy())
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Generator):
+        value = value.get_state()
+    if isinstance(value, FakeTensor):
+        found[name] = "a tensor without values"
+    elif isinstance(value, Tensor):
         if value.layout == torch.strided and not value.is_meta:
             flat = value.detach().flatten()[:: 1 + value.numel() // MOST]
             flat = flat.to("cpu", torch.float64)
@@ -110,6 +128,9 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", value[key]) for key in [*value][-LONG:])
     elif isinstance(value, list | tuple | deque):
         yield from [(f"[{at}]", each) for at, each in enumerate(value)][-LONG:]
+    elif isinstance(value, GeneratorType):
+        if value.gi_frame is not None:
+            yield from ((f".{key}", each) for key, each in value.gi_frame.f_locals.items())
     elif isinstance(value, nn.Module):  # not among the submodules
         yield from ((f".{key}", each) for key, each in vars(value).items() if key not in OWN)
     else:

@@ -8,19 +8,23 @@ weights. Layers would not follow a change from outside, so it is refused.
 from __future__ import annotations
 
 import inspect
+import re
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from functools import partial
+from functools import cache, partial
 from itertools import chain, count
 from operator import itemgetter
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from workbench.model.code_names import names_in, of_library, read_by_type, used_by_type
+from workbench.model.decompose.blocks import choose
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 TABLES = {
@@ -29,6 +33,7 @@ TABLES = {
 }  # fmt: skip
 """Attributes of any module, and their names for people."""
 SKIPPED = (frozenset(vars(nn.Module())) | frozenset(dir(type))) - {"training"}
+DOT = re.compile(r"\.")
 DEEP, LONG = 3, 64
 """Objects within objects, and elements of a list, that are looked at."""
 SAMPLES, AT_A_TIME = 32, 8
@@ -44,6 +49,7 @@ class Unchanged:
         self._own = frozenset(id(part) for _, part in parts)
         self._parts = [_Part(name, part) for name, part in parts]
         self._function, self._torch = self._read_by(function), _of_torch()
+        self._beside = [*self._read_around(module)]
         self._tensors = {} if function is None else dict(chain(*map(_tensors_of, parts)))
         self._turn = 0
 
@@ -54,6 +60,9 @@ class Unchanged:
             raise ValueError(_told("torch's autocast or default dtype", self._torch, now))
         for part in self._parts:
             part.check()
+        for place, old in self._beside:
+            if (now := place.look()) != old:
+                raise ValueError(_told(f"{place.name}, which the forward pass reads,", old, now))
         found = self._read_by(function)
         for place in {**self._function, **found}:
             old, now = self._function.get(place), found.get(place)
@@ -73,6 +82,17 @@ class Unchanged:
         """The trained weights may be loaded into the module."""
         for name in self._tensors.keys() & state.keys():
             self._tensors[name].may_be(state[name])
+
+    def _read_around(self, module: nn.Module) -> Iterator[tuple[Place, Any]]:
+        """Variables beside the module that code around its blocks reads, and their values: the
+        blocks themselves run as they are."""
+        around = {"", *(path[: m.start()] for path in choose(module) for m in DOT.finditer(path))}
+        for path in sorted(around):
+            forward = getattr(type(module.get_submodule(path)), "forward", None)
+            if isinstance(forward, FunctionType) and not of_library(forward):
+                for place in _places_of(forward, {*self._own}):
+                    if isinstance(value := place.look(), PLAIN):
+                        yield place, value
 
     def _read_by(self, function: Callable | None) -> dict[tuple[str, int], Any]:
         """Values by the names of their places, and how many of the same name come before."""
@@ -214,13 +234,23 @@ def _places_within(
     where it is told which have been `seen`."""
     if seen is not None and isinstance(value, nn.Module):
         yield from _places_of(value, seen, deep)
-    if isinstance(value, (type, Tensor, nn.Module, FunctionType)) or deep > DEEP:
+    if isinstance(value, (Tensor, nn.Module, FunctionType)) or deep > DEEP:
         return
-    space = getattr(value, "__dict__", {})
+    space, kind = getattr(value, "__dict__", {}), type(value)
+    if isinstance(value, type):
+        space = {} if of_library(value) else space
+    elif not of_library(kind):
+        loaded = _read_through(kind, loaded)
     for key in space:
         if key in loaded:
             yield Place(f"{name}.{key}", space, key)
             yield from _places_within(f"{name}.{key}", space[key], loaded, deep + 1, seen)
+
+
+@cache
+def _read_through(kind: type, loaded: frozenset[str]) -> frozenset[str]:
+    """Names that code loads, and those that methods and properties of these names load."""
+    return loaded.union(*(read_by_type(kind, key) for key in loaded & {*dir(kind)}))
 
 
 def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
@@ -245,7 +275,7 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
         tensors = dict(function.named_buffers())
         yield from (Place(key, tensors, key) for key in tensors)
     elif isinstance(function, FunctionType):
-        read, attributes, _ = names_in(function.__code__)
+        read, attributes, written = names_in(function.__code__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         own = {key: cell.cell_contents for key, cell in cells if cell != CellType()}
         own |= {
@@ -254,7 +284,7 @@ def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
             if value.default is not value.empty
         }
         beside = function.__globals__
-        for space, keys in ((own, own), (beside, sorted(read & beside.keys()))):
+        for space, keys in ((own, own), (beside, sorted((read - written) & beside.keys()))):
             for key in keys:
                 value = space[key]
                 if isinstance(value, nn.Module):
@@ -281,7 +311,9 @@ def _comparable(value: Any, deep: int = 0) -> Any:
         return value if value == value else repr(value)  # not a number
     if isinstance(value, Tensor):
         return "a tensor", value.data_ptr(), *_state(value)
-    if isinstance(value, (list, tuple)) and len(value) <= LONG and deep < DEEP:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and value.size <= LONG:
+        return "an array", value.shape, value.tobytes()
+    if isinstance(value, (list, tuple, deque)) and len(value) <= LONG and deep < DEEP:
         return tuple(_comparable(each, deep + 1) for each in value)
     if isinstance(value, Mapping) and len(value) <= LONG and deep < DEEP:
         return tuple((str(key), _comparable(value[key], deep + 1)) for key in value)

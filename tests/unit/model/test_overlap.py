@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -66,3 +70,46 @@ def test_ties_and_neighbours_are_taken(change):
     net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)), nn.LSTM(4, 4))[:3]
     change(net)
     refuse(net, "net")
+
+
+class Holding(nn.Module):
+    def __init__(self, held) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.held, self.beside = held(self), [*self.parameters()]  # nothing reads the second one
+
+    def forward(self, x):
+        return self.inner(x) + x @ self.weight()
+
+    def weight(self):
+        return getattr(self, "held")[0]  # noqa: B009  # as people write it
+
+
+@pytest.mark.parametrize(
+    ("place", "held"),
+    [
+        ("[0]", lambda m: [m.inner.weight]),
+        ("['w']", lambda m: {"w": m.inner.weight.data}),
+        ("[1][0]", lambda m: (0, [m.inner.weight.detach().T])),
+        (".w", lambda m: SimpleNamespace(w=m.inner.weight)),
+        ("[0]", lambda m: [m.inner.weight.detach().numpy()]),
+        ("", lambda m: lambda: m.inner.weight),
+        ("[0]", lambda m: partial(torch.mm, m.inner.weight)),
+    ],
+)
+def test_a_parameter_that_is_held_in_another_place_is_named_with_it(place, held):
+    words = f"net: {f'1.held{place}'!r} holds the parameter '1.inner.weight'"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        refuse(nn.Sequential(nn.Linear(4, 4), Holding(held)), "net")
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        lambda m: [m.inner],
+        lambda m: [torch.ones(4, 4), m.inner.weight.detach().clone()],
+        lambda m: lambda: m.training,
+    ],
+)
+def test_a_held_module_and_a_copy_are_taken(held):
+    refuse(nn.Sequential(Holding(held), nn.LSTM(4, 4)), "net")

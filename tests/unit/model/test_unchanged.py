@@ -7,12 +7,33 @@ from collections.abc import Callable
 from functools import wraps
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.model.unchanged import Unchanged
+
+
+class Anneal:
+    def __init__(self) -> None:
+        self.n, self.m, self.calls = 1, 1, 0
+
+    def rate(self) -> float:
+        self.calls += 1
+        return 1 / self.n
+
+    @property
+    def half(self) -> float:
+        return self.m / 2
+
+
+class Settings:
+    cold, unread = 1.0, 0
+
+
+calls, warm = 0, 1.0
 
 
 class Block(nn.Module):
@@ -23,10 +44,12 @@ class Block(nn.Module):
         self.inner, self.drop = nn.Linear(4, 4), nn.Dropout(0.1)
         self.register_buffer("mask", torch.ones(4))
         self.scale, self.sizes, self.seen, self.epoch = 1.0, [1, 2], 0, 0
+        self.table, self.anneal = np.ones(2), Anneal()
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen += 1  # its own, which only counts
-        return self.scaled(self.drop(self.inner(x))) * self.mask * len(self.sizes)
+        x = self.scaled(self.drop(self.inner(x))) * self.mask * len(self.sizes)
+        return x * float(self.table[0]) * self.anneal.rate() * self.anneal.half
 
     def scaled(self, x: Tensor) -> Tensor:
         return F.leaky_relu(x * self.scale, self.slope)
@@ -39,7 +62,9 @@ class Net(nn.Module):
         self.config = SimpleNamespace(heat=1.0, notes="none")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(x) / self.config.heat
+        global calls  # noqa: PLW0603  # as people write it
+        calls += 1
+        return self.blocks(x) / self.config.heat * warm * Settings.cold
 
 
 def check_all(unchanged: Unchanged) -> None:
@@ -58,6 +83,9 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     r"blocks\.2\.slope of the model is 0\.1 now and was 0\.0": (
         lambda net: setattr(net.blocks[2], "slope", 0.1)
     ),
+    r"blocks\.0\.table of the model is another": lambda net: net.blocks[0].table.fill(0.5),
+    r"blocks\.0\.anneal\.n of the model is 2": lambda net: setattr(net.blocks[0].anneal, "n", 2),
+    r"blocks\.2\.anneal\.m of the model is 2": lambda net: setattr(net.blocks[2].anneal, "m", 2),
     r"config\.heat of the model is 2\.0": lambda net: setattr(net.config, "heat", 2.0),
     r"blocks\.0\.sizes of the model is another": lambda net: net.blocks[0].sizes.append(3),
     r"training of the model is False": lambda net: net.blocks[1].eval(),
@@ -202,6 +230,22 @@ def test_a_variable_beside_the_loss_function_is_named(monkeypatch) -> None:
     monkeypatch.setitem(by_global.__globals__, "heat", 2.0)
     with pytest.raises(ValueError, match="'heat', which the loss function reads, is 2.0"):
         unchanged.check(by_global)
+
+
+def test_a_variable_and_a_class_beside_the_code_around_the_blocks_are_named(monkeypatch) -> None:
+    unchanged = Unchanged(Net())
+    monkeypatch.setitem(Net.forward.__globals__, "calls", 9)
+    monkeypatch.setattr(Settings, "unread", 9)
+    unchanged.check()
+    for change, words in (
+        (lambda m: m.setitem(Net.forward.__globals__, "warm", 2.0), "'warm', which the forward"),
+        (lambda m: m.setattr(Settings, "cold", 2.0), r"'Settings'\.cold, which the forward"),
+    ):
+        with monkeypatch.context() as patch:
+            change(patch)
+            with pytest.raises(ValueError, match=f"{words} pass reads, is 2.0 now and was 1.0"):
+                unchanged.check()
+    unchanged.check()
 
 
 def test_what_a_trainers_method_reads_is_named_and_what_it_counts_is_not() -> None:

@@ -18,6 +18,7 @@ from workbench.methods.continues import FROZEN, NO_DECAY, decided_by
 from workbench.methods.driven import Steps, Task
 from workbench.methods.varuna.pipeline import Varuna
 from workbench.model.objective import Batch
+from workbench.model.tables import tables_kept
 from workbench.runtime.groups import as_one, tensors_of_all
 from workbench.runtime.manifest import step_name
 
@@ -63,13 +64,14 @@ class Pipelined(Steps):
         if task.microbatches > 1 or stages < world:
             as_one(lambda: objective.divide(objective.twin().layered()[0]), peers.group)
         try:
-            self._model = Varuna(
-                objective, str(StageMap.of(stages, world // stages)), first.named,
-                rows // stages, -(-spec.batch // task.microbatches), device=peers.device,
-                bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
-                weight_of=weigh, chunks=spec.options.chunks,
-                activations="recompute" if spec.activations == "auto" else spec.activations,
-            )  # fmt: skip
+            with tables_kept(objective):
+                self._model = Varuna(
+                    objective, str(StageMap.of(stages, world // stages)), first.named,
+                    rows // stages, -(-spec.batch // task.microbatches), device=peers.device,
+                    bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
+                    weight_of=weigh, chunks=spec.options.chunks,
+                    activations="recompute" if spec.activations == "auto" else spec.activations,
+                )  # fmt: skip
         except ValueError as error:  # which speaks of the two as one module
             kind = type(objective).__name__
             told = re.sub(rf"{kind}.forward, line \d+", "its call, or in loss_fn", str(error))

@@ -1,0 +1,108 @@
+"""Tables that code keeps beside a module: in a dictionary of its file, or by functools.lru_cache.
+
+A module is looked at without values before it trains. What it computes once meanwhile, and keeps,
+would have none ever after, in the user's own model too. So a module that keeps tables is called
+on a few samples before, and one that has kept a tensor without values all the same is refused.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from workbench.model.decompose.merge import BATCHES
+from workbench.model.drawn import unkeyed
+from workbench.model.variables import CACHED, variables_of
+
+if TYPE_CHECKING:
+    from workbench.model.objective import Objective
+
+COST = 2e10
+"""Operations of the calls that are made for the tables, at the most: a second or two."""
+BARE = (
+    "{!r}, which the module's code or loss_fn keeps, holds a tensor that was made while the module "
+    "was looked at, without values; keep a table in a buffer of the module, or call the model once "
+    "before on such a batch; log beside engine.step, which returns the loss"
+)
+
+
+@contextmanager
+def tables_kept(objective: Objective) -> Iterator[None]:
+    """An objective may be looked at without values inside. Raises ValueError at the end for what
+    has kept some of that, which is taken out."""
+    if any(map(_keeps_tensors, variables_of(objective).values())) and _cost(objective) <= COST:
+        _call(objective)
+    found: list[str] = []
+    try:
+        yield
+    finally:
+        found += taken_out(variables_of(objective))
+    refuse(found)
+
+
+def taken_out(variables: Mapping[str, Any]) -> list[str]:
+    """Names of variables that held tensors without values, which are taken out of containers."""
+    found = [name for name, value in variables.items() if any(map(_is_bare, _tensors_in(value)))]
+    for name in found:
+        _clean(variables[name])
+    return found
+
+
+def refuse(found: Sequence[str]) -> None:
+    """Raise ValueError for the first of the names that were `taken_out`, if there is one."""
+    if found:
+        raise ValueError(BARE.format(found[0]))
+
+
+def _keeps_tensors(value: Any) -> bool:
+    if isinstance(value, MutableMapping):
+        return all(isinstance(each, Tensor | tuple | list) for each in value.values())
+    return isinstance(value, CACHED)
+
+
+def _cost(objective: Objective) -> float:
+    weights = sum(p.numel() for p in objective.parameters())
+    row = max(tensor[0].numel() for tensor in objective.first.tensors)
+    return 2.0 * weights * row * sum(BATCHES)
+
+
+def _call(objective: Objective) -> None:
+    """What fails here, fails again where it is told."""
+    with suppress(Exception), torch.no_grad(), unkeyed(), torch.random.fork_rng(devices=[]):
+        for rows in BATCHES:  # those that it will be looked at with
+            objective.twin()(*objective.first.named(rows).values())
+
+
+def _is_bare(tensor: Tensor) -> bool:
+    return isinstance(tensor, FakeTensor) or tensor.is_meta
+
+
+def _tensors_in(value: Any, deep: int = 0) -> Iterator[Tensor]:
+    """Tensors of a container, or of the table of a function."""
+    if isinstance(value, Tensor):
+        yield value
+    elif deep < 5 and isinstance(value, CACHED):
+        for each in gc.get_referents(value):
+            yield from _tensors_in(each, deep + 1)
+    elif deep < 5:
+        inside = value.values() if isinstance(value, MutableMapping) else value
+        if isinstance(value, MutableMapping | list | tuple | set):
+            for each in [*inside]:
+                yield from _tensors_in(each, deep + 1)
+
+
+def _clean(value: Any) -> None:
+    """Leave out what holds tensors without values."""
+    if isinstance(value, CACHED):
+        value.cache_clear()
+    elif isinstance(value, MutableMapping):
+        for key in [k for k, each in value.items() if any(map(_is_bare, _tensors_in(each)))]:
+            del value[key]
+    elif isinstance(value, list):
+        value[:] = [each for each in value if not any(map(_is_bare, _tensors_in(each)))]
