@@ -32,6 +32,11 @@ from workbench.ranks.peers import Peers
 from workbench.runtime.manifest import step_name
 from workbench.runtime.storage import DTYPES
 
+NORMALIZED = (
+    "BatchNorm takes its statistics from each micro-batch alone, so that losses are not those of "
+    "the batch in one part"
+)
+
 
 class Steps(Protocol):
     """A training that does a step when it is asked to."""
@@ -254,5 +259,7 @@ def check_layers(
     found = compare_in_time(model, first, again, spec, device, divided=divided)
     if found.note:
         report.event("compared", text=found.note)
+    if divided and model.normalizes:
+        report.event("normalized", text=NORMALIZED)
     if found.couples and divided:
         raise ValueError(NO_MEAN.format(""))

@@ -52,8 +52,8 @@ ALONG = frozenset((
     "_softmax", "_safe_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax",
     "cummin", "flip", "roll", "sort", "topk", "sum", "mean", "amax", "amin", "max", "min",
     "argmax", "argmin", "all", "any", "prod", "logsumexp", "var", "std", "var_mean", "std_mean",
-    "linalg_vector_norm", "norm", "median", "nanmedian", "mode", "kthvalue", "glu", "unfold", "_fft_r2c", "_fft_c2r", "_fft_c2c",
-    "linalg_cross", "count_nonzero", "aminmax",
+    "linalg_vector_norm", "norm", "median", "nanmedian", "mode", "kthvalue", "glu", "unfold",
+    "_fft_r2c", "_fft_c2r", "_fft_c2c", "linalg_cross", "count_nonzero", "aminmax",
 ))  # fmt: skip
 """Operations on entries of the dimensions that they name."""
 MATRICES = frozenset((
