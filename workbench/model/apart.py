@@ -33,14 +33,14 @@ ALIGNED = frozenset((
     "mm", "addmm", "bmm", "baddbmm", "mse_loss", "huber_loss", "smooth_l1_loss", "where",
     "soft_margin_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "bernoulli",
     "native_dropout", "normal", "poisson", "rand_like", "randn_like", "randint_like", "uniform",
-    "rrelu_with_noise", "expand", "exponential", "random", "repeat", "constant_pad_nd",
+    "rrelu_with_noise", "expand", "exponential", "random", "log_normal", "cauchy", "geometric",
+    "repeat", "constant_pad_nd",
 ))  # fmt: skip
 """Operations beside pointwise ones whose operands have rows where the output has them, counted
 from the last dimension."""
 ALONE = frozenset((
     "view_as_complex", "view_as_real", "permute", "transpose", "t", "unsqueeze", "squeeze", "mv",
-    "select", "unbind", "_grouped_mm", "grouped_mm_fallback", "bucketize", "searchsorted",
-    "isin",
+    "select", "unbind", "_grouped_mm", "grouped_mm_fallback", "bucketize", "searchsorted", "isin",
 ))  # fmt: skip
 """Operations of one tensor with rows that keep their order."""
 COPIES = frozenset((
@@ -53,12 +53,14 @@ ALONG = frozenset((
     "cummin", "flip", "roll", "sort", "topk", "sum", "mean", "amax", "amin", "max", "min",
     "argmax", "argmin", "all", "any", "prod", "logsumexp", "var", "std", "var_mean", "std_mean",
     "linalg_vector_norm", "norm", "median", "nanmedian", "mode", "kthvalue", "glu", "unfold",
-    "_fft_r2c", "_fft_c2r", "_fft_c2c", "linalg_cross", "count_nonzero", "aminmax",
+    "_fft_r2c", "_fft_c2r", "_fft_c2c", "linalg_cross", "count_nonzero", "aminmax", "nansum",
+    "index_fill", "index_add", "index_copy", "slice_scatter", "select_scatter",
 ))  # fmt: skip
 """Operations on entries of the dimensions that they name."""
 MATRICES = frozenset((
     "tril", "triu", "_cdist_forward", "_euclidean_dist", "linalg_inv_ex", "linalg_cholesky_ex",
     "_linalg_det", "_linalg_slogdet", "linalg_lu_factor_ex", "_linalg_solve_ex",
+    "_linalg_eigh", "_linalg_svd", "linalg_qr", "linalg_solve_triangular", "linalg_matrix_exp",
 ))  # fmt: skip
 """Operations on the last two dimensions."""
 PICKS = frozenset(("gather", "scatter", "scatter_add", "scatter_reduce"))
@@ -148,7 +150,7 @@ class Call:
             return alone and least > len(self._named["normalized_shape"])
         if name in ("native_group_norm", "convolution", "multinomial", "nll_loss_forward"):
             return own.dim == 0 and equal and (alone or name == "nll_loss_forward")
-        if name in ("_trilinear", "im2col", "col2im"):
+        if name in ("_trilinear", "affine_grid_generator", "im2col", "col2im"):
             return own.dim == 0 and equal and least == {"im2col": 4, "col2im": 3}.get(name, least)
         if name == "embedding":
             return alone and id(self._named["weight"]) not in self._known
