@@ -65,8 +65,9 @@ class Stepping:
         parts = micro_batches(self.batches, spec, step, self.device, self.model)
         for tokens, targets, samples, weight in parts:
             loss = self.whole(tokens, targets, step=step, samples=samples) * (weight * self.share)
-            (loss / spec.microbatches).backward()
-            total += loss.detach()
+            if weight:  # the mean of nothing is no number, nor are its gradients
+                (loss / spec.microbatches).backward()
+                total += loss.detach()
         self.changed = True
         norm = self._update(spec.learning_rate(step))
         return float(total) / spec.microbatches, float(norm)

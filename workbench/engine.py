@@ -244,7 +244,7 @@ class Engine(Habits):
         taken.check_like(self._first, shorter=self._steps.shorter)
         objective = self._steps.objective(taken, self._again) or self._objective
         objective.weigh(taken)
-        taken.check_parts(self._microbatches)
+        taken.check_parts(self._microbatches, each=self._row.sharded)
         self.optimizer.check(self._fields)
         if _identity(loss_fn) != _identity(self._loss):
             raise ValueError("loss_fn is another function than in the first step; give one alone")

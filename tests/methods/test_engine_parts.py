@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.methods.loops import LR, Net, batches, loss_of, net
+from tests.methods.loops import LR, Net, batches, distance, loss_of, net, normed
 
 WAYS = {
     "plain": {"microbatches": 4},
@@ -51,6 +51,39 @@ def test_a_loss_counts_in_every_batch_what_it_divides_by(engine, method) -> None
         made.step(given[0], weighted)  # whose rows count alike in both
         with pytest.raises(ValueError, match="weight_of counts the rows of this batch .* itself"):
             made.step(given[1], weighted)
+
+
+def masked(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """A mean that is no number, with gradients that are none, where no label counts."""
+    each = F.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+    counts = batch["labels"] != 7
+    return (each * counts).sum() / counts.sum()
+
+
+@pytest.mark.parametrize("method", WAYS)
+@pytest.mark.parametrize("loss_fn", [weighted, masked])
+def test_a_micro_batch_without_a_label_weighs_nothing(engine, method, loss_fn) -> None:
+    given = [*batches(4)]
+    for batch, rows in zip(given, (slice(2), slice(2, 4), slice(3), slice(0)), strict=True):
+        batch["labels"][rows] = 7
+    wanted = by_torch(net(), given, loss_fn, lambda module, batch: module(batch["tokens"]))
+    with engine(method, config=NO_DECAY, clip=None, **WAYS[method]) as made:
+        found = [made.step(batch, loss_fn) for batch in given]
+        none = given[0] | {"labels": torch.full_like(given[0]["labels"], 7)}
+        with pytest.raises(ValueError, match="no label counts in the batch, so it has no mean"):
+            made.step(none, loss_fn)
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["plain", "stronghold"])
+def test_statistics_of_a_micro_batch_are_told_of(engine, method, capsys) -> None:
+    module, (pair, *_) = normed()
+    for parts in (1, 2):
+        with engine(method, module, microbatches=parts) as made:
+            made.step(pair, distance)
+        assert ("takes its statistics from each micro-batch" in capsys.readouterr().err) == (
+            parts == 2
+        )
 
 
 class Bounded(Net):

@@ -27,9 +27,13 @@ from workbench.methods import driven
 def test_what_would_weigh_wrong_is_refused(engine) -> None:
     batch, module = next(batches(padded=True)), net()
     none = {**batch, "labels": batch["labels"].index_fill(0, torch.arange(2), -100)}
-    made, words = engine("plain", microbatches=2, weight_of=labels_of), "in micro-batch 0 of 2"
-    with made, pytest.raises(ValueError, match=words):
-        made.step(none, loss_of)
+    for method, given, words in (
+        ("fsdp", none, "in micro-batch 0 of 2"),
+        ("plain", {**batch, "labels": batch["labels"] * 0 - 100}, "no label counts in the batch"),
+    ):
+        made = engine(method, net(frozen=False), microbatches=2, weight_of=labels_of)
+        with made, pytest.raises(ValueError, match=words):
+            made.step(given, loss_of)
     for groups, words in (
         (in_groups(module)[:1], "blocks.0.norm.weight is in no group"),
         (in_groups(net()), "none of the model's"),

@@ -109,7 +109,7 @@ def compare_in_time(
                     small, begin = _of_entries(objective, kept), objective.first
                     if divided:
                         small.divide()
-                rows = Handed(begin, small).rows(range(samples))
+                rows = Handed(begin, small).rows(begin.counting(samples).sort().values.tolist())
                 limit = None if part == PARTS[-1] and not later else SECONDS
                 couples = bool(compare(small, small, rows, spec.seed, device=place, seconds=limit))
                 return Compared(couples=couples, note=_told(part, samples, kept, tokens))

@@ -34,6 +34,11 @@ from workbench.runtime.manifest import step_name
 from workbench.runtime.statistics import clones
 from workbench.runtime.storage import DTYPES
 
+NORMALIZED = (
+    "BatchNorm takes its statistics from each micro-batch alone, so that losses are not those of "
+    "the batch in one part"
+)
+
 
 class Steps(Protocol):
     """A training that does a step when it is asked to."""
@@ -259,5 +264,7 @@ def check_layers(
     found = compare_in_time(model, first, again, spec, device, **how)
     if found.note:
         report.event("compared", text=found.note)
+    if how["divided"] and model.normalizes:
+        report.event("normalized", text=NORMALIZED)
     if found.couples and how["divided"]:
         raise ValueError(NO_MEAN.format(""))

@@ -43,7 +43,6 @@ from workbench.runtime.rank import Rank, layouts_of
 from workbench.runtime.storage import DTYPES
 from workbench.runtime.threads import use_rank_threads
 from workbench.runtime.unit_modules import write_initial
-from workbench.schedule.action import Kind
 from workbench.schedule.schedule import PAGE, Schedule
 from workbench.schedule.serialize import from_json, to_json
 
@@ -113,8 +112,6 @@ class Ranked(Steps):
         batches = Draws(self._handed, spec.batch)
         if self._host is not None:
             self._history = History(spec, self._folder, batches, model=model)
-        own = (a for a in schedule.actions if a.kind is Kind.BACKWARD and a.unit == model.head)
-        self._micros = sorted(action.span for action in own)
         self._rank = Rank(
             spec, schedule, model, batches, folder=self._folder, board=self._board,
             host=[*map(Path, lead["host"])], device=self._device, dtype=DTYPES[spec.dtype],
@@ -209,7 +206,6 @@ class Ranked(Steps):
             place[part].copy_(own)
         whole.weights[part].copy_(batch.weights)
         self._meet()
-        whole.check_parts(self._micros)
         self._rank.advance(step)
         self._board.drain(step + 1)
         self._until(lambda: self._board.drained > step)

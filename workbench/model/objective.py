@@ -85,20 +85,21 @@ class Batch:
                 "it must give a number from 0 on for each"
             )
 
-    def check_parts(self, parts: int | Sequence[tuple[int, int]]) -> None:
-        """Raise ValueError for a micro-batch without a label, whose mean loss is no number: among
-        so many equal ones, or those of some rows, first to end."""
-        if isinstance(parts, int):
-            if self.rows < parts:
-                raise ValueError(
-                    f"the batch has {self.rows} row{'s' * (self.rows > 1)} for {parts} "
-                    "microbatches; leave it out, or give fewer microbatches"
-                )
-            split = self.weights.tensor_split(parts)
-        else:
-            split = self.weights.split([end - first for first, end in parts])
-        sums = [float(each.sum()) for each in split]
-        if min(sums) == 0:
+    def check_parts(self, parts: int, *, each: bool) -> None:
+        """Raise ValueError for a batch without a label, whose mean loss is no number, and for one
+        of fewer rows than parts; for a part without a label, if `each` has to have one."""
+        if self.rows < parts:
+            raise ValueError(
+                f"the batch has {self.rows} row{'s' * (self.rows > 1)} for {parts} "
+                "microbatches; leave it out, or give fewer microbatches"
+            )
+        sums = [float(part.sum()) for part in self.weights.tensor_split(parts)]
+        if max(sums) == 0:
+            raise ValueError(
+                "no label counts in the batch, so it has no mean loss; leave it out, or samples "
+                "without a label"
+            )
+        if each and min(sums) == 0:
             raise ValueError(
                 f"no label counts in micro-batch {sums.index(0)} of {len(sums)}, so it has no "
                 "mean loss; give fewer microbatches, or leave out samples without a label"
@@ -118,9 +119,15 @@ class Batch:
             leaves[place] = tensor
         return tree_unflatten(leaves, self.form)
 
+    def counting(self, rows: int) -> Tensor:
+        """Numbers of so many rows, those that count in the loss first, again where there are
+        fewer."""
+        order = (self.weights > 0).int().argsort(descending=True, stable=True)
+        return order[torch.arange(rows) % self.rows]
+
     def named(self, rows: int | None = None) -> dict[str, Tensor]:
         """The tensors by names in their order; of so many rows, of which there may be fewer."""
-        part = slice(None) if rows is None else torch.arange(rows) % self.rows
+        part = slice(None) if rows is None else self.counting(rows)
         return {f"tensor{n:03}": tensor[part] for n, tensor in enumerate(self.tensors)}
 
     @property

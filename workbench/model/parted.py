@@ -1,9 +1,10 @@
 """Whether the mean loss of a batch follows from those of its parts, and how much each row counts.
 
 Told by the operations of layers and loss, and not by the values of one batch. Layers run with three
-rows and with two, without values: a dimension that differs counts rows. A tensor without it that
-was made of some that have it joins rows. It has to be a sum over them or one over a divisor, the
-loss ends as the latter, and no row may read one. A divisor that follows from the batch, as the
+rows and with two, without values: a dimension that differs counts rows, and only operations that
+are known to keep them apart there are let through (apart.py). A tensor without it that was made of
+some that have it joins rows. It has to be a sum over them or one over a divisor, the loss ends as
+the latter, and no row may read one. A divisor that follows from the batch, as the
 number of labels that count does, is counted in each batch (tally.py).
 """
 
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from workbench.model.apart import Call, Rows
 from workbench.model.base import Context
 from workbench.model.decompose import Layer
 from workbench.model.decompose.layer import local_tensors
@@ -27,6 +29,7 @@ from workbench.model.look import MORE, SAMPLES, blank_copy, blank_inputs
 from workbench.model.tally import (
     CLOSE,
     Done,
+    Literals,
     Tally,
     labels_in,
     memory_of,
@@ -44,8 +47,10 @@ LINEAR = frozenset((
 ))  # fmt: skip
 """Operations that put out sums over rows where they are given some."""
 SCALARS = frozenset(("mul", "div", "add", "sub", "rsub"))
-ALONG = frozenset(("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll"))
-"""Operations that mix entries of the dimension they name."""
+GROUPED = frozenset(("_grouped_mm", "grouped_mm_fallback"))
+"""Products of experts."""
+TO_EXPERTS = frozenset(("sort", "index", "index_put", "arange"))
+"""Operations that bring rows to their experts, and back."""
 TALLIES = frozenset(("histc", "bincount"))
 """How many rows an expert has tells a grouped product where its rows end."""
 
@@ -82,13 +87,13 @@ class Parts:
             head = layer is layers[-1]
             if not head and kind in kinds[: layer.index]:
                 continue
-            where, watch = f"layer {layer.index}, {layer.name!r}, ", _Watch(layer, places)
-            out = watch.run(device)
-            if watch.unlike:  # of a layer, the first batch must tell
-                why = f"{where}does other operations for another number of rows"
-                self.wrong = why if head else ""
-            elif watch.joins or (out and not head):
-                self.joins = f"{where}joins rows by {watch.joins or out.how!r}"
+            where = f"layer {layer.index}, {layer.name!r}{' with the loss' * head}, "
+            watch = _Watch(layer, places)
+            out, joins = watch.run(device), watch.joins
+            if watch.unlike:
+                self.joins = f"{where}does other operations for another number of rows"
+            elif joins or (out and not head):
+                self.joins = where + (joins or f"joins rows by {out.how!r}")
             elif out and (out.wrong or not out.by):
                 self.wrong = f"it is a {out.how!r} over rows, " + (
                     "of which more is computed" if out.wrong else "and divided by nothing of theirs"
@@ -125,13 +130,19 @@ class _Watch(TorchDispatchMode):
     def __init__(self, layer: Layer, places: dict[str, int]) -> None:
         """`places`: name of a tensor of the batch -> its place there."""
         super().__init__()
-        self.joins, self.unlike, self._whole = "", False, False
+        self.unlike, self._whole = False, False
         self._layer, self._places, self._done = layer, places, list[Done]()
         self._wide: Iterator[Done] | None = None
         """Operations of the run with more rows, when that has been."""
-        self._growing, self._given, self._hollow = set[int](), set[int](), set[int]()
-        """Tensors, by their ids: with a dimension that counts rows; made of inputs; made of more
-        than the batch."""
+        self._given, self._hollow = set[int](), set[int]()
+        """Tensors, by their ids: made of inputs; made of more than the batch."""
+        self._rows: dict[int, Rows] = {}
+        """Of tensors with a dimension that counts rows."""
+        self._joining: dict[str, str] = {}
+        """Operations that join rows, or may -> which of the two."""
+        self._seen, self._literals = None, Literals()
+        self._norms, self._grouped = 0, False
+        """Calls of BatchNorm; whether there is a product of experts."""
         self._states: dict[int, Joined] = {}
         self._kept: dict[int, list[Tensor]] = {}
         """All tensors, by their memory; an id means nothing once its tensor is gone."""
@@ -148,10 +159,19 @@ class _Watch(TorchDispatchMode):
                 if samples == SAMPLES:
                     self._wide, self._done = iter(self._done), []
                     self._begin(module, inputs)
-                ctx = Context(seed=0, step=0, unit=0, samples=(0,) * samples)
-                with drawing(Seen(ctx)), self:
+                self._seen = Seen(Context(seed=0, step=0, unit=0, samples=(0,) * samples))
+                self._literals = Literals()
+                with drawing(self._seen), self._literals, self:
                     made = module(*inputs)
         return next(filter(None, (self._states.get(id(tensor)) for tensor in made)), None)
+
+    @property
+    def joins(self) -> str:
+        """Tells the first operation that may join rows, if there is one. Those around a grouped
+        product bring rows back to where they were."""
+        left = TO_EXPERTS if self._grouped else ()
+        found = ((does, name) for name, does in self._joining.items() if name not in left)
+        return next((f"{does} rows by {name!r}" for does, name in found), "")
 
     def tally(self, source: Tensor) -> Tally:
         """Of the sum that is a divisor."""
@@ -163,7 +183,7 @@ class _Watch(TorchDispatchMode):
             self._keep(tensor)
             self._given.add(id(tensor))
             if value.batch_dim is not None:
-                self._growing.add(id(tensor))
+                self._rows[id(tensor)] = Rows(value.batch_dim, value.rows)
             if value.name in self._places:
                 self._inputs[id(tensor)] = self._places[value.name]
             else:
@@ -175,9 +195,19 @@ class _Watch(TorchDispatchMode):
             else:
                 self._constants[id(tensor)] = there[name].cpu()
 
+    def _begin_with(self, made: Tensor) -> None:
+        """A tensor that no operation has put out."""
+        self._keep(made)
+        for empty, full in self._literals.found:
+            if empty is made:
+                self._constants[id(made)] = full
+                return
+        self._hollow.add(id(made))
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        one = Done(func, args, kwargs or {}, tensors_in(out))
+        made = tensors_in(out)
+        one = Done(func, args, kwargs or {}, made, [tensor.shape for tensor in made])
         if self._wide is None:
             self._done.append(one)
             return out
@@ -186,26 +216,38 @@ class _Watch(TorchDispatchMode):
             self.unlike = True
         if self.unlike:
             return out
+        for tensor in tensors_in((one.args, one.kwargs)):
+            if tensor.is_meta and memory_of(tensor) not in self._kept:
+                self._begin_with(tensor)
         given, hollow = not read.isdisjoint(self._given), not read.isdisjoint(self._hollow)
         if not hollow:
             self._done.append(one)
         name, operands = func.overloadpacket.__name__.removesuffix("_"), _operands(one, wide)
         operands = [(leaf, state or self._states.get(id(leaf))) for leaf, state in operands]
-        for at, (made, more) in enumerate(zip(one.made, wide.made, strict=True)):
-            unlike = [a != b for a, b in zip(made.shape, more.shape, strict=True)]
-            grows, state = any(unlike), None
+        self._grouped |= name in GROUPED
+        self._norms += "batch_norm" in name
+        normed = self._norms <= sum(self._seen.calls.values())
+        call = Call(one, wide, self._rows, normed=normed)
+        if not call.apart:
+            self._joining.setdefault(name, "may join")
+        for at, (made, rows) in enumerate(zip(one.made, call.rows, strict=True)):
+            grows, state = rows is not None, None
             if given or any(of for _, of in operands):
                 state = self._after(name, one, operands, None if hollow else made, grows=grows)
                 if at and state and state.by:  # the sum of weights that a loss puts out as well
                     state = replace(state, wrong=True)
-                if grows and ((state and state.wrong) or _mixes(name, args, unlike)):
-                    self.joins = self.joins or (state.how if state else name)
+                if grows and state and state.wrong:
+                    self._joining.setdefault(state.how, "joins")
             self._keep(made)
             for tensor in self._kept[memory_of(made)] if func._schema.is_mutable else [made]:
-                facts = ((hollow, self._hollow), (given, self._given))
-                for true, among in (*facts, (tensor is made and grows, self._growing)):
+                for true, among in ((hollow, self._hollow), (given, self._given)):
                     if true:
                         among.add(id(tensor))
+                if tensor is made and grows:
+                    self._rows[id(tensor)] = rows
+                elif grows and rows.inner and (old := self._rows.get(id(tensor))):
+                    own = old.inner or tensor.shape[old.dim] // SAMPLES
+                    self._rows[id(tensor)] = replace(old, inner=own)
                 if state is not None:
                     self._states[id(tensor)] = state
         return out
@@ -215,7 +257,7 @@ class _Watch(TorchDispatchMode):
     ) -> Joined | None:
         """What an operation puts out; `own` where it follows from the batch."""
         joined = [state for _, state in operands if state is not None]
-        falls = not grows and any(id(leaf) in self._growing for leaf, _ in operands)
+        falls = not grows and any(id(leaf) in self._rows for leaf, _ in operands)
         if name in TALLIES or not (joined or falls):
             return None
         if not joined:
@@ -260,7 +302,7 @@ class _Watch(TorchDispatchMode):
         """A sum or a difference."""
         (_, one), (beside, other) = operands[:2] if operands[0][1] else operands[1::-1]
         if other is None:
-            if one.degree and one.by and id(beside) not in self._growing:
+            if one.degree and one.by and id(beside) not in self._rows:
                 return one  # a mean, and a constant
             small = isinstance(beside, int | float) and abs(beside) <= CLOSE
             self._whole |= small
@@ -278,7 +320,7 @@ class _Watch(TorchDispatchMode):
 def _as_one(one: Done, wide: Done) -> bool:
     """Whether two runs did one operation, on as many tensors of as many dimensions."""
     forms = [
-        (len(tree_leaves((each.args, each.kwargs))), [made.dim() for made in each.made])
+        (len(tree_leaves((each.args, each.kwargs))), [*map(len, each.shapes)])
         for each in (one, wide)
     ]
     return one.func is wide.func and forms[0] == forms[1]
@@ -320,10 +362,3 @@ def _reduction(one: Done) -> int | None:
             given = one.args[at] if at < len(one.args) else argument.default_value
             return one.kwargs.get("reduction", given)
     return None
-
-
-def _mixes(name: str, args: tuple, unlike: Sequence[bool]) -> bool:
-    """Whether an operation mixes the rows of what it puts out."""
-    dims = [dim % len(unlike) for dim in tree_leaves(args[1:]) if type(dim) is int]
-    dims = dims if name == "flip" else dims[-1:] if name == "roll" else dims[:1]
-    return sum(unlike) > 1 or (name in ALONG and unlike.index(True) in dims)

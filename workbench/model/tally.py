@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from workbench.model.look import SAMPLES
@@ -23,6 +24,23 @@ class Done(NamedTuple):
     args: tuple
     kwargs: dict[str, Any]
     made: list[Tensor]
+    shapes: Sequence[torch.Size] = ()
+    """Of what it made, which a later operation may transpose in place."""
+
+
+class Literals(TorchFunctionMode):
+    """Keeps the values of tensors that code makes of numbers where tensors have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[Tensor, Tensor]] = []
+        """(a tensor without values, one with them)."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor) and out.is_meta and not tensors_in(args):
+            self.found.append((out, func(*args, **{**(kwargs or {}), "device": "cpu"})))
+        return out
 
 
 class Tally:

@@ -247,7 +247,8 @@ class Engine:
             self._take_gradients(unit, grads, first=micro == 0)
         elif self._modules.ends(unit):
             if unit == self.model.head:
-                (y[0] / self.schedule.num_microbatches * state.weights[micro]).backward()
+                if state.weights[micro]:  # the mean of nothing is no number, nor are its gradients
+                    (y[0] / self.schedule.num_microbatches * state.weights[micro]).backward()
             elif ends := self._ends(unit, y, above):
                 torch.autograd.backward(*zip(*ends, strict=True))
             back = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in through)
@@ -290,8 +291,9 @@ class Engine:
         state = self._steps[step]
         self.optimizer.check(state)
         state.inputs, state.targets = (), None
-        losses = [float(loss) * w for loss, w in zip(state.losses, state.weights, strict=True)]
-        return sum(losses) / len(losses), state
+        weighed = zip(state.losses, state.weights, strict=True)
+        loss = sum(float(loss) * weight for loss, weight in weighed if weight)
+        return loss / len(state.losses), state
 
     # -- transfers ------------------------------------------------------------------------------
 

@@ -215,7 +215,8 @@ class RankPasses:
         if keeps:
             self._graphs[unit, action.microbatch] = (x, y)
         if unit == self._model.head:
-            state.losses.append(y[0].detach() * self._share(action, step))
+            share = self._share(action, step)  # the mean of nothing is no number
+            state.losses.append(y[0].detach() * share if share else torch.zeros_like(y[0]))
         elif links.target is not None:
             self._alike.see(unit, step, y)
             self._activations.write(links.target, tuple(t.detach() for t in y), action)
@@ -291,7 +292,8 @@ class RankPasses:
         unit, span = action.unit, action.span
         x, y = self._graphs.pop((unit, action.microbatch))
         if unit == self._model.head:
-            ends, above = [y[0] * self._share(action, step)], None
+            share = self._share(action, step)
+            ends, above = [y[0] * share] if share else [], None
         else:
             wanted = self._activations.boundary_of(unit + 1).differentiable
             back = [t for t, d in zip(y, wanted, strict=True) if d]

@@ -156,7 +156,8 @@ class StageEngine:
         came, made = self._graphs.pop((unit, micro))
         self._inputs.pop((unit, micro), None)
         if self._stages[unit].last:
-            ends, pulls = [made[0] * (self._micros[micro].weight * self._scale)], [None]
+            weight = self._micros[micro].weight * self._scale
+            ends, pulls = ([made[0] * weight], [None]) if weight else ([], [])
         else:
             forms = self._stages[unit].goes(len(self._micros[micro].samples))
             back = [t for t, form in zip(made, forms, strict=True) if form[2]]

@@ -51,6 +51,16 @@ def each(out: Tensor, given: tuple) -> Tensor:
 MEANS = {
     "mean": entropy,
     "weights": lambda out, given: entropy(out, given, weight=WEIGHT),
+    "made inside": lambda out, given: entropy(out, given, weight=torch.tensor([1.0, 4, 2, 3, 5])),
+    "picked": lambda out, given: (
+        -out.log_softmax(-1)[torch.arange(len(out)), given[1][:, 0] % LONG].mean()
+    ),
+    "moved": lambda out, given: F.nll_loss(
+        out.log_softmax(-1).transpose(0, 1).flatten(0, 1), given[1].T.flatten(), weight=WEIGHT
+    ),
+    "twice": lambda out, given: F.mse_loss(
+        torch.cat([out, out.sort(-1).values])[..., 0], torch.cat([given[2], given[2]])
+    ),
     "ignored": lambda out, given: entropy(out, given, ignore_index=3),
     "flat": lambda out, given: F.nll_loss(
         out.log_softmax(-1).flatten(0, 1), given[1].flatten(), weight=WEIGHT, ignore_index=2
@@ -92,6 +102,38 @@ def test_parts_weigh_in_any_batch_as_the_loss_counts_their_rows(name):
         torch.testing.assert_close(whole, loss_fn(out, given), rtol=1e-6, atol=0.0)
 
 
+class Recurrent(nn.LSTM):
+    """Transposes what it puts out in place."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Recurrent,
+        lambda: nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True),
+        lambda: nn.Sequential(nn.Conv1d(LONG, LONG, 3, padding=1), nn.BatchNorm1d(LONG)),
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.InstanceNorm1d(LONG, affine=True)),
+        lambda: Normed(lambda y: y.cumsum(1).topk(WIDTH).values.roll(1, 2).flip(1)),
+        lambda: Normed(lambda y: torch.zeros_like(y).scatter(2, y.argsort(2), y)),
+        lambda: Normed(lambda y: y.repeat_interleave(2, 0).view(len(y), 2, LONG, WIDTH).mean(1)),
+    ],
+)  # fmt: skip
+def test_layers_that_keep_rows_apart_are_known(block):
+    parted = parted_of(entropy, block)
+    assert not parted.joins + parted.wrong
+
+
+def normed_over_all(y: Tensor) -> Tensor:
+    """Shifted so far that no value of the first batch shows it."""
+    return y + F.relu(F.batch_norm(y, None, None, training=True) - 99)
+
+
 def bounded(y: Tensor) -> Tensor:
     return torch.where(y.abs().max() > 1e3, 0.5 * y, y)
 
@@ -108,6 +150,26 @@ def bounded(y: Tensor) -> Tensor:
         ("layer 1, 'module.1', .*'max'", entropy, bounded),
         ("layer 1.*'mean'", entropy, lambda y: y - F.relu(y.mean(0) - 99)),
         ("layer 1.*'cumsum'", entropy, lambda y: y - F.relu(y.cumsum(0) - 99)),
+        ("'slice'", lambda out, given: entropy(out, given) + (out[1:] - out[:-1]).mean(), None),
+        ("loss, may join.*'sort'", lambda out, given: entropy(out.sort(0).values, given), None),
+        ("'gather'", lambda out, given: out.gather(0, given[1][..., None]).mean(), None),
+        ("'scatter'", lambda out, given: out.scatter(0, given[1][..., None], out).mean(), None),
+        ("'embedding'", lambda out, given: F.embedding(given[1], out[:, 0]).mean(), None),
+        ("'index'", lambda out, given: entropy(out, (0, given[1][given[1][:, 0]])), None),
+        ("'mul'", lambda out, given: (each(out, given) * torch.arange(len(out))[:, None]).mean(),
+         None),
+        ("'nll_loss_f", lambda out, given: F.cross_entropy(
+            out.transpose(0, 1).flatten(0, 1), given[1].flatten()), None),
+        ("layer 1.*may join.*'native_batch_norm'", entropy, normed_over_all),
+        ("layer 1.*'native_layer_norm'", entropy,
+         lambda y: F.layer_norm(y.transpose(0, 2), (len(y),)).transpose(0, 2)),
+        ("layer 1.*'convolution'", entropy,
+         lambda y: F.conv1d(y.transpose(0, 2), torch.ones(LONG, LONG, 1)).transpose(0, 2)),
+        ("layer 1.*'convolution'", entropy,
+         lambda y: F.conv1d(y.permute(1, 2, 0), torch.ones(WIDTH, WIDTH, 3), padding=1)
+         .permute(2, 0, 1)),
+        ("layer 1.*'cummax'", entropy, lambda y: y.cummax(0).values),
+        ("layer 1.*other operations", entropy, lambda y: torch.stack([*y])),
         ("layer 1.*'sum'", entropy, lambda y: y / (1 + F.relu(y.square().sum() - 1e4))),
     ],
 )  # fmt: skip
