@@ -108,7 +108,11 @@ class Engine(Habits):
             given = type(optimizer_config).__name__
             raise ValueError(f'optimizer_config is a {given}; give a dictionary: {{"lr": 1e-3}}')
         self._module, self._stages, self._results = model, stages, user_path(results)
-        self._weight_of, self._microbatches = weight_of, microbatches
+        self._weight_of, self._microbatches, self._dtype = (
+            weight_of,
+            microbatches,
+            DTYPES.get(dtype),
+        )
         config = dict(optimizer_config)
         groups = config.pop("params", None)
         self.optimizer = settings_of(config)
@@ -238,24 +242,22 @@ class Engine(Habits):
         """Raise ValueError for a batch that cannot be trained, or not as those before."""
         if not callable(loss_fn):
             raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
-        taken = Batch(batch, self._weight_of, DTYPES[self._fields["dtype"]])
+        taken = Batch(batch, self._weight_of, self._dtype)
         if self._steps is None:
             return taken
         taken.check_like(self._first, shorter=self._steps.shorter)
-        objective = self._steps.objective(taken, self._again) or self._objective
-        objective.weigh(taken)
-        taken.check_parts(self._microbatches, each=self._row.sharded)
         self.optimizer.check(self._fields)
         if _identity(loss_fn) != _identity(self._loss):
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         self._unchanged.check(loss_fn)
         self._objective.again.check(loss_fn, self._blank)
+        (self._steps.objective(taken, self._again) or self._objective).weigh(taken)
+        taken.check_parts(self._microbatches, each=self._row.sharded)
         return taken
 
     def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
         """Make all that waits for a batch."""
         sample = sum(tensor.nbytes for tensor in first.tensors) // first.rows + 4
-
         self._first, self._loss = first, loss_fn
         self._objective = objective = self._objective_for(first)
         shape = ModelSpec(  # how many layers there are, nobody knows yet
@@ -283,21 +285,19 @@ class Engine(Habits):
             steps.close()
             self.close()  # another step would begin anew
             raise
-        self._load_from = None
-        self._steps = steps
+        self._steps, self._load_from = steps, None
         self._report.phase("first step")
 
     def _blank(self, tensors: Sequence[Tensor]) -> Any:
         return self._first.filled(tensors, exact=True)
 
     def _objective_for(self, batch: Batch) -> Objective:
-        weighs = self._weight_of is not None
-        return Objective(self._module, self._loss, batch, weighs=weighs, no_decay=self._no_decay)
+        how = {"weighs": self._weight_of is not None, "no_decay": self._no_decay}
+        return Objective(self._module, self._loss, batch, **how)
 
     def _again(self, tensors: Sequence[Tensor]) -> Objective:
         """The objective for batches of these tensors' shapes."""
-        filled = self._first.filled(tensors)
-        return self._objective_for(Batch(filled, self._weight_of, DTYPES[self._fields["dtype"]]))
+        return self._objective_for(Batch(self._first.filled(tensors), self._weight_of, self._dtype))
 
     def _check_open(self, *, loads: bool = False) -> None:
         if self._closed:

@@ -168,8 +168,7 @@ class Engine:
             for unit in sorted(self._replayed)
         }
         shape = rows, self.spec.model.seq, self.model.hidden
-        meter, dtype = self.memory.meter, self.memory.dtype
-        self._replays = Replays(self._template.block, shape, dtype, meter)
+        self._replays = Replays(self._template.block, shape, self.memory.dtype, self.memory.meter)
         self._replays.record(chains, chains)
 
     def _slot(self, unit: int, turn: int = 0) -> str:
@@ -202,8 +201,7 @@ class Engine:
                 memory.gradients(unit).zero_()
         with self._lock:
             self._steps[step] = state
-            for old in [s for s in self._steps if s < step - 2]:
-                del self._steps[old]
+            self._steps.pop(step - 3, None)
         return state
 
     # -- compute lane ---------------------------------------------------------------------------
