@@ -18,6 +18,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -108,11 +109,7 @@ class Engine(Habits):
             given = type(optimizer_config).__name__
             raise ValueError(f'optimizer_config is a {given}; give a dictionary: {{"lr": 1e-3}}')
         self._module, self._stages, self._results = model, stages, user_path(results)
-        self._weight_of, self._microbatches, self._dtype = (
-            weight_of,
-            microbatches,
-            DTYPES.get(dtype),
-        )
+        self._weight_of, self._microbatches = weight_of, microbatches
         config = dict(optimizer_config)
         groups = config.pop("params", None)
         self.optimizer = settings_of(config)
@@ -242,7 +239,7 @@ class Engine(Habits):
         """Raise ValueError for a batch that cannot be trained, or not as those before."""
         if not callable(loss_fn):
             raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
-        taken = Batch(batch, self._weight_of, self._dtype)
+        taken = Batch(batch, self._weight_of, DTYPES[self._fields["dtype"]])
         if self._steps is None:
             return taken
         taken.check_like(self._first, shorter=self._steps.shorter)
@@ -250,7 +247,7 @@ class Engine(Habits):
         if _identity(loss_fn) != _identity(self._loss):
             raise ValueError("loss_fn is another function than in the first step; give one alone")
         self._unchanged.check(loss_fn)
-        self._objective.again.check(loss_fn, self._blank)
+        self._objective.again.check(loss_fn, partial(self._first.filled, exact=True))
         (self._steps.objective(taken, self._again) or self._objective).weigh(taken)
         taken.check_parts(self._microbatches, each=self._row.sharded)
         return taken
@@ -280,7 +277,7 @@ class Engine(Habits):
                 if found != told:  # the newest one is damaged
                     self._take_up(folder, found)
             self._unchanged = Unchanged(self._module, loss_fn)
-            self._objective.again.begin(loss_fn, self._blank)
+            self._objective.again.begin(loss_fn, partial(first.filled, exact=True))
         except BaseException:
             steps.close()
             self.close()  # another step would begin anew
@@ -288,16 +285,14 @@ class Engine(Habits):
         self._steps, self._load_from = steps, None
         self._report.phase("first step")
 
-    def _blank(self, tensors: Sequence[Tensor]) -> Any:
-        return self._first.filled(tensors, exact=True)
-
     def _objective_for(self, batch: Batch) -> Objective:
         how = {"weighs": self._weight_of is not None, "no_decay": self._no_decay}
         return Objective(self._module, self._loss, batch, **how)
 
     def _again(self, tensors: Sequence[Tensor]) -> Objective:
         """The objective for batches of these tensors' shapes."""
-        return self._objective_for(Batch(self._first.filled(tensors), self._weight_of, self._dtype))
+        dtype = DTYPES[self._fields["dtype"]]
+        return self._objective_for(Batch(self._first.filled(tensors), self._weight_of, dtype))
 
     def _check_open(self, *, loads: bool = False) -> None:
         if self._closed:
