@@ -172,15 +172,15 @@ def main() -> int:
         print(json.dumps(one(arguments.one, arguments.steps, caps[0], str(arguments.out))))
         return 0
     rows = []
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as results:
         loops = [("torch", 0), ("engine", 0), *(("engine", cap) for cap in caps)]
         loops += [("engine", AGAIN_GIB), ("run", AGAIN_GIB)] * (AGAIN_GIB in caps)
         for name, cap in loops:
             rows.append(alone(name, arguments.steps, cap, results))
+            (arguments.out / "engine.json").write_text(json.dumps(rows, indent=1) + "\n")
             print(name, cap or "", rows[-1].get("start", ""), flush=True)
     print(table(rows))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "engine.json").write_text(json.dumps(rows, indent=1) + "\n")
     return 0
 
 

@@ -101,6 +101,8 @@ def compare_in_time(
         length = TOKENS if part.shortened else tokens
         share = TOKENS / tokens if part.shortened else 1.0
         for place in _places(model, kept, samples, share, spec, device):
+            if later and place != device.type:  # whose processor has updates to make
+                continue
             try:
                 small, begin = model, first
                 if part.shortened or part.shallow:
