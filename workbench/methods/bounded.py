@@ -86,12 +86,10 @@ def compare_in_time(
     device: torch.device,
     *,
     divided: bool,
-    later: bool = False,
 ) -> Compared:
     """Compare the largest part that can be compared in `SECONDS`; batches may be computed
-    `divided`, in parts. `later`: steps have been done, and nothing takes longer. Raises ValueError,
-    one sentence, where layers would train otherwise than the module does, or where the module fails
-    by itself."""
+    `divided`, in parts. Raises ValueError, one sentence, where layers would train otherwise than
+    the module does, or where the module fails by itself."""
     lists, tokens = _lists(model), _tokens(first)
     why = "that would take too long, or too much memory"
     for part in PARTS:
@@ -101,8 +99,6 @@ def compare_in_time(
         length = TOKENS if part.shortened else tokens
         share = TOKENS / tokens if part.shortened else 1.0
         for place in _places(model, kept, samples, share, spec, device):
-            if later and place != device.type:  # whose processor has updates to make
-                continue
             try:
                 small, begin = model, first
                 if part.shortened or part.shallow:
@@ -112,7 +108,7 @@ def compare_in_time(
                     if divided:
                         small.divide()
                 rows = Handed(begin, small).rows(begin.counting(samples).sort().values.tolist())
-                limit = None if part == PARTS[-1] and not later else SECONDS
+                limit = None if part == PARTS[-1] else SECONDS
                 couples = bool(compare(small, small, rows, spec.seed, device=place, seconds=limit))
                 return Compared(couples=couples, note=_told(part, samples, kept, tokens))
             except Differs:

@@ -173,8 +173,7 @@ class InOneProcess(Steps):
             model, _ = objective.layered()
             if self._divided:
                 model.divide()
-            told = self._report, self._spec, model
-            check_layers(*told, objective.first, again, divided=self._divided, later=True)
+            self._report.event("compared", text="not compared with the module again")
             self._forms[batch.lengths] = objective, model
         return self._forms[batch.lengths][0]
 
@@ -255,16 +254,16 @@ def profile_of(
 
 
 def check_layers(
-    report: Reporter, spec: RunSpec, model: Layered, first: Batch, again: Again, **how: bool
+    report: Reporter, spec: RunSpec, model: Layered, first: Batch, again: Again, *, divided: bool
 ) -> None:
-    """Compare the layers with the module as it is written, as much of them as can be in time
-    (`compare_in_time`). Raises ValueError where they would train otherwise, or divided batches."""
+    """Compare the layers with the module as it is written, as much of them as can be in time.
+    Raises ValueError where they would train otherwise, or a batch that is `divided`."""
     report.phase("comparing the layers with the module")
     device = resolve_device(spec.device)
-    found = compare_in_time(model, first, again, spec, device, **how)
+    found = compare_in_time(model, first, again, spec, device, divided=divided)
     if found.note:
         report.event("compared", text=found.note)
-    if how["divided"] and model.normalizes:
+    if divided and model.normalizes:
         report.event("normalized", text=NORMALIZED)
-    if found.couples and how["divided"]:
+    if found.couples and divided:
         raise ValueError(NO_MEAN.format(""))

@@ -173,7 +173,9 @@ class Training:
 
     def have(self, model: LayeredModel) -> None:
         """As `Engine.have`."""
-        self.engine.have(model)
+        if model is not self.engine.model:
+            self.settle()  # the next segment begins on a device that is idle
+            self.engine.have(model)
 
     def settle(self) -> None:
         """Wait until all updates of steps that were asked are made; raises what failed there."""
