@@ -152,7 +152,7 @@ def _searched(
     sizes: ProfiledSizes,
     server: Server,
     *,
-    soon: bool,
+    soon: bool = False,
 ) -> Found:
     """The fastest plan, or `soon`, in about a second, the best of few. `launched` is the problem of
     one without recorded passes. Where nobody asked for those, which work in memory of their own, it
