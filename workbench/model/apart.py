@@ -93,7 +93,7 @@ class Call:
         self.apart = True
         """Whether the operation keeps rows apart."""
         self.rows = [self._made(*pair) for pair in zip(one.shapes, wide.shapes, strict=True)]
-        """Of each tensor that it puts out."""
+        """Rows of each tensor that the operation puts out."""
         inner = {rows.inner for _, rows in self._given if rows.inner}
         if len(inner) > 1 and self.name != "_embedding_bag":
             self.apart = False
@@ -206,7 +206,7 @@ class Call:
         return numbered and aligned and table.shape[rows.dim] == SAMPLES
 
     def _picked(self, own: Rows, along: list[int]) -> bool:
-        """Of entries that numbers beside name."""
+        """Whether a pick of entries by an index tensor stays within each row."""
         names = ("index",) if self.name == "gather" else ("self", "index", "src")
         every = [t for t in map(self._named.get, names) if isinstance(t, Tensor)]
         table = self._known.get(id(self._named["self"]))

@@ -219,7 +219,7 @@ class _Done(TorchDispatchMode):
 
 
 def _leaves(thing: Any) -> Iterator[Any]:
-    """What operations are given, or put out: values, in lists and tuples."""
+    """Values in the lists and tuples that an operation takes or puts out."""
     if isinstance(thing, list | tuple):
         for each in thing:
             yield from _leaves(each)
