@@ -51,14 +51,16 @@ def test_statistics_go_on_with_fewer_rows(engine, method) -> None:
             part.p = 0.0
     given = [(x[:rows], y[:rows]) for (x, y), rows in zip(data, (8, 5, 8, 3, 8), strict=True)]
     theirs, losses = copy.deepcopy(module), []
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR)
+    # A larger eps keeps AdamW from enlarging the rounding of gradients that are nearly zero.
+    settings = {"lr": LR, "eps": 1e-4}
+    optimizer = torch.optim.AdamW(theirs.parameters(), **settings)
     for pair in given:
         optimizer.zero_grad()
         losses.append(distance(theirs(pair[0]), pair))
         losses[-1].backward()
         nn.utils.clip_grad_norm_(theirs.parameters(), CLIP)
         optimizer.step()
-    with engine(method, module) as made:
+    with engine(method, module, settings) as made:
         found = [made.step(pair, distance) for pair in given]
         near(made.state_dict(), theirs.state_dict())
     assert found == pytest.approx([loss.item() for loss in losses], rel=1e-5)
