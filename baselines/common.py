@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from baselines.stages import share_of
+from workbench.core.division import even_share
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.weighing import weights_of
 from workbench.model.whole import Whole
 from workbench.runtime.storage import DTYPES
-from workbench.schedule.build.division import even_share
 
 
 class MicroBatch(NamedTuple):

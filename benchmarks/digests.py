@@ -25,17 +25,21 @@ from workbench.core.methods import known
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.runs.planning import answer
-from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
 from workbench.schedule.schedule import Schedule
 
 MODEL = ModelSpec(layers=5, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
-RUN = {"batch": 4, "steps": 3, "device": "cpu", "clip": 0.5, "activations": "recompute"}
+RUN = {
+    "batch": 4, "steps": 6, "device": "cpu", "lr": 0.01, "clip": 0.5, "activations": "recompute",
+}  # fmt: skip
 PACKS = {"forward_packs": "2 2", "backward_packs": "2 2 3", "forward_size": 2, "backward_size": 1}
 SIZES = {"forward_size": 2, "backward_size": 2}
 WINDOW = {"window": 2, "resident": 0, "pulled": 0, "clipping": "wait"}
+TORCHS = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 FIXED: dict[str, dict[str, Any]] = {
     "stronghold": WINDOW,
+    **dict.fromkeys(("data-parallel", "deepspeed-pipe"), {"ranks": 2}),
+    **{f"torch-{name}": {"ranks": 2, "microbatches": 2} for name in TORCHS},
     "harmony-pp": {"ranks": 2, **PACKS, "clipping": "wait"},
     "harmony-dp": {"ranks": 2, **PACKS, "clipping": "wait"},
     "pp-swap": {"ranks": 2, **SIZES},
@@ -61,8 +65,8 @@ PLANNED = {"batch": 8, "steps": 3, "device": "cuda", "dtype": "bf16", "clip": 1.
 
 def runs() -> Iterator[tuple[str, dict[str, Any]]]:
     """(method, settings) of each run."""
-    for name, row in known().items():
-        yield name, FIXED.get(name, {"ranks": 2} if row.parallel and not row.needs else {})
+    for name in known():
+        yield name, FIXED.get(name, {})
         for more in MORE.get(name, ()):
             yield name, more
 
@@ -86,7 +90,7 @@ def losses(name: str, settings: dict[str, Any], results: Path, text: Path) -> An
 
 def schedule(name: str, settings: dict[str, Any], results: Path, text: Path) -> str:
     spec = RunSpec.of(**{"method": name, "model": LARGE, "text": str(text), **PLANNED, **settings})
-    found = answer(resolve(spec), Store(results), machine=MACHINE).plan
+    found = answer(spec, Store(results), machine=MACHINE).plan
     if found.schedule is None:
         return found.binding
     return written(found.schedule)

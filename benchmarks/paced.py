@@ -3,7 +3,7 @@
     python -m benchmarks.paced --seeds 3 --scale 1.0
 
 P = 4, D = 1, N = 16; passes of 50, 50 and 100 ms, messages of 5 ms; three settings of jitter. Best
-on an idle machine (methods/varuna/paced.py).
+on an idle machine (methods/pipeline/paced.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from itertools import product
 from statistics import fmean
 
+from workbench.methods.pipeline.paced import Options, paced
 from workbench.methods.pipeline.policies import POLICIES, SETTINGS, simulated
-from workbench.methods.varuna.paced import Options, paced
 
 
 def main(argv: Sequence[str] | None = None) -> int:

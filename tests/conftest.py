@@ -28,6 +28,7 @@ from workbench.core.spec import RunSpec
 from workbench.profile.store import wires_for
 from workbench.profile.timing import BRIEF
 
+pytest_plugins = ["tests.processor_seconds"]
 ROOT = Path(__file__).resolve().parent.parent
 
 

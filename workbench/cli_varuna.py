@@ -25,7 +25,7 @@ from workbench.elastic.folder import DOOR, Door, State, read_file
 from workbench.elastic.manager import Job, serve
 from workbench.elastic.messages import LONGEST, Message, Order, pack
 from workbench.elastic.placement import Shape, address_towards, fixed, in_thread, read_list
-from workbench.methods.varuna.profile import load
+from workbench.profile.slices import load
 from workbench.runtime.manifest import newest_of_job
 
 ASKS = {
@@ -148,7 +148,8 @@ def _train(given: argparse.Namespace) -> int:
 def _fastest(batch: int, profiles: Path, slots: int, per_host: int) -> Shape:
     """The fastest shape by the profile. Raises ValueError where none fits, and OSError where there
     is no profile."""
-    from workbench.methods.varuna.autoconfig import AutoConfig, cut_of
+    from workbench.methods.pipeline.slice_sizes import cut_of
+    from workbench.methods.varuna.autoconfig import AutoConfig
 
     try:
         found = AutoConfig(slots, per_host, batch, profiles, verbose=False)

@@ -15,13 +15,13 @@ from dataclasses import replace
 from baselines.parallel_plan import in_turn, plan_of
 from baselines.parallel_step import Step
 from baselines.stages import cut
+from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import HOST, NET_OUT, Kind
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import Schedule
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workbench.core.division import DP, divide, even_share
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import lists, one_f_one_b
 from workbench.methods.pipeline.places import Places
 from workbench.methods.pipeline.program import Program
 from workbench.profile.unit_costs import Sizes
-from workbench.schedule.build.division import DP, divide, even_share
 from workbench.schedule.schedule import Schedule
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from baselines.swapping.division import build, divided
 from workbench.core.bytesize import format_bytes
+from workbench.core.division import DP, PP, micro_batches
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Visits
 from workbench.methods.pipeline.draft import Pipeline
@@ -23,7 +24,6 @@ from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
 from workbench.profile.server import Server, ServerCosts, records, server_of
 from workbench.profile.unit_costs import Sizes, longest_forward_s, profiled_sizes
-from workbench.schedule.build.division import DP, PP, micro_batches
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import simulate

@@ -3,8 +3,8 @@
 from functools import partial
 
 from baselines.swapping import planner
+from workbench.core.division import PP
 from workbench.methods.rank_driver import on_ranks
-from workbench.schedule.build.division import PP
 
 check, plan, plan_sizes, train, measure = on_ranks(planner, PP)
 fits = partial(planner.fits, mode=PP)

@@ -21,6 +21,7 @@ from tests.methods.harness import Silent
 from tests.methods.rank_server import process
 from tests.methods.test_guesses import settled
 from tests.unit.harmony.made_up import cut, largest_pack, mirrored
+from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony.draft import Rings
@@ -29,7 +30,6 @@ from workbench.methods.harmony.program import build
 from workbench.methods.rank_training import RankTraining
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.schedule import Schedule
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, dropout=0.1, tied=True)

@@ -17,6 +17,7 @@ from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, half
 from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.test_modules import crew_for, packs_for
 from workbench.core import methods
+from workbench.core.division import packs_of
 from workbench.methods.compared import ensure
 from workbench.methods.rank_host import statistics
 from workbench.methods.train import Training as Planned
@@ -26,7 +27,6 @@ from workbench.model.keyed import make_keyed
 from workbench.profile import store
 from workbench.runtime import checkpoint
 from workbench.runtime.statistics import undivided
-from workbench.schedule.build.division import packs_of
 
 TRAIN = (
     "augmented", "half_frozen", "counted_twice", "deltas", "numbered", "fourier", "taught",

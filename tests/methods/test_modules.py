@@ -15,6 +15,7 @@ from tests.methods import chain, torchs
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, assert_near, half
 from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.rank_server import process
+from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.draft import Rings
@@ -31,7 +32,6 @@ from workbench.profile.unit_costs import profiled_sizes
 from workbench.runtime import checkpoint
 from workbench.runtime.statistics import undivided
 from workbench.schedule import validate
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.build.ring import aligned
 
 BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300, tied=False)

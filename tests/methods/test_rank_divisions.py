@@ -10,8 +10,8 @@ from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.test_modules import RESNET, assert_equals_original, crew_for, packs_for
 from tests.methods.test_ranks import MODEL, PACKS, assert_moved, spec_for, trained
+from workbench.core.division import packs_of
 from workbench.schedule.action import Kind
-from workbench.schedule.build.division import packs_of
 
 SINGLE = replace(PACKS, forward=packs_of([1] * 5), backward=packs_of([1] * MODEL.units))
 """One layer a pack, in both directions."""

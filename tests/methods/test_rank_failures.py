@@ -21,6 +21,7 @@ from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import judge
 from tests.methods.test_ranks import PACKS, crew_of, schedule_for, spec_for
 from tests.runs.helpers import HANG_S, wait_for
+from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods import rank_host
 from workbench.methods import rank_training as trainings
@@ -35,7 +36,6 @@ from workbench.runtime import checkpoint
 from workbench.runtime.board import AHEAD, KEPT, Board, Stage
 from workbench.runtime.tiers import OutOfMemory
 from workbench.schedule.action import MEETING
-from workbench.schedule.build.division import packs_of
 
 REPLICAS = replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3]))
 LOSES_ITS_PEER = """

@@ -17,12 +17,12 @@ import pytest
 
 from tests.methods import plain, test_ranks
 from tests.methods.harness import Silent
+from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.rank_training import RankTraining
 from workbench.runtime.shared import host_layout
 from workbench.runtime.unit_modules import WRITERS
-from workbench.schedule.build.division import packs_of
 
 RANKS, BATCH, SIZE = 2, 4, 2
 SHALLOW, DEEP = 6, 24

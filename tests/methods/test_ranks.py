@@ -16,6 +16,7 @@ from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
+from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
@@ -26,7 +27,6 @@ from workbench.ranks.failures import RankFailed
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.action import Kind
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.build.ring import aligned
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)

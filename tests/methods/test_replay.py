@@ -19,6 +19,7 @@ from tests.methods.test_planner_quick import question
 from tests.methods.test_ranks import MODEL as SMALL
 from tests.methods.test_ranks import PACKS, schedule_for, sizes_for
 from tests.methods.test_ranks import spec_for as spec_of_ranks
+from workbench.core.division import packs_of
 from workbench.methods import resident, stronghold
 from workbench.methods.pipeline import planner as pipeline
 from workbench.methods.pipeline.draft import Pipeline
@@ -32,7 +33,6 @@ from workbench.profile.server import records
 from workbench.runtime import checkpoint
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
-from workbench.schedule.build.division import packs_of
 
 PURE = replace(MODEL, dropout=0.0)
 

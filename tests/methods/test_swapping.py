@@ -14,13 +14,13 @@ from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
+from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.rank_training import RankTraining
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.runtime import checkpoint
 from workbench.schedule import validate
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import DoesNotFit
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)

@@ -16,6 +16,7 @@ from tests.methods import double, masked, pipelines, plain, test_modules, torchs
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, half
 from tests.methods.rank_server import process
 from tests.methods.test_double import TOLERANCE, trained
+from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
@@ -25,7 +26,6 @@ from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.runtime import checkpoint
 from workbench.runtime.traffic import planned_parts
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.schedule import Schedule
 
 BATCH = 7

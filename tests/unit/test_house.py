@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -143,10 +144,33 @@ MAY_IMPORT = {
     "published": {"schedule", "model", "profile", "methods", "baselines"},
     "figures": {"published", "runs"},
     "runs": FLOOR | {"published"},
+    "shown": set(),
     "ui": {
         "runs", "figures", "schedule", "published", "profile", "methods",
         "exhibits", "report", "doctor", "shown",
     },
+    "exhibits": {
+        "figures", "methods", "model", "partition", "published", "runs", "schedule", "shown", "ui",
+    },
+    "report": {"exhibits", "figures", "model", "published", "runs", "schedule", "ui"},
+    "reproduce": {"exhibits", "model", "report", "runs"},
+    "sweep_process": {"exhibits", "runs"},
+    "api": {"cli_spec", "runs", "sweep_process"},
+    "engine": {"methods", "model", "ranks", "runs", "runtime"},
+    "doctor": {"baselines", "cli_spec", "exhibits", "profile", "published", "runs", "runtime"},
+    "page": {"cli_spec", "runs"},
+    "cli": {
+        "cli_layers", "cli_plan", "cli_schedule", "cli_spec", "cli_trust", "exhibits", "published",
+        "reproduce", "runs", "sweep_process",
+    },
+    "cli_layers": {"methods", "model"},
+    "cli_plan": {"published", "runs", "schedule"},
+    "cli_schedule": {"methods", "schedule"},
+    "cli_spec": {"model", "runs"},
+    "cli_trust": {"runtime"},
+    "cli_varuna": {"cli_spec", "elastic", "methods", "profile", "runtime"},
+    "__main__": {"cli"},
+    "workbench": {"api", "engine"},
 }  # fmt: skip
 """Package of ours -> packages of ours that it may import, itself and `core` aside."""
 
@@ -167,14 +191,10 @@ def package(module: str) -> str:
 
 
 @cache
-def imports(path: Path, *, run: bool = False) -> set[str]:
-    """Modules that `path` names in an import, at the top or inside a function; with `run`, without
-    those that only type checkers import."""
-    found, tree = set(), ast.parse(path.read_text())
-    for node in list(ast.walk(tree)):
-        if run and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            node.body.clear()
-    for node in ast.walk(tree):
+def imports(path: Path) -> set[str]:
+    """Modules that `path` names in an import: at the top, inside a function, for annotations."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -184,10 +204,10 @@ def imports(path: Path, *, run: bool = False) -> set[str]:
     return found
 
 
-def imported(path: Path, **how: bool) -> set[str]:
+def imported(path: Path) -> set[str]:
     """Those of ours."""
     ours = ("workbench", "baselines", "notebooks")
-    return {name for name in imports(path, **how) if name.split(".")[0] in ours}
+    return {name for name in imports(path) if name.split(".")[0] in ours}
 
 
 @cache
@@ -201,8 +221,6 @@ def test_imports_follow_the_layers() -> None:
         names = {name for name in imported(path) if exists(name)}
         assert not any(name.startswith("notebooks") for name in names), path
         ours = package(module_name(path))
-        if ours not in MAY_IMPORT:  # the command line and what it calls may use everything
-            continue
         allowed = MAY_IMPORT[ours] | {ours, "core"}
         for name in names - {"workbench"}:
             assert package(name) in allowed, f"{path}: {ours} must not import {name}"
@@ -230,12 +248,67 @@ def test_no_method_imports_another() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Imports inside functions count, too; those for type checkers alone do not."""
+    """Imports inside functions count, too, and those for annotations."""
     files = {module_name(path): path for path in sources("workbench", "baselines")}
-    left = {name: imported(path, run=True) & files.keys() for name, path in files.items()}
+    left = {name: imported(path) & files.keys() for name, path in files.items()}
     while free := [name for name, names in left.items() if not names]:
         left = {name: names.difference(free) for name, names in left.items() if name not in free}
     assert not left, "these import each other, or stand on modules that do"
+
+
+GENERAL = ("schedule", "model", "partition", "runtime", "ranks", "profile")
+"""Packages that serve all methods."""
+SYSTEMS = re.compile(
+    r"(?<![a-z])(stronghold|harmony|varuna|ftpipe|aceso|megatron|l2l|zero.?(offload|infinity)"
+    r"|deepspeed|fsdp)(?![a-z])",
+    re.IGNORECASE,
+)
+FOREIGN = {
+    ("workbench.model.refused", "DeepSpeed"),  # a module that its engine has wrapped
+    ("workbench.ranks.stack_probe", "deepspeed/comm"),  # a file in whose frames a rank waits
+}
+
+
+def words_of(tree: ast.Module) -> Iterator[str]:
+    """Identifiers, and text that is no docstring, of a module."""
+    docs = {
+        id(node.value)
+        for body in (getattr(node, "body", None) for node in ast.walk(tree))
+        if isinstance(body, list)
+        for node in body
+        if isinstance(node, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.value
+        for name in ("id", "attr", "arg", "name", "module"):
+            if isinstance(value := getattr(node, name, None), str):
+                yield value
+
+
+def test_no_general_package_names_a_system() -> None:
+    """Docstrings cite papers; imports, identifiers and other text name none."""
+    for path in sources(*(f"workbench/{name}" for name in GENERAL)):
+        for text in words_of(ast.parse(path.read_text())):
+            known = (module_name(path), text) in FOREIGN
+            assert known or not SYSTEMS.search(text), f"{path}: {text!r}"
+
+
+ENGINES = {
+    "workbench.runtime.engine",
+    "workbench.runtime.pack_engine",
+    "workbench.runtime.stage_engine",
+    "workbench.methods.pipeline.paced",  # whose passes sleep
+}
+
+
+def test_actions_are_performed_by_these_engines_alone() -> None:
+    found = {
+        module_name(path)
+        for path in sources("workbench", "baselines")
+        if re.search(r"def perform\(self, action: \w+, step: int", path.read_text())
+    }
+    assert found == ENGINES
 
 
 def test_nobody_but_exhibits_knows_one_by_its_module() -> None:

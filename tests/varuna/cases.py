@@ -21,8 +21,8 @@ from tests.varuna import net
 from tests.varuna.engine_cases import disagreeing  # noqa: F401  # is run by its name
 from workbench.core.stage_map import StageMap
 from workbench.elastic.worker import AGENT, Worker
+from workbench.methods.pipeline.making import in_turn
 from workbench.methods.varuna import Profiler, Varuna
-from workbench.methods.varuna.making import in_turn
 
 CLIP = 0.5
 LONG_STOPPED_S = 20

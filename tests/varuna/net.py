@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workbench.methods.varuna.cut_point import CutPoint
-from workbench.methods.varuna.slices import Slices, loss_of
 from workbench.model.base import Context
+from workbench.model.cut_point import CutPoint
 from workbench.model.drawn import Pass, drawing
+from workbench.model.slices import Slices, loss_of
 
 SEQ, WORDS, HIDDEN, BLOCKS = 6, 24, 16, 4
 

@@ -21,7 +21,7 @@ from tests.varuna import net
 from tests.varuna.cases import CLIP
 from workbench.core.sealed import read_sealed
 from workbench.methods.varuna.logs import read_losses
-from workbench.methods.varuna.profile import FILE
+from workbench.profile.slices import FILE
 
 BATCH, STEPS, EVERY = 9, 17, 3
 WORKER = Path(__file__).with_name("elastic_worker.py")

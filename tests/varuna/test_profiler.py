@@ -10,13 +10,13 @@ import torch
 from tests.varuna import net
 from tests.varuna.workers import Workers
 from workbench.core.stage_map import StageMap
+from workbench.methods.pipeline.cutting import measured_cut
+from workbench.methods.pipeline.network_timing import sizes_to, wire_of
+from workbench.methods.pipeline.shares import Shares
 from workbench.methods.varuna import AutoConfig, Profiler
-from workbench.methods.varuna.cutting import measured_cut
-from workbench.methods.varuna.network_timing import sizes_to, wire_of
-from workbench.methods.varuna.profile import Named, load, machine_of
-from workbench.methods.varuna.shares import Shares
-from workbench.methods.varuna.slice_timing import SliceBench
-from workbench.methods.varuna.slices import Slices
+from workbench.model.slices import Slices
+from workbench.profile.slice_timing import SliceBench
+from workbench.profile.slices import Named, load, machine_of
 from workbench.profile.timing import Sample
 from workbench.runtime.tiers import OutOfMemory
 

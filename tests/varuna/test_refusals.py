@@ -15,10 +15,10 @@ from tests.varuna import net
 from tests.varuna.workers import Workers
 from workbench.core.stage_map import StageMap
 from workbench.elastic.worker import Worker
+from workbench.methods.pipeline.as_written import check_written
 from workbench.methods.varuna import CutPoint, get_this_rank_config_varuna
 from workbench.methods.varuna.lifeline import Lifeline
-from workbench.methods.varuna.slices import Slices
-from workbench.methods.varuna.written import check_written
+from workbench.model.slices import Slices
 
 
 @pytest.fixture(scope="module")

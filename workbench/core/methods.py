@@ -58,7 +58,7 @@ PLANNED = "workbench.methods.driven:planned"
 """Maker for all that plan for one device of this runtime."""
 RANKED = "workbench.methods.ranks_driven:Ranked"
 """Maker for schedules of several ranks of one host."""
-PIPELINED = "workbench.methods.varuna.driven:Pipelined"
+PIPELINED = "workbench.methods.pipeline.driven:Pipelined"
 """Maker for orders of pipelines."""
 
 
@@ -224,8 +224,8 @@ UNLISTED = _table(
     Method(
         name="varuna-paced",
         label="policies, paced",
-        module="workbench.methods.varuna.paced",
-        options="workbench.methods.varuna.paced:Options",
+        module="workbench.methods.pipeline.paced",
+        options="workbench.methods.pipeline.paced:Options",
         summary="steps of policies whose passes and messages sleep",
         parallel=True,
     ),

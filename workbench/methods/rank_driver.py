@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -14,18 +14,9 @@ from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile
 from workbench.profile.table import Echo
 from workbench.schedule.plan import Plan
-from workbench.schedule.schedule import Schedule
 
-
-class Planner(Protocol):
-    """A module that plans for several ranks, from profiles by samples in a micro-batch."""
-
-    def check(self, spec: RunSpec, mode: str) -> None: ...
-
-    def plan(self, spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan: ...
-
-    def rehearsal(self, spec: RunSpec, profile: Profile) -> Schedule:
-        """A schedule of a small model, which has four units a rank (profile/rehearsal.py)."""
+if TYPE_CHECKING:
+    from workbench.methods.train_ranks import Planner
 
 
 class OnRanks(NamedTuple):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.division import DP
 from workbench.core.spec import RunSpec
 from workbench.model import units_of
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_IN, NET_OUT
-from workbench.schedule.build.division import DP
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import HOST_TIER
 from workbench.schedule.simulate import Simulation

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -34,8 +34,16 @@ from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import Event
 
-if TYPE_CHECKING:
-    from workbench.methods.rank_driver import Planner
+
+class Planner(Protocol):
+    """A module that plans for several ranks, from profiles by samples in a micro-batch."""
+
+    def check(self, spec: RunSpec, mode: str) -> None: ...
+
+    def plan(self, spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan: ...
+
+    def rehearsal(self, spec: RunSpec, profile: Profile) -> Schedule:
+        """A schedule of a small model, which has four units a rank (profile/rehearsal.py)."""
 
 
 def train(planner: Planner, spec: RunSpec, report: Reporter, folder: Path, *, mode: str) -> Outcome:

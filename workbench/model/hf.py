@@ -30,12 +30,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
-from workbench.model.base import Context, LayeredModel, Written
+from workbench.model.base import Context, Written
 from workbench.model.decompose.program import build, flatten
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
-from workbench.model.hf_layers import Call, Flow, Routers, as_written, kinds, recorded
+from workbench.model.hf_layers import Call, Decoder, Flow, Routers, as_written, kinds, recorded
 from workbench.model.hf_trial import Unfilled, try_out
 from workbench.model.keys import key
 
@@ -46,7 +46,7 @@ VISITED = ("num_experts_per_tok", "moe_topk", "moe_k")
 """Under which configurations say how many experts a token visits."""
 
 
-class HFModel(LayeredModel):
+class HFModel(Decoder):
     """The units of a `*ForCausalLM` module, whose weights are copied and never changed."""
 
     def __init__(self, source: nn.Module) -> None:

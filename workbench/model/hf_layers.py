@@ -13,24 +13,22 @@ before the head all are filled, in the layers' order.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from workbench.model.base import Context, Written, move_buffers, set_parameter
+from workbench.model.base import Context, LayeredModel, Written, move_buffers, set_parameter
 from workbench.model.decompose.program import flatten
 from workbench.model.frozen import held
-
-if TYPE_CHECKING:
-    from workbench.model.hf import HFModel
 
 Call = tuple[tuple, dict]
 """Arguments of a layer beside the hidden states."""
@@ -188,8 +186,47 @@ def _hear(logits: list[Tensor], index: int, _: nn.Module, __: tuple, out: Any) -
         logits.append(heard)
 
 
+class Decoder(LayeredModel):
+    """The units of a causal-LM module of Hugging Face's (hf.py)."""
+
+    source: nn.Module
+    """The module, whose weights are copied and never changed."""
+    config: Any
+    frozen: list[list[str]]
+    """Of each unit the parameters that stay as they are."""
+
+    @property
+    @abstractmethod
+    def coefficient(self) -> float | None:
+        """Factor of the auxiliary loss of routers; None where there is none."""
+
+    @abstractmethod
+    def skeleton(self, unit: int) -> nn.Module:
+        """A unit's module without weights."""
+
+    @abstractmethod
+    def layers_of(self, whole: nn.Module) -> nn.ModuleList:
+        """The layers of a copy of the module."""
+
+    @abstractmethod
+    def layer(self, unit: int, module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """A layer's hidden states, of (samples, tokens, hidden), and its routers' logits."""
+
+    @abstractmethod
+    def record(self, x: Tensor) -> list[Call]:
+        """Arguments of each layer beside hidden states of a shape."""
+
+    @abstractmethod
+    def told(self, made: Any, targets: Tensor | None) -> Tensor:
+        """The loss, or without targets the logits, of what the module put out."""
+
+    @abstractmethod
+    def keyed(self, device: torch.device, ctx: Context) -> AbstractContextManager[None]:
+        """Random numbers of a unit's pass."""
+
+
 def as_written(
-    model: HFModel, whole: nn.Module, units: Sequence[nn.Module], *, checkpoint: bool
+    model: Decoder, whole: nn.Module, units: Sequence[nn.Module], *, checkpoint: bool
 ) -> Written:
     """The source's own forward pass over the parameters of the units, and with the random numbers
     that they draw; `whole` is a copy of the source without weights."""

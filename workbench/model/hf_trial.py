@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.model.base import move_buffers, set_parameter
 from workbench.model.decompose.record import Dice
-from workbench.model.hf_layers import Flow, Seat
-
-if TYPE_CHECKING:
-    from workbench.model.hf import HFModel
+from workbench.model.hf_layers import Decoder, Flow, Seat
 
 SAMPLES, TOKENS = 2, 5
 DTYPES = torch.bfloat16, torch.float32
@@ -50,7 +47,7 @@ class Seen(NamedTuple):
     """For the logits of all routers, if the model makes a loss of them."""
 
 
-def try_out(model: HFModel) -> Seen:
+def try_out(model: Decoder) -> Seen:
     """Run a unit of each look. Raises ValueError for what does not run alone, and for a loss of
     routers that units cannot make."""
     x = torch.randn(SAMPLES, TOKENS, model.hidden, generator=torch.Generator().manual_seed(0))
@@ -111,7 +108,7 @@ def try_out(model: HFModel) -> Seen:
     return Seen(drawn.thrown, mixes, () if loss is None else flow.seats)
 
 
-def _bare(model: HFModel, unit: int, like: Tensor) -> nn.Module:
+def _bare(model: Decoder, unit: int, like: Tensor) -> nn.Module:
     """The unit, its weights zeros."""
     module = model.skeleton(unit).train()
     for name, p in list(module.named_parameters(remove_duplicate=False)):
@@ -130,7 +127,7 @@ def _seat(logits: Tensor, dtype: torch.dtype) -> Seat:
     return Seat(tuple(shape), logits.numel() // tokens, logits.dtype == torch.float32 != dtype)
 
 
-def _refusal(model: HFModel, where: str, error: Exception) -> ValueError:
+def _refusal(model: Decoder, where: str, error: Exception) -> ValueError:
     said = next(iter(str(error).splitlines()), "") or type(error).__name__
     return ValueError(f"{type(model.source).__name__} cannot be cut into units: {where}{said}")
 

@@ -158,7 +158,10 @@ class Decomposed(LayeredModel):
 
     def as_written(self, units: Sequence[nn.Module], *, checkpoint: bool = False) -> Written:
         paths = [layer.name for layer in self._units[1:-1]] if checkpoint else []
-        return AsWritten(self, self._module, units, self._units[-1].module.criterion, paths)
+        return AsWritten(
+            self, self._module, units, self._units[-1].module.criterion, paths,
+            draws=self.draws, frozen=self.frozen,
+        )  # fmt: skip
 
     def tie(self, units: Sequence[nn.Module]) -> None:
         super().tie(units)

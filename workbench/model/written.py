@@ -9,22 +9,19 @@ samples, as in the layers (drawn.py).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from workbench.model.base import Context, move_buffers
+from workbench.model.base import Context, LayeredModel, move_buffers
 from workbench.model.checkpointed import recomputed
-from workbench.model.drawn import Pass, drawing
+from workbench.model.drawn import Draw, Pass, drawing
 from workbench.model.frozen import held
 from workbench.model.keyed import STATISTICS, norms_in, within
-
-if TYPE_CHECKING:
-    from workbench.model.modules import Decomposed
 
 
 class AsWritten:
@@ -33,17 +30,21 @@ class AsWritten:
 
     def __init__(
         self,
-        model: Decomposed,
+        model: LayeredModel,
         module: nn.Module,
         units: Sequence[nn.Module],
         criterion: Callable[[Any, Tensor], Tensor],
         blocks: Sequence[str] = (),
+        *,
+        draws: Sequence[Draw],
+        frozen: Collection[str],
     ) -> None:
-        """The submodules at the paths `blocks` are computed again in the backward pass."""
+        """The submodules at the paths `blocks` are computed again in the backward pass. `draws` of
+        the model's random numbers; parameters of the `frozen` names stay as they are."""
         self.module = over(module, _state(model, units))
-        self._draws, self._criterion = model.draws, criterion
+        self._draws, self._criterion = draws, criterion
         names = dict(module.named_parameters(remove_duplicate=False))
-        self._frozen = [name for name in names if name in model.frozen]
+        self._frozen = [name for name in names if name in frozen]
         for path in dict.fromkeys(blocks):  # one that is called twice is two layers
             block = self.module.get_submodule(path)
             if block is not self.module:
@@ -71,7 +72,7 @@ def over(module: nn.Module, state: dict[str, Tensor]) -> nn.Module:
     return whole
 
 
-def _state(model: Decomposed, units: Sequence[nn.Module]) -> dict[str, Tensor]:
+def _state(model: LayeredModel, units: Sequence[nn.Module]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for unit, module in enumerate(units):
         for name, parameter in module.named_parameters(remove_duplicate=False):

@@ -19,6 +19,7 @@ from time import process_time
 from typing import Any
 
 from workbench.core import host
+from workbench.core.division import DP
 from workbench.methods.harmony import search as ours
 from workbench.methods.harmony.faithful import packs_of
 from workbench.methods.harmony.packs import Packs
@@ -43,7 +44,6 @@ from workbench.published.harmony_plans import (
     write,
 )
 from workbench.schedule.action import COMPUTE, Kind
-from workbench.schedule.build.division import DP
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE, Schedule

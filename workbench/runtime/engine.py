@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from workbench.core.division import even_share
 from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
@@ -32,7 +33,6 @@ from workbench.runtime.unit_modules import write_initial
 from workbench.runtime.unit_passes import Passes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
-from workbench.schedule.build.division import even_share
 from workbench.schedule.schedule import Schedule
 
 

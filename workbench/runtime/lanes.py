@@ -7,15 +7,25 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from workbench.runtime.executor import Executor
+from typing import Protocol
 
 SWITCH_S = 2e-4
 """How long a lane's thread may keep the interpreter from the others on CUDA."""
 START_S = 1.0
 """How long a thread whose start was interrupted may take to begin, if it ever does."""
+
+
+class Walker(Protocol):
+    """Whoever does the work of lanes (executor.py)."""
+
+    def prepare(self, lane: str) -> None:
+        """Prepare the thread of a lane."""
+
+    def walk(self, thread: str, steps: range) -> bool:
+        """Do a thread's work of some steps; False where a lane has failed."""
+
+    def fail(self, error: BaseException) -> None:
+        """Note what failed, so that all lanes end."""
 
 
 class Lanes:
@@ -35,7 +45,7 @@ class Lanes:
         return bool(self._threads)
 
     def start(
-        self, executor: Executor, names: Iterable[str], steps: range, *, ends: bool, first: bool
+        self, executor: Walker, names: Iterable[str], steps: range, *, ends: bool, first: bool
     ) -> None:
         """Have lanes do some steps; no others if it `ends`. `first`: of all segments."""
         if self._launches:
@@ -112,7 +122,7 @@ class Asked:
             return step < self._end
 
 
-def live(ref: weakref.ref[Executor], asked: Asked, lane: str, ended: threading.Event) -> None:
+def live(ref: weakref.ref[Walker], asked: Asked, lane: str, ended: threading.Event) -> None:
     """The life of a lane that has a thread of its own. Between steps it keeps no executor alive,
     and ends when the last one who asks has let go of it."""
     step, failed = asked.first, False

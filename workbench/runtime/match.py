@@ -10,6 +10,7 @@ from collections.abc import Set
 
 import torch
 
+from workbench.core.division import micro_span
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.runtime.links import placed
@@ -17,7 +18,6 @@ from workbench.runtime.storage import Flat
 from workbench.runtime.visits import VisitLayout
 from workbench.schedule import buffers as name
 from workbench.schedule.action import RECEIVES, SENDS, Action, Kind
-from workbench.schedule.build.division import micro_span
 from workbench.schedule.passes import COMPUTING
 from workbench.schedule.schedule import Schedule
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.schedule.build.division import Samples, even_share
+from workbench.core.division import Samples, even_share
 
 
 @dataclass(frozen=True, slots=True)

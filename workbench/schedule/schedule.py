@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from workbench.core.division import micro_span
 from workbench.schedule.action import VERDICT, Action, Kind
-from workbench.schedule.build.division import micro_span
 from workbench.schedule.mesh import Mesh
 
 DEVICE, HOST_TIER, DISK = "device", "host", "disk"

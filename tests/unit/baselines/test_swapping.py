@@ -10,8 +10,8 @@ import pytest
 from baselines.swapping import division
 from baselines.swapping.division import divided
 from tests.unit.harmony.made_up import Layers, Seconds
+from workbench.core.division import packs_of
 from workbench.schedule import Kind, ScheduleError, simulate, validate
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.schedule import Schedule
 
 SIZES = [700, 300, 300, 300, 300, 900]

@@ -20,11 +20,10 @@ from workbench.exhibits import open_exhibit
 from workbench.exhibits.varuna import jitter, scaling, schedules
 from workbench.figures.rows import MEASURED, REFERENCE, SIMULATED, pick
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
-from workbench.methods.pipeline import quick
+from workbench.methods.pipeline import paced, quick
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, R, in_flight
 from workbench.methods.pipeline.policies import POLICIES, simulated, stashed
-from workbench.methods.varuna import paced
 from workbench.published.hardware import machine
 from workbench.published.tables import FOLDER
 from workbench.runs.planning import answer

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from workbench.core.division import packs_of
 from workbench.methods.harmony.packs import Packs
 from workbench.profile.profile import UnitCost
 from workbench.schedule.action import Action, Kind
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.build.ring import aligned
 
 BYTES_PER_S = 1e7

@@ -9,6 +9,7 @@ import pytest
 
 from tests.methods.plain import made_up_profile, spec_for
 from workbench.core.bytesize import format_bytes
+from workbench.core.division import MODES
 from workbench.methods.harmony import dp, faithful, pp
 from workbench.methods.harmony.published import search as published
 from workbench.methods.harmony.published.profiles import Direction
@@ -18,7 +19,6 @@ from workbench.model import make_model
 from workbench.profile.profile import Limits
 from workbench.profile.server import server_of
 from workbench.profile.unit_costs import ProfiledSizes, borrowed
-from workbench.schedule.build.division import MODES
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate

@@ -8,13 +8,13 @@ from statistics import fmean
 
 import pytest
 
+from workbench.core.division import packs_of
 from workbench.methods.harmony.published.build import build
 from workbench.methods.harmony.published.estimate import estimate
 from workbench.methods.harmony.published.packing import manual
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server
 from workbench.published.harmony_answers import with_blocks
-from workbench.schedule.build.division import packs_of
 
 GIB = 2**30
 SCALING = {

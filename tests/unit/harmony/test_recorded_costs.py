@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn, mirrored
 from tests.unit.harmony.test_search import LAYERS, SERVER, SETTING, known
+from workbench.core.division import PP
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.memory_estimate import MemoryEstimate
@@ -19,7 +20,6 @@ from workbench.model import ModelSpec
 from workbench.profile.profile import UnitCost
 from workbench.profile.server import ServerCosts, records
 from workbench.schedule.action import Kind
-from workbench.schedule.build.division import PP
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate

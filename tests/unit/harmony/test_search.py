@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.harmony.made_up import Layers, drawn
 from workbench.core.bytesize import parse_bytes
+from workbench.core.division import packs_of
 from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
 from workbench.methods.harmony.packs import Packs
@@ -20,7 +21,6 @@ from workbench.methods.harmony.search import Found, scheduled, search
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.server import Server, ServerCosts
 from workbench.profile.unit_costs import SECONDS
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE

@@ -10,6 +10,7 @@ import torch
 from tests.methods.plain import made_up_profile, spec_for
 from tests.unit.harmony.made_up import Layers
 from tests.unit.harmony.test_search import SERVER
+from workbench.core.division import PP, packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony.packs import Packs
@@ -23,7 +24,6 @@ from workbench.profile.profile import Wires
 from workbench.profile.server import ServerCosts, server_of
 from workbench.profile.unit_costs import profiled_sizes
 from workbench.schedule.action import Action, Kind
-from workbench.schedule.build.division import PP, packs_of
 from workbench.schedule.schedule import Buffer, Schedule
 from workbench.schedule.simulate import simulate
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.core import methods
+from workbench.core.division import PP
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.memory_estimate import SearchProblem
 from workbench.runs.overrides import make_spec
-from workbench.schedule.build.division import PP
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 

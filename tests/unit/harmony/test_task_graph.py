@@ -7,6 +7,7 @@ from hypothesis import given
 
 from tests.unit.harmony.toy_model import LAYERS, configurations, profile
 from tests.unit.harmony.verify import verify
+from workbench.core.division import packs_of
 from workbench.methods.harmony.published import build as published
 from workbench.methods.harmony.published.bound import least_seconds
 from workbench.methods.harmony.published.estimate import estimate
@@ -22,7 +23,6 @@ from workbench.methods.harmony.published.tasks import (
     What,
 )
 from workbench.methods.harmony.published.timing import Server, simulate
-from workbench.schedule.build.division import packs_of
 
 F, B, U = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE
 SERVER = Server(swap_bytes_per_s=500, p2p_bytes_per_s=900, message_bytes_per_s=700)

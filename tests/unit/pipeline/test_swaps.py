@@ -7,13 +7,13 @@ from itertools import product
 import pytest
 
 from tests.unit.harmony.made_up import Layers, Seconds
+from workbench.core.division import packs_of
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import ORDERS, lists
 from workbench.methods.pipeline.places import Places
 from workbench.methods.pipeline.program import Program
 from workbench.schedule import Kind, simulate, validate
 from workbench.schedule.action import MEETING
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.schedule import Schedule
 
 RANKS, MICROS = 3, 6

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from workbench.core.sealed import read_sealed
+from workbench.methods.pipeline.slice_sizes import cut_of, stages_of
 from workbench.methods.varuna import AutoConfig, autoconfig
-from workbench.methods.varuna.autoconfig import cut_of, stages_of
-from workbench.methods.varuna.profile import (
+from workbench.profile.slices import (
     Deviation,
     ModelProfile,
     Named,

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.core.division import DP, packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.harmony.packs import Packs
-from workbench.schedule.build.division import DP, packs_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

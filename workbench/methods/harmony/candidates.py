@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil, inf
 from statistics import fmean
 
+from workbench.core.division import DP, PP, micro_batches
 from workbench.methods.harmony.cuts import (
     backward_packs,
     costs_of,
@@ -21,7 +22,6 @@ from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProb
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.unit_costs import Sizes
-from workbench.schedule.build.division import DP, PP, micro_batches
 
 KEPT = 4
 """Backward choices for which all forward choices are tried."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.core.division import DP, Samples, share_bytes
 from workbench.methods.harmony.packs import Packs, Task
 from workbench.profile.profile import UnitCost
 from workbench.profile.unit_costs import Sizes, host_weights
@@ -14,7 +15,6 @@ from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.build.builder import ScheduleBuilder
-from workbench.schedule.build.division import DP, Samples, share_bytes
 from workbench.schedule.build.ring import aligned, ring
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule
 

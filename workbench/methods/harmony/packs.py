@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from workbench.schedule.build.division import DP, MODES, PP, Samples, divide, even_share
+from workbench.core.division import DP, MODES, PP, Samples, divide, even_share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.division import DP, PP, packs_of
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import faithful
 from workbench.methods.harmony.faithful import FAITHFUL
@@ -22,7 +23,6 @@ from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
 from workbench.profile.server import Server, ServerCosts, records, server_of
 from workbench.profile.unit_costs import ProfiledSizes, profiled_sizes
-from workbench.schedule.build.division import DP, PP, packs_of
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule

@@ -2,9 +2,9 @@
 
 from functools import partial
 
+from workbench.core.division import PP
 from workbench.methods.harmony import planner
 from workbench.methods.rank_driver import on_ranks
-from workbench.schedule.build.division import PP
 
 check, plan, plan_sizes, train, measure = on_ranks(planner, PP)
 plan_soon = partial(planner.plan_soon, mode=PP)

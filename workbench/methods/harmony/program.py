@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from workbench.core.division import DP, Samples
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, Task
 from workbench.methods.harmony.sheet import Sheet
@@ -31,7 +32,6 @@ from workbench.profile.unit_costs import Sizes, borrowed_bytes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.build.division import DP, Samples
 from workbench.schedule.build.inbox import RETURNS
 from workbench.schedule.schedule import DEVICE, Schedule
 

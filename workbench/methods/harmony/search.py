@@ -25,6 +25,7 @@ from math import inf
 from statistics import fmean
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.division import DP
 from workbench.methods.harmony.candidates import Candidates
 from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
 from workbench.methods.harmony.packs import Packs
@@ -34,7 +35,6 @@ from workbench.methods.rank_plans import check_states
 from workbench.profile.server import Server, ServerCosts, records
 from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.schedule.action import Kind
-from workbench.schedule.build.division import DP
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule

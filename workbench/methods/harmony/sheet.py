@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from workbench.core.division import DP, Samples
 from workbench.methods.harmony.draft import Draft
 from workbench.methods.harmony.packs import Packs, Task
 from workbench.profile.cuda_graphs import replay_bytes
@@ -15,7 +16,6 @@ from workbench.profile.unit_costs import Sizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import D2H, NET_IN, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.build.division import DP, Samples
 from workbench.schedule.build.inbox import AHEAD, FETCHES, INBOX, held, lay_inbox
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate
 
+from workbench.core.division import DP, PP, Samples
 from workbench.methods.harmony.packs import Packs, Task
 from workbench.profile.server import Server
 from workbench.profile.unit_costs import Sizes, pass_costs
-from workbench.schedule.build.division import DP, PP, Samples
 from workbench.schedule.build.inbox import AHEAD
 
 _Made = tuple[list[Samples], list[float]]

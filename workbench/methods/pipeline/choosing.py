@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workbench.core.division import packs_of
 from workbench.core.spec import MOST_PASSES
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.methods.pipeline.outlook import Question, line_of
 from workbench.methods.pipeline.proofs import Ground
 from workbench.methods.pipeline.shapes import Cut, search
 from workbench.model import units_of
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Candidate, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from workbench.core.division import Samples, micro_span
 from workbench.methods.pipeline.orders import I, Pass, R, in_flight
 from workbench.methods.pipeline.places import Places
 from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.build.division import Samples, micro_span
 from workbench.schedule.build.inbox import RETURNS
 
 AHEAD = 2

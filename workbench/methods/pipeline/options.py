@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from workbench.core.division import even_share
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Auto, Chunks, numbers_of_units
-from workbench.schedule.build.division import even_share
 
 EXAMPLE = "5 4 4 3"
 """Stages in a message to somebody who gave others."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.balance import Balance
 from workbench.methods.pipeline.choosing import chosen
@@ -16,7 +17,6 @@ from workbench.methods.pipeline.orders import ORDERS, Pass, lists
 from workbench.methods.pipeline.proofs import Ground
 from workbench.model import units_of
 from workbench.profile.profile import Profile
-from workbench.schedule.build.division import packs_of
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import Schedule
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
+from workbench.core.division import share_bytes
 from workbench.methods.pipeline.draft import AHEAD, Draft
 from workbench.methods.pipeline.orders import B, F, I, R, W
 from workbench.methods.pipeline.places import Visit
@@ -19,7 +20,6 @@ from workbench.profile.unit_costs import borrowed_bytes, host_weights
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.build.division import share_bytes
 from workbench.schedule.build.inbox import FETCHES
 
 

@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import Any
 
 HOMES = {
-    "AutoConfig": "autoconfig",
-    "CutPoint": "cut_point",
-    "Profiler": "profiler",
-    "Varuna": "pipeline",
-    "get_this_rank_config_varuna": "autoconfig",
-    "get_varuna_config": "autoconfig",
+    "AutoConfig": f"{__name__}.autoconfig",
+    "CutPoint": "workbench.model.cut_point",
+    "Profiler": f"{__name__}.profiler",
+    "Varuna": f"{__name__}.pipeline",
+    "get_this_rank_config_varuna": f"{__name__}.autoconfig",
+    "get_varuna_config": f"{__name__}.autoconfig",
 }
 """Public name -> its module."""
 __all__ = [*HOMES]
@@ -25,4 +25,4 @@ __all__ = [*HOMES]
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    return getattr(import_module(HOMES[name]), name)

@@ -23,17 +23,17 @@ from torch import nn
 
 from workbench.core.schema import read_as
 from workbench.elastic.worker import Worker
-from workbench.methods.varuna import profile as form
-from workbench.methods.varuna.checkpoints import digest_of
-from workbench.methods.varuna.groups import carrier
-from workbench.methods.varuna.making import in_turn, made
-from workbench.methods.varuna.network_timing import Network
-from workbench.methods.varuna.slice_timing import MakeOptimizer, measure, memory_of, tied_in
-from workbench.methods.varuna.slices import Inputs, Slices
-from workbench.methods.varuna.stage import dtype_of
-from workbench.methods.varuna.weights import copies
-from workbench.methods.varuna.written import check_written
+from workbench.methods.pipeline.as_written import check_written
+from workbench.methods.pipeline.checkpoints import digest_of
+from workbench.methods.pipeline.making import in_turn, made
+from workbench.methods.pipeline.network_timing import Network
+from workbench.model.slices import Inputs, Slices
+from workbench.profile import slices as form
+from workbench.profile.slice_timing import MakeOptimizer, measure, memory_of, tied_in
 from workbench.runtime.groups import as_one, device_of, join, new_group
+from workbench.runtime.neighbours import carrier
+from workbench.runtime.stage import dtype_of
+from workbench.runtime.stage_weights import copies
 
 Found = dict[int, tuple[form.Slice, list[list[float]]]]
 """Slice -> it, with the sizes that found memory; and of each size seconds of single passes."""

@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from workbench.schedule.build.division import packs_of
+from workbench.core.division import packs_of
 
 Packs = tuple[range, ...]
 """Consecutive layers, in layer order."""

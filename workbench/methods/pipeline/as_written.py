@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from workbench.methods.compare import LOSS, Seen, agree
-from workbench.methods.varuna.slices import EXAMPLE, Slices, loss_of
 from workbench.model.base import Context
 from workbench.model.drawn import Pass, drawing
 from workbench.model.frozen import held
+from workbench.model.slices import EXAMPLE, Slices, loss_of
 
 CLOSE = 1e-5
 """Relative difference at most: sums of gradients may be added up in another order."""

@@ -19,7 +19,7 @@ from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.orders import ORDERS, F, Pass, in_flight, lists
 from workbench.methods.pipeline.program import Program
-from workbench.methods.varuna.shares import Shares
+from workbench.methods.pipeline.shares import Shares
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.stage_engine import StageEngine
 from workbench.schedule.schedule import Schedule
@@ -91,8 +91,8 @@ class StepPlan:
     chunks: int | None
     """Stages of each position; two with orders that have several, where none are given."""
     activations: str
-    stash: int | None
-    stash_on: str
+    stash: int | None = None
+    stash_on: str = "device"
 
     def __post_init__(self) -> None:
         row, able = ORDERS.get(self.order), [name for name, row in ORDERS.items() if not row.halved]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.schedule.build.division import even_share
+from workbench.core.division import even_share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.host import host_memory_bytes
-from workbench.methods.varuna.profile import Slice, SlicePasses, Tied
-from workbench.methods.varuna.slices import Inputs, Slices, check_inputs
-from workbench.methods.varuna.stage import Given, Stage
-from workbench.methods.varuna.weights import StageWeights
 from workbench.model.base import Context
+from workbench.model.slices import Inputs, Slices, check_inputs
 from workbench.profile.footprint import library_bytes_of
 from workbench.profile.measure import cpu_clock, cuda_clock
+from workbench.profile.slices import Slice, SlicePasses, Tied
 from workbench.profile.timing import Sample, lasting, summarize, undisturbed
 from workbench.runtime.bundle import Bundle, bytes_of
 from workbench.runtime.device_budget import device_meter
 from workbench.runtime.group_transport import Form
+from workbench.runtime.stage import Given, Stage
+from workbench.runtime.stage_weights import StageWeights
 from workbench.runtime.tiers import OutOfMemory
 
 LEAST, BURST, UPDATES = 8, 4, 5

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workbench.core.stage_map import StageMap
-from workbench.methods.varuna.groups import group
-from workbench.methods.varuna.slices import Slices
-from workbench.methods.varuna.stage import Stage
-from workbench.methods.varuna.step_end import Tie
+from workbench.model.slices import Slices
+from workbench.runtime.neighbours import group
+from workbench.runtime.stage import Stage
+from workbench.runtime.step_end import Tie
 
 Held = dict[int, list[str]]
 """Stage -> names there of one weight that several stages hold, or one under two names."""

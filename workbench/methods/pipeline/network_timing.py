@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.stage_map import StageMap
-from workbench.methods.varuna.groups import group, neighbours
-from workbench.methods.varuna.profile import Deviation, RingSum, Wire
-from workbench.methods.varuna.stepping import stage_schedule
+from workbench.methods.pipeline.stepping import stage_schedule
 from workbench.profile.loads import Load, Product
+from workbench.profile.slices import Deviation, RingSum, Wire
 from workbench.profile.timing import Sample, summarize, undisturbed
 from workbench.runtime.group_transport import GroupTransport
 from workbench.runtime.groups import as_one
+from workbench.runtime.neighbours import group, neighbours
 from workbench.schedule.action import Kind
 
 SMALL, FACTOR, LARGE, MOST = 4096, 16, 1 << 20, 1 << 28

@@ -17,8 +17,6 @@ from typing import Any, Protocol
 import torch
 
 from workbench.methods.continues import PIPELINE, OtherTraining, check_continues
-from workbench.methods.varuna.kept import decoded, encoded
-from workbench.methods.varuna.step_end import Ended, LossScale
 from workbench.runtime.distributed_checkpoint import Saving, load_newest, save
 from workbench.runtime.groups import as_one, new_group
 from workbench.runtime.manifest import Manifest, Saved, belongs, steps_in
@@ -28,7 +26,9 @@ from workbench.runtime.optimizer_state import (
     restore_optimizer,
     weights,
 )
+from workbench.runtime.state_json import decoded, encoded
 from workbench.runtime.statistics import ReplicaStatistics
+from workbench.runtime.step_end import Ended, LossScale
 
 PATIENCE = timedelta(minutes=5)
 """How long a process that writes is waited for."""
@@ -66,16 +66,16 @@ class Checkpoints:
     def __init__(
         self, held: Parameters, owned: Parameters, statistics: ReplicaStatistics,
         continues: dict[str, Any], scale: LossScale, *,
-        first: bool, job: str = "", began: int | None = None,
+        first: bool, job_id: str = "", began: int | None = None,
     ) -> None:  # fmt: skip
         """`held`: slice that owns a parameter -> name -> parameter of this stage; `owned` are those
         whose slices are this stage's. `statistics` are BatchNorm's, which of each stage's processes
         the `first` one saves. `continues` must be equal in a run that goes on.
-        `job` is the id of a launcher's job, and `began` the step that it went on from first, None
+        `job_id` is that of a launcher's job, and `began` the step that it went on from first, None
         before a step was done. Every process of the world makes it."""
         self._held, self._owned, self._statistics = held, owned, statistics
         self._continues, self._scale, self._first = continues, scale, first
-        self._job, self._began = job, began
+        self._job, self._began = job_id, began
         self._group = new_group(backend="gloo", patience=PATIENCE)
         self._kept: list[Stateful] = []
         self._saving: Saving | None = None
@@ -101,7 +101,7 @@ class Checkpoints:
                 )
         self._kept += stateful
 
-    def save(self, folder: Path, may_commit: Callable[[int], bool]) -> Saving:
+    def save(self, folder: Path, may_commit: Callable[[int], bool] = lambda step: True) -> Saving:
         """Begin to write ``folder/step-N``; the one before is waited for."""
         if self.optimizer is None:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")

@@ -25,7 +25,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import R
 from workbench.methods.pipeline.policies import MICROS, POLICIES, RANKS, SECONDS, SEND_S, Policy
-from workbench.methods.varuna.stepping import ABANDON_S, NEVER, schedule_of
+from workbench.methods.pipeline.stepping import ABANDON_S, NEVER, schedule_of
 from workbench.runtime import loopback
 from workbench.runtime.executor import Executor
 from workbench.runtime.group_transport import GroupTransport

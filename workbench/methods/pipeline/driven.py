@@ -1,7 +1,7 @@
 """Steps that a user's own loop asks for, of a pipeline of the processes that torchrun started.
 
-`Varuna` trains; here it gets the module and the loss function as one, torch's own AdamW for the
-weights of its stage, and a learning rate from outside. Every process calls all that is here.
+`StagePipeline` gets the module and the loss function as one, torch's own AdamW for the weights of
+its stage, and a learning rate from outside. Every process calls all that is here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from torch import Tensor
 from workbench.core.stage_map import StageMap
 from workbench.methods.continues import FROZEN, NO_DECAY, decided_by
 from workbench.methods.driven import Steps, Task
-from workbench.methods.varuna.pipeline import Varuna
+from workbench.methods.pipeline.making import StageJob
+from workbench.methods.pipeline.stage_pipeline import StagePipeline
+from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.objective import Batch
 from workbench.model.tables import tables_kept
 from workbench.runtime.groups import as_one, tensors_of_all
 from workbench.runtime.manifest import step_name
+from workbench.runtime.neighbours import carrier
+from workbench.runtime.stage import dtype_of
 
 
 class Pipelined(Steps):
@@ -65,13 +69,18 @@ class Pipelined(Steps):
             as_one(lambda: objective.divide(objective.twin().layered()[0]), peers.group)
         try:
             with tables_kept(objective):
-                self._model = Varuna(
-                    objective, str(StageMap.of(stages, world // stages)), first.named,
-                    rows // stages, -(-spec.batch // task.microbatches), device=peers.device,
-                    bf16=spec.dtype == "bf16", order=spec.method, seed=spec.seed,
-                    weight_of=weigh, chunks=spec.options.chunks,
+                plan = StepPlan(
+                    places=StageMap.of(stages, world // stages), order=spec.method,
+                    chunks=spec.options.chunks,
                     activations="recompute" if spec.activations == "auto" else spec.activations,
                 )  # fmt: skip
+                job = StageJob(
+                    get_batch=first.named, plan=plan, device=peers.device, seed=spec.seed,
+                    shares=plan.shares(rows // stages, -(-spec.batch // task.microbatches)),
+                    dtype=dtype_of(fp16=False, bf16=spec.dtype == "bf16"), weight_of=weigh,
+                    backend=carrier("auto", peers.device),
+                )  # fmt: skip
+                self._model = StagePipeline(objective, job)
         except ValueError as error:  # which speaks of the two as one module
             kind = type(objective).__name__
             told = re.sub(rf"{kind}.forward, line \d+", "its call, or in loss_fn", str(error))
@@ -91,7 +100,7 @@ class Pipelined(Steps):
             [group for group in groups if group["params"]],
             lr=spec.learning_rate(0), betas=(spec.beta1, spec.beta2), eps=spec.eps,
         )  # fmt: skip
-        self._model.set_optimizer(self._optimizer)
+        self._model.checkpoints.optimizer = self._optimizer
         frozen = [name for name, p in objective.named_parameters() if not p.requires_grad]
         stay = objective.no_decay.difference(frozen) if spec.weight_decay else ()
         trained = {FROZEN: sorted(frozen), NO_DECAY: sorted(stay)}
@@ -108,14 +117,14 @@ class Pipelined(Steps):
 
     def step(self, batch: Batch) -> float:
         self._before = self.steps
-        loss, overflow = self._model.step(batch.named(), self._clip)
+        ended = self._model.passes(batch.named(), self._clip)
         for group in self._optimizer.param_groups:
             group["lr"] = self._spec.learning_rate(self.steps)
-        if overflow:
+        if ended.overflow:
             self._model.forget()
         else:
             self._optimizer.step()
-        return loss
+        return ended.loss
 
     def forget(self) -> bool:
         self._model.forget()
@@ -128,11 +137,11 @@ class Pipelined(Steps):
 
     def save(self, folder: Path) -> Path:
         self._model.checkpoints.settings = self._spec.optimizer.told()
-        self._model.checkpoint(folder).wait()
+        self._model.checkpoints.save(folder).wait()
         return folder / step_name(self.steps)
 
     def load(self, folder: Path) -> int | None:
-        return self._model.load_checkpoint(folder)
+        return self._model.checkpoints.load(folder)
 
     def close(self) -> None:
         self._model.close()

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.methods.varuna.cut_point import cut_points
+from workbench.core.division import packs_of
 from workbench.model.base import set_parameter
+from workbench.model.cut_point import cut_points
 from workbench.model.decompose import Undecomposed, decompose
 from workbench.model.drawn import generators, unkeyed
 from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
-from workbench.schedule.build.division import packs_of
 
 EXAMPLE = 2
 """Samples of the example a module is looked at with; the number is free afterwards."""

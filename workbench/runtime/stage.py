@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workbench.methods.varuna.slices import Slices
 from workbench.model.base import Context
 from workbench.model.decompose import Value
+from workbench.model.slices import Slices
 from workbench.runtime.bundle import Bundle
 from workbench.runtime.group_transport import Form
 

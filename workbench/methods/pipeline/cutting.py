@@ -14,11 +14,11 @@ from torch import Tensor
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.balance import Stages
-from workbench.methods.varuna.autoconfig import stages_of
-from workbench.methods.varuna.profile import ModelProfile, Named
-from workbench.methods.varuna.shares import Shares
-from workbench.methods.varuna.slice_timing import measure, memory_of, tied_in
-from workbench.methods.varuna.slices import EXAMPLE, Inputs, Slices
+from workbench.methods.pipeline.shares import Shares
+from workbench.methods.pipeline.slice_sizes import stages_of
+from workbench.model.slices import EXAMPLE, Inputs, Slices
+from workbench.profile.slice_timing import measure, memory_of, tied_in
+from workbench.profile.slices import ModelProfile, Named
 
 
 def measured_cut(

@@ -22,17 +22,20 @@ from torch import nn
 
 from workbench.core.host import available_cores
 from workbench.core.stage_map import StageMap
-from workbench.methods.varuna.autoconfig import cut_of
-from workbench.methods.varuna.checkpoints import digest_of
-from workbench.methods.varuna.cutting import measured_cut
-from workbench.methods.varuna.shares import Shares
-from workbench.methods.varuna.slices import Inputs, Slices
-from workbench.methods.varuna.stage import Stage
-from workbench.methods.varuna.weights import Held, copies
-from workbench.methods.varuna.written import check_written
+from workbench.methods.pipeline.as_written import check_written
+from workbench.methods.pipeline.checkpoints import digest_of
+from workbench.methods.pipeline.cutting import measured_cut
+from workbench.methods.pipeline.shares import Shares
+from workbench.methods.pipeline.slice_sizes import cut_of
+from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.keyed import norms_in
+from workbench.model.slices import Inputs, Slices
+from workbench.runtime.executor import Perturb
 from workbench.runtime.groups import as_one
 from workbench.runtime.optimizer_state import Parameters
+from workbench.runtime.stage import Stage
+from workbench.runtime.stage_weights import Held, copies
+from workbench.schedule.action import Action
 
 ROOM = 2
 """Bytes of free memory for each byte of a module that is made beside others."""
@@ -65,22 +68,32 @@ class Own:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is to be made."""
+class StageJob:
+    """A module's training in stages, as the caller asks for it."""
 
     get_batch: Callable[..., Inputs]
-    places: StageMap
+    plan: StepPlan
     shares: Shares
-    stages_each: int
-    """Stages of a process."""
-    shared_weights: Sequence[tuple[str, str]]
     device: torch.device
     dtype: torch.dtype
-    order: str
-    recomputes: bool
-    """Whether activations of several micro-batches are computed again."""
-    cut: str
+    backend: str
+    """Carrier of messages and sums."""
+    cut: str = ""
     """Slices of each stage, where they are given."""
+    shared_weights: Sequence[tuple[str, str]] = ()
+    """Pairs of names of parameters that are one weight."""
+    seed: int = 0
+    """Of random numbers in forward passes."""
+    weight_of: Callable[[Inputs], float] | None = None
+    """What a micro-batch's mean loss counts; by default its rows."""
+    perturb: Perturb | None = None
+    latency: Callable[[Action], float] | None = None
+    """How late the message of a receive is to come."""
+
+    @property
+    def places(self) -> StageMap:
+        """Ranks of each stage."""
+        return self.plan.places
 
     def make(self, rank: int, module: nn.Module, told: str | None) -> Own:
         """A rank's part; the first rank compares the slices with the module, and its cut is `told`
@@ -89,11 +102,13 @@ class Question:
         if rank == 0:
             check_written(slices, self.device)
         positions, (here, _) = self.places.stages, self.places.place(rank)
-        cut, number = self.cut or told or "", positions * self.stages_each
+        cut, number = self.cut or told or "", positions * self.plan.stages_each
         stages = slices.stages(number, cut)
         if not cut and 1 < number < slices.count:
-            order = self.order if self.stages_each == 1 else "1f1b"  # of as many positions
-            if order == "1f1b" and self.recomputes:  # all but the last stage, as under that rule
+            order = self.plan.order if self.plan.stages_each == 1 else "1f1b"  # as many positions
+            if (
+                order == "1f1b" and self.plan.activations == "recompute"
+            ):  # all but the last stage, as under that rule
                 order = "varuna"
             job = StageMap.of(number, self.places.replicas), self.shares, order
             stages = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
