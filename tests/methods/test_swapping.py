@@ -14,9 +14,11 @@ from tests.methods import plain
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
+from tests.varuna.cases import around
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.pipeline.orders import lists
+from workbench.methods.pipeline.places import Places
 from workbench.methods.rank_training import RankTraining
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.runtime import checkpoint
@@ -72,6 +74,20 @@ def test_units_visit_under_every_order(order, activations, tmp_path):
     line = divided(**PP)
     passes = lists(order, line.ranks, line.micros)
     assert_trains(replace(line, passes=passes, activations=activations), 0.5, tmp_path)
+
+
+@pytest.mark.parametrize("positions", [(0, 1, 0), (1, 0, 0)])
+def test_units_visit_under_any_order_on_any_positions(positions, tmp_path):
+    """The order and the stages of `tests/varuna/test_training.py`."""
+    line, stages = divided(**PP), packs_of([1, 3, 2])
+    passes = [[*around(rank, 2, line.micros, positions)] for rank in range(2)]
+    units = [
+        [unit for stage, at in zip(stages, positions, strict=True) if at == rank for unit in stage]
+        for rank in range(2)
+    ]
+    places = [Places(units=own) for own in units]
+    changes = {"passes": passes, "stages": stages, "positions": positions, "places": places}
+    assert_trains(replace(line, **changes), 0.5, tmp_path)
 
 
 def assert_trains(line, clip, tmp_path):

@@ -21,7 +21,10 @@ from tests.varuna import net
 from tests.varuna.engine_cases import disagreeing  # noqa: F401  # is run by its name
 from workbench.core.stage_map import StageMap
 from workbench.elastic.worker import AGENT, Worker
-from workbench.methods.pipeline.making import in_turn
+from workbench.methods.pipeline.making import StageJob, in_turn
+from workbench.methods.pipeline.orders import B, F, Order, Pass
+from workbench.methods.pipeline.stage_pipeline import StagePipeline
+from workbench.methods.pipeline.stepping import StepPlan
 from workbench.methods.varuna import Profiler, Varuna
 
 CLIP = 0.5
@@ -408,3 +411,36 @@ def goes_on(
         losses = [engine.step(pair, user.distance) for pair in pairs]
         weights = {name: value.tolist() for name, value in engine.state_dict().items()}
         return {"losses": losses, "weights": weights, "norm": engine.grad_norm}
+
+
+def around(rank: int, ranks: int, micros: int, positions: tuple[int, ...]) -> list[Pass]:
+    """Forward passes of all stages of a position, then backward passes, whichever these are."""
+    chunks = range(positions.count(rank))
+    found = [Pass(F, micro, chunk) for chunk in chunks for micro in range(micros)]
+    return found + [Pass(B, micro, chunk) for chunk in chunks[::-1] for micro in range(micros)]
+
+
+def train_around(stages: int, positions: list[int], cut: str, steps: int) -> dict:
+    """As `train` in fp64, by an order of one's own on positions of any stages."""
+    torch.set_default_dtype(torch.float64)
+    order = Order(passes=partial(around, positions=(*positions,)), label="around", summary="")
+    plan = StepPlan(places=StageMap.of(stages, 1), order=order, positions=positions)
+    job = StageJob(
+        get_batch=net.batch, plan=plan, shares=plan.shares(7, 2), device=torch.device("cpu"),
+        dtype=torch.float64, backend="gloo", cut=cut, weight_of=net.labels_of,
+    )  # fmt: skip
+    model = StagePipeline(net.net(blocks=5), job)
+    optimizer, scheduler = net.adamw(model.parameters())
+    losses = []
+    for step in range(steps):
+        losses.append(model.passes(net.batch(7, step), CLIP).loss)
+        optimizer.step()
+        scheduler.step()
+    weights = {name: value.tolist() for name, value in model.named_parameters()}
+    found = {
+        "losses": losses,
+        "weights": weights,
+        "evaluated": model.evaluate(net.batch(7, steps - 1)),
+    }
+    model.close()
+    return found

@@ -83,6 +83,13 @@ def test_every_shape_trains_as_torch_does(
     check(results, torchs(batch, double=True), rel=1e-10)
 
 
+@pytest.mark.parametrize("positions", [(0, 1, 0), (1, 0, 0)])
+def test_any_order_on_any_positions_trains_as_torch_does(workers, torchs, positions):
+    """A stage of three layers on one position; one of one layer and one of two on the other."""
+    case = {"stages": 2, "positions": positions, "cut": "1 3 2", "steps": STEPS}
+    check(workers.run("train_around", **case), torchs(7, double=True, blocks=5), rel=1e-10)
+
+
 def test_late_messages_and_passes_change_no_bit(workers):
     case = {"stages": 3, "replicas": 1, "batch": 9, "chunk": 1, "steps": 3, "cut": "1 3 1"}
     quick, late = workers.run("train", **case), workers.run("train", **case, late=0.004)

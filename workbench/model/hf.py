@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import Context, Written
-from workbench.model.decompose.program import build, flatten
+from workbench.model.decompose.plan import build, flatten
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from workbench.model.base import Context, LayeredModel, Written, move_buffers, set_parameter
-from workbench.model.decompose.program import flatten
+from workbench.model.decompose.plan import flatten
 from workbench.model.frozen import held
 
 Call = tuple[tuple, dict]

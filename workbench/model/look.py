@@ -29,7 +29,8 @@ from workbench.core.mistakes import line_of_users
 from workbench.model.base import Context, set_parameter
 from workbench.model.decompose import Layer
 from workbench.model.decompose.layer import local_tensors
-from workbench.model.decompose.program import Program, flatten
+from workbench.model.decompose.plan import flatten
+from workbench.model.decompose.program import Program
 from workbench.model.drawn import Draw, Seen, drawing, draws_of
 
 SAMPLES, MORE = 2, 3

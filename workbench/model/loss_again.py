@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from workbench.model.decompose.program import Form, build, flatten
+from workbench.model.decompose.plan import Form, build, flatten
 from workbench.model.drawn import unkeyed
 from workbench.model.tables import refuse, taken_out
 from workbench.model.variables import variables_of

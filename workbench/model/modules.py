@@ -241,6 +241,14 @@ class Decomposed(LayeredModel):
         """Where a unit runs without the data's values: ``meta``, or ``cpu`` if it needs some."""
         return self._looks[self.kind(unit)].device
 
+    def draws_in(self, unit: int) -> bool:
+        """Whether a unit draws random numbers in training."""
+        return self._places[unit + 1] > self._places[unit]
+
+    def normalizes_in(self, unit: int) -> bool:
+        """Whether a unit has BatchNorm."""
+        return any(isinstance(part, OnceNorm) for part in self._units[unit].module.modules())
+
     def _look_at_units(self) -> tuple[list[str], dict[str, Look]]:
         """The kind of each unit, and what kinds do, seen without weights. Units are of one kind
         that do the same operations on the same shapes; it is named after the first of them. Not

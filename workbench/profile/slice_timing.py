@@ -54,12 +54,15 @@ class SliceBench:
         stage, rows = self._stage, tuple(range(samples))
         stage.check(inputs)
         given = {n: t.to(self._device) for n, t in check_inputs(inputs, samples).items()}
-        stage.begin([Given(given, Context(seed=0, step=-1, unit=0, samples=rows))])
+        micros = [Given(given, Context(seed=0, step=-1, unit=0, samples=rows))]
+        stage.begin(0, micros)
         above = [((), torch.float32, True)] if stage.last else stage.goes(samples)
         self._came, self._above = (
             tuple(_made_up(form, self._device) for form in forms)
             for forms in (stage.came(samples), above)
         )
+        self._forward(keeps=False)
+        stage.begin(0, micros)  # with copies of what that pass has cast
         kept, scratch = self._bytes(given.values())
         both = self._seconds()
         forward, backward = map(summarize, both)
@@ -87,7 +90,7 @@ class SliceBench:
         """Input and output."""
         came = tuple(t.detach().requires_grad_(keeps and t.requires_grad) for t in self._came)
         with torch.set_grad_enabled(keeps), self._stage.autocast():
-            return came, self._stage.run(came, 0)
+            return came, self._stage.run(came, 0, 0)
 
     def _backward(self, made: Bundle) -> None:
         pairs = zip(made, self._above, strict=True)

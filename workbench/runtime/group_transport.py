@@ -48,13 +48,13 @@ class GroupTransport:
         words: dist.ProcessGroup,
         *,
         process: Callable[[int], int],
-        forms: Callable[[Action], Sequence[Form]],
+        forms: Callable[[Action, int], Sequence[Form]],
         device: torch.device,
         latency: Callable[[Action], float] | None = None,
     ) -> None:
         """`groups`: channel -> what carries its messages: `words`, which is gloo's group of all
         processes, or a group of NCCL's. `process`: pipeline position -> number of this replica's
-        process there, in the world; `forms` of a message.
+        process there, in the world; `forms` of a message of a step.
         `latency` of a receive: seconds after its sending before which a message counts as come,
         for paced runs of processes that share a clock."""
         self._latency = latency
@@ -82,7 +82,7 @@ class GroupTransport:
             made: Bundle = (torch.empty(1, dtype=torch.uint8),)
             works = [dist.irecv(made[0], peer, group=self._words, tag=first)]
         else:
-            made, works = self._post(action, "cpu" if self._by_host else self._device)
+            made, works = self._post(action, step, "cpu" if self._by_host else self._device)
         with self._some:
             self._posted[action.name] = made, works
             self._some.notify_all()
@@ -96,7 +96,7 @@ class GroupTransport:
             made, works = self._posted.pop(action.name)
         _wait(works)
         if self._by_nccl:
-            made, works = self._post(action, self._device)
+            made, works = self._post(action, step, self._device)
             _wait(works)
         if self._latency is not None:
             *made, stamp = made
@@ -120,10 +120,12 @@ class GroupTransport:
             stamp = torch.tensor(time.monotonic(), dtype=torch.float64)
             _wait([dist.isend(stamp, peer, group=group, tag=first + len(source))])
 
-    def _post(self, action: Action, device: torch.device | str) -> tuple[Bundle, list[dist.Work]]:
+    def _post(
+        self, action: Action, step: int, device: torch.device | str
+    ) -> tuple[Bundle, list[dist.Work]]:
         """Receives of the tensors of a message."""
         peer, first, group = self._peer(action), self._tag(action), self._group(action)
-        forms = [*self._forms(action), *([STAMP] if self._latency is not None else [])]
+        forms = [*self._forms(action, step), *([STAMP] if self._latency is not None else [])]
         made = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in forms)
         return made, [
             dist.irecv(tensor, peer, group=group, tag=first + part)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,17 +33,15 @@ def group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup | None:
 
 
 def neighbours(
-    places: StageMap, rank: int, backend: str, everybody: dist.ProcessGroup, device: torch.device,
-    *, ring: bool = False,
+    places: StageMap, links: Sequence[tuple[int, int]], rank: int, backend: str,
+    everybody: dist.ProcessGroup, device: torch.device,
 ) -> dict[Channel, dist.ProcessGroup]:  # fmt: skip
-    """What carries messages with the neighbours in the pipeline, in a `ring` from the last to the
-    first, too: the group of everybody with gloo, with NCCL a communicator for each channel, which
-    has exchanged a number."""
+    """Carriers of the messages with the neighbours in the pipeline, whose positions `links` are
+    pairs of: the group of everybody with gloo, with NCCL a communicator for each channel, which has
+    exchanged a number."""
     found: dict[Channel, dist.ProcessGroup] = {}
     for replica in range(places.replicas):
-        members = [places.rank(stage, replica) for stage in range(places.stages)]
-        around = members[:1] if ring and len(members) > 1 else []
-        for pair in pairwise(members + around):
+        for pair in ([places.rank(at, replica) for at in link] for link in links):
             for forward in (True, False):
                 made = everybody if backend == "gloo" else group(pair, backend)
                 if rank not in pair:

@@ -36,6 +36,27 @@ class Transport(Protocol):
         """Let go of all memory; no message is on its way."""
 
 
+class StageUpdates(Protocol):
+    """Whoever updates the weights of stages that stay on their device."""
+
+    def begin(self, gradients: Tensor, step: int) -> None:
+        """Prepare a step's gradients, flat, of all weights of this process."""
+
+    def update(self, unit: int, step: int) -> None:
+        """Update the weights of a stage, whose gradients are complete."""
+
+
+class OutsideUpdates:
+    """Updates that the caller's own optimizer makes after the step. A `StageUpdates`."""
+
+    def begin(self, gradients: Tensor, step: int) -> None:
+        """Gradients of each step begin at zero."""
+        gradients.zero_()
+
+    def update(self, unit: int, step: int) -> None:
+        """The optimizer comes later."""
+
+
 class Updates(Protocol):
     """The optimizer of a rank, and where its states are."""
 

@@ -22,7 +22,7 @@ from workbench.runtime.alike import Alike
 from workbench.runtime.bundle import Boundary, Bundle, bundled, single
 from workbench.runtime.chains import RecordedPass, recorded_passes
 from workbench.runtime.device_budget import DeviceMeter
-from workbench.runtime.halves import WeightHalf, input_half
+from workbench.runtime.differentiation import Above, Differentiation
 from workbench.runtime.links import Links
 from workbench.runtime.pack_memory import PackMemory
 from workbench.runtime.replay import Chain, Replays
@@ -92,8 +92,7 @@ class RankPasses:
         self._heads = any(a.unit == model.head and a.microbatch is not None for a in mine)
         """Whether losses are made here."""
         self._steps: dict[int, RankStepState] = {}
-        self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
-        self._halves: dict[tuple[int, int], WeightHalf] = {}
+        self._autograd = Differentiation()
         halved = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.actions)
         # A compiled block is one node of autograd's, which has no halves.
         compiled = not halved and compiles(spec.compile, device.type, dtype)
@@ -123,8 +122,8 @@ class RankPasses:
 
     def forget(self) -> None:
         """Let go of what a step that failed has left."""
-        for held in (self._graphs, self._halves, self._steps):
-            held.clear()
+        self._autograd.forget()
+        self._steps.clear()
         self.statistics.forget()
 
     def close(self) -> None:
@@ -132,8 +131,9 @@ class RankPasses:
         if self._replays is not None:
             self._replays.close()
             self._replays = None
-        for held in (self._graphs, self._halves, self._steps, self._recorded):
-            held.clear()
+        self._autograd.forget()
+        self._steps.clear()
+        self._recorded.clear()
 
     def _record(self, mine: Sequence[Action]) -> None:
         """The passes of blocks."""
@@ -199,21 +199,20 @@ class RankPasses:
             if unit == 0
             else self._activations.read(links.source, span)
         )
-        if keeps and unit:
-            wanted = self._activations.boundary_of(unit).differentiable
-            x = tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
         ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=state.samples[rows])
         targets = state.targets[rows] if unit == self._model.head else None
         module = self._memory.modules[links.weights]
         if keeps:
             self.statistics.begin(unit, span)
-        with torch.set_grad_enabled(keeps):
+
+        def run(x: Bundle) -> Bundle:
             if name.checkpoints(action):
-                y = bundled(self._template.checkpointed(unit, module, single(x), ctx))
-            else:
-                y = bundled(self._template.forward(unit, module, single(x), ctx, targets))
-        if keeps:
-            self._graphs[unit, action.microbatch] = (x, y)
+                return bundled(self._template.checkpointed(unit, module, single(x), ctx))
+            return bundled(self._template.forward(unit, module, single(x), ctx, targets))
+
+        wanted = self._activations.boundary_of(unit).differentiable if unit else [False] * len(x)
+        key = unit, action.microbatch
+        y = self._autograd.forward(key, run, x, wanted if keeps else None)
         if unit == self._model.head:
             share = self._share(action, step)  # the mean of nothing is no number
             state.losses.append(y[0].detach() * share if share else torch.zeros_like(y[0]))
@@ -258,19 +257,15 @@ class RankPasses:
 
     def input_half(self, action: Action, links: Links, step: int) -> None:
         """The half of a backward pass that makes the gradient of the input."""
-        x, ends, above = self._ends(action, links, step)
-        through = [t for t in x if t.requires_grad]
-        parameters = self._memory.parameters[self._memory.modules[links.weights]]
-        grads, self._halves[action.unit, action.microbatch] = input_half(
-            ends, above, through, parameters
-        )
+        key, parameters = (action.unit, action.microbatch), self._parameters(links)
+        grads = self._autograd.input_half(key, self._above(action, links, step), parameters)
         self._activations.write(links.input_gradient, grads, action)
         self._activations.drop(action, step)
 
     def weight_half(self, action: Action, links: Links, step: int) -> None:
         """The half that makes the gradients of the weights."""
         if action.unit:
-            grads = self._halves.pop((action.unit, action.microbatch)).gradients()
+            grads = self._autograd.weight_half((action.unit, action.microbatch))
             self.statistics.end(action.unit, action.span)
         else:  # whose input has no gradient
             grads = self._differentiate(action, links, step)
@@ -285,35 +280,21 @@ class RankPasses:
             (torch._foreach_copy_ if first else torch._foreach_add_)(views, grads)
         self._complete(action)
 
-    def _ends(
-        self, action: Action, links: Links, step: int
-    ) -> tuple[Bundle, Sequence[Tensor], Sequence[Tensor] | None]:
-        """Where a backward pass begins: inputs of the unit, outputs, and the outputs' gradients."""
-        unit, span = action.unit, action.span
-        x, y = self._graphs.pop((unit, action.microbatch))
-        if unit == self._model.head:
-            share = self._share(action, step)
-            ends, above = [y[0] * share] if share else [], None
-        else:
-            wanted = self._activations.boundary_of(unit + 1).differentiable
-            back = [t for t, d in zip(y, wanted, strict=True) if d]
-            pairs = zip(back, self._activations.read(links.output_gradient, span), strict=True)
-            pairs = [(t, g) for t, g in pairs if t.requires_grad]
-            ends, above = [t for t, _ in pairs], [g for _, g in pairs]
-        return x, ends, above
+    def _parameters(self, links: Links) -> Sequence[Tensor]:
+        return self._memory.parameters[self._memory.modules[links.weights]]
 
-    def _differentiate(self, action: Action, links: Links, step: int) -> tuple[Tensor, ...]:
+    def _above(self, action: Action, links: Links, step: int) -> Above:
+        """The beginning of a backward pass."""
+        if action.unit == self._model.head:
+            return Above(share=self._share(action, step))
+        wanted = self._activations.boundary_of(action.unit + 1).differentiable
+        return Above(self._activations.read(links.output_gradient, action.span), wanted)
+
+    def _differentiate(self, action: Action, links: Links, step: int) -> Bundle:
         """A backward pass; the parameters' gradients."""
-        unit, span = action.unit, action.span
-        x, ends, above = self._ends(action, links, step)
-        parameters = self._memory.parameters[self._memory.modules[links.weights]]
-        through = [t for t in x if t.requires_grad] if unit else []
-        wanted = [*through, *parameters]
-        if ends:
-            grads = torch.autograd.grad(ends, wanted, above, materialize_grads=True)
-        else:  # nothing is learned below
-            grads = tuple(map(torch.zeros_like, wanted))
-        self.statistics.end(unit, span)
-        if unit:
-            self._activations.write(links.input_gradient, grads[: len(through)], action)
-        return grads[len(through) :]
+        key, above = (action.unit, action.microbatch), self._above(action, links, step)
+        through, grads = self._autograd.backward(key, above, self._parameters(links))
+        self.statistics.end(action.unit, action.span)
+        if action.unit:
+            self._activations.write(links.input_gradient, through, action)
+        return grads

@@ -14,7 +14,10 @@ from workbench.model.base import Context
 from workbench.model.decompose import Value
 from workbench.model.slices import Slices
 from workbench.runtime.bundle import Bundle
+from workbench.runtime.compiled import compiled
 from workbench.runtime.group_transport import Form
+from workbench.runtime.template import compiles
+from workbench.runtime.working import WorkingWeights
 
 
 class Given(NamedTuple):
@@ -29,14 +32,19 @@ class Stage:
     """Consecutive slices that one process runs as a whole."""
 
     def __init__(
-        self, slices: Slices, units: range, *, device: torch.device, dtype: torch.dtype
-    ) -> None:
+        self, slices: Slices, units: range, *, device: torch.device, dtype: torch.dtype,
+        compile: str = "off",
+    ) -> None:  # fmt: skip
         """Floating-point tensors between stages are of `dtype`, which with 16 bits is that of
-        autocast."""
+        autocast. `compile` as in a spec: layers are compiled after their first step."""
         self.slices, self.units, self.device, self.dtype = slices, units, device, dtype
-        self._micros: Sequence[Given] = ()
+        self._steps: dict[int, Sequence[Given]] = {}
         self.model = slices.model
         self.modules = [slices.layers[unit].module.to(device) for unit in units]
+        self._programs: Sequence[Any] = self.modules
+        """They, or their compiled forms."""
+        self._compiles = compiles(compile, device.type, dtype)
+        self._working = WorkingWeights(self.modules, dtype) if dtype.itemsize == 2 else None
         self.first, self.last = units.start == 0, units.stop == slices.count
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -79,25 +87,31 @@ class Stage:
 
     def autocast(self) -> AbstractContextManager:
         """Mixed precision, in which passes run."""
-        if self.dtype.itemsize > 2:
+        if self._working is None:
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
-    def begin(self, given: Sequence[Given]) -> None:
-        """Before a step: what each of its micro-batches is."""
-        self._micros = given
+    def begin(self, step: int, given: Sequence[Given]) -> None:
+        """Before a step: the inputs of each of its micro-batches."""
+        self._steps[step] = given
+        if self._working is not None and self._working.refresh() and self._compiles:
+            self._programs = compiled(self.slices, self.units)
 
-    def run(self, came: Bundle, micro: int) -> Bundle:
-        """A pass over a micro-batch. `came` from the stage before. Returns tensors for the stage
-        behind, or the mean loss, a scalar."""
-        (inputs, ctx), others = self._micros[micro], iter(came)
+    def end(self, step: int) -> None:
+        """Let go of a step's inputs."""
+        del self._steps[step]
+
+    def run(self, came: Bundle, micro: int, step: int) -> Bundle:
+        """A pass over a micro-batch of a step, with tensors that `came` from the stage before.
+        Returns tensors for the stage behind, or the mean loss, a scalar."""
+        (inputs, ctx), others = self._steps[step][micro], iter(came)
         layers = self.slices.layers
         x: Any = tuple(
             next(others) if self._crosses(value) else inputs[value.name]
             for value in layers[self.units.start].inputs
         )
-        with self.autocast():
-            for unit, module in zip(self.units, self.modules, strict=True):
+        with self.autocast(), self._working.lent() if self._working else nullcontext():
+            for unit, module in zip(self.units, self._programs, strict=True):
                 x = self.model.forward(unit, module, x, replace(ctx, unit=unit))
         made = x if isinstance(x, tuple) else (x,)
         if self.last:

@@ -7,15 +7,13 @@ of them, and so is what each decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from workbench.runtime.stage_engine import MicroBatch
 
 GROW_AFTER = 2000
 """Steps without an overflow after which the loss scale doubles."""
@@ -86,15 +84,6 @@ def squared_norm(gradients: Tensor, ties: Sequence[Tie]) -> float:
         own = float(torch.linalg.vector_norm(tie.gradient, dtype=torch.float64).square())
         total -= (tie.other is not None) * own + (not tie.counts) * own
     return total
-
-
-def mean_loss(losses: Mapping[int, Tensor], micros: Sequence[MicroBatch]) -> tuple[float, float]:
-    """A process's parts of the sum of all losses, each times its weight, and of the weights;
-    nothing but on last stages."""
-    if not losses:
-        return 0.0, 0.0
-    parts = [float(losses[n]) * micro.weight for n, micro in enumerate(micros) if micro.weight]
-    return sum(parts), sum(micro.weight for micro in micros)
 
 
 def agree(

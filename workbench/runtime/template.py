@@ -34,6 +34,13 @@ def compiles(choice: str, device_type: str, dtype: torch.dtype) -> bool:
     return choice == "on"
 
 
+def allow_graphs() -> None:
+    """Let torch keep as many compiled graphs as runs need."""
+    from torch._dynamo import config  # a second of imports, which only who compiles waits for
+
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
+
+
 class Template:
     """Runs units of a model, blocks through a compiled graph where `compiled` and possible."""
 
@@ -41,10 +48,7 @@ class Template:
         self._model = model
         self._block: Callable[[nn.Module, Tensor], Tensor] | None = None
         if compiled and model.compilable:
-            # A second of imports, which only who compiles has to wait for.
-            from torch._dynamo import config
-
-            config.recompile_limit = max(config.recompile_limit, GRAPHS)
+            allow_graphs()
             # Shapes are few in a run, and a graph for general ones would be slower.
             self._block = torch.compile(_call, dynamic=False)
             self._checkpointed = torch.compile(_checkpointed, dynamic=False)

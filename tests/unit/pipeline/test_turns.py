@@ -189,7 +189,7 @@ def test_schedules_have_the_arrays_model_of_messages():
         links = Links(seconds=[1.0] * ranks, wire_s=[0.1] * ranks, places=True)
         rule, draws = Rule(turns=order == "varuna", early=True), jitter.draws(ranks, micros)
         step = step_seconds(passes, seconds, links, rule, draws)
-        schedule, taken = stage_schedule(order, ranks, micros, 1), {}
+        schedule, taken = stage_schedule(order, passes), {}
         for action in schedule.actions:
             at, sent = (action.unit - 1, action.microbatch), SENT.get(action.kind)
             taken[action.name] = seconds[action.unit].get(action.kind, 0.0)

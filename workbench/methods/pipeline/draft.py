@@ -41,8 +41,9 @@ class Pipeline:
     passes: Sequence[Sequence[Pass]]
     """Passes of each rank, in order."""
     stages: Sequence[range]
-    """Units of each stage; stage s lies on rank s % ranks. Where every rank has all units
-    (`apart`), it has rows of its own."""
+    """Units of each stage. Where every rank has all units (`apart`), it has rows of its own."""
+    positions: Sequence[int] = ()
+    """Position of each stage; by default stage s lies at position s % ranks."""
     micro: int
     """Samples in a micro-batch, at most."""
     samples: int = 0
@@ -80,16 +81,32 @@ class Pipeline:
         """The last unit."""
         return self.stages[-1].stop - 1
 
+    def position_of(self, stage: int) -> int:
+        """The position of a stage."""
+        return self.positions[stage] if self.positions else stage % self.ranks
+
+    @cached_property
+    def held(self) -> list[list[int]]:
+        """Stages of each position, the numbers of which its passes name (`Pass.chunk`)."""
+        every = range(len(self.stages))
+        return [[s for s in every if self.position_of(s) == at] for at in range(self.ranks)]
+
     @cached_property
     def rank_of(self) -> dict[int, int]:
         """Unit -> the rank whose device has it."""
-        return {u: s % self.ranks for s, units in enumerate(self.stages) for u in units}
+        return {u: self.position_of(s) for s, units in enumerate(self.stages) for u in units}
+
+    @cached_property
+    def starts(self) -> frozenset[int]:
+        """First units of stages, but for the first one's, where there are several positions."""
+        starts = frozenset(stage.start for stage in self.stages) - {0}
+        return starts if self.ranks > 1 else frozenset()
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
-        """Units whose inputs may come from another rank."""
-        starts = frozenset(stage.start for stage in self.stages) - {0}
-        return starts if self.ranks > 1 else frozenset()
+        """Units whose inputs come from another rank."""
+        of = self.rank_of
+        return frozenset(unit for unit in self.starts if of[unit] != of[unit - 1])
 
     @property
     def apart(self) -> bool:
@@ -98,7 +115,7 @@ class Pipeline:
 
     def ranks_of(self, unit: int) -> list[int]:
         """The ranks that have a unit."""
-        return [s % self.ranks for s, units in enumerate(self.stages) if unit in units]
+        return [self.position_of(s) for s, units in enumerate(self.stages) if unit in units]
 
     def share(self, rank: int) -> Samples:
         """The samples of a step that pass a rank."""
@@ -116,7 +133,7 @@ class Pipeline:
     def listed(self) -> frozenset[int]:
         """Units of the stages whose recomputations are in the lists of passes."""
         stages = {
-            each.chunk * self.ranks + rank
+            self.held[rank][each.chunk]
             for rank, own in enumerate(self.passes)
             for each in own
             if each.kind is R
@@ -132,7 +149,7 @@ class Pipeline:
 
     def repeats(self, unit: int) -> bool:
         """Whether a recomputation of a stage makes a unit's input again."""
-        return unit in self.listed and unit not in self.boundaries
+        return unit in self.listed and unit not in self.starts
 
     def stashes(self, unit: int) -> bool:
         """Whether a unit's inputs wait on the host for its backward passes."""
@@ -166,7 +183,7 @@ class Pipeline:
         """Whether a unit's passes and those of the unit behind it, in its stage, are recordings of
         one chain: nothing between the two leaves the memory of the recordings."""
         within = self.replays(unit) and self.replays(unit + 1)
-        return within and not self.alone and unit + 1 not in self.boundaries
+        return within and not self.alone and unit + 1 not in self.starts
 
     def checkpoints(self, unit: int) -> bool:
         """Whether a unit's backward pass begins at a checkpoint."""

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 import psutil
@@ -82,6 +81,8 @@ class StageJob:
     """Slices of each stage, where they are given."""
     shared_weights: Sequence[tuple[str, str]] = ()
     """Pairs of names of parameters that are one weight."""
+    compile: str = "off"
+    """As in a spec."""
     seed: int = 0
     """Of random numbers in forward passes."""
     weight_of: Callable[[Inputs], float] | None = None
@@ -101,20 +102,21 @@ class StageJob:
         slices = Slices(module, self.get_batch)
         if rank == 0:
             check_written(slices, self.device)
-        positions, (here, _) = self.places.stages, self.places.place(rank)
-        cut, number = self.cut or told or "", positions * self.plan.stages_each
+        plan, (here, _) = self.plan, self.places.place(rank)
+        cut, number = self.cut or told or "", len(plan.position_of)
         stages = slices.stages(number, cut)
         if not cut and 1 < number < slices.count:
-            order = self.plan.order if self.plan.stages_each == 1 else "1f1b"  # as many positions
-            if (
-                order == "1f1b" and self.plan.activations == "recompute"
-            ):  # all but the last stage, as under that rule
+            known = plan.one_each and isinstance(plan.order, str)
+            order = plan.order if known else "1f1b"  # of as many positions
+            # All but the last stage compute activations again, as under that rule.
+            if order == "1f1b" and plan.activations == "recompute":
                 order = "varuna"
             job = StageMap.of(number, self.places.replicas), self.shares, order
             stages = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
         self._check_norms(slices, stages)
-        units = [[*chain(*stages[position::positions])] for position in range(positions)]
-        learning = [slices.learning(each) for each in stages[here::positions]]
+        at = [plan.stages_at(position) for position in range(self.places.stages)]
+        units = [[unit for stage in own for unit in stages[stage]] for own in at]
+        learning = [slices.learning(stages[stage]) for stage in at[here]]
         found = {
             "copies": copies(slices, units, self.shared_weights),
             "learning": {n: any(of.get(n) for of in learning) for of in learning for n in of},
@@ -125,8 +127,10 @@ class StageJob:
         }
         slices.keep(units[here])
         kept = {
-            number: Stage(slices, stages[number], device=self.device, dtype=self.dtype)
-            for number in range(here, len(stages), positions)
+            stage: Stage(
+                slices, stages[stage], device=self.device, dtype=self.dtype, compile=self.compile
+            )
+            for stage in at[here]
         }
         return Own(stages=kept, **found)
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import pairwise
 from math import pi, sqrt
 from statistics import fmean, median, pvariance
 from time import perf_counter
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.stage_map import StageMap
+from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.stepping import stage_schedule
 from workbench.profile.loads import Load, Product
 from workbench.profile.slices import Deviation, RingSum, Wire
@@ -48,7 +50,9 @@ class Network:
         self._rank, self._world, self._per_host = dist.get_rank(), dist.get_world_size(), per_host
         self._everybody, self._backend, self._device = everybody, backend, device
         places = StageMap.of(self._world, 1)
-        self._groups = neighbours(places, self._rank, backend, everybody, device)
+        self._groups = neighbours(
+            places, [*pairwise(range(self._world))], self._rank, backend, everybody, device
+        )
 
     def wires(self, largest: int) -> tuple[Wire | None, Wire | None]:
         """Messages of up to so many bytes within hosts, and between them."""
@@ -108,9 +112,9 @@ class Network:
         """Seconds of round trips: a message as of an activation, and back as of its gradient."""
         transport = GroupTransport(
             self._groups, self._everybody, process=lambda stage: pair[stage],
-            forms=lambda _: [((nbytes,), torch.uint8, False)], device=self._device,
+            forms=lambda action, step: [((nbytes,), torch.uint8, False)], device=self._device,
         )  # fmt: skip
-        schedule = stage_schedule("1f1b", 2, TRIPS + 1, 1)
+        schedule = stage_schedule("1f1b", lists("1f1b", 2, TRIPS + 1))
         transport.use(schedule)
         acts = {(action.kind, action.microbatch): action for action in schedule.actions}
         message = (torch.zeros(nbytes, dtype=torch.uint8, device=self._device),)

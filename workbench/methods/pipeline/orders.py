@@ -194,9 +194,11 @@ ORDERS = {
 """By the name of the method, which each of them is (core/methods.py)."""
 
 
-def lists(name: str, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
-    """The passes of each rank. Raises ValueError for what the order cannot divide."""
-    order = ORDERS[name]
+def lists(order: str | Order, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
+    """The passes of each rank, by an order or its name. Raises ValueError for what the order
+    cannot divide."""
+    name = order if isinstance(order, str) else order.label
+    order = ORDERS[order] if isinstance(order, str) else order
     if not order.chunked and chunks != 1:
         raise ValueError(f"chunks is {chunks}; with {name} a rank has one stage, leave it at 1")
     if order.chunked and chunks < 2:

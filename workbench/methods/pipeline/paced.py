@@ -25,7 +25,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import R
 from workbench.methods.pipeline.policies import MICROS, POLICIES, RANKS, SECONDS, SEND_S, Policy
-from workbench.methods.pipeline.stepping import ABANDON_S, NEVER, schedule_of
+from workbench.methods.pipeline.stepping import ABANDON_S, NEVER, stage_schedule
 from workbench.runtime import loopback
 from workbench.runtime.executor import Executor
 from workbench.runtime.group_transport import GroupTransport
@@ -80,7 +80,7 @@ def paced(draws: list[Jitter], scale: float) -> list[float]:
 def schedule(policy: Policy) -> Schedule:
     """The schedule in which ranks go through a policy's lists. Where none takes turns, passes are
     on one lane; a recomputation that must not be early waits for its gradient there."""
-    made, rule = schedule_of(policy.method, policy.passes(RANKS, MICROS)), policy.rule
+    made, rule = stage_schedule(policy.method, policy.passes(RANKS, MICROS)), policy.rule
     came = {(a.rank, a.microbatch): a.name for a in made.actions if a.kind is Kind.RECV_GRAD}
 
     def strict(action: Action) -> Action:
@@ -138,8 +138,8 @@ def _step(rank: int, made: Schedule, pace: Pace) -> float:
     channels = product((rank - 1, rank + 1), (True, False), (True, False))
     pace.transport = GroupTransport(
         dict.fromkeys(channels, world), world,
-        process=lambda position: position, forms=lambda action: [((1,), torch.float32, False)],
-        device=device, latency=pace.seconds,
+        process=lambda position: position, device=device, latency=pace.seconds,
+        forms=lambda action, step: [((1,), torch.float32, False)],
     )  # fmt: skip
     pace.transport.use(made)
     executor = Executor(

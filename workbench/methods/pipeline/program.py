@@ -90,7 +90,7 @@ class Program(Sheet):
         line, drafts = self.line, []
         for number, each in enumerate(line.passes[rank]):
             begun = len(drafts)
-            units = line.stages[each.chunk * line.ranks + rank]
+            units = line.stages[line.held[rank][each.chunk]]
             forward = each.kind in (F, R)
             for unit in units if forward else reversed(units):
                 if each.kind in (B, I) and line.recomputes(unit) and not line.listed:

@@ -28,11 +28,12 @@ from workbench.model.slices import Inputs, check_inputs
 from workbench.runtime.group_transport import GroupTransport
 from workbench.runtime.groups import join, new_group
 from workbench.runtime.neighbours import check_world, group, neighbours
+from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.stage import Given
 from workbench.runtime.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.stage_weights import StageWeights
 from workbench.runtime.statistics import ReplicaStatistics
-from workbench.runtime.step_end import Ended, LossScale, agree, mean_loss
+from workbench.runtime.step_end import Ended, LossScale, agree
 
 
 class StagePipeline:
@@ -69,9 +70,11 @@ class StagePipeline:
         of = self.replica, self.map.replicas
         self._norms = ReplicaStatistics(self._stages[0].model, modules, of, replicas)
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, job.backend)
-        self._engine = engine = StageEngine(own.stages, self._weights.gradients, replicas)
+        add_up = partial(dist.all_reduce, group=replicas)
+        grads = self._weights.gradients
+        self._engine = engine = StageEngine(own.stages, grads, add_up, OutsideUpdates())
         channels = neighbours(
-            self.map, self.rank, job.backend, self._everybody, device, ring=job.plan.stages_each > 1
+            self.map, job.plan.links, self.rank, job.backend, self._everybody, device
         )
         engine.transport = GroupTransport(
             channels, self._everybody, process=lambda stage: self.map.rank(stage, self.replica),
@@ -134,7 +137,7 @@ class StagePipeline:
         self._norms.begin(len(micros))
         self._stepping.run(len(micros), self.steps, training=True)
         self._norms.end(len(micros))
-        losses, weight = mean_loss(self._engine.losses, micros)
+        losses, weight = self._end()
         ended = agree(
             self._weights.gradients, self._ties, losses=losses, weight=weight,
             first=self.replica == 0, wanted=wanted(), scale=self.scale.value,
@@ -157,7 +160,7 @@ class StagePipeline:
             shares = Shares(batch=batch_size, replicas=shares.replicas, chunk=shares.chunk)
         micros = self._begin(inputs, shares, 1.0, training=False)
         self._stepping.run(len(micros), self.steps, training=False)
-        sums = torch.tensor(mean_loss(self._engine.losses, micros), dtype=torch.float64)
+        sums = torch.tensor(self._end(), dtype=torch.float64)
         dist.all_reduce(sums, group=self._everybody)
         total, weight = sums.tolist()
         return total / weight
@@ -193,6 +196,12 @@ class StagePipeline:
             given.append(Given(here, ctx))
             micros.append(MicroBatch(samples=samples, weight=weight))
         for stage in self._stages:
-            stage.begin(given)
-        self._engine.begin(micros, scale / shares.batch, training=training)
+            stage.begin(self.steps, given)
+        self._engine.begin(self.steps, micros, scale / shares.batch, training=training)
         return micros
+
+    def _end(self) -> tuple[float, float]:
+        """This process's parts of the sums of losses and of their weights."""
+        for stage in self._stages:
+            stage.end(self.steps)
+        return self._engine.end(self.steps).mean_loss()

@@ -1,14 +1,17 @@
 """Schedules of a pipeline whose units are stages, and their execution by one process.
 
-Stage s of P * chunks lies at position s % P. Where activations are computed again, they are of the
-stages that would keep those of several micro-batches: in the backward action, from a checkpoint, or
-before it, where the order's list says so or inputs come back from the host.
+By default stage s of P * chunks lies at position s % P. Where activations are computed again, they
+are of the stages that would keep those of several micro-batches: in the backward action, from a
+checkpoint, or before it, where the order's list says so or inputs come back from the host.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -17,7 +20,7 @@ import torch
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.ideal import IdealSizes
-from workbench.methods.pipeline.orders import ORDERS, F, Pass, in_flight, lists
+from workbench.methods.pipeline.orders import ORDERS, F, Order, Pass, in_flight, lists
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.shares import Shares
 from workbench.runtime.executor import Executor, Perturb
@@ -26,8 +29,6 @@ from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Event
 from workbench.schedule.validate import validate
 
-FORWARD = "forward"
-"""Instead of an order: forward passes alone, to evaluate."""
 NEVER = 1 << 62
 """A step that does not come."""
 ABANDON_S = 2.0
@@ -39,7 +40,8 @@ class StageLine(Pipeline):
     """Units are stages."""
 
     def _again(self, unit: int) -> bool:
-        return in_flight(self.passes[unit % self.ranks], unit // self.ranks) > 1
+        at = self.position_of(unit)
+        return in_flight(self.passes[at], self.held[at].index(unit)) > 1
 
     def recomputes(self, unit: int) -> bool:
         if self.listed:
@@ -54,30 +56,15 @@ class StageLine(Pipeline):
 
 
 def stage_schedule(
-    order: str, positions: int, micros: int, replicas: int, *, chunks: int = 1, **treatment: Any
-) -> Schedule:
-    """One step of an order, or forward passes alone; `treatment` of activations and inputs is a
-    pipeline's."""
-    if order == FORWARD:
-        through = [  # micro-batches of all chunks by turns: few wait between two chunks
-            Pass(F, micro, chunk)
-            for first in range(0, micros, positions)
-            for chunk in range(chunks)
-            for micro in range(first, min(first + positions, micros))
-        ]
-        passes = [through] * positions
-    else:
-        passes = lists(order, positions, micros, chunks)
-    return schedule_of(order, passes, replicas, chunks=chunks, **treatment)
-
-
-def schedule_of(
-    method: str, passes: list[list[Pass]], replicas: int = 1, *, chunks: int = 1, **treatment: Any
-) -> Schedule:
-    """One step of any lists of passes, a unit a stage."""
+    method: str, passes: list[list[Pass]], replicas: int = 1, *, positions: Sequence[int] = (),
+    **treatment: Any,
+) -> Schedule:  # fmt: skip
+    """One step of any lists of passes, a unit a stage. `positions` of the stages: by default each
+    position has one. `treatment` of activations and inputs is a pipeline's."""
     line = StageLine(
-        method=method, passes=passes, micro=1, replicas=replicas, clipped=False, **treatment,
-        stages=[range(stage, stage + 1) for stage in range(len(passes) * chunks)],
+        method=method, passes=passes, micro=1, replicas=replicas, clipped=False,
+        positions=positions or range(len(passes)), **treatment,
+        stages=[range(stage, stage + 1) for stage in range(len(positions or passes))],
     )  # fmt: skip
     return Program(line, IdealSizes()).schedule()
 
@@ -87,17 +74,22 @@ class StepPlan:
     """How steps go through a pipeline. Raises ValueError for what cannot be."""
 
     places: StageMap
-    order: str
-    chunks: int | None
+    """Ranks of each position."""
+    order: str | Order
+    """A name, or an order of the caller's own."""
+    chunks: int | None = None
     """Stages of each position; two with orders that have several, where none are given."""
-    activations: str
+    positions: Sequence[int] = ()
+    """Position of each stage, where these are not dealt out in turn."""
+    activations: str = "recompute"
     stash: int | None = None
     stash_on: str = "device"
 
     def __post_init__(self) -> None:
-        row, able = ORDERS.get(self.order), [name for name, row in ORDERS.items() if not row.halved]
-        if self.order not in able:
-            halves = "the backward pass of a stage is one call, without halves; " * bool(row)
+        able = [name for name, row in ORDERS.items() if not row.halved]
+        if isinstance(self.order, str) and self.order not in able:
+            known = self.order in ORDERS
+            halves = "the backward pass of a stage is one call, without halves; " * known
             raise ValueError(f"order is {self.order!r}; {halves}give one of {', '.join(able)}")
         for name, known in (
             ("activations", ("keep", "recompute")),
@@ -105,44 +97,93 @@ class StepPlan:
         ):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {value!r}; give {' or '.join(known)}")
-        if self.activations == "keep" and (row.recomputes or self.stash_on == "host"):
-            what = f"order {self.order}" if row.recomputes else "a stash on the host"
+        if self.activations == "keep" and (self.row.recomputes or self.stash_on == "host"):
+            what = f"order {self.name}" if self.row.recomputes else "a stash on the host"
             raise ValueError(f"activations is 'keep'; with {what} they are computed again")
 
     @property
-    def stages_each(self) -> int:
-        """Stages of each position."""
-        return self.chunks or 1 + ORDERS[self.order].chunked
+    def row(self) -> Order:
+        """The order."""
+        return ORDERS[self.order] if isinstance(self.order, str) else self.order
+
+    @property
+    def name(self) -> str:
+        """The order's name."""
+        return self.order if isinstance(self.order, str) else self.order.label
+
+    @property
+    def _chunks(self) -> int:
+        return self.chunks or 1 + self.row.chunked
+
+    @cached_property
+    def position_of(self) -> list[int]:
+        """Position of each stage."""
+        return [*self.positions] or [*range(self.places.stages)] * self._chunks
+
+    @property
+    def one_each(self) -> bool:
+        """Whether each position has one stage."""
+        return len(self.position_of) == self.places.stages
+
+    @property
+    def links(self) -> list[tuple[int, int]]:
+        """Positions of a stage and of the one behind it, where these are two."""
+        pairs = dict.fromkeys(pairwise(self.position_of))
+        return [(front, back) for front, back in pairs if front != back]
+
+    def stages_at(self, position: int) -> list[int]:
+        """Stages of a position."""
+        return [stage for stage, at in enumerate(self.position_of) if at == position]
+
+    def passes(self, micros: int) -> list[list[Pass]]:
+        """Passes of each position in a step of so many micro-batches."""
+        return lists(self.order, self.places.stages, micros, self._chunks)
 
     def shares(self, batch: int, chunk: int) -> Shares:
         """A batch in micro-batches of so many rows at most. Raises ValueError where these would
         wait for each other for ever."""
-        row, positions, each = ORDERS[self.order], self.places.stages, self.stages_each
         shares = Shares(
             batch=batch, replicas=self.places.replicas, chunk=chunk,
-            multiple=positions if row.chunked else 1,
+            multiple=self.places.stages if self.row.chunked else 1,
         )  # fmt: skip
-        passes = lists(self.order, positions, shares.micros, each)
-        needs = max(in_flight(own, chunk) for own in passes for chunk in range(each))
-        if row.recomputes:  # whose forward passes let backward passes go first
+        needs = max(
+            in_flight(own, chunk)
+            for own in self.passes(shares.micros)
+            for chunk in {each.chunk for each in own}
+        )
+        if self.row.recomputes:  # whose forward passes let backward passes go first
             needs = 1
         if self.stash is not None and self.stash < needs:
             raise ValueError(
-                f"stash is {self.stash}; with {self.order} a stage needs places for the inputs of "
+                f"stash is {self.stash}; with {self.name} a stage needs places for the inputs of "
                 f"{needs} or more micro-batches"
             )
         return shares
 
     def schedule(self, micros: int, *, training: bool) -> Schedule:
         """A step of so many micro-batches, or forward passes alone."""
-        shape = self.places.stages, micros, self.places.replicas
+        shape = {"replicas": self.places.replicas, "positions": self.position_of}
         if not training:
-            return stage_schedule(FORWARD, *shape, chunks=self.stages_each)
-        again = "stash" if self.stash_on == "host" else ORDERS[self.order].again
+            return stage_schedule("forward", self._through(micros), **shape)
+        again = "stash" if self.stash_on == "host" else self.row.again
         return stage_schedule(
-            self.order, *shape, chunks=self.stages_each, stash=self.stash,
+            self.name, self.passes(micros), **shape, stash=self.stash,
             activations=again if self.activations == "recompute" else "keep",
         )  # fmt: skip
+
+    def _through(self, micros: int) -> list[list[Pass]]:
+        """Forward passes alone. Micro-batches go through all stages of a position by turns: few
+        wait between two."""
+        most = self.places.stages
+        return [
+            [
+                Pass(F, micro, chunk)
+                for first in range(0, micros, most)
+                for chunk in range(len(self.stages_at(position)))
+                for micro in range(first, min(first + most, micros))
+            ]
+            for position in range(most)
+        ]
 
 
 class Stepping:

@@ -35,7 +35,8 @@ def stash(sheet: Sheet, rank: int, drafts: list[Draft]) -> list[Draft]:
         unit, micro = draft.unit, draft.micro
         if name.activation(unit + 1, micro) in draft.makes and line.stashes(unit + 1):
             draft.after += gone[-AHEAD : 1 - AHEAD]
-            gone.append(act(Kind.STASH, unit + 1, micro, rank=rank))
+            if unit + 1 not in line.starts:  # else the next stage reads it first, maybe much later
+                gone.append(act(Kind.STASH, unit + 1, micro, rank=rank))
         stashed = line.stashes(unit)
         if stashed and draft.kind is F:
             out = _of_input(sheet, Kind.STASH, D2H, draft)

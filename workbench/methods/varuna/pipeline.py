@@ -75,6 +75,7 @@ class Varuna(StagePipeline):
         seed: int = 0,
         weight_of: Callable[[Inputs], float] | None = None,
         transport: str = "auto",
+        compile: str = "auto",
         perturb: Perturb | None = None,
         latency: Callable[[Action], float] | None = None,
         logs: str | Path | None = None,
@@ -112,12 +113,12 @@ class Varuna(StagePipeline):
                 "are the samples of a whole step"
             )
         on = device_of(device, local_rank)
-        chosen = worker.cut if worker is not None and plan.stages_each == 1 else ""
+        chosen = worker.cut if worker is not None and plan.one_each else ""
         job = StageJob(
             get_batch=get_batch_fn, plan=plan, shares=shares, device=on,
             dtype=dtype_of(fp16=fp16, bf16=bf16), backend=carrier(transport, on),
             cut=stages or chosen, shared_weights=shared_weights or (), seed=seed,
-            weight_of=weight_of, perturb=perturb, latency=latency,
+            weight_of=weight_of, compile=compile, perturb=perturb, latency=latency,
         )  # fmt: skip
         alone = isinstance(model, nn.Module) or (worker is not None and has_room(worker.nbytes))
         logs = logs or self._lifeline.logs
@@ -126,7 +127,7 @@ class Varuna(StagePipeline):
             busy=self._lifeline.busy, job_id=worker.job if worker else "",
             began=worker.began if worker else None,
         )  # fmt: skip
-        if self.rank == 0 and plan.stages_each == 1:
+        if self.rank == 0 and plan.one_each:
             self._lifeline.has_cut(self.stages, self._own.nbytes)
         place = {"stage": self.stage, "replica": self.replica}
         self._logs = WorkerLogs(Path(logs), self.map, chunk=chunk_size, **place) if logs else None

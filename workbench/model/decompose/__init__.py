@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from workbench.model.decompose.blocks import around, choose, has_weights
 from workbench.model.decompose.cut import Piece, cut
 from workbench.model.decompose.layer import Layer, Value, local_tensors
+from workbench.model.decompose.plan import State
 from workbench.model.decompose.probe import Undecomposed, record
-from workbench.model.decompose.program import Program, State
+from workbench.model.decompose.program import Program
 
 __all__ = [
     "UNREAD",

@@ -26,7 +26,7 @@ from torch import nn
 
 from workbench.model.decompose.blocks import has_weights
 from workbench.model.decompose.layer import Value
-from workbench.model.decompose.program import Affine, Call, Plan, Ref, State, flatten
+from workbench.model.decompose.plan import Affine, Call, Plan, Ref, State, flatten
 from workbench.model.decompose.record import Trace
 
 ONE_ARGUMENT = flatten(((None,), {}))[1]

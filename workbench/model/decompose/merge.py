@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.model.decompose.program import Affine, Hole, Mode, Share
+from workbench.model.decompose.plan import Affine, Hole, Mode, Share
 from workbench.model.decompose.record import Refusal, Trace
 
 BATCHES = (2, 3, 5)

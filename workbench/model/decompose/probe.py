@@ -32,7 +32,7 @@ from workbench.core.mistakes import line_of_users
 from workbench.model.decompose.blocks import has_weights
 from workbench.model.decompose.layer import local_tensors
 from workbench.model.decompose.merge import BATCHES, add_modes, merged, of_batch
-from workbench.model.decompose.program import build, flatten, labels
+from workbench.model.decompose.plan import build, flatten, labels
 from workbench.model.decompose.record import Overwritten, Recorder, Refusal, Trace, storage_of
 
 ASKS = (DataDependentOutputException, DynamicOutputShapeException)

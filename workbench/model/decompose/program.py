@@ -1,250 +1,15 @@
-"""A layer's module: a straight-line program over parts of a model.
-
-It calls the model's own submodules, with their own code, and the functions that stood between
-them. Numbers in it that follow the batch size, the device or the mode (train, eval) are holes,
-filled at each call.
-"""
+"""A layer's module: runs a plan over the model's own submodules."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass
-from importlib import import_module
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-# Nested arguments and outputs as a flat list of leaves, and back.
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The structure without its leaves; equal forms hold leaves in the same places."""
-
-    kind: type | None
-    """Type of the container; None for a leaf."""
-    keys: tuple[Any, ...]
-    parts: tuple[Form, ...]
-
-
-LEAF = Form(None, (), ())
-
-
-def flatten(thing: Any) -> tuple[list[Any], Form]:
-    """Leaves in order, and the form that `build` makes the thing from.
-
-    Tuples, lists, named tuples, dictionaries, dataclasses with tensors in them (Hugging Face's
-    outputs are both), sizes and slices are taken apart; anything else is a leaf.
-    """
-    leaves: list[Any] = []
-    return leaves, _flatten(thing, leaves)
-
-
-def _flatten(thing: Any, leaves: list[Any]) -> Form:
-    keys: tuple = ()
-    if isinstance(thing, Mapping):
-        keys, parts = tuple(thing), tuple(thing.values())
-    elif isinstance(thing, tuple | list):
-        parts = tuple(thing)
-    elif isinstance(thing, slice):
-        parts = (thing.start, thing.stop, thing.step)
-    elif _has_tensors(thing):
-        keys = tuple(f.name for f in fields(thing))
-        parts = tuple(getattr(thing, key) for key in keys)
-    else:
-        leaves.append(thing)
-        return LEAF
-    return Form(type(thing), keys, tuple(_flatten(part, leaves) for part in parts))
-
-
-def _has_tensors(thing: Any) -> bool:
-    """Whether it is a dataclass of data; one of settings is kept whole."""
-    if not is_dataclass(thing) or isinstance(thing, type):
-        return False
-    leaves, _ = flatten([getattr(thing, f.name) for f in fields(thing)])
-    return any(isinstance(leaf, Tensor) for leaf in leaves)
-
-
-def build(form: Form, leaves: Sequence[Any]) -> Any:
-    """The thing of that form with these leaves."""
-    return _build(form, iter(leaves))
-
-
-def _build(form: Form, leaves: Iterator[Any]) -> Any:
-    kind = form.kind
-    if kind is None:
-        return next(leaves)
-    parts = [_build(part, leaves) for part in form.parts]
-    if kind is slice or hasattr(kind, "_fields"):
-        return kind(*parts)
-    if issubclass(kind, Mapping):
-        items = dict(zip(form.keys, parts, strict=True))
-        return kind(**items) if is_dataclass(kind) else kind(items)
-    if is_dataclass(kind):
-        new = object.__new__(kind)  # `__init__` may take other arguments than there are fields
-        for key, part in zip(form.keys, parts, strict=True):
-            object.__setattr__(new, key, part)
-        return new
-    return kind(parts)
-
-
-def labels(form: Form, name: str) -> list[str]:
-    """A name for each leaf: `name`, with the keys or numbers that lead to it."""
-    if form.kind is None:
-        return [name]
-    keys = form.keys or [str(i) for i in range(len(form.parts))]
-    return [
-        label
-        for key, part in zip(keys, form.parts, strict=True)
-        for label in labels(part, f"{name}.{key}" if name else str(key))
-    ]
-
-
-# Stand-ins in a program for values that are known only when it runs.
-
-
-class Hole(ABC):
-    """A value that `get` finds when its program runs."""
-
-    @abstractmethod
-    def get(self, frame: Frame) -> Any:
-        """The value, in a frame of the program."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ref(Hole):
-    """A tensor computed before."""
-
-    number: int
-
-    def get(self, frame: Frame) -> Tensor:
-        return frame.values[self.number]
-
-
-@dataclass(frozen=True, slots=True)
-class State(Hole):
-    """A parameter, a buffer or a constant tensor of the model that a function is given."""
-
-    key: str
-
-    def get(self, frame: Frame) -> Tensor:
-        return getattr(frame.program, frame.program.slots[self.key])
-
-
-@dataclass(frozen=True, slots=True)
-class Affine(Hole):
-    """A whole number that follows the batch size B: slope * B + start."""
-
-    slope: int
-    start: int
-
-    def get(self, frame: Frame) -> int:
-        return self.slope * frame.batch + self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Share(Hole):
-    """A fraction whose denominator is the batch size."""
-
-    whole: float
-
-    def get(self, frame: Frame) -> float:
-        return self.whole / frame.batch
-
-
-@dataclass(frozen=True, slots=True)
-class Device(Hole):
-    """The device the layer runs on."""
-
-    def get(self, frame: Frame) -> torch.device:
-        return frame.device
-
-
-@dataclass(frozen=True, slots=True)
-class Mode(Hole):
-    """Something else in training than in evaluation, such as the probability of dropping."""
-
-    training: Any
-    evaluation: Any
-
-    def get(self, frame: Frame) -> Any:
-        return self.training if frame.program.training else self.evaluation
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A function that is found by its name, for one that cannot be pickled itself."""
-
-    module: str
-    name: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(self.module), self.name)(*args, **kwargs)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a program: a submodule (by its path in the model) or a function."""
-
-    target: str | Callable
-    form: Form
-    """Form of the pair (args, kwargs)."""
-    leaves: tuple[Any, ...]
-    results: tuple[int, ...]
-    """Numbers of the tensors that come out, in order."""
-    grad: bool = True
-    """False where the model's code had gradients switched off."""
-
-    def refs(self) -> Iterable[int]:
-        return (leaf.number for leaf in self.leaves if isinstance(leaf, Ref))
-
-
-@dataclass(slots=True)
-class Frame:
-    """Values that holes are filled from."""
-
-    program: Program
-    values: dict[int, Tensor]
-    batch: int
-    device: torch.device
-
-
-@dataclass(slots=True)
-class Plan:
-    """Plain data of a program."""
-
-    takes: list[int]
-    """Numbers of the inputs."""
-    gives: list[Any]
-    """Leaves that make up the outputs."""
-    calls: list[Call]
-    batch_from: tuple[int, int, int]
-    """(place among the inputs, dimension, rows per sample) of one that has the batch
-    size; the layer runs on its device."""
-    mode: bool | None = None
-    """Value of `training` for which the program is right; None when it is right for both."""
-    output: tuple[Form, tuple[Any, ...]] | None = None
-    """Structure of the model's output and its leaves; the last layer puts out the tensors of it."""
-    at_home: bool = False
-    """Whether what submodules make without naming a device is to be made on the layer's."""
-    drops: list[list[int]] = field(init=False)
-    """After each call, what is not needed any more."""
-
-    def __post_init__(self) -> None:
-        kept = {leaf.number for leaf in self.gives if isinstance(leaf, Ref)}
-        self.drops = []
-        for call in reversed(self.calls):
-            last = {*call.refs(), *call.results} - kept
-            self.drops.append(sorted(last))
-            kept |= last
-        self.drops.reverse()
-
-    def leaves(self) -> list[Any]:
-        """All that the calls and the outputs are made from."""
-        return [*(leaf for call in self.calls for leaf in call.leaves), *self.gives]
+from workbench.model.decompose.plan import Plan
+from workbench.model.decompose.written_out import WrittenOut
 
 
 class Program(nn.Module):
@@ -256,6 +21,7 @@ class Program(nn.Module):
         super().__init__()
         self.plan = plan
         self.criterion: Callable | None = None
+        self._of: WrittenOut | None = None
         self.modes: dict[str, tuple[bool, bool]] = {}
         """Submodules that the model's own `train` leaves in another mode than the model's: path
         here -> whether one trains while the model does, and while it does not."""
@@ -293,48 +59,23 @@ class Program(nn.Module):
                 "more, after `model.train()` or `model.eval()`"
             )
         place, dim, rows = plan.batch_from
-        values = dict(zip(plan.takes, inputs, strict=True))
-        frame = Frame(self, values, inputs[place].shape[dim] // rows, inputs[place].device)
-        with frame.device if plan.at_home else nullcontext():
-            self._call_all(frame)
-        out = tuple(_filled(leaf, frame) for leaf in plan.gives)
+        samples, device = inputs[place].shape[dim] // rows, inputs[place].device
+        with device if plan.at_home else nullcontext():
+            out = self._written.run(self, inputs, samples, device, self.training)
         if self.criterion is not None:
             return (self.criterion(self.restore(out), targets),)
         return out
 
-    def _call_all(self, frame: Frame) -> None:
-        """Fill `frame.values` with what the calls put out, as long as it is needed."""
-        plan, values = self.plan, frame.values
-        for call, drops in zip(plan.calls, plan.drops, strict=True):
-            args, kwargs = build(call.form, [_filled(leaf, frame) for leaf in call.leaves])
-            target = call.target
-            if isinstance(target, str):
-                target = getattr(self, self.slots[target])
-            with nullcontext() if call.grad else torch.no_grad():
-                made, _ = flatten(target(*args, **kwargs))
-            made = [leaf for leaf in made if isinstance(leaf, Tensor)]
-            if len(made) != len(call.results):
-                raise ValueError(
-                    f"{call.target} put out {len(made)} tensors, and {len(call.results)} when the "
-                    "model was decomposed"
-                )
-            values.update(zip(call.results, made, strict=True))
-            for number in drops:
-                values.pop(number, None)
+    @property
+    def _written(self) -> WrittenOut:
+        """The plan's functions, of the plan that it has now."""
+        if self._of is None or self._of.plan is not self.plan:
+            self._of = WrittenOut(self.plan, self.slots)
+        return self._of
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_of": None}  # functions that were made here are not pickled
 
     def restore(self, outputs: tuple[Tensor, ...]) -> Any:
         """The model's output, such as a dictionary, from the tensors in it."""
-        form, leaves = self.plan.output
-        tensors = iter(outputs)
-        frame = Frame(self, {}, 0, outputs[0].device)
-        return build(
-            form,
-            [
-                next(tensors) if isinstance(leaf, Ref | State) else _filled(leaf, frame)
-                for leaf in leaves
-            ],
-        )
-
-
-def _filled(leaf: Any, frame: Frame) -> Any:
-    return leaf.get(frame) if isinstance(leaf, Hole) else leaf
+        return self._written.restore(self, outputs, 0, outputs[0].device, self.training)

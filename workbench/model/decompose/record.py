@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.model.decompose.program import (
+from workbench.model.decompose.plan import (
     Call,
     Device,
     Form,

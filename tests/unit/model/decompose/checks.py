@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from workbench.model.base import set_parameter
 from workbench.model.decompose import Layer
 from workbench.model.decompose.layer import local_tensors
-from workbench.model.decompose.program import flatten
+from workbench.model.decompose.plan import flatten
 
 
 def tensors(thing: object) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from tests.unit.model.decompose.checks import by_pieces, gather, grads, run, scalar, tensors
 from tests.unit.model.decompose.zoo import MODELS
 from workbench.model.decompose import decompose
-from workbench.model.decompose.program import flatten
+from workbench.model.decompose.plan import flatten
 
 BATCHES = (1, 2, 3, 7)
 
