@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from workbench.model.decompose.program import Form, build, flatten
 from workbench.model.drawn import unkeyed
-from workbench.model.reachable import variables_of
+from workbench.model.reachable import attributes_of, variables_of
 from workbench.model.tables import refuse, taken_out
 from workbench.model.tally import tensors_in
 
@@ -104,9 +104,8 @@ class LossAgain:
 
 def _held_by(function: Callable) -> dict[str, Any]:
     """Variables that it names; of a module the attributes as well."""
-    parts = function.named_modules() if isinstance(function, nn.Module) else ()
-    own = {f"{path}.{key}".lstrip("."): v for path, part in parts for key, v in vars(part).items()}
-    return variables_of(function) | own
+    own = attributes_of(function) if isinstance(function, nn.Module) else ()
+    return variables_of(function) | {place: value for place, _, value in own}
 
 
 class _Shape(tuple):

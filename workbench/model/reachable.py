@@ -174,6 +174,13 @@ def _of_user(value: Any) -> bool:
     return not of_library(value) and (name or "").partition(".")[0] not in OTHERS
 
 
+def attributes_of(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """(place, name, value) of all attributes of a module and its submodules."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            yield f"{path}.{name}" if path else name, name, value
+
+
 def within(
     name: str, value: Any, held: dict[int, Any], counts: Callable[[Any], bool], deep: int = 0
 ) -> Iterator[tuple[str, Any]]:
