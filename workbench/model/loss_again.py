@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from workbench.model.decompose.program import Form, build, flatten
 from workbench.model.drawn import unkeyed
-from workbench.model.reachable import attributes_of, variables_of
+from workbench.model.reachable import attributes_of, sample, variables_of
 from workbench.model.tables import refuse, taken_out
 from workbench.model.tally import tensors_in
 
@@ -190,7 +190,7 @@ class _Done(TorchDispatchMode):
             plain = isinstance(leaf, int | str | None | torch.dtype | torch.device)
             return repr(leaf) if plain else type(leaf).__name__
         if not leaf.is_meta:
-            self._numbers.append((len(self.words), _sample(leaf)))
+            self._numbers.append((len(self.words), sample(leaf, SAMPLED)))
             return f"{leaf.dtype} {tuple(leaf.shape)}"
         self._held.append(leaf)
         return f"{self._number(id(leaf))} {tuple(leaf.shape)}"
@@ -224,14 +224,6 @@ def _named(word: str) -> str:
 
 def _is_small(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.numel() <= SMALL
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    if len(flat) <= SAMPLED:
-        return flat.clone()
-    at = torch.linspace(0, len(flat) - 1, SAMPLED, device=flat.device).long()
-    return flat[at]
 
 
 def _alike(one: Any, other: Any) -> bool:

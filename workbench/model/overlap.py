@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from workbench.model.code_names import used_by_type
-from workbench.model.reachable import attributes_of, within
+from workbench.model.reachable import attributes_of, contents
 
 OWN = frozenset(vars(nn.Module())) | {"_flat_weights"}
 """Attributes of any module, and one that torch's recurrent ones keep up to date."""
@@ -45,12 +45,13 @@ def hidden(model: nn.Module) -> tuple[str, str] | None:
     every = {name: p for name, p in model.named_parameters() if p.requires_grad}
     homes = {p.untyped_storage().data_ptr(): name for name, p in every.items() if _is_known(p)}
     names = {id(p): name for name, p in every.items()}
-    read = frozenset[str]().union(*(used_by_type(type(m), "forward")[0] for m in model.modules()))
+    own = {id(module): module for module in model.modules()}
+    kinds = {*map(type, own.values())}
+    read = frozenset[str]().union(*(used_by_type(kind, "forward")[0] for kind in kinds)) - OWN
     for begin, key, value in attributes_of(model):
-        if key not in read - OWN or isinstance(value, Tensor | nn.Module):
+        if key not in read or isinstance(value, Tensor | nn.Module):
             continue  # tensors that are attributes overlap
-        held = {id(m): m for m in model.modules()}
-        for place, each in within(begin, value, held, _is_no_name):
+        for place, each in contents(begin, value, dict(own), _is_no_name):
             if isinstance(each, np.ndarray) and each.dtype.kind == "f" and each.flags.writeable:
                 each = torch.from_numpy(each)
             for one in each.parameters() if isinstance(each, nn.Module) else [each]:

@@ -2,7 +2,7 @@
 
 `Reached` finds variables beside a function's arguments: those of its files, of functions around it,
 of classes, defaults of arguments, attributes of functions and of objects whose methods it calls.
-`within` finds all that one of them holds.
+`contents` finds all that one of them holds.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Reached:
                 self._note(Place(f"{name}({key})", given, key))
             self.follow(name, function.func, kind)
         elif isinstance(function, MethodType):
-            self.within(name, function.__self__, frozenset([function.__name__]))
+            self.look_in(name, function.__self__, frozenset([function.__name__]))
             self.follow(name, function.__func__, type(function.__self__))
         elif isinstance(function, FunctionType) and (function, kind) not in self._seen:
             self._seen.add((function, kind))
             if _of_user(function):
                 self._read(function, kind)
         elif function is not None and not isinstance(function, FunctionType):
-            self.within(name, function, frozenset(["__call__"]))
+            self.look_in(name, function, frozenset(["__call__"]))
         return self.places
 
     def _read(self, function: FunctionType, kind: type) -> None:
@@ -115,9 +115,9 @@ class Reached:
         parted = isinstance(value, type | ModuleType | nn.Module)
         parted |= _of_user(type(value)) and hasattr(value, "__dict__")
         self.places.append(place._replace(whole=not parted))
-        self.within(place.name, value, loaded, written=place.written)
+        self.look_in(place.name, value, loaded, written=place.written)
 
-    def within(
+    def look_in(
         self, name: str, value: Any, loaded: frozenset[str], *, written: bool = False
     ) -> None:
         """Note what code reads that loads these names of a class, a file, a module or an object."""
@@ -181,7 +181,7 @@ def attributes_of(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
             yield f"{path}.{name}" if path else name, name, value
 
 
-def within(
+def contents(
     name: str, value: Any, held: dict[int, Any], counts: Callable[[Any], bool], deep: int = 0
 ) -> Iterator[tuple[str, Any]]:
     """A value and all that it holds, by the ways there, of that which `counts`; nothing of objects
@@ -194,7 +194,7 @@ def within(
     held[id(value)] = value  # an id means nothing once its object is gone
     if not isinstance(value, LEAVES):
         for key, each in _inside(value):
-            yield from within(f"{name}{key}", each, held, counts, deep + 1)
+            yield from contents(f"{name}{key}", each, held, counts, deep + 1)
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
@@ -247,3 +247,11 @@ def _copied(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _ends(every: list) -> list:
     return every[:LONG] + every[LONG:][-LONG:]
+
+
+def sample(tensor: Tensor, most: int) -> Tensor:
+    """A copy of a tensor's values, from the first to the last, of which there are at `most` so
+    many."""
+    whole, count = tensor.numel(), min(tensor.numel(), most)
+    at = torch.arange(count, device=tensor.device) * (whole - 1) // max(1, count - 1)
+    return tensor.detach().take(at)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from workbench.model.reachable import CACHED, OWN, PLAIN, variables_of, within
+from workbench.model.reachable import CACHED, OWN, PLAIN, contents, variables_of
 
 NAMED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, CACHED, nn.Parameter)
 """Types of what holds no state of a pass."""
@@ -50,7 +50,7 @@ def left_in(module: nn.Module | None) -> Left:
     if module is not None:
         named += ((f"{BESIDE}{name}", value) for name, value in variables_of(module).items())
     for begin, whole in named:
-        for name, value in within(begin, whole, held, lambda each: not isinstance(each, NAMED)):
+        for name, value in contents(begin, whole, held, lambda each: not isinstance(each, NAMED)):
             if isinstance(value, PLAIN):
                 found[name] = value if value == value else "not a number"
             elif (content := _content(value)) is not None:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from workbench.model.decompose.merge import BATCHES
 from workbench.model.drawn import unkeyed
-from workbench.model.reachable import CACHED, variables_of, within
+from workbench.model.reachable import CACHED, contents, variables_of
 
 if TYPE_CHECKING:
     from workbench.model.objective import Objective
@@ -81,7 +81,7 @@ def _call(objective: Objective) -> None:
 
 def _holds_bare(value: Any) -> bool:
     """Whether a container, or the table of a function, has a tensor without values."""
-    held = within("", value, {}, lambda each: isinstance(each, HOLDERS))
+    held = contents("", value, {}, lambda each: isinstance(each, HOLDERS))
     return any(isinstance(each, FakeTensor) or getattr(each, "is_meta", False) for _, each in held)
 
 

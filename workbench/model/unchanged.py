@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from itertools import chain, count
 from operator import itemgetter
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from workbench.model.code_names import read_by_type, used_by_type
 from workbench.model.decompose.blocks import choose
-from workbench.model.reachable import Place, Reached
+from workbench.model.reachable import Place, Reached, sample
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 TABLES = {
@@ -58,10 +58,7 @@ class Unchanged:
             raise ValueError(_told("torch's autocast or default dtype", self._torch, now))
         for part in self._parts:
             part.check()
-        for place, old in self._beside:
-            if (now := _look(place)) != old:
-                what = f"{_quoted(place.name)}, which the forward pass reads,"
-                raise ValueError(_told(what, old, now))
+        _compare(self._beside)
         found = self._read_by(function)
         for place in {**self._function, **found}:
             old, now = self._function.get(place), found.get(place)
@@ -83,15 +80,15 @@ class Unchanged:
         for name in self._tensors.keys() & state.keys():
             self._tensors[name].may_be(state[name])
 
-    def _read_around(self, module: nn.Module) -> Iterator[tuple[Place, Any]]:
-        """Variables beside the module that code around its blocks reads, and their values: the
-        blocks themselves run as they are."""
+    def _read_around(self, module: nn.Module) -> Iterator[tuple[str, Place, Any]]:
+        """Variables beside the module that code around its blocks reads, in words, and their
+        values: the blocks themselves run as they are."""
         around = {"", *(path[: m.start()] for path in choose(module) for m in DOT.finditer(path))}
         for path in sorted(around):
             kind = type(module.get_submodule(path))
             for place in Reached(self._own).follow("forward", kind.forward, kind):
                 if isinstance(value := _look(place), PLAIN) and not place.written:
-                    yield place, value
+                    yield f"{_quoted(place.name)}, which the forward pass reads,", place, value
 
     def _read_by(self, function: Callable | None) -> dict[tuple[str, int], Any]:
         """Values by the names of their places, and how many of the same name come before."""
@@ -125,10 +122,10 @@ class _Part:
         ]
         reached = Reached(inside)
         for key in read:
-            reached.within(self._name + key, own[key], loaded)
+            reached.look_in(self._name + key, own[key], loaded)
         own_ways = tuple(self._name + key for key in read)
         others += (p for p in reached.places if p.name.startswith(own_ways) and not p.written)
-        self._others = [(place, _look(place)) for place in others]
+        self._others = [(f"{place.name} of the model", place, _look(place)) for place in others]
 
     def check(self) -> None:
         """Raise ValueError for a change."""
@@ -144,9 +141,7 @@ class _Part:
             if now != _comparable(old):
                 table = key in TABLES and f"{TABLES[key]} of {self._name or 'the model '}"[:-1]
                 raise ValueError(_told(table or f"{self._name}{key} of the model", old, now))
-        for place, old in self._others:
-            if (now := _look(place)) != old:
-                raise ValueError(_told(f"{place.name} of the model", old, now))
+        _compare(self._others)
 
 
 class _Known:
@@ -210,9 +205,7 @@ def _sample(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
     """Some of a tensor's values, from the first to the last."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return ""
-    last = tensor.numel() - 1
-    at = torch.tensor([last * n // SAMPLES for n in range(SAMPLES + 1)], device=tensor.device)
-    return str(tensor.detach().take(at).to(dtype or tensor.dtype).tolist())
+    return str(sample(tensor, SAMPLES + 1).to(dtype or tensor.dtype).tolist())
 
 
 # -- values ------------------------------------------------------------------------------------
@@ -231,6 +224,13 @@ def _comparable(value: Any, deep: int = 0) -> Any:
     if isinstance(value, Mapping) and len(value) <= LONG and deep < DEEP:
         return tuple((str(key), _comparable(value[key], deep + 1)) for key in value)
     return "an object", id(value)
+
+
+def _compare(before: Iterable[tuple[str, Place, Any]]) -> None:
+    """Raise ValueError for a place, in words, where another value is now."""
+    for what, place, old in before:
+        if (now := _look(place)) != old:
+            raise ValueError(_told(what, old, now))
 
 
 def _look(place: Place) -> Any:
