@@ -134,7 +134,7 @@ class Reached:
                 return
             self._seen.add((id(value), loaded))
             every, own = loaded, vars(value)
-            for key in sorted(loaded & {*dir(kind)}) if _of_user(kind) else ():
+            for key in () if of_library(kind) else sorted(loaded & {*dir(kind)}):
                 self.follow(key, getattr_static(kind, key, None), kind)
                 more, stores = used_by_type(kind, key)
                 every, stored = every | more, stored | stores - loaded
