@@ -9,7 +9,6 @@ from torch import Tensor
 
 from baselines.common import micro_batches, named_units, now_s
 from workbench.model.base import LayeredModel
-from workbench.runtime.statistics import clones
 
 
 class Stepping:
@@ -30,7 +29,7 @@ class Stepping:
 
     def step(self, step: int, number: int = 0) -> None:
         """One step, the `number`-th of this process."""
-        self.changed, self._kept = False, clones(self.statistics())
+        self.changed = False
         begun_s = now_s(self.device)
         with self._watched(number):
             loss, norm = self._step(step)
@@ -48,7 +47,6 @@ class Stepping:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""
         for tensor in (*self.masters, *self.masters.values()):
             tensor.grad = None
-        self.take_up(self._kept)
         return not self.changed
 
     def parameters(self) -> dict[str, Tensor]:

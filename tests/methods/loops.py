@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -105,24 +106,42 @@ def torchs(
     """The loop that anybody would write."""
     module = net(frozen=frozen)
     optimizer = torch.optim.AdamW((groups or nn.Module.parameters)(module), lr=LR)
-    return by_torch(module, batches(**how), optimizer, warmed(optimizer))
+    return by_torch(module, batches(**how), optimizer=optimizer, scheduler=warmed(optimizer))
 
 
 def by_torch(
-    module: nn.Module, given: Iterable[dict[str, Tensor]], optimizer: Any = None,
-    scheduler: Any = None,
+    module: nn.Module, given: Iterable[Any], loss_fn: Callable | None = None, *,
+    clip: float | None = CLIP, optimizer: Any = None, scheduler: Any = None, **settings: Any,
 ) -> tuple[list[float], dict[str, Tensor]]:  # fmt: skip
-    optimizer, losses = optimizer or torch.optim.AdamW(module.parameters(), lr=LR), []
+    """Losses and state of a copy of a module in torch's loop over batches, by default those of
+    `batches`; `settings` of its optimizer."""
+    if optimizer is None:
+        module = copy.deepcopy(module).train()
+        optimizer = torch.optim.AdamW(module.parameters(), **{"lr": LR, **settings})
+    losses, loss_fn = [], loss_fn or loss_of
     for batch in given:
         optimizer.zero_grad()
-        loss = loss_of(module(batch["tokens"]), batch)
+        loss = loss_fn(called(module, batch), batch)
         loss.backward()
-        nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
         losses.append(loss.item())
     return losses, module.state_dict()
+
+
+def called(module: nn.Module, batch: Any) -> Any:
+    """Outputs of a module, as an engine calls it."""
+    if isinstance(batch, dict):
+        return module(batch["tokens"]) if "tokens" in batch else module(**batch)
+    return module(batch[0] if isinstance(batch, tuple) else batch)
+
+
+def of_outputs(outputs: Any, _: Any) -> Tensor:
+    """The loss that a decoder of Hugging Face gives."""
+    return outputs.loss
 
 
 def made_in(

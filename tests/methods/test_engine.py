@@ -15,6 +15,7 @@ from tests.methods.loops import (
     ROWS,
     WAYS,
     batches,
+    by_torch,
     distance,
     in_groups,
     labels_of,
@@ -22,6 +23,7 @@ from tests.methods.loops import (
     near,
     net,
     normed,
+    of_outputs,
     torchs,
     warmed,
 )
@@ -65,18 +67,11 @@ def test_a_model_of_hugging_face_is_torchs(engine, method) -> None:
     config = transformers.LlamaConfig(**sizes, intermediate_size=64, use_cache=False)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).train()
-    theirs, losses, wanted = copy.deepcopy(model), [], []
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR)
+    given = [{"input_ids": b["tokens"], "labels": b["tokens"]} for b in batches(4)]
+    wanted, weights = by_torch(model, given, of_outputs, clip=None)
     with engine(method, model, clip=None) as made:
-        for batch in batches(4):
-            batch = {"input_ids": batch["tokens"], "labels": batch["tokens"]}
-            losses.append(made.step(batch, lambda outputs, _: outputs.loss))
-            optimizer.zero_grad()
-            loss = theirs(**batch).loss
-            loss.backward()
-            optimizer.step()
-            wanted.append(loss.item())
-        near(made.state_dict(), theirs.state_dict())
+        losses = [made.step(batch, of_outputs) for batch in given]
+        near(made.state_dict(), weights)
     assert losses == pytest.approx(wanted, rel=1e-6)
 
 
@@ -290,16 +285,12 @@ class Tutorial(nn.Module):
 
 def test_layers_that_lie_in_no_list_are_torchs(engine) -> None:
     torch.manual_seed(0)
-    module = Tutorial()
-    ours, samples = copy.deepcopy(module), [torch.rand(ROWS, 1, 10, 10) for _ in range(4)]
-    optimizer, losses = torch.optim.AdamW(module.parameters(), lr=1e-3), []
-    for x in samples:
-        optimizer.zero_grad()
-        loss = module(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    with engine("stronghold", ours, {"lr": 1e-3}, clip=None) as made:
-        found = [made.step(x, lambda out, _: out.square().mean()) for x in samples]
-        assert found == pytest.approx(losses, rel=1e-6)
-        near(made.state_dict(), module.state_dict())
+    module, samples = Tutorial(), [torch.rand(ROWS, 1, 10, 10) for _ in range(4)]
+
+    def loss(out: Tensor, _: Tensor) -> Tensor:
+        return out.square().mean()
+
+    wanted, weights = by_torch(module, samples, loss, clip=None, lr=1e-3)
+    with engine("stronghold", module, {"lr": 1e-3}, clip=None) as made:
+        assert [made.step(x, loss) for x in samples] == pytest.approx(wanted, rel=1e-6)
+        near(made.state_dict(), weights)

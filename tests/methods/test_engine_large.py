@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.methods.loops import made_in
+from tests.methods.loops import LR, by_torch, made_in, of_outputs
 from workbench.methods import bounded
 from workbench.methods.bounded import Compared
 
 transformers = pytest.importorskip("transformers")
-WORDS, SEQ, LR = 64128, 48, 1e-2
+WORDS, SEQ = 64128, 48
 GIB = 1 << 30
 
 
@@ -37,22 +37,6 @@ def batches(steps: int, words: int = WORDS, seq: int = SEQ) -> list[dict[str, Te
         labels[:, :20] = -100
         found.append({"input_ids": tokens, "labels": labels})
     return found
-
-
-def loss_of(outputs, _) -> Tensor:
-    return outputs.loss
-
-
-def by_torch(model: nn.Module, steps: list, loss=loss_of) -> list[float]:
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=LR), []
-    for batch in steps:
-        optimizer.zero_grad()
-        one = loss(model(**batch) if isinstance(batch, dict) else model(batch[0]), batch)
-        one.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        losses.append(float(one))
-    return losses
 
 
 @pytest.fixture
@@ -80,10 +64,10 @@ def test_a_large_vocabulary_trains_as_torchs_loop_however_much_is_compared(
     tmp_path_factory, monkeypatch, seen, parts, told
 ) -> None:
     monkeypatch.setattr(bounded, "PARTS", parts)
-    wanted = by_torch(llama(), batches(2))
+    wanted, _ = by_torch(llama(), batches(2), of_outputs)
     results = tmp_path_factory.getbasetemp() / "measured"
     with made_in(results, "stronghold", llama(), {"lr": LR}) as engine:
-        losses = [engine.step(batch, loss_of) for batch in batches(2)]
+        losses = [engine.step(batch, of_outputs) for batch in batches(2)]
     assert losses == pytest.approx(wanted, rel=1e-5)
     assert told in seen[0].note
 
@@ -161,7 +145,7 @@ def test_checkpoints_of_a_users_own_train_as_torchs_loop(tmp_path_factory, metho
     def loss(out: Tensor, batch) -> Tensor:
         return F.cross_entropy(out, batch[1])
 
-    wanted = by_torch(made(), data, loss)
+    wanted, _ = by_torch(made(), data, loss)
     results = tmp_path_factory.getbasetemp() / "measured"
     with made_in(results, method, made(), {"lr": LR}) as engine:
         assert [engine.step(batch, loss) for batch in data] == pytest.approx(wanted, rel=1e-6)
@@ -183,7 +167,7 @@ def test_a_budget_that_a_plan_calls_sufficient_holds(tmp_path, budget, parts) ->
             device_memory=cap, microbatches=parts,
         ) as engine:  # fmt: skip
             torch.cuda.reset_peak_memory_stats()
-            losses[cap] = [engine.step(batch, loss_of) for batch in data]
+            losses[cap] = [engine.step(batch, of_outputs) for batch in data]
             assert torch.cuda.max_memory_reserved() <= (cap or torch.cuda.mem_get_info()[1])
     assert losses[budget] == pytest.approx(losses[None], rel=1e-3)
     torch.cuda.synchronize()

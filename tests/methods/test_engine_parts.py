@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.methods.loops import LR, Net, batches, distance, loss_of, net, normed
+from tests.methods.loops import (
+    LR,
+    Net,
+    batches,
+    by_torch,
+    distance,
+    loss_of,
+    net,
+    normed,
+    of_outputs,
+)
 
 WAYS = {
     "plain": {"microbatches": 4},
@@ -21,18 +29,6 @@ NO_DECAY = {"lr": LR, "weight_decay": 0.0}
 CLASSES = torch.linspace(0.5, 9, 20)
 
 
-def by_torch(module: nn.Module, given: list, loss_fn, call) -> list[float]:
-    module, losses = copy.deepcopy(module).train(), []
-    optimizer = torch.optim.AdamW(module.parameters(), **NO_DECAY)
-    for batch in given:
-        optimizer.zero_grad()
-        loss = loss_fn(call(module, batch), batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
 def weighted(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits.transpose(1, 2), batch["labels"], weight=CLASSES, ignore_index=7)
 
@@ -42,7 +38,7 @@ def test_a_loss_counts_in_every_batch_what_it_divides_by(engine, method) -> None
     """The first batch has one class alone, as sorted data have."""
     given = [*batches(5)]
     given[0]["labels"] = torch.ones_like(given[0]["labels"])
-    wanted = by_torch(net(), given, weighted, lambda module, batch: module(batch["tokens"]))
+    wanted, _ = by_torch(net(), given, weighted, clip=None, **NO_DECAY)
     with engine(method, config=NO_DECAY, clip=None, **WAYS[method]) as made:
         found = [made.step(batch, weighted) for batch in given]
     assert found == pytest.approx(wanted, rel=1e-5)
@@ -66,7 +62,7 @@ def test_a_micro_batch_without_a_label_weighs_nothing(engine, method, loss_fn) -
     given = [*batches(4)]
     for batch, rows in zip(given, (slice(2), slice(2, 4), slice(3), slice(0)), strict=True):
         batch["labels"][rows] = 7
-    wanted = by_torch(net(), given, loss_fn, lambda module, batch: module(batch["tokens"]))
+    wanted, _ = by_torch(net(), given, loss_fn, clip=None, **NO_DECAY)
     with engine(method, config=NO_DECAY, clip=None, **WAYS[method]) as made:
         found = [made.step(batch, loss_fn) for batch in given]
         none = given[0] | {"labels": torch.full_like(given[0]["labels"], 7)}
@@ -176,13 +172,10 @@ def test_labels_of_a_padded_decoder_count_as_its_own_loss_counts_them(engine, me
         labels = ids.where(mask, -100)
         given.append({"input_ids": ids, "attention_mask": mask.long(), "labels": labels})
 
-    def loss_fn(outputs, _) -> Tensor:
-        return outputs.loss
-
-    wanted = by_torch(model, given, loss_fn, lambda module, batch: module(**batch))
+    wanted, _ = by_torch(model, given, of_outputs, clip=None, **NO_DECAY)
     for parts in (2, 4):
         with engine(method, model, NO_DECAY, clip=None, microbatches=parts) as made:
-            found = [made.step(batch, loss_fn) for batch in given]
+            found = [made.step(batch, of_outputs) for batch in given]
         assert found == pytest.approx(wanted, rel=1e-5)
     counts = {"weight_of": lambda batch: (batch["labels"] != -100).sum(1), "microbatches": 2}
     with (
@@ -191,4 +184,4 @@ def test_labels_of_a_padded_decoder_count_as_its_own_loss_counts_them(engine, me
             ValueError, match="of this batch 9 2 4 7, and the loss itself 8 1 3 6; leave"
         ),
     ):
-        made.step(given[0], loss_fn)
+        made.step(given[0], of_outputs)

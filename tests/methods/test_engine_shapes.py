@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.methods.loops import (
-    CLIP,
     LR,
     WAYS,
     batches,
@@ -19,7 +16,9 @@ from tests.methods.loops import (
     near,
     net,
     normed,
+    of_outputs,
 )
+from workbench.runtime import unit_passes
 
 SHAPES = ((4, 6), (3, 6), (4, 6), (4, 3), (2, 5), (3, 3), (4, 6))
 """Rows and tokens of each step's batch."""
@@ -34,9 +33,11 @@ def shaped() -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("method", ["plain", "fsdp", "megatron-lm", "l2l", "stronghold"])
-def test_smaller_batches_train_as_in_torchs_own_loop(engine, method, parts) -> None:
+def test_smaller_batches_train_as_in_torchs_own_loop(engine, monkeypatch, method, parts) -> None:
+    """Also where layers for a form are forgotten, and made again."""
+    monkeypatch.setattr(unit_passes, "FORMS", 2)
     module, given = net(frozen=method != "fsdp"), shaped()
-    wanted, weights = by_torch(copy.deepcopy(module), given)
+    wanted, weights = by_torch(module, given)
     with engine(method, module, **{**WAYS.get(method, {}), "microbatches": parts}) as made:
         losses = [made.step(batch, loss_of) for batch in given]
         near(made.state_dict(), weights)
@@ -50,20 +51,13 @@ def test_statistics_go_on_with_fewer_rows(engine, method) -> None:
         if isinstance(part, nn.Dropout):
             part.p = 0.0
     given = [(x[:rows], y[:rows]) for (x, y), rows in zip(data, (8, 5, 8, 3, 8), strict=True)]
-    theirs, losses = copy.deepcopy(module), []
     # A larger eps keeps AdamW from enlarging the rounding of gradients that are nearly zero.
     settings = {"lr": LR, "eps": 1e-4}
-    optimizer = torch.optim.AdamW(theirs.parameters(), **settings)
-    for pair in given:
-        optimizer.zero_grad()
-        losses.append(distance(theirs(pair[0]), pair))
-        losses[-1].backward()
-        nn.utils.clip_grad_norm_(theirs.parameters(), CLIP)
-        optimizer.step()
+    wanted, weights = by_torch(module, given, distance, **settings)
     with engine(method, module, settings) as made:
         found = [made.step(pair, distance) for pair in given]
-        near(made.state_dict(), theirs.state_dict())
-    assert found == pytest.approx([loss.item() for loss in losses], rel=1e-5)
+        near(made.state_dict(), weights)
+    assert found == pytest.approx(wanted, rel=1e-5)
 
 
 def test_lengths_of_a_decoder_of_hugging_face(engine) -> None:
@@ -78,18 +72,10 @@ def test_lengths_of_a_decoder_of_hugging_face(engine) -> None:
     given = [{"input_ids": each, "labels": each.clone()} for each in rows]
     for batch in given:
         batch["labels"][0, 4:] = -100
-    theirs, wanted = copy.deepcopy(module), []
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=LR)
-    for batch in given:
-        optimizer.zero_grad()
-        loss = theirs(**batch).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(theirs.parameters(), CLIP)
-        optimizer.step()
-        wanted.append(loss.item())
+    wanted, weights = by_torch(module, given, of_outputs)
     with engine("stronghold", module, microbatches=2, window=2, resident=0) as made:
-        found = [made.step(batch, lambda out, _: out.loss) for batch in given]
-        near(made.state_dict(), theirs.state_dict())
+        found = [made.step(batch, of_outputs) for batch in given]
+        near(made.state_dict(), weights)
     assert found == pytest.approx(wanted, rel=1e-5)
 
 

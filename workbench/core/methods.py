@@ -66,6 +66,8 @@ def _table(*rows: Method) -> dict[str, Method]:
     return {row.name: row for row in rows}
 
 
+_PLANNED = partial(Method, modules=True, portable=True, driven=PLANNED)
+_DEEPSPEED = partial(Method, needs="deepspeed", parallel=True)
 _PARALLEL = partial(Method, parallel=True, portable=True)
 _RANKED = partial(_PARALLEL, modules=True, driven=RANKED)
 _TORCH = partial(_PARALLEL, module="baselines.torch_pipelines")
@@ -80,42 +82,32 @@ METHODS = _table(
         summary="everything on the device",
         driven=PLANNED,
     ),
-    Method(
+    _PLANNED(
         name="l2l",
         label="L2L",
         module="baselines.l2l",
         options="workbench.methods.options:HostUpdates",
         summary="layer outside, micro-batches inside, eager host optimizer",
-        modules=True,
-        portable=True,
-        driven=PLANNED,
     ),
-    Method(
+    _DEEPSPEED(
         name="zero-offload",
         label="ZeRO-Offload",
         module="baselines.zero_offload",
-        needs="deepspeed",
         summary="weights on the device, optimizer on the host (DeepSpeed)",
-        parallel=True,
     ),
-    Method(
+    _DEEPSPEED(
         name="zero-infinity",
         label="ZeRO-Infinity",
         module="baselines.zero_infinity",
-        needs="deepspeed",
         options="workbench.methods.options:StateTier",
         summary="weights and optimizer on the host or disk (DeepSpeed)",
-        parallel=True,
     ),
-    Method(
+    _PLANNED(
         name="stronghold",
         label="STRONGHOLD",
         module="workbench.methods.stronghold",
         summary="a working window of layers on the device, the rest on the host",
         options="workbench.methods.stronghold.options:Options",
-        modules=True,
-        portable=True,
-        driven=PLANNED,
     ),
 )
 """The paper's comparison, in the order in which ``-m all`` runs it, STRONGHOLD last. Exhibits show
@@ -201,14 +193,12 @@ PARALLEL = _table(
         label="torch zero bubble",
         summary="several stages on every device, halved backward passes (torch)",
     ),
-    Method(
+    _DEEPSPEED(
         name="deepspeed-pipe",
         label="DeepSpeed 1F1B",
         module="baselines.deepspeed_pipe",
-        needs="deepspeed",
         options="baselines.deepspeed_pipe.options:Options",
         summary="a stage on every device, 1F1B, replicas of each (DeepSpeed)",
-        parallel=True,
     ),
 )
 """Methods that run on several devices."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -200,12 +201,7 @@ def _by_author(whole: Whole, rows: Rows, ctx: Context) -> Seen:
     *inputs, targets = (row.clone() for row in rows)
     loss = whole.written(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, ctx)
     loss.backward()
-    seen = {LOSS: loss.detach()} | {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for name, parameter in whole.named_parameters()
-    }
-    whole.zero_grad()
-    return seen | _statistics(whole)
+    return _seen(whole, loss)
 
 
 def _by_layers(whole: Whole, rows: Rows, ctx: Context, share: float = 1.0) -> Seen:
@@ -216,25 +212,25 @@ def _by_layers(whole: Whole, rows: Rows, ctx: Context, share: float = 1.0) -> Se
     with torch.no_grad():
         _forward(whole, tuple(t.clone() for t in inputs), None, ctx, parts)
     graphs = _forward(whole, tuple(inputs), targets, ctx, parts)
-    names = {id(parameter): name for name, parameter in whole.named_parameters()}
-    seen = {name: torch.zeros_like(p) for name, p in whole.named_parameters()}
-    seen[LOSS] = graphs[head][1][0].detach() * share
-    above: list[Tensor] = []
-    for unit, (x, y) in reversed([*enumerate(graphs)]):
-        ends, pulls = [y[0] * share], None
-        if unit != head:
-            back = [t for t, part in zip(y, parts[unit + 1], strict=True) if part.differentiable]
-            pairs = [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
-            ends, pulls = [t for t, _ in pairs], [g for _, g in pairs]
-        through, parameters = [t for t in x if t.requires_grad], [*whole.units[unit].parameters()]
-        wanted = [*through, *parameters]
-        grads: Sequence[Tensor] = [torch.zeros_like(t) for t in wanted]
-        if ends:
-            grads = torch.autograd.grad(ends, wanted, pulls, materialize_grads=True)
-        above = [*grads[: len(through)]]
-        for parameter, grad in zip(parameters, grads[len(through) :], strict=True):
-            seen[names[id(parameter)]] += grad
-    return seen | _statistics(whole)
+    loss = graphs[head][1][0] * share
+    loss.backward()
+    for (_, y), (above, _) in reversed([*pairwise(graphs)]):
+        pairs = [(t, x.grad) for t, x in zip(y, above, strict=True) if t.requires_grad]
+        pairs = [(t, grad) for t, grad in pairs if grad is not None]
+        if pairs:
+            torch.autograd.backward(*zip(*pairs, strict=True))
+    return _seen(whole, loss)
+
+
+def _seen(whole: Whole, loss: Tensor) -> Seen:
+    """What a pass has left, which has no gradients any more."""
+    seen = {LOSS: loss.detach()} | {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in whole.named_parameters()
+    }
+    whole.zero_grad()
+    found = undivided(whole.layered, whole.units)
+    return seen | {f"{STATISTIC}{name}": value.clone() for name, value in found.items()}
 
 
 def _forward(
@@ -271,11 +267,6 @@ def _state(whole: Whole) -> Seen:
         for name, buffer in module.named_buffers()
     }
     return buffers | dict(whole.named_parameters())
-
-
-def _statistics(whole: Whole) -> Seen:
-    found = undivided(whole.layered, whole.units)
-    return {f"{STATISTIC}{name}": value.clone() for name, value in found.items()}
 
 
 def _depends(layers: Whole, rows: Rows, ctx: Context, expected: Seen) -> bool:

@@ -33,6 +33,7 @@ from workbench.ranks.peers import Peers
 from workbench.runtime.manifest import step_name
 from workbench.runtime.statistics import clones
 from workbench.runtime.storage import DTYPES
+from workbench.runtime.unit_passes import make_room
 
 NORMALIZED = (
     "BatchNorm takes its statistics from each micro-batch alone, so that losses are not those of "
@@ -149,7 +150,9 @@ class InOneProcess(Steps):
             model.divide()
         check_layers(task.report, spec, model, task.first, task.again, divided=self._divided)
         self._forms = {task.first.lengths: (task.objective, model)}
-        """By the shapes of a row."""
+        """By the shapes of a row, the first one's first."""
+        self._kept: dict[str, Tensor] | None = None
+        """Statistics from before the step that is being done."""
         self._spec, self._report = spec, task.report
         shape = replace(spec.model, layers=max(1, model.layers))
         spec = replace(spec, model=shape, microbatches=task.microbatches)
@@ -174,6 +177,7 @@ class InOneProcess(Steps):
             if self._divided:
                 model.divide()
             self._report.event("compared", text="not compared with the module again")
+            make_room(self._forms)
             self._forms[batch.lengths] = objective, model
         return self._forms[batch.lengths][0]
 
@@ -181,10 +185,11 @@ class InOneProcess(Steps):
         self._before = self.steps
         self._whole.have(self._forms[batch.lengths][1])
         self._handed.take(batch)
-        kept = clones(self._whole.statistics())
+        self._kept = clones(self._whole.statistics())
         self._whole.step(self.steps)
         if not isfinite(self.grad_norm or 0.0):  # no weight was changed
-            self._whole.take_up(kept)
+            self._whole.take_up(self._kept)
+        self._kept = None
         return self._whole.history.losses[-1]
 
     def settle(self) -> None:
@@ -192,7 +197,10 @@ class InOneProcess(Steps):
         self._whole.settle()
 
     def forget(self) -> bool:
-        return self._whole.forget() and self.steps == self._before
+        whole = self._whole.forget()
+        if self._kept is not None:
+            self._whole.take_up(self._kept)
+        return whole and self.steps == self._before
 
     def tensors(self) -> dict[str, Tensor]:
         return {**self._whole.parameters(), **self._whole.statistics()}

@@ -31,7 +31,6 @@ from workbench.runtime.engine import Engine
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.match import check_match
 from workbench.runtime.memory import Memory
-from workbench.runtime.statistics import clones
 from workbench.runtime.storage import DTYPES, Flat
 from workbench.runtime.threads import use_device_threads
 from workbench.schedule import buffers
@@ -141,8 +140,6 @@ class Training:
         self._holder = MemoryHolder(self.model, self.memory, self.flats)
         self._report: Reporter = Untold()
         self._last = 0.0
-        self._kept: dict[str, torch.Tensor] | None = None
-        """Statistics from before the step that is being done."""
 
     def run(self, report: Reporter) -> None:
         """All steps that are left, in segments between checkpoints."""
@@ -165,11 +162,9 @@ class Training:
 
     def step(self, step: int) -> None:
         """One step, until its loss is known; updates may still go on."""
-        self._kept = clones(self.statistics())
         self._last = time.perf_counter()
         with self.meter:
             self.executor.step(step)
-        self._kept = None
 
     def have(self, model: LayeredModel) -> None:
         """As `Engine.have`."""
@@ -186,8 +181,6 @@ class Training:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""
         self.settle()
         self.engine.forget()
-        if self._kept is not None:
-            self.engine.take_up(self._kept)
         return not self.executor.half_updated
 
     def save(self, next_step: int) -> None:

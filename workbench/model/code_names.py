@@ -37,11 +37,12 @@ def used_by_type(kind: type, method: str) -> tuple[frozenset[str], frozenset[str
         stored |= written
         pending += [inspect.getattr_static(kind, name, None) for name in more]
         called = [function.__globals__.get(name) for name in read]
-        called += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        called += cells_of(function).values()
         pending += [each for each in called if each is not None and not of_library(each)]
     return frozenset(loaded), frozenset(stored)
 
 
+@cache
 def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Variables that code reads beyond its own, attributes that it reads, and both that it
     writes."""
@@ -62,6 +63,12 @@ def names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[
             for every, more in zip((read, loaded, stored), names_in(inner), strict=True):
                 every |= more
     return frozenset(read), frozenset(loaded), frozenset(stored)
+
+
+def cells_of(function: FunctionType) -> dict[str, Any]:
+    """Variables of the functions around one that it reads, by their names."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if cell != CellType()}
 
 
 def of_library(value: Any) -> bool:

@@ -8,7 +8,7 @@ knowing where it reads: an object's method, a property, an array, a class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from workbench.model.decompose.plan import Form, build, flatten
 from workbench.model.drawn import unkeyed
+from workbench.model.reachable import attributes_of, sample, variables_of
 from workbench.model.tables import refuse, taken_out
-from workbench.model.variables import variables_of
+from workbench.model.tally import tensors_in
 
 MOST = 200
 """Operations of a loss function that is called before every step; one with more, such as one that
@@ -103,9 +104,8 @@ class LossAgain:
 
 def _held_by(function: Callable) -> dict[str, Any]:
     """Variables that it names; of a module the attributes as well."""
-    parts = function.named_modules() if isinstance(function, nn.Module) else ()
-    own = {f"{path}.{key}".lstrip("."): v for path, part in parts for key, v in vars(part).items()}
-    return variables_of(function) | own
+    own = attributes_of(function) if isinstance(function, nn.Module) else ()
+    return variables_of(function) | {place: value for place, _, value in own}
 
 
 class _Shape(tuple):
@@ -142,8 +142,8 @@ class _Done(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, writes = kwargs or {}, func._schema.is_mutable
-        leaves = [*_leaves((args, [*kwargs.values()]))]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        leaves = tree_leaves((args, [*kwargs.values()]))
+        tensors = tensors_in(leaves)
         outside = [tensor for tensor in tensors if not tensor.is_meta]
         if any(isinstance(tensor, FakeTensor) for tensor in outside):
             raise ValueError("it uses a tensor that was made while it was looked at")
@@ -165,19 +165,18 @@ class _Done(TorchDispatchMode):
         out = self._kept(func(*args, **kwargs))
         if writes:  # what was made before may have another shape now
             self.outs = [None] * len(self.outs)
-        bare = all(leaf.is_meta for leaf in _leaves(out) if isinstance(leaf, Tensor))
+        bare = all(leaf.is_meta for leaf in tensors_in(out))
         views = any(argument.alias_info for argument in func._schema.arguments)
         self.outs.append(out if bare and not views else None)
         return out
 
     def _kept(self, out: Any) -> Any:
-        for leaf in _leaves(out):
-            if isinstance(leaf, Tensor):
-                self._held.append(leaf)
-                if leaf.is_meta:
-                    self._number(id(leaf))
-                else:
-                    self._made.add(id(leaf))
+        for leaf in tensors_in(out):
+            self._held.append(leaf)
+            if leaf.is_meta:
+                self._number(id(leaf))
+            else:
+                self._made.add(id(leaf))
         return out
 
     def _number(self, key: int) -> int:
@@ -191,7 +190,7 @@ class _Done(TorchDispatchMode):
             plain = isinstance(leaf, int | str | None | torch.dtype | torch.device)
             return repr(leaf) if plain else type(leaf).__name__
         if not leaf.is_meta:
-            self._numbers.append((len(self.words), _sample(leaf)))
+            self._numbers.append((len(self.words), sample(leaf, SAMPLED)))
             return f"{leaf.dtype} {tuple(leaf.shape)}"
         self._held.append(leaf)
         return f"{self._number(id(leaf))} {tuple(leaf.shape)}"
@@ -218,15 +217,6 @@ class _Done(TorchDispatchMode):
         return ""
 
 
-def _leaves(thing: Any) -> Iterator[Any]:
-    """Values in the lists and tuples that an operation takes or puts out."""
-    if isinstance(thing, list | tuple):
-        for each in thing:
-            yield from _leaves(each)
-    else:
-        yield thing
-
-
 def _named(word: str) -> str:
     """An operation's name for people."""
     return "nothing more" if word == "end" else repr(word.split(".")[1].split()[0].strip("_"))
@@ -234,14 +224,6 @@ def _named(word: str) -> str:
 
 def _is_small(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.numel() <= SMALL
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)
-    if len(flat) <= SAMPLED:
-        return flat.clone()
-    at = torch.linspace(0, len(flat) - 1, SAMPLED, device=flat.device).long()
-    return flat[at]
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from workbench.model.apart import Call, Rows
+from workbench.model.apart import COPIES, Call, Rows
 from workbench.model.base import Context
 from workbench.model.decompose import Layer
 from workbench.model.decompose.layer import local_tensors
@@ -40,10 +40,8 @@ from workbench.model.tally import (
 
 ROWS = "the number of rows"
 SUMS = frozenset(("sum", "dot", "mv", "mm", "bmm", "count_nonzero"))
-LINEAR = frozenset((
-    "neg", "_to_copy", "view", "_unsafe_view", "squeeze", "unsqueeze", "select", "slice", "expand",
-    "clone", "detach", "alias", "permute", "transpose", "t", "stack", "cat", "copy", "unbind",
-    "lift_fresh", "_reshape_alias", "as_strided", "sum", "mean",
+LINEAR = COPIES | frozenset((
+    "neg", "select", "unbind", "stack", "cat", "_reshape_alias", "as_strided", "sum", "mean",
 ))  # fmt: skip
 """Operations that put out sums over rows where they are given some."""
 SCALARS = frozenset(("mul", "div", "add", "sub", "rsub"))

@@ -6,8 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from workbench.model.hidden import hidden
-from workbench.model.overlap import overlapping
+from workbench.model.overlap import hidden, overlapping
 
 WRAPPERS = {
     "OptimizedModule": "torch.compile",

@@ -9,10 +9,10 @@ for people to look at, is as it was after the same input again.
 from __future__ import annotations
 
 from array import array
-from collections import ChainMap, deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import ChainMap
+from collections.abc import Sequence, Set
 from itertools import pairwise
-from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from workbench.model.keyed import OnceNorm
-from workbench.model.variables import variables_of
+from workbench.model.reachable import CACHED, OWN, PLAIN, contents, variables_of
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-NAMED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, nn.Parameter)
+NAMED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, CACHED, nn.Parameter)
 """Types of what holds no state of a pass."""
-OWN = frozenset(dir(nn.Module())) | frozenset(vars(OnceNorm))
-"""Attributes of any module, and of one of ours."""
-DEEP, MANY = 9, 1 << 16
-"""Objects within objects that are looked at, and objects in all."""
-LONG, MOST = 4096, 1 << 22
-"""Elements of a container, and numbers of an array, that are looked at."""
+MOST = 1 << 22
+"""Numbers of an array that are looked at."""
 CLOSE = 1e-5
 """Relative difference of tensors that one pass computes twice."""
 BESIDE = "variable "
@@ -46,13 +40,21 @@ def left_in(module: nn.Module | None) -> Left:
     parts = [*module.named_modules()] if module else []
     found: Left = {}
     held = {id(part): part for _, part in parts}  # an id means nothing once its object is gone
-    for path, part in parts:
+    named = [
+        (f"{path}.{name}" if path else name, value)
+        for path, part in parts
         # Its own come first, and hide those of its class.
-        for name, value in ChainMap(vars(part), *map(vars, type(part).__mro__)).items():
-            if name not in OWN:
-                _enter(found, held, f"{path}.{name}" if path else name, value)
-    for name, value in variables_of(module).items() if module else ():
-        _enter(found, held, f"{BESIDE}{name}", value)
+        for name, value in ChainMap(vars(part), *map(vars, type(part).__mro__)).items()
+        if name not in OWN
+    ]
+    if module is not None:
+        named += ((f"{BESIDE}{name}", value) for name, value in variables_of(module).items())
+    for begin, whole in named:
+        for name, value in contents(begin, whole, held, lambda each: not isinstance(each, NAMED)):
+            if isinstance(value, PLAIN):
+                found[name] = value if value == value else "not a number"
+            elif (content := _content(value)) is not None:
+                found[name] = content
     return found
 
 
@@ -93,53 +95,20 @@ def _alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _enter(found: Left, held: dict[int, Any], name: str, value: Any, deep: int = 0) -> None:
-    """Note what is at a place, and in it."""
-    if isinstance(value, PLAIN):
-        found[name] = value if value == value else "not a number"
-        return
-    if isinstance(value, NAMED) or id(value) in held or deep > DEEP or len(held) > MANY:
-        return
-    held[id(value)] = value
+def _content(value: Any) -> Any:
+    """What can be compared of a value; None for one that is all in its parts."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.as_tensor(value.reshape(-1)[:: 1 + value.size // MOST].copy())
     if isinstance(value, torch.Generator):
         value = value.get_state()
     if isinstance(value, FakeTensor):
-        found[name] = "a tensor without values"
-    elif isinstance(value, Tensor):
-        if value.layout == torch.strided and not value.is_meta:
-            flat = value.detach().flatten()[:: 1 + value.numel() // MOST]
-            flat = flat.to("cpu", torch.float64)
-            by = torch.linspace(1, 2, len(flat), dtype=flat.dtype)
-            found[name] = torch.stack([torch.tensor(1.0 * len(flat)), flat.norm(), flat @ by])
-    elif isinstance(value, bytearray | array):
-        found[name] = bytes(value)
-    elif isinstance(value, Set):
-        found[name] = " ".join(sorted(map(repr, value)))
-    else:
-        for key, each in _inside(value):
-            _enter(found, held, f"{name}{key}", each, deep + 1)
-
-
-def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Parts of a container or an object, with their places."""
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", value[key]) for key in [*value][-LONG:])
-    elif isinstance(value, list | tuple | deque):
-        yield from [(f"[{at}]", each) for at, each in enumerate(value)][-LONG:]
-    elif isinstance(value, GeneratorType):
-        if value.gi_frame is not None:
-            yield from ((f".{key}", each) for key, each in value.gi_frame.f_locals.items())
-    elif isinstance(value, nn.Module):  # not among the submodules
-        yield from ((f".{key}", each) for key, each in vars(value).items() if key not in OWN)
-    else:
-        try:
-            parts = value.__reduce_ex__(4)[1:]  # all that a copy is made of
-        except Exception:  # it cannot be copied
-            return
-        for part in parts:
-            if isinstance(part, Mapping):
-                yield from ((f".{key}", part[key]) for key in part)
-            else:
-                yield "", [*part] if isinstance(part, Iterator) else part
+        return "a tensor without values"
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_meta:
+            return None
+        flat = value.detach().flatten()[:: 1 + value.numel() // MOST].to("cpu", torch.float64)
+        by = torch.linspace(1, 2, len(flat), dtype=flat.dtype)
+        return torch.stack([torch.tensor(1.0 * len(flat)), flat.norm(), flat @ by])
+    if isinstance(value, Set):
+        return " ".join(sorted(map(repr, value)))
+    return bytes(value) if isinstance(value, bytearray | array) else None

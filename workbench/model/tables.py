@@ -7,7 +7,6 @@ on a few samples before, and one that has kept a tensor without values all the s
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from workbench.model.decompose.merge import BATCHES
 from workbench.model.drawn import unkeyed
-from workbench.model.variables import CACHED, variables_of
+from workbench.model.reachable import CACHED, contents, variables_of
 
 if TYPE_CHECKING:
     from workbench.model.objective import Objective
 
+HOLDERS = (Tensor, MutableMapping, list, tuple, set, CACHED)
 COST = 2e10
 """Operations of the calls that are made for the tables, at the most: a second or two."""
 BARE = (
@@ -48,7 +48,7 @@ def tables_kept(objective: Objective) -> Iterator[None]:
 
 def taken_out(variables: Mapping[str, Any]) -> list[str]:
     """Names of variables that held tensors without values, which are taken out of containers."""
-    found = [name for name, value in variables.items() if any(map(_is_bare, _tensors_in(value)))]
+    found = [name for name, value in variables.items() if _holds_bare(value)]
     for name in found:
         _clean(variables[name])
     return found
@@ -79,22 +79,10 @@ def _call(objective: Objective) -> None:
             objective.twin()(*objective.first.named(rows).values())
 
 
-def _is_bare(tensor: Tensor) -> bool:
-    return isinstance(tensor, FakeTensor) or tensor.is_meta
-
-
-def _tensors_in(value: Any, deep: int = 0) -> Iterator[Tensor]:
-    """Tensors of a container, or of the table of a function."""
-    if isinstance(value, Tensor):
-        yield value
-    elif deep < 5 and isinstance(value, CACHED):
-        for each in gc.get_referents(value):
-            yield from _tensors_in(each, deep + 1)
-    elif deep < 5:
-        inside = value.values() if isinstance(value, MutableMapping) else value
-        if isinstance(value, MutableMapping | list | tuple | set):
-            for each in [*inside]:
-                yield from _tensors_in(each, deep + 1)
+def _holds_bare(value: Any) -> bool:
+    """Whether a container, or the table of a function, has a tensor without values."""
+    held = contents("", value, {}, lambda each: isinstance(each, HOLDERS))
+    return any(isinstance(each, FakeTensor) or getattr(each, "is_meta", False) for _, each in held)
 
 
 def _clean(value: Any) -> None:
@@ -102,7 +90,7 @@ def _clean(value: Any) -> None:
     if isinstance(value, CACHED):
         value.cache_clear()
     elif isinstance(value, MutableMapping):
-        for key in [k for k, each in value.items() if any(map(_is_bare, _tensors_in(each)))]:
+        for key in [k for k, each in value.items() if _holds_bare(each)]:
             del value[key]
     elif isinstance(value, list):
-        value[:] = [each for each in value if not any(map(_is_bare, _tensors_in(each)))]
+        value[:] = [each for each in value if not _holds_bare(each)]

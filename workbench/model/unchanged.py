@@ -7,24 +7,22 @@ weights. Layers would not follow a change from outside, so it is refused.
 
 from __future__ import annotations
 
-import inspect
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from functools import cache, partial
 from itertools import chain, count
 from operator import itemgetter
-from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench.model.code_names import names_in, of_library, read_by_type, used_by_type
+from workbench.model.code_names import read_by_type, used_by_type
 from workbench.model.decompose.blocks import choose
+from workbench.model.reachable import Place, Reached, sample
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 TABLES = {
@@ -47,7 +45,7 @@ class Unchanged:
         """Keeps no module alive. Without a function the module's weights may change."""
         parts = [*module.named_modules()]
         self._own = frozenset(id(part) for _, part in parts)
-        self._parts = [_Part(name, part) for name, part in parts]
+        self._parts = [_Part(name, part, self._own) for name, part in parts]
         self._function, self._torch = self._read_by(function), _of_torch()
         self._beside = [*self._read_around(module)]
         self._tensors = {} if function is None else dict(chain(*map(_tensors_of, parts)))
@@ -60,14 +58,13 @@ class Unchanged:
             raise ValueError(_told("torch's autocast or default dtype", self._torch, now))
         for part in self._parts:
             part.check()
-        for place, old in self._beside:
-            if (now := place.look()) != old:
-                raise ValueError(_told(f"{place.name}, which the forward pass reads,", old, now))
+        _compare(self._beside)
         found = self._read_by(function)
         for place in {**self._function, **found}:
             old, now = self._function.get(place), found.get(place)
             if now != old:
-                raise ValueError(_told(f"{place[0]}, which the loss function reads,", old, now))
+                what = f"{_quoted(place[0])}, which the loss function reads,"
+                raise ValueError(_told(what, old, now))
         asked = [*self._tensors][self._turn : self._turn + AT_A_TIME]
         self._turn = self._turn + AT_A_TIME if asked else 0
         for name, tensor in self._tensors.items():
@@ -83,45 +80,32 @@ class Unchanged:
         for name in self._tensors.keys() & state.keys():
             self._tensors[name].may_be(state[name])
 
-    def _read_around(self, module: nn.Module) -> Iterator[tuple[Place, Any]]:
-        """Variables beside the module that code around its blocks reads, and their values: the
-        blocks themselves run as they are."""
+    def _read_around(self, module: nn.Module) -> Iterator[tuple[str, Place, Any]]:
+        """Variables beside the module that code around its blocks reads, in words, and their
+        values: the blocks themselves run as they are."""
         around = {"", *(path[: m.start()] for path in choose(module) for m in DOT.finditer(path))}
         for path in sorted(around):
-            forward = getattr(type(module.get_submodule(path)), "forward", None)
-            if isinstance(forward, FunctionType) and not of_library(forward):
-                for place in _places_of(forward, {*self._own}):
-                    if isinstance(value := place.look(), PLAIN):
-                        yield place, value
+            kind = type(module.get_submodule(path))
+            for place in Reached(self._own).follow("forward", kind.forward, kind):
+                if isinstance(value := _look(place), PLAIN) and not place.written:
+                    yield f"{_quoted(place.name)}, which the forward pass reads,", place, value
 
     def _read_by(self, function: Callable | None) -> dict[tuple[str, int], Any]:
         """Values by the names of their places, and how many of the same name come before."""
         found: dict[tuple[str, int], Any] = {}
-        for place in () if function is None else _places_of(function, {*self._own}):
-            before = next(n for n in count() if (place.name, n) not in found)
-            found[place.name, before] = place.look()
+        places = [] if function is None else Reached(self._own).follow("loss_fn", function)
+        for place in places:
+            if not place.written:
+                before = next(n for n in count() if (place.name, n) not in found)
+                found[place.name, before] = _look(place)
         return found
-
-
-class Place(NamedTuple):
-    """Where code reads something."""
-
-    name: str
-    space: Mapping[str, Any] | weakref.ref[nn.Module]
-    """Variables by their names; or a module, whose attributes, or its class's, they are."""
-    key: str
-
-    def look(self) -> Any:
-        """The value at this place now, so that it can be compared and told."""
-        if isinstance(self.space, Mapping):
-            return _comparable(self.space.get(self.key))
-        return _comparable(getattr(self.space(), self.key, None))
 
 
 class _Part:
     """What forward code of one module may read, but for its weights and buffers."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
+    def __init__(self, name: str, module: nn.Module, inside: frozenset[int]) -> None:
+        """`inside`: ids of the model's modules, each of which has a part of its own."""
         self._find, self._name = weakref.ref(module), f"{name}." if name else ""
         loaded, own = read_by_type(type(module)) - SKIPPED, vars(module)
         read = [key for key in own if key in loaded]
@@ -136,8 +120,12 @@ class _Part:
             for key in (*read, *of_class)
             if key not in self._keys
         ]
-        within = (_places_within(self._name + key, own[key], loaded) for key in read)
-        self._others = [(place, place.look()) for place in chain(others, *within)]
+        reached = Reached(inside)
+        for key in read:
+            reached.look_in(self._name + key, own[key], loaded)
+        own_ways = tuple(self._name + key for key in read)
+        others += (p for p in reached.places if p.name.startswith(own_ways) and not p.written)
+        self._others = [(f"{place.name} of the model", place, _look(place)) for place in others]
 
     def check(self) -> None:
         """Raise ValueError for a change."""
@@ -153,9 +141,7 @@ class _Part:
             if now != _comparable(old):
                 table = key in TABLES and f"{TABLES[key]} of {self._name or 'the model '}"[:-1]
                 raise ValueError(_told(table or f"{self._name}{key} of the model", old, now))
-        for place, old in self._others:
-            if (now := place.look()) != old:
-                raise ValueError(_told(f"{place.name} of the model", old, now))
+        _compare(self._others)
 
 
 class _Known:
@@ -219,87 +205,7 @@ def _sample(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
     """Some of a tensor's values, from the first to the last."""
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return ""
-    last = tensor.numel() - 1
-    at = torch.tensor([last * n // SAMPLES for n in range(SAMPLES + 1)], device=tensor.device)
-    return str(tensor.detach().take(at).to(dtype or tensor.dtype).tolist())
-
-
-# -- where code reads --------------------------------------------------------------------------
-
-
-def _places_within(
-    name: str, value: Any, loaded: frozenset[str], deep: int = 1, seen: set[int] | None = None
-) -> Iterator[Place]:
-    """Attributes of an object, and of objects in it, whose names code loads; of modules in it only
-    where it is told which have been `seen`."""
-    if seen is not None and isinstance(value, nn.Module):
-        yield from _places_of(value, seen, deep)
-    if isinstance(value, (Tensor, nn.Module, FunctionType)) or deep > DEEP:
-        return
-    space, kind = getattr(value, "__dict__", {}), type(value)
-    if isinstance(value, type):
-        space = {} if of_library(value) else space
-    elif not of_library(kind):
-        loaded = _read_through(kind, loaded)
-    for key in space:
-        if key in loaded:
-            yield Place(f"{name}.{key}", space, key)
-            yield from _places_within(f"{name}.{key}", space[key], loaded, deep + 1, seen)
-
-
-@cache
-def _read_through(kind: type, loaded: frozenset[str]) -> frozenset[str]:
-    """Names that code loads, and those that methods and properties of these names load."""
-    return loaded.union(*(read_by_type(kind, key) for key in loaded & {*dir(kind)}))
-
-
-def _places_of(function: Any, seen: set[int], deep: int = 0) -> Iterator[Place]:
-    """Whatever a function reads beside its arguments; nothing of objects that have been seen."""
-    if id(function) in seen or deep > DEEP:
-        return
-    seen.add(id(function))
-    name = getattr(function, "__name__", type(function).__name__)
-    if isinstance(function, partial):
-        yield from _places_of(function.func, seen, deep)
-        given = {str(n): value for n, value in enumerate(function.args)} | function.keywords
-        yield from (Place(f"{name}({key})", given, key) for key in given)
-    elif isinstance(function, MethodType):
-        yield from _places_of(function.__func__, seen, deep)
-        loaded = read_by_type(type(function.__self__), function.__name__)
-        yield from _places_within(name, function.__self__, loaded, seen=seen)
-    elif isinstance(function, nn.Module):
-        for begin, part in function.named_modules():
-            loaded = read_by_type(type(part)) | {"training"}
-            for key in sorted((vars(part).keys() - SKIPPED) & loaded):
-                yield Place(f"{begin}.{key}" if begin else key, vars(part), key)
-        tensors = dict(function.named_buffers())
-        yield from (Place(key, tensors, key) for key in tensors)
-    elif isinstance(function, FunctionType):
-        read, attributes, written = names_in(function.__code__)
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        own = {key: cell.cell_contents for key, cell in cells if cell != CellType()}
-        own |= {
-            key: value.default
-            for key, value in inspect.signature(function).parameters.items()
-            if value.default is not value.empty
-        }
-        beside = function.__globals__
-        for space, keys in ((own, own), (beside, sorted((read - written) & beside.keys()))):
-            for key in keys:
-                value = space[key]
-                if isinstance(value, nn.Module):
-                    yield from _places_of(value, seen, deep + 1)
-                elif isinstance(value, (FunctionType, ModuleType)) and of_library(value):
-                    continue
-                elif isinstance(value, (FunctionType, MethodType, partial)):
-                    yield from _places_of(value, seen, deep + 1)
-                else:
-                    yield Place(repr(key), space, key)
-                    yield from _places_within(repr(key), value, attributes, seen=seen)
-    elif not isinstance(function, type) and hasattr(function, "__dict__"):
-        yield from _places_of(type(function).__call__, seen, deep)
-        loaded = read_by_type(type(function), "__call__")
-        yield from _places_within(name, function, loaded, seen=seen)
+    return str(sample(tensor, SAMPLES + 1).to(dtype or tensor.dtype).tolist())
 
 
 # -- values ------------------------------------------------------------------------------------
@@ -318,6 +224,24 @@ def _comparable(value: Any, deep: int = 0) -> Any:
     if isinstance(value, Mapping) and len(value) <= LONG and deep < DEEP:
         return tuple((str(key), _comparable(value[key], deep + 1)) for key in value)
     return "an object", id(value)
+
+
+def _compare(before: Iterable[tuple[str, Place, Any]]) -> None:
+    """Raise ValueError for a place, in words, where another value is now."""
+    for what, place, old in before:
+        if (now := _look(place)) != old:
+            raise ValueError(_told(what, old, now))
+
+
+def _look(place: Place) -> Any:
+    """The value at a place now, so that it can be compared and told."""
+    return _comparable(place.value())
+
+
+def _quoted(name: str) -> str:
+    """A place's name for people: that of a variable, and the way from there."""
+    variable, *way = DOT.split(name, maxsplit=1)
+    return ".".join([repr(variable), *way])
 
 
 def _of_torch() -> tuple:

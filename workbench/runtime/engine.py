@@ -30,7 +30,7 @@ from workbench.runtime.storage import Flat, read_here
 from workbench.runtime.threads import cpu_threads
 from workbench.runtime.traffic import Traffic, in_passing
 from workbench.runtime.unit_modules import write_initial
-from workbench.runtime.unit_passes import Passes
+from workbench.runtime.unit_passes import Passes, make_room
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
@@ -111,13 +111,13 @@ class Engine:
     def _take(self, model: LayeredModel) -> None:
         if model not in self._passes:
             made, slots = self._passes, {unit: self._slot(unit) for unit in self.memory.streamed}
+            make_room(made)
             made[model] = Passes(
                 model, self.spec, self.memory, self._flats, slots, self._gradients,
                 within=next(iter(made.values()), None),
             )  # fmt: skip
-        passes = self._passes[model]
-        self.model, self._boundaries = model, passes.boundaries
-        self._template, self._modules = passes.template, passes.modules
+        self.model, of = model, self._passes[model]
+        self._boundaries, self._template, self._modules = of.boundaries, of.template, of.modules
 
     @property
     def statistics(self) -> dict[str, Tensor]:

@@ -12,6 +12,15 @@ from workbench.runtime.storage import Flat
 from workbench.runtime.template import Template, compiles
 from workbench.runtime.unit_modules import UnitModules
 
+FORMS = 32
+"""Most forms of batches whose layers are kept: the first one, and the latest."""
+
+
+def make_room(forms: dict) -> None:
+    """Let go of the oldest form but the first, where there is no room for another one."""
+    if len(forms) >= FORMS:
+        del forms[[*forms][1]]
+
 
 class Passes:
     """Modules over the memory of one run's weights, and shapes of the tensors between them."""

@@ -120,7 +120,7 @@ class Beside(nn.Module):
         ("table['calls']", lambda: table.update(calls=table["calls"] + 1)),
         ("calls[0]", closed()),
         ("calls[0]", lambda: closing()),
-        ("counting[0][0][0]", lambda: counting()),
+        ("counting(by)[0]", lambda: counting()),
         ("calls.own", lambda: calls.add()),
         ("Calls.n", lambda: setattr(Calls, "n", Calls.n + 1)),
         ("total", in_all),

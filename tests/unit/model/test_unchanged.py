@@ -260,3 +260,16 @@ def test_what_a_trainers_method_reads_is_named_and_what_it_counts_is_not() -> No
     trainer.criterion.weight[0] = 2.0
     with pytest.raises(ValueError, match="weight, which the loss function reads"):
         unchanged.check(trainer.loss)
+
+
+def test_what_a_librarys_object_gives_by_a_property_is_named() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 9}
+    net = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, num_attention_heads=2, attn_implementation="sdpa")
+    ).train()
+    unchanged = Unchanged(net, F.mse_loss)
+    unchanged.check(F.mse_loss)
+    net.config._attn_implementation = "eager"
+    with pytest.raises(ValueError, match="_internal of the model is 'eager' now and was 'sdpa'"):
+        unchanged.check(F.mse_loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,32 @@ def run(
     last = layers[-1].module
     values = last(*values, targets=targets)
     return values[0] if last.criterion is not None else last.restore(values)
+
+
+def both(
+    model: nn.Module, layers: Sequence[Layer], given: tuple[tuple, dict], seed: int, *,
+    training: bool,
+) -> tuple[Any, Any, nn.Module]:  # fmt: skip
+    """Outputs of layers and of a copy of their model, which is given back. Asserts that tensors in
+    them, and gradients, are equal bit for bit."""
+    args, kwargs = given
+    model.train(training)
+    for layer in layers:
+        layer.module.train(training)
+    other = copy.deepcopy(model)
+    torch.manual_seed(seed)
+    expected = other(*copy.deepcopy(args), **kwargs)
+    scalar(expected).backward()
+    model.zero_grad()
+    torch.manual_seed(seed)
+    found = run(layers, args, kwargs)
+    scalar(found).backward()
+    for one, two in zip(tensors(found), tensors(expected), strict=True):
+        assert torch.equal(one, two)
+    for (key, one), two in zip(grads(model).items(), grads(other).values(), strict=True):
+        assert (one is None) == (two is None), key
+        assert one is None or torch.equal(one, two), key
+    return found, expected, other
 
 
 def gather(layers: Sequence[Layer]) -> dict[str, Tensor]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
 
-from tests.unit.model.decompose.checks import by_pieces, gather, grads, run, scalar, tensors
+from tests.unit.model.decompose.checks import both, by_pieces, gather, grads, scalar, tensors
 from tests.unit.model.decompose.zoo import MODELS
 from workbench.model.decompose import decompose
 from workbench.model.decompose.plan import flatten
@@ -26,32 +27,15 @@ def test_outputs_gradients_and_buffers_are_the_models_bit_for_bit(name):
     model, make, (args, kwargs) = made(name)
     layers = decompose(model, args, kwargs)
     assert len(layers) > 1
-    for training in (True, False):
-        model.train(training)
-        for layer in layers:
-            layer.module.train(training)
-        for batch in BATCHES:
-            if name in ("resnet", "twice") and training and batch == 1:
-                continue  # BatchNorm wants two
-            args, kwargs = make(batch)
-            other = copy.deepcopy(model)
-            torch.manual_seed(batch)
-            expected = other(*copy.deepcopy(args), **kwargs)
-            scalar(expected).backward()
-            model.zero_grad()
-            torch.manual_seed(batch)
-            found = run(layers, args, kwargs)
-            scalar(found).backward()
-            assert flatten(found)[1] == flatten(expected)[1]
-            for one, two in zip(flatten(found)[0], flatten(expected)[0], strict=True):
-                assert isinstance(one, torch.Tensor) or one == two
-            for one, two in zip(tensors(found), tensors(expected), strict=True):
-                assert torch.equal(one, two)
-            for (key, one), two in zip(grads(model).items(), grads(other).values(), strict=True):
-                assert (one is None) == (two is None), key
-                assert one is None or torch.equal(one, two), key
-            for (key, one), two in zip(model.named_buffers(), other.buffers(), strict=True):
-                assert torch.equal(one, two), key
+    for training, batch in product((True, False), BATCHES):
+        if name in ("resnet", "twice") and training and batch == 1:
+            continue  # BatchNorm wants two
+        found, expected, other = both(model, layers, make(batch), batch, training=training)
+        assert flatten(found)[1] == flatten(expected)[1]
+        for one, two in zip(flatten(found)[0], flatten(expected)[0], strict=True):
+            assert isinstance(one, torch.Tensor) or one == two
+        for (key, one), two in zip(model.named_buffers(), other.buffers(), strict=True):
+            assert torch.equal(one, two), key
 
 
 @pytest.mark.parametrize("name", MODELS)
