@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from workbench.methods.evaluate import STEPS
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import ProfileCosts
 from workbench.profile.store import folder_of
-from workbench.published.here import LABELS
+from workbench.published.here import OFFLOAD, columns
 from workbench.runs.events import EventReader
 from workbench.runs.planning import answer, choose_profile
 from workbench.runs.resolve import resolve
@@ -56,7 +56,7 @@ class Bench:
     deadline: float = float("inf")
     """By `time.monotonic`."""
     timeout_s: float = RUN_TIMEOUT_S
-    command: str = ""
+    command: Sequence[str] = ()
     """How this was started, for the sheet."""
     commit: str | None = None
     more: Callable[[RunRecord, Store], dict[str, Any]] | None = None
@@ -102,7 +102,7 @@ class Bench:
                 job.new_events()
                 time.sleep(POLL_S)
         plan, lanes = explained(record, self.store)
-        run, machine = describe(
+        told = describe(
             replace(entry, spec=spec),
             record,
             command=self.command,
@@ -110,16 +110,15 @@ class Bench:
             plan=plan,
             lanes=lanes,
             log=_log(job.folder),
-            columns=self.sheet.columns,
-            more=self._more_of(record),
+            told=self._more_of(record),
         )
+        speed = columns(told)["samples_per_second"]
         if record.status != "cancelled":
-            self.sheet.append(run, machine)
-            self._keep_lanes(run, record)
+            self.sheet.append(told)
+            self._keep_lanes(told)
         self.failed += record.status in ("error", "timeout")
-        speed = run["row"]["samples_per_second"]
-        told = f"{speed:.4g} samples/s" if speed else f"{record.status}: {run['message']}"
-        self.echo(f"{entry.name}: {told} ({record.seconds or 0:.0f} s)")
+        words = f"{speed:.4g} samples/s" if speed else f"{record.status}: {told.message}"
+        self.echo(f"{entry.name}: {words} ({record.seconds or 0:.0f} s)")
         return record
 
     def _more_of(self, record: RunRecord) -> dict[str, Any]:
@@ -131,20 +130,21 @@ class Bench:
             self.echo(f"no more is known of {record.method}: {error!r}")
             return {}
 
-    def _keep_lanes(self, run: dict[str, Any], record: RunRecord) -> None:
+    def _keep_lanes(self, record: RunRecord) -> None:
         """One measured step of a run on our own runtime, beside the sheet."""
         if record.status != "ok" or not record.predicted.get("step_seconds"):
             return
-        if record.spec["ranks"] > 1 or record.method not in LABELS:
+        if record.spec["ranks"] > 1 or record.method not in OFFLOAD.labels:
             return  # the lanes of which rank? And no figure draws them
         rate = None
         with suppress(ValueError):  # a device that is not here has no profile here
             folder = folder_of(self.store.root, this_machine(record.spec["device"]))
             rate = host_memory_rate(folder / "hardware.json")
         try:
-            keep_lanes(self.sheet.folder, run, self.store.folder(record.key) / TIMELINE, rate)
+            keep_lanes(self.sheet.folder, record, self.store.folder(record.key) / TIMELINE, rate)
         except Exception as error:  # the run went well, whatever this is
-            self.echo(f"{run['case']}/{run['method']}: no step of it is kept: {error!r}")
+            name = f"{record.bench['case']}/{record.bench['method']}"
+            self.echo(f"{name}: no step of it is kept: {error!r}")
 
     def estimate(self, entry: Entry) -> float:
         """Seconds the entry may take."""
@@ -154,7 +154,7 @@ class Bench:
         """With the whole batch at once, and in more micro-batches while the device is too small,
         from where an earlier attempt stopped. Returns False where there was no time."""
         last = None if self.again else self.sheet.latest(entry)
-        tried = last["spec"]["microbatches"] if last and last["status"] == "oom_device" else 0
+        tried = last.record.spec["microbatches"] if last and last.status == "oom_device" else 0
         for split in (n for n in entry.splits if n > tried):
             if not self._time_for(entry):
                 return False
@@ -170,10 +170,9 @@ class Bench:
         """Layers -> whether they fit, as far as is known."""
         case = probe(method, 1, *caps).case
         return {
-            run["row"]["layers"]: run["status"] in FITS
+            run.layers: run.status in FITS
             for run in self.sheet.runs
-            if (run["case"], run["method"]) == (case, method)
-            and run["status"] in (*FITS, *TOO_LARGE)
+            if (run.case, run.named) == (case, method) and run.status in (*FITS, *TOO_LARGE)
         }
 
     def _next_layers(

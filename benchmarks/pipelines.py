@@ -5,9 +5,9 @@
     python -m benchmarks.pipelines --out results/published-here/h100 --only '*/varuna'
     python -m benchmarks.pipelines --out FOLDER --size tiny
 
-As benchmarks/offload.py, whose loop it is: a row a run in FOLDER/pipelines.csv, as soon as it ends,
-all of it in FOLDER/pipelines.json; what runs is data (pipeline_cases.py). At the end it tells how
-far predictions were from measurements, and whether the shape that they choose is the best. With
+As benchmarks/offload.py, whose loop it is: a record a run in FOLDER/pipelines.jsonl, as soon as it
+ends; what runs is data (pipeline_cases.py). At the end it tells how far predictions were from
+measurements, and whether the shape that they choose is the best. With
 NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 NCCL's messages go by sockets: give another FOLDER.
 
 A prediction is from profiles that were measured here, a peer's too, once our runs have measured
@@ -26,21 +26,14 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks import offload, pipeline_cases
-from benchmarks.offload_sheet import replicas_of
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures.rows import quotient
 from workbench.methods.evaluate import STEPS
 from workbench.methods.pipeline.proofs import Ground
 from workbench.profile.profile import Profile
-from workbench.published.pipelines import (
-    COLUMNS,
-    ORDERS,
-    PEERS,
-    PipelineRun,
-    latest,
-    read_pipelines,
-)
+from workbench.published.here import ORDERS, PEERS, Run, latest, replicas_of
+from workbench.published.here import PIPELINES as ROWS
 from workbench.runs.planning import answer, choose_profiles
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
@@ -50,7 +43,7 @@ from workbench.schedule.schedule import DEVICE
 from workbench.schedule.simulate import Event, simulate
 
 GIB = 1 << 30
-Error = Callable[[PipelineRun], float | None]
+Error = Callable[[Run], float | None]
 ERRORS: dict[str, Error] = {
     "step": lambda run: run.error,
     "peak memory": lambda run: less(quotient(run.predicted_peak_device_gib, run.peak_device_gib)),
@@ -68,7 +61,7 @@ def more(record: RunRecord, store: Store) -> dict[str, Any]:
     """Bubbles of a run of ours; the prediction of a peer's, which makes none itself. What is not
     known is left out."""
     spec, found = RunSpec.from_dict(record.spec), {}
-    stages = spec.ranks // replicas_of(spec)
+    stages = spec.ranks // replicas_of(vars(spec.options))
     with suppress(ValueError):  # not planned, or not from what was measured
         planned = answer(spec, store)
         if planned.source == "measured" and planned.plan.fits:
@@ -120,7 +113,7 @@ def measured_bubble(events: Sequence[Event], stages: int) -> float:
 
 def summary(path: Path) -> list[str]:
     """Lines on the rows of a file: errors, what predictions choose, ours beside peers."""
-    runs = latest(read_pipelines(path))
+    runs = latest(ROWS.read(path))
     ours, peers = ([run for run in runs if run.method in names] for names in (ORDERS, PEERS))
     lines = []
     for what, error in ERRORS.items():
@@ -145,7 +138,7 @@ def summary(path: Path) -> list[str]:
     return lines
 
 
-def _told(what: str, runs: Iterable[PipelineRun], error: Error) -> list[str]:
+def _told(what: str, runs: Iterable[Run], error: Error) -> list[str]:
     found = [(abs(value), run) for run in runs if (value := error(run)) is not None]
     if not found:
         return []
@@ -154,7 +147,7 @@ def _told(what: str, runs: Iterable[PipelineRun], error: Error) -> list[str]:
     return [f"error of the {what}: mean {mean:.1%}, worst {worst}, {len(found)} runs"]
 
 
-def _fastest(runs: Iterable[PipelineRun], by: str = "step_seconds_median") -> PipelineRun | None:
+def _fastest(runs: Iterable[Run], by: str = "step_seconds_median") -> Run | None:
     """The run with the least of a field in seconds, among those that ended and have it."""
     ended = [run for run in runs if None not in (run.step_seconds_median, getattr(run, by))]
     return min(ended, key=attrgetter(by), default=None)
@@ -165,7 +158,7 @@ PIPELINES = offload.Suite(
     about=__doc__,
     cases=pipeline_cases.CASES,
     entries=pipeline_cases.entries,
-    columns=COLUMNS,
+    form=ROWS,
     roof="torch-1f1b",
     more=more,
     summary=summary,

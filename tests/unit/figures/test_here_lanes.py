@@ -13,7 +13,7 @@ from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
 from tests.unit.figures.paper import flat, in_report, printed
 from workbench.exhibits import open_exhibit
-from workbench.exhibits.hardware import lanes, offload_table
+from workbench.exhibits.hardware import lanes
 from workbench.exhibits.hardware.lanes_table import (
     Span,
     best_stretch,
@@ -24,24 +24,27 @@ from workbench.exhibits.hardware.lanes_table import (
     table,
     traffic,
 )
-from workbench.published.here import offload_runs
-from workbench.published.lanes import Lanes, measured_steps, read_lanes
+from workbench.exhibits.hardware.table import OFFLOAD as COLUMNS
+from workbench.exhibits.hardware.table import table as table_of
+from workbench.published.here import OFFLOAD, Run
+from workbench.published.lanes import STEPS, measured_steps
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
 
-def step_of(folder: Path, **changes: Any) -> Lanes:
-    return read_lanes(write_step(folder, **changes))
+def step_of(folder: Path, **changes: Any) -> Run:
+    (step,) = STEPS.read(write_step(folder, **changes))
+    return step
 
 
 def rows_of(folder: Path, plain: float | None = None) -> pd.DataFrame:
     """The table of all steps in a folder, beside runs that say what plain training reaches."""
     if plain is not None:
         write(folder, [line("plain", 78, cap=None, speed=plain), line("stronghold", 78, speed=40)])
-    return table(measured_steps([folder]), offload_table.table(offload_runs([folder])))
+    return table(measured_steps([folder]), table_of(OFFLOAD.runs([folder]), COLUMNS))
 
 
-def drawn(rows: pd.DataFrame, steps: list[Lanes]) -> Figure:
+def drawn(rows: pd.DataFrame, steps: list[Run]) -> Figure:
     return printed(lanes.EXHIBIT.draw, rows, steps)
 
 
@@ -147,7 +150,7 @@ def test_there_is_no_goal_for_other_settings(tmp_path: Path) -> None:
     assert lanes.EXHIBIT.judged(None, rows_of(tmp_path, 100.0))["so"].tolist() == ["no goal"]
     write_step(tmp_path)
     write_step(tmp_path / "other", device="another")
-    (tmp_path / "published-here" / "made-up" / "offload.csv").unlink()
+    (tmp_path / "published-here" / "made-up" / "offload.jsonl").unlink()
     assert rows_of(tmp_path)["goal_samples_per_second"].isna().all(), "plain was not measured"
 
 
@@ -195,7 +198,7 @@ def test_every_lane_says_how_busy_it_is_and_the_panel_why(tmp_path: Path) -> Non
 
 def test_nothing_leaves_the_paper(root: Path) -> None:
     steps = measured_steps([root / "results"])
-    paper = drawn(table(steps, offload_table.table(offload_runs([root / "results"]))), steps)
+    paper = drawn(table(steps, table_of(OFFLOAD.runs([root / "results"]), COLUMNS)), steps)
     assert len(paper.axes) == 8
     for axes in paper.axes:
         labels = [*axes.get_yticklabels(), axes.yaxis.label, axes.xaxis.label]
@@ -261,8 +264,8 @@ def test_another_machines_step_is_not_drawn_for_it(tmp_path: Path) -> None:
 
 
 def test_a_bad_file_stops_it_with_the_sentence(tmp_path: Path) -> None:
-    write_step(tmp_path, batch="four")
-    with pytest.raises(ValueError, match=r"78-b4-stronghold\.csv, line 9: batch is 'four'"):
+    write_step(tmp_path, step_seconds="soon")
+    with pytest.raises(ValueError, match=r"78-b4-stronghold\.jsonl, line 1: .*seconds is 'soon'"):
         open_exhibit("here_lanes", "smoke", tmp_path).run()
 
 
