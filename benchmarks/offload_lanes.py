@@ -15,14 +15,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from workbench.core.files import write_whole
 from workbench.core.record import RunRecord, Step
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.published.here import LANES as FOLDER
+from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, LANES, lane_kind
+from workbench.schedule.simulate import Event
 
 CEILING = "host memory, all at once"
 """The profile's figure of what host memory gives copies both ways and updates together."""
@@ -34,14 +35,14 @@ FASTEST = 1e12
 DIGITS = 6
 
 
-def keep_lanes(out: Path, record: RunRecord, timeline: Path, rate: float | None) -> Path:
+def keep_lanes(out: Path, record: RunRecord, folder: Path, rate: float | None) -> Path:
     """Write OUT/lanes/<case>-<method>.jsonl, in the place of an earlier run's.
 
-    `record` is one that `describe` made, `rate` the host memory's, as its profile has it. Raises
-    OSError, ValueError, LookupError or TypeError for a timeline that is not there or not one of
-    this run.
+    `record` is one that `describe` made, `folder` the run's, `rate` the host memory's, as its
+    profile has it. Raises FileNotFoundError, ValueError or LookupError for a timeline that is not
+    there or not one of this run.
     """
-    step = step_of(record, json.loads(timeline.read_text())["events"], rate)
+    step = step_of(record, load_timeline(folder).events, rate)
     path = lanes_file(out, record)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, replace(record, bench=record.bench | {"step": step}).to_json(indent=None))
@@ -63,17 +64,17 @@ def host_memory_rate(profile: Path) -> float | None:
     return None
 
 
-def step_of(record: RunRecord, events: list[dict[str, Any]], rate: float | None) -> Step:
+def step_of(record: RunRecord, events: list[Event], rate: float | None) -> Step:
     """The step, from the events of a run's timeline; the rest as `keep_lanes` has it."""
-    steps, seconds = {event["step"] for event in events}, record.step_seconds
+    steps, seconds = {event.step for event in events}, record.step_seconds
     usual = median(seconds[record.bench["warmup"] :])
     chosen = min(sorted(steps), key=lambda step: abs(seconds[step] - usual))
-    mine = [event for event in events if event["step"] == chosen]
-    origin = min(e["start_s"] for e in mine if lane_kind(e["lane"]) == COMPUTE)
+    mine = [event for event in events if event.step == chosen]
+    origin = min(event.start_s for event in mine if lane_kind(event.lane) == COMPUTE)
     moved, told = HostBytes(RunSpec.from_dict(record.spec)), []
     for event in mine:
-        start, end = (round(event[name] - origin, DIGITS) for name in ("start_s", "end_s"))
-        told.append((event["lane"], event["name"], start, end, moved.of(event, end - start)))
+        start, end = (round(at - origin, DIGITS) for at in (event.start_s, event.end_s))
+        told.append((event.lane, event.name, start, end, moved.of(event, end - start)))
     told.sort(key=lambda each: (LANES.index(lane_kind(each[0])), each[0], each[2]))
     return Step(
         seconds=round(seconds[chosen], DIGITS), host_memory_bytes_per_s=rate and round(rate),
@@ -87,10 +88,10 @@ class HostBytes:
     def __init__(self, spec: RunSpec) -> None:
         self._model, self._each = make_model(spec.model), ADAM_BYTES[spec.dtype]
 
-    def of(self, event: dict[str, Any], seconds: float) -> int:
+    def of(self, event: Event, seconds: float) -> int:
         """Bytes of an action that took `seconds`; 0 where it had nothing to move."""
-        lane = lane_kind(event["lane"])
-        nbytes = event["nbytes"] if lane in (H2D, D2H) else 0
+        lane = lane_kind(event.lane)
+        nbytes = event.nbytes if lane in (H2D, D2H) else 0
         if lane == HOST:
-            nbytes = self._each * self._model.unit_parameters(event["unit"])
+            nbytes = self._each * self._model.unit_parameters(event.unit)
         return nbytes if nbytes <= FASTEST * seconds else 0

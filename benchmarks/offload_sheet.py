@@ -18,7 +18,6 @@ from workbench.core.files import write_whole
 from workbench.core.record import RESULTS, Bench, RunRecord
 from workbench.published.here import OFFLOAD, Run
 from workbench.published.here import Sheet as Form
-from workbench.schedule.plan import Plan
 
 LOG_LINES = 25
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,20 +63,18 @@ def describe(
     *,
     command: Iterable[str] = (),
     commit: str | None = None,
-    plan: Plan | None = None,
     lanes: dict[str, dict[str, float]] | None = None,
     log: str = "",
     told: dict[str, Any] | None = None,
 ) -> RunRecord:
     """The record of a finished run with the benchmark's facts, and without places on this machine.
 
-    `commit` where the checkout cannot tell; `plan` and `lanes` (``predicted`` and ``measured`` busy
-    seconds a step) where the method runs on our own runtime; `told` are columns of the row that the
+    `commit` where the checkout cannot tell; `lanes` are ``predicted`` and ``measured`` busy seconds
+    a step, where the method runs on our own runtime; `told` are columns of the row that the
     benchmark knows better.
     """
     origin, facts = record.provenance, Bench(
         case=entry.case, method=entry.method, warmup=entry.warmup, told=told or {},
-        plan={} if plan is None else {"settings": plan.settings, "notes": list(plan.notes)},
         lanes=lanes or {}, log=log.splitlines()[-LOG_LINES:] if record.status != "ok" else [],
     )  # fmt: skip
     # A `+` where the checkout had changes, of which there is a hash.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from benchmarks import offload_bench, offload_cases
 from benchmarks.offload import table
-from benchmarks.offload_bench import EVENTS, Bench, explained
+from benchmarks.offload_bench import Bench, busy
 from benchmarks.offload_cases import CASES, GIB, Entry, entries, estimated_seconds, probe
 from benchmarks.offload_sheet import ROOT, Sheet, describe
 from workbench.cli import make_parser
@@ -21,10 +21,9 @@ from workbench.core import methods
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec, flat
 from workbench.published.here import OFFLOAD, Run
-from workbench.runs.events import EventLog
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
-from workbench.schedule.plan import Plan
+from workbench.schedule.simulate import Event
 
 MAY_DIFFER = {
     "method", "activations", "optimizer_tier", "disk_memory", "compile", "window", "resident",
@@ -87,7 +86,6 @@ def bench(tmp_path, monkeypatch) -> Callable[..., Bench]:
         started: list[Any] = []
         monkeypatch.setattr(offload_bench, "Job", Instant)
         monkeypatch.setattr(offload_bench, "resolve", lambda spec: spec)
-        monkeypatch.setattr(offload_bench, "answer", _no_plan)
         monkeypatch.setattr(offload_bench, "planned_largest", _no_plan)
         made = Bench(sheet=Sheet(tmp_path), store=Store(tmp_path), echo=lambda _: None, **options)
         made.started = started
@@ -223,29 +221,15 @@ def test_nothing_in_the_table_is_unexplained(tmp_path):
     assert Sheet(tmp_path).runs[1].samples_per_second is None
 
 
-def test_the_plan_is_the_one_that_ran(tmp_path, monkeypatch):
-    """Also where planning again would choose otherwise; several ranks are not planned again."""
-    entry = paper(only=["78-b4/stronghold"])[0]
-    told = Plan(
-        method="stronghold", fits=True, schedule=None, step_seconds=1.0, peak_bytes={},
-        moved_bytes={}, binding="compute", window=3, settings={"kept_layers": 7}, notes=("so",),
-    )  # fmt: skip
-    again = replace(told, window=5, settings={"kept_layers": 8})
-    monkeypatch.setattr(offload_bench, "answer", lambda *_: SimpleNamespace(plan=again))
-    store = Store(tmp_path)
-    record = record_of(entry.spec, predicted={"step_seconds": 1.0})
-    assert explained(record, store) == (again, {})
-
-    folder = store.folder(record.key)
-    folder.mkdir(parents=True)
-    log = EventLog(folder / EVENTS)
-    for plan in (again, told):  # of an earlier attempt, and of this one
-        log.write("plan", **plan.to_dict())
-    log.close()
-    assert explained(record, store) == (told, {})
-    monkeypatch.setattr(offload_bench, "answer", None)
-    parallel = record_of(entry.spec.with_(ranks=2), predicted={"step_seconds": 1.0})
-    assert explained(parallel, store) == (told, {})
+def test_lanes_are_as_busy_as_the_plan_that_ran_foresaw_and_as_they_were(tmp_path):
+    assert busy(tmp_path) == {}
+    ran = [Event("F1.0", "F", 1, 0, 0, "compute", step, step, step + 0.5) for step in (3, 4)]
+    told = [replace(event, end_s=event.start_s + 0.25) for event in ran]
+    events = {"events": [*map(asdict, ran)], "predicted": [*map(asdict, told)]}
+    (tmp_path / "timeline.json").write_text(json.dumps(events))
+    lanes = busy(tmp_path)
+    assert (lanes["predicted"]["compute"], lanes["measured"]["compute"]) == (0.25, 0.5)
+    assert lanes["measured"]["h2d"] == 0.0
 
 
 # -- the loop --------------------------------------------------------------------------------------

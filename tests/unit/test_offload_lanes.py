@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import offload_bench
-from benchmarks.offload_bench import TIMELINE, Bench
+from benchmarks.offload_bench import Bench
 from benchmarks.offload_cases import CASES, Entry, entries, entry_of
 from benchmarks.offload_lanes import CEILING, host_memory_rate, keep_lanes, lanes_file, step_of
 from benchmarks.offload_sheet import Sheet, describe
@@ -19,6 +19,8 @@ from workbench.core.record import RunRecord
 from workbench.published.here import Run
 from workbench.published.lanes import STEPS, of_lane
 from workbench.runs.store import Store
+from workbench.runs.timeline import FILE as TIMELINE
+from workbench.schedule.simulate import Event
 
 BLOCK = 12 * 2048**2 + 13 * 2048
 """Parameters of a block of the published models."""
@@ -82,7 +84,7 @@ def read(tmp_path: Path, run: RunRecord, rate: float | None = 1.5e11) -> Run:
     file = tmp_path / "record" / TIMELINE
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps({"events": timeline()}))
-    return step_in(keep_lanes(tmp_path / "h200", run, file, rate))
+    return step_in(keep_lanes(tmp_path / "h200", run, file.parent, rate))
 
 
 def test_the_step_nearest_to_the_median_is_kept_from_its_first_computing_on(tmp_path):
@@ -137,7 +139,7 @@ def test_events_of_another_run_are_refused():
     other = [{**part, "step": 70} for part in timeline()]
     for events in ([], other, [part for part in timeline() if part["lane"] != "compute"]):
         with pytest.raises((ValueError, LookupError)):
-            step_of(run_of(entry), events, None)
+            step_of(run_of(entry), [Event(**part) for part in events], None)
 
 
 # -- in the loop -----------------------------------------------------------------------------------
@@ -166,7 +168,6 @@ def bench_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: RunRecord,
     (store.folder(record.key) / TIMELINE).write_text(text)
     monkeypatch.setattr(offload_bench, "Job", Instant)
     monkeypatch.setattr(offload_bench, "resolve", lambda spec: spec)
-    monkeypatch.setattr(offload_bench, "explained", lambda *_: (None, {}))
     made = Bench(sheet=Sheet(tmp_path / "out"), store=store, echo=told.append)
     made.told = told
     return made

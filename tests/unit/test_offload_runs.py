@@ -82,7 +82,7 @@ def assert_alike(folder: Path, count: int) -> None:
     facts = ours.record.bench
     assert facts["lanes"]["predicted"]["compute"] > 0
     assert facts["lanes"]["measured"]["compute"] > 0
-    assert facts["plan"]["settings"]
+    assert ours.record.predicted["settings"]
 
 
 def test_a_users_mistake_is_one_sentence(tmp_path, capsys):

@@ -71,8 +71,8 @@ def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
     assert (harmony.named, parallel.named) == ("harmony-pp", "data-parallel")
     assert harmony.final_loss == pytest.approx(parallel.final_loss, rel=1e-6)
     assert harmony.load_gib == harmony.planned_load_gib > 0
-    assert parallel.planned_load_gib is None
+    assert parallel.planned_load_gib == 0, "its plan moves nothing over the host links"
     run = harmony.record
     assert run.moved_bytes == run.predicted["moved_bytes"]
-    assert run.bench["plan"]["settings"] == run.predicted["settings"]
+    assert run.bench["lanes"]["measured"]["compute"] > 0
     assert left_behind(tmp_path) == []

@@ -100,8 +100,6 @@ class Bench(Entry, total=False):
 
     told: dict[str, int | float | None]
     """Column of the run's row -> its value, where the record alone does not tell it."""
-    plan: dict[str, Any]
-    """Settings and notes of the plan that ran."""
     lanes: dict[str, dict[str, float]]
     """``predicted``, ``measured``: busy seconds a step of each kind of lane."""
     log: list[str]
