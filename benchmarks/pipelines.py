@@ -18,7 +18,7 @@ are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -29,20 +29,15 @@ from benchmarks import offload, pipeline_cases
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures.rows import quotient
-from workbench.methods.evaluate import STEPS
-from workbench.methods.pipeline.proofs import Ground
-from workbench.profile.profile import Profile
-from workbench.published.here import ORDERS, PEERS, Run, latest, replicas_of
+from workbench.published.here import GIB, ORDERS, PEERS, Run, latest, replicas_of
 from workbench.published.here import PIPELINES as ROWS
-from workbench.runs.planning import answer, choose_profiles
+from workbench.runs.planning import answer
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE, lane_kind
-from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE
-from workbench.schedule.simulate import Event, simulate
+from workbench.schedule.simulate import Event
 
-GIB = 1 << 30
 Error = Callable[[Run], float | None]
 ERRORS: dict[str, Error] = {
     "step": lambda run: run.error,
@@ -62,40 +57,24 @@ def more(record: RunRecord, store: Store) -> dict[str, Any]:
     known is left out."""
     spec, found = RunSpec.from_dict(record.spec), {}
     stages = spec.ranks // replicas_of(vars(spec.options))
-    with suppress(ValueError):  # not planned, or not from what was measured
-        planned = answer(spec, store)
-        if planned.source == "measured" and planned.plan.fits:
-            found |= _foreseen(planned.plan, record, spec, store)
     with suppress(ValueError, FileNotFoundError):  # peers keep no events
-        events = load_timeline(store.folder(record.key)).events
-        found["bubble"] = round(measured_bubble(events, stages), 4)
+        timeline = load_timeline(store.folder(record.key))
+        found["bubble"] = round(bubble(timeline.events, stages), 4)
+        found["predicted_bubble"] = round(bubble(timeline.predicted, stages), 4)
+    with suppress(ValueError):  # not planned
+        planned = None if record.predicted.get("step_seconds") else answer(spec, store)
+        if planned and planned.source == "measured" and planned.plan.fits:
+            peak, seconds = planned.plan.peak_bytes[DEVICE], planned.plan.step_seconds
+            found["predicted_peak_device_gib"] = round(peak / GIB, 4)
+            found["predicted_step_seconds"] = round(seconds, 6)
     return found
 
 
-def _foreseen(plan: Plan, record: RunRecord, spec: RunSpec, store: Store) -> dict[str, float]:
-    if not record.predicted.get("step_seconds"):
-        peak = round(plan.peak_bytes[DEVICE] / GIB, 4)
-        seconds = round(plan.step_seconds, 6)
-        return {"predicted_step_seconds": seconds, "predicted_peak_device_gib": peak}
-    if plan.settings != record.predicted.get("settings"):  # profiles were measured again since
-        return {}
-    profiles = choose_profiles(spec, store, None, lambda text: None)
-    return {"predicted_bubble": round(simulated_bubble(plan, spec, profiles), 4)}
+def bubble(events: Sequence[Event], stages: int) -> float:
+    """Mean over the stages of the share of a step in which none of a stage's passes runs, in all
+    steps but the last one, after which a run ends and waits.
 
-
-def simulated_bubble(plan: Plan, spec: RunSpec, profiles: Mapping[int, Profile]) -> float:
-    """Mean over the stages of the share of a step in which none of a stage's passes runs, under the
-    costs that the plan was made from: profiles by samples in a micro-batch."""
-    schedule, costs = plan.schedule, Ground.of(spec, profiles).costs(plan.schedule)
-    simulated, stages = simulate(schedule, costs, steps=STEPS), schedule.num_ranks
-    busy = sum(simulated.busy_seconds(COMPUTE, rank) for rank in range(stages))
-    return 1 - busy / (stages * simulated.step_seconds)
-
-
-def measured_bubble(events: Sequence[Event], stages: int) -> float:
-    """The bubble as it was, in all steps but the last one, after which a run ends and waits.
-
-    `events` are those of one replica in two steps or more. A stage's step lasts from its first pass
+    `events` are those of one replica in two steps or more, measured or simulated. A stage's step lasts from its first pass
     to its first pass of the next one. Raises ValueError for fewer steps.
     """
     passes = [event for event in events if lane_kind(event.lane) == COMPUTE]

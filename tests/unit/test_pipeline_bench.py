@@ -12,7 +12,7 @@ from baselines import torch_pipelines
 from benchmarks.gather import gather
 from benchmarks.offload_sheet import Sheet
 from benchmarks.pipeline_cases import BATCH, MICROS, entries
-from benchmarks.pipelines import main, measured_bubble, simulated_bubble, summary
+from benchmarks.pipelines import bubble, main, summary
 from tests.methods import plain
 from tests.runs.helpers import left_behind
 from tests.unit.figures.offload import record_of
@@ -58,15 +58,15 @@ def test_a_bubble_is_the_share_without_a_pass():
     )
     profiles = {4: replace(made_up, hardware=fast, units=units)}
     plan = methods.load("1f1b").plan_sizes(spec, profiles)
-    assert simulated_bubble(plan, spec, profiles) == pytest.approx(3 / 11, rel=1e-3)
+    assert bubble(plan.simulated, stages=4) == pytest.approx(3 / 11, rel=1e-3)
     events = [
         Event("F1.0", "F", 1, 0, rank, lane, step, step + start, step + start + busy, 0)
         for step, busy in ((2, 0.3), (3, 0.3), (4, 0.9))
         for rank, lane, start in ((0, "compute", 0.0), (1, "compute", 0.5), (1, "net-out", 0.1))
     ]
-    assert measured_bubble(events, stages=2) == pytest.approx(0.7)
+    assert bubble(events, stages=2) == pytest.approx(0.7)
     with pytest.raises(ValueError, match="two steps"):
-        measured_bubble(events[:3], stages=2)
+        bubble(events[:3], stages=2)
 
 
 def row(method: str, micro: int, seconds: float | None, **changes: Any) -> dict[str, Any]:

@@ -111,9 +111,11 @@ def columns(record: RunRecord) -> dict[str, Any]:
         "host_cap_gib": _gib(spec["host_memory"]),
         "parameters": record.parameters,
         "status": record.status,
-        "samples_per_second": _rounded(spec["batch"] / seconds if steps else None, 4),
+        "samples_per_second": _rounded(spec["batch"] / seconds if seconds else None, 4),
         "step_seconds_median": _rounded(seconds, 6),
-        "step_seconds_spread": _rounded((third - first) / seconds if steps[1:] else None, 4),
+        "step_seconds_spread": _rounded(
+            (third - first) / seconds if seconds and steps[1:] else None, 4
+        ),
         "predicted_step_seconds": _rounded(told.get("step_seconds"), 6),
         "peak_device_gib": _gib(peak.get("device")),
         "predicted_peak_device_gib": _gib(told.get("peak_bytes", {}).get("device")),

@@ -12,6 +12,7 @@ less, has a bound of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ import pandas as pd
 
 from workbench.exhibits.hardware.offload_goals import CAP_GIB, DTYPE, HIDDEN, SEQ, SHARES
 from workbench.exhibits.hardware.table import framed
+from workbench.figures.rows import pick
 from workbench.published.here import Run
 from workbench.published.lanes import of_lane
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT
@@ -104,16 +106,6 @@ def traffic(step: Run) -> list[Span]:
     return level(folded(spans, step.step_seconds), step.step_seconds)
 
 
-def full_share(step: Run) -> float | None:
-    """Share of the step in which traffic is above `NEAR` of the ceiling; None where that is
-    unknown."""
-    ceiling = step.host_memory_bytes_per_s
-    if ceiling is None:
-        return None
-    full = sum(end - start for start, end, rate in traffic(step) if rate > NEAR * ceiling)
-    return full / step.step_seconds
-
-
 def fullest(step: Run) -> Span | None:
     """When host memory is full for the most part, and its mean traffic then; None where it never
     is.
@@ -161,17 +153,12 @@ def table(steps: Iterable[Run], offload: pd.DataFrame) -> pd.DataFrame:
 
 def _row(step: Run, offload: pd.DataFrame) -> dict[str, Any]:
     ceiling, full = step.host_memory_bytes_per_s, fullest(step) or (None, None, None)
-    computing, reading, writing = (
-        sum(event.end_s - event.start_s for event in of_lane(step, lane))
-        for lane in (COMPUTE, DISK_IN, DISK_OUT)
-    )
-    moved = sum(event.nbytes for event in step.events)
+    moved, near = sum(event.nbytes for event in step.events), NEAR * (ceiling or math.inf)
+    at_ceiling = sum(end - start for start, end, rate in traffic(step) if rate > near)
     limits = {
-        COMPUTE: computing,
-        HOST_MEMORY: moved / ceiling if ceiling else 0.0,
-        DISK_IN: reading,
-        DISK_OUT: writing,
-    }
+        lane: sum(event.end_s - event.start_s for event in of_lane(step, lane))
+        for lane in (COMPUTE, DISK_IN, DISK_OUT)
+    } | {HOST_MEMORY: moved / ceiling if ceiling else 0.0}
     bound = max(limits, key=limits.__getitem__)
     at_most = step.batch / limits[bound]
     own = step.named == METHOD
@@ -184,11 +171,11 @@ def _row(step: Run, offload: pd.DataFrame) -> dict[str, Any]:
         "label": step.label,
         "samples_per_second": step.batch / step.step_seconds,
         **{f"{lane}_share": busy_share(step, lane) for lane in SHOWN},
-        "compute_seconds": computing,
+        "compute_seconds": limits[COMPUTE],
         "host_bytes": moved,
         "traffic_bytes_per_s": moved / step.step_seconds,
         "ceiling_bytes_per_s": ceiling,
-        "full_share": full_share(step),
+        "full_share": at_ceiling / step.step_seconds if ceiling else None,
         **dict(zip(("full_from_s", "full_to_s", "full_bytes_per_s"), full, strict=True)),
         "bound": bound,
         "bound_samples_per_second": at_most,
@@ -203,13 +190,8 @@ def goal_of(step: Run, offload: pd.DataFrame) -> tuple[float | None, float | Non
     it makes; (None, None) where there is no such goal, or no plain training to compare with."""
     wanted = {(layers, batch): share for layers, batch, share in SHARES}
     share = wanted.get((step.layers, step.batch))
-    setting = {
-        "method": step.method, "layers": step.layers, "batch": step.batch, "device": step.device,
-        "hidden": HIDDEN, "seq": SEQ, "dtype": DTYPE, "device_cap_gib": CAP_GIB,
-    }  # fmt: skip
-    same = offload
-    for name, value in setting.items():
-        same = same[same[name] == value]
+    setting = {name: getattr(step, name) for name in ("method", "layers", "batch", "device")}
+    same = pick(offload, **setting, hidden=HIDDEN, seq=SEQ, dtype=DTYPE, device_cap_gib=CAP_GIB)
     plain = same["plain"].max()
     if share is None or step.device_cap_gib != CAP_GIB or pd.isna(plain):
         return None, None
