@@ -74,8 +74,8 @@ def bubble(events: Sequence[Event], stages: int) -> float:
     """Mean over the stages of the share of a step in which none of a stage's passes runs, in all
     steps but the last one, after which a run ends and waits.
 
-    `events` are those of one replica in two steps or more, measured or simulated. A stage's step lasts from its first pass
-    to its first pass of the next one. Raises ValueError for fewer steps.
+    `events` are those of one replica in two steps or more, measured or simulated. A stage's step
+    lasts from its first pass to its first pass of the next one. Raises ValueError for fewer steps.
     """
     passes = [event for event in events if lane_kind(event.lane) == COMPUTE]
     steps = sorted({event.step for event in passes})

@@ -92,6 +92,7 @@ def columns(record: RunRecord) -> dict[str, Any]:
     ok = record.status == "ok"
     steps = record.step_seconds[bench["warmup"] :] if ok else []
     first, seconds, third = steady_quartiles([0.0, *steps]) if steps else (None, None, None)
+    spread = (third - first) / seconds if seconds and steps[1:] else None
     peak, moved, told = (
         value if ok else {} for value in (record.peak_bytes, record.moved_bytes, record.predicted)
     )
@@ -113,9 +114,7 @@ def columns(record: RunRecord) -> dict[str, Any]:
         "status": record.status,
         "samples_per_second": _rounded(spec["batch"] / seconds if seconds else None, 4),
         "step_seconds_median": _rounded(seconds, 6),
-        "step_seconds_spread": _rounded(
-            (third - first) / seconds if seconds and steps[1:] else None, 4
-        ),
+        "step_seconds_spread": _rounded(spread, 4),
         "predicted_step_seconds": _rounded(told.get("step_seconds"), 6),
         "peak_device_gib": _gib(peak.get("device")),
         "predicted_peak_device_gib": _gib(told.get("peak_bytes", {}).get("device")),

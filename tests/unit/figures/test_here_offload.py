@@ -315,48 +315,6 @@ def test_goals_are_judged_in_their_setting_only(tmp_path: Path) -> None:
 # -- as an exhibit --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["smoke", "paper"])
-def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
-    write(tmp_path, benchmark())
-    session = open_exhibit("here_offload", size, tmp_path)
-    assert session.preview()["note"].tolist() == ["nothing runs: these rows are committed"]
-    rows = session.run(force=True)
-    pd.testing.assert_frame_equal(rows, rows_of(tmp_path))
-    drawing = session.figure(rows)
-    assert {path.name for path in drawing.paths} == {
-        f"here_offload{suffix}" for suffix in (".pdf", ".png", ".csv")
-    }
-    assert list(session.verdict(rows).columns) == ["goal", "measured", "verdict", "why"]
-    assert "0123abc" in session.provenance().to_string()
-    assert not (tmp_path / "runs").exists()
-
-
-def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
-    session = open_exhibit("here_offload", "smoke", tmp_path)
-    assert "nothing to show" in session.preview()["note"].iloc[0]
-    rows = session.run()
-    assert session.figure(rows).paths[0].exists()
-    assert "nothing to show" in flat(session.draw(rows))
-    assert set(session.verdict(rows)["verdict"]) == {MISSING}
-    assert "nothing to show" in session.provenance().to_string()
-
-
-def test_the_machine_with_most_rows_is_shown(tmp_path: Path) -> None:
-    write(tmp_path, benchmark())
-    write(tmp_path, [line("plain", 32, cap=None, speed=1.0)], device="another")
-    session = open_exhibit("here_offload", "smoke", tmp_path)
-    assert set(session.rows()["device"]) == {"made-up"}
-    assert session.preview()["machine"].tolist() == ["another", "made-up"]
-
-
-def test_a_bad_row_stops_it_with_the_sentence(tmp_path: Path) -> None:
-    write(tmp_path, [line("plain", 32, speed=30.0, dtype="int8")])
-    with pytest.raises(ValueError, match=r"made-up/offload\.jsonl, line 1: .*dtype is 'int8'"):
-        open_exhibit("here_offload", "smoke", tmp_path).run()
-    with pytest.raises(ValueError, match=r"made-up/offload\.jsonl, line 1: .*dtype is 'int8'"):
-        open_exhibit("8a", "paper", tmp_path).rows([])
-
-
 @pytest.mark.parametrize("lines", [[], benchmark()])
 def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     if lines:

@@ -256,23 +256,6 @@ def test_without_the_file_the_exhibit_says_so() -> None:
 # -- as an exhibit --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["smoke", "paper"])
-def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
-    write(tmp_path, benchmark((4,)))
-    session = open_exhibit("here_servers", size, tmp_path)
-    assert session.preview()["note"].tolist() == ["nothing runs: these rows are committed"]
-    rows = session.run(force=True)
-    pd.testing.assert_frame_equal(rows, rows_of(tmp_path, benchmark((4,))))
-    assert {path.name for path in session.figure(rows).paths} == {
-        f"here_servers{suffix}" for suffix in (".pdf", ".png", ".csv")
-    }
-    assert list(session.verdict(rows).columns) == ["goal", "measured", "verdict", "why"]
-    told = session.provenance().to_string()
-    assert "0123abc" in told
-    assert "published-here/made-up/servers.jsonl" in told
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_machine_can_be_asked_for(tmp_path: Path) -> None:
     write(tmp_path, benchmark((4,)))
     folder = tmp_path / "published-here"
