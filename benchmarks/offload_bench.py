@@ -19,7 +19,7 @@ from benchmarks.offload_sheet import Sheet, describe
 from workbench.core.record import RunRecord
 from workbench.profile.machine import this_machine
 from workbench.profile.store import folder_of
-from workbench.published.here import OFFLOAD, columns
+from workbench.published.here import OFFLOAD
 from workbench.runs.resolve import resolve
 from workbench.runs.runner import POLL_S, Job
 from workbench.runs.search import FITS, TOO_LARGE, next_probe, planned_largest
@@ -101,9 +101,9 @@ class Bench:
             log=_log(job.folder),
             told=self._more_of(record),
         )
-        speed = columns(told)["samples_per_second"]
+        speed = None
         if record.status != "cancelled":
-            self.sheet.append(told)
+            speed = self.sheet.append(told).samples_per_second
             self._keep_lanes(told)
         self.failed += record.status in ("error", "timeout")
         words = f"{speed:.4g} samples/s" if speed else f"{record.status}: {told.message}"

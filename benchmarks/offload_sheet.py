@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.offload_cases import Entry, about_parameters
 from workbench.core.files import write_whole
 from workbench.core.record import RESULTS, Bench, RunRecord
-from workbench.published.here import OFFLOAD, Run
+from workbench.published.here import OFFLOAD, Run, checked
 from workbench.published.here import Sheet as Form
 
 LOG_LINES = 25
@@ -38,8 +38,10 @@ class Sheet:
         return self.runs[-1]
 
     def replace(self, records: Iterable[RunRecord]) -> None:
-        """Have these records and no others."""
-        write_whole(self.path, "".join(record.to_json(indent=None) for record in records))
+        """Have these records and no others. Raises ValueError, and changes nothing, for one that
+        cannot be right."""
+        lines = [record.to_json(indent=None) for record in records if checked(record)]
+        write_whole(self.path, "".join(lines))
         self.runs = self.form.read(self.path)
 
     def latest(self, entry: Entry) -> Run | None:

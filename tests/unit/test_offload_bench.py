@@ -221,6 +221,14 @@ def test_nothing_in_the_table_is_unexplained(tmp_path):
     assert Sheet(tmp_path).runs[1].samples_per_second is None
 
 
+def test_a_record_that_cannot_be_right_is_not_entered(tmp_path):
+    sheet = Sheet(tmp_path)
+    run = entered(sheet, paper(only=["78-b4/plain"])[0])
+    with pytest.raises(ValueError, match="started is 'soon'; it must begin with a date"):
+        sheet.append(replace(run.record, started="soon"))
+    assert len(Sheet(tmp_path).runs) == len(sheet.runs) == 1
+
+
 def test_lanes_are_as_busy_as_the_plan_that_ran_foresaw_and_as_they_were(tmp_path):
     assert busy(tmp_path) == {}
     ran = [Event("F1.0", "F", 1, 0, 0, "compute", step, step, step + 0.5) for step in (3, 4)]

@@ -224,13 +224,14 @@ def _rows(path: Path, stamp: tuple[int, int]) -> list[Run]:
     for number, line in enumerate(read_whole(path, place(path)).splitlines(), 1):
         try:
             record = RunRecord.from_json(line)
-            runs.append(Run(**_checked(record), record=record, device=device, runs=1, sitting=""))
+            runs.append(Run(**checked(record), record=record, device=device, runs=1, sitting=""))
         except ValueError as error:
             raise ValueError(f"{place(path)}, line {number}: {error}") from None
     return runs
 
 
-def _checked(record: RunRecord) -> dict[str, Any]:
+def checked(record: RunRecord) -> dict[str, Any]:
+    """The row of a record. Raises ValueError for one that cannot be right."""
     if record.bench is None:
         raise ValueError("it has no field 'bench', which says whose run it is")
     row = columns(record)
