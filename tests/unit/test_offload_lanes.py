@@ -15,6 +15,7 @@ from benchmarks.offload_bench import Bench
 from benchmarks.offload_cases import CASES, Entry, entries, entry_of
 from benchmarks.offload_lanes import CEILING, host_memory_rate, keep_lanes, lanes_file, step_of
 from benchmarks.offload_sheet import Sheet, describe
+from tests.unit.test_offload_bench import record_of as bench_record
 from workbench.core.record import RunRecord
 from workbench.published.here import Run
 from workbench.published.lanes import STEPS, of_lane
@@ -34,13 +35,8 @@ def paper(name: str = "78-b4/stronghold") -> Entry:
 
 
 def record_of(entry: Entry, **changes: Any) -> RunRecord:
-    values = {
-        "key": "0123", "method": entry.spec.method, "status": "ok", "spec": entry.spec.to_dict(),
-        "started": "2026-11-21T08:00:00+00:00", "seconds": 40.0, "losses": [5.0] * 5,
-        "step_seconds": SECONDS, "predicted": PREDICTED,
-        "provenance": {"commit": "0123456789abcdef", "gpus": ["NVIDIA H200"], "cores": 16},
-    }  # fmt: skip
-    return RunRecord(**{**values, **changes})
+    usual = {"key": "0123", "step_seconds": SECONDS, "predicted": PREDICTED}
+    return bench_record(entry.spec, **usual | changes)
 
 
 def event(name: str, lane: str, start_s: float, seconds: float, step: int, nbytes: int = 0) -> dict:
