@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.offload_lanes import lanes_file
 from benchmarks.offload_sheet import Sheet
 from workbench.core.files import write_whole
-from workbench.published.here import SHEETS, Run
+from workbench.published.here import BENCHMARKS, Run
 
 KEPT = 2
 """Runs of a case and method: the last one stands for them, and another shows by how much two
@@ -33,7 +33,7 @@ PLAIN = "plain"
 def gather(source: Path, target: Path, name: str = "offload", kept: int = KEPT) -> tuple[int, int]:
     """Returns how many runs are new, and how many are left out now. Raises ValueError for a source
     without such a file, or a file that is none of ours."""
-    form = SHEETS[name]
+    form = BENCHMARKS[name]
     if not (source / form.file).is_file():
         raise ValueError(f"{source} has no {form.file}: it is no folder that a benchmark wrote")
     theirs, ours = (Sheet(folder, form) for folder in (source, target))
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("source", type=Path, help="folder that a benchmark wrote")
     parser.add_argument("target", type=Path, help="folder of the published files")
-    parser.add_argument("--name", choices=SHEETS, default="offload")
+    parser.add_argument("--name", choices=BENCHMARKS, default="offload")
     parser.add_argument("--keep", type=int, default=KEPT, metavar="N", help="of case and method")
     options = parser.parse_args(argv)
     if options.keep < 1:

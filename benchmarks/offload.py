@@ -33,8 +33,7 @@ from benchmarks.offload_sheet import Sheet
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.core.record import RunRecord
 from workbench.published.here import OFFLOAD as ROWS
-from workbench.published.here import Run
-from workbench.published.here import Sheet as Form
+from workbench.published.here import Benchmark, Run
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 
@@ -47,7 +46,7 @@ class Suite:
     cases: Mapping[str, Any]
     """By size."""
     entries: Callable[..., list[Entry]]
-    form: Form
+    form: Benchmark
     """Of the file of its rows."""
     roof: str
     """The method whose speed the others are compared with."""

@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.offload_cases import Entry, about_parameters
 from workbench.core.files import write_whole
 from workbench.core.record import RESULTS, Bench, RunRecord
-from workbench.published.here import OFFLOAD, Run, checked
-from workbench.published.here import Sheet as Form
+from workbench.published.here import OFFLOAD, Benchmark, Run, checked
 
 LOG_LINES = 25
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class Sheet:
     """A benchmark's file in a folder."""
 
-    def __init__(self, folder: Path, form: Form = OFFLOAD) -> None:
+    def __init__(self, folder: Path, form: Benchmark = OFFLOAD) -> None:
         """Reads what is there. Raises ValueError for a line that cannot be right."""
         self.folder, self.form, self.path = folder, form, folder / form.file
         folder.mkdir(parents=True, exist_ok=True)

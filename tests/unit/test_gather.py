@@ -12,8 +12,7 @@ from benchmarks.offload_lanes import lanes_file
 from benchmarks.offload_sheet import Sheet
 from tests.unit.figures.offload import line, record_of
 from workbench.core.record import RunRecord
-from workbench.published.here import OFFLOAD, SERVERS
-from workbench.published.here import Sheet as Form
+from workbench.published.here import OFFLOAD, SERVERS, Benchmark
 
 
 def run(number: int, case: str = "a", method: str = "stronghold") -> RunRecord:
@@ -22,7 +21,7 @@ def run(number: int, case: str = "a", method: str = "stronghold") -> RunRecord:
     return replace(made, key=f"{case}-{method}", bench=made.bench | {"case": case})
 
 
-def sheet(folder: Path, *runs: RunRecord, machine: str = "one", form: Form = OFFLOAD) -> Path:
+def sheet(folder: Path, *runs: RunRecord, machine: str = "one", form: Benchmark = OFFLOAD) -> Path:
     made = Sheet(folder, form)
     for one in runs:
         made.append(replace(one, provenance=one.provenance | {"host": machine}))

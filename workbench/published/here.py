@@ -39,15 +39,15 @@ WORDS = {"stash": "inputs on the host", "keep": "kept"}
 class Run(SimpleNamespace):
     """A row: the columns of `columns` as attributes, None for an unknown value. Besides:
 
-    `record`; `sheet`, whose rules it fits; `device`, the machine's folder; `runs`, how many rows
-    say the same settings, of which (in `latest`) this is the last; `sitting`, when the runs began
-    (UTC) that were made on that machine without a long pause, where the sheet tells sittings.
+    `record`; `benchmark`, whose rules it fits; `device`, the machine's folder; `runs`, how many
+    rows say the same settings, of which (in `latest`) this is the last; `sitting`, when the runs
+    began (UTC) that were made on that machine without a long pause, where the benchmark tells it.
     """
 
     @property
     def label(self) -> str:
         """The method and its variant as a figure writes them."""
-        name = self.sheet.labels[self.method]
+        name = self.benchmark.labels[self.method]
         return f"{name} ({in_words(self.variant)})" if self.variant else name
 
     @property
@@ -61,7 +61,7 @@ class Run(SimpleNamespace):
     def how(self) -> str:
         """How its number was obtained, in a line."""
         repeated = f", the last of {self.runs} runs" if self.runs > 1 else ""
-        where = f"{self.device}/{self.sheet.file}"
+        where = f"{self.device}/{self.benchmark.file}"
         return f"{self.hardware}, {self.date}, commit {self.commit}, {where}{repeated}"
 
     @property
@@ -168,8 +168,8 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """The file of a benchmark, in each machine's folder."""
+class Benchmark:
+    """A benchmark, by its file in each machine's folder."""
 
     file: str
     labels: Mapping[str, str]
@@ -192,7 +192,7 @@ class Sheet:
     def read(self, path: Path) -> list[Run]:
         """The runs of a file, in order. Raises ValueError for a line that cannot be right, naming
         file and line."""
-        runs = [Run(**vars(run), sheet=self) for run in rows(path)]
+        runs = [Run(**vars(run), benchmark=self) for run in rows(path)]
         for number, run in enumerate(runs, 1):
             try:
                 if run.method not in self.labels:
@@ -211,7 +211,7 @@ class Sheet:
 
 
 def rows(path: Path) -> list[Run]:
-    """The rows of any benchmark's file, in order. Raises ValueError as `Sheet.read` does."""
+    """The rows of any benchmark's file, in order. Raises ValueError as `Benchmark.read` does."""
     stat = path.stat()
     return [Run(**vars(run)) for run in _rows(path, (stat.st_mtime_ns, stat.st_size))]
 
@@ -263,7 +263,7 @@ def latest(runs: Iterable[Run]) -> list[Run]:
     kept: dict[tuple[Any, ...], Run] = {}
     times: Counter[tuple[Any, ...]] = Counter()
     for run in runs:
-        same = tuple(getattr(run, name) for name in run.sheet.settings)
+        same = tuple(getattr(run, name) for name in run.benchmark.settings)
         times[same] += 1
         kept[same] = run
     return [Run(**vars(run) | {"runs": times[same]}) for same, run in kept.items()]
@@ -299,7 +299,7 @@ def _divides(run: Run) -> None:
         )
 
 
-OFFLOAD = Sheet(
+OFFLOAD = Benchmark(
     file="offload.jsonl",
     labels={
         "plain": "plain torch",
@@ -315,7 +315,7 @@ OFFLOAD = Sheet(
     pause=timedelta(minutes=15),
 )
 """One GPU."""
-SERVERS = Sheet(
+SERVERS = Benchmark(
     file="servers.jsonl",
     labels={
         name: known()[name].label
@@ -330,7 +330,7 @@ SERVERS = Sheet(
 ORDERS = ("gpipe", "1f1b", "interleaved", "zb-h1", "varuna")
 """Our own."""
 PEERS = ("torch-gpipe", "torch-1f1b", "torch-interleaved", "torch-zero-bubble", "deepspeed-pipe")
-PIPELINES = Sheet(
+PIPELINES = Benchmark(
     file="pipelines.jsonl",
     labels={
         name: (SERVERS.labels | {"varuna": "Varuna", "deepspeed-pipe": "DeepSpeed 1F1B"})[name]
@@ -340,5 +340,5 @@ PIPELINES = Sheet(
     check=_divides,
 )
 """Pipelines in every shape: P stages times D replicas are the ranks."""
-SHEETS = {sheet.file.partition(".")[0]: sheet for sheet in (OFFLOAD, SERVERS, PIPELINES)}
-"""By the name of the benchmark."""
+BENCHMARKS = {each.file.partition(".")[0]: each for each in (OFFLOAD, SERVERS, PIPELINES)}
+"""By their names."""

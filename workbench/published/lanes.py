@@ -23,7 +23,7 @@ def measured_steps(roots: Iterable[Path]) -> list[Run]:
     """The steps of every root; of equal cases and methods on a machine the last root's. Each is a
     run with `step_seconds`, `host_memory_bytes_per_s` and `events` (`Event`), of the step.
 
-    Empty where there is no such file. Raises ValueError as `Sheet.read` does.
+    Empty where there is no such file. Raises ValueError as `Benchmark.read` does.
     """
     return list({(run.device, run.case, run.named): run for run in STEPS.runs(roots)}.values())
 

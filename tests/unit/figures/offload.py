@@ -8,7 +8,7 @@ from typing import Any
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.published.here import OFFLOAD, Run, Sheet
+from workbench.published.here import OFFLOAD, Benchmark, Run
 
 PLAIN = {
     (32, 4): 30.0, (78, 4): 13.0, (100, 4): 10.0,
@@ -100,7 +100,7 @@ def record_of(row: dict[str, Any]) -> RunRecord:
 
 
 def write(
-    folder: Path, rows: list[dict[str, Any]], device: str = "made-up", form: Sheet = OFFLOAD
+    folder: Path, rows: list[dict[str, Any]], device: str = "made-up", form: Benchmark = OFFLOAD
 ) -> Path:
     """The file in a results folder."""
     path = folder / "published-here" / device / form.file
@@ -109,7 +109,7 @@ def write(
     return path
 
 
-def runs_of(folder: Path, rows: list[dict[str, Any]], form: Sheet = OFFLOAD) -> list[Run]:
+def runs_of(folder: Path, rows: list[dict[str, Any]], form: Benchmark = OFFLOAD) -> list[Run]:
     """The rows, written to a file and read as runs."""
     write(folder, rows, form=form)
     return form.runs([folder])

@@ -13,7 +13,15 @@ import pytest
 from benchmarks import offload_cases, pipeline_cases, server_cases
 from tests.unit.figures import servers
 from tests.unit.figures.offload import line, record_of, runs_of, write
-from workbench.published.here import OFFLOAD, PIPELINES, SERVERS, SHEETS, Sheet, columns, latest
+from workbench.published.here import (
+    BENCHMARKS,
+    OFFLOAD,
+    PIPELINES,
+    SERVERS,
+    Benchmark,
+    columns,
+    latest,
+)
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 GOOD = line("stronghold (w4, keep)", 32, speed=30.0)
@@ -49,7 +57,7 @@ def test_a_run_without_a_result_keeps_its_status_and_has_no_numbers() -> None:
     ("form", "cases"),
     [(OFFLOAD, offload_cases), (SERVERS, server_cases), (PIPELINES, pipeline_cases)],
 )
-def test_every_method_that_a_benchmark_runs_has_a_name(form: Sheet, cases: Any) -> None:
+def test_every_method_that_a_benchmark_runs_has_a_name(form: Benchmark, cases: Any) -> None:
     assert {name.partition(" (")[0] for name in cases.METHODS} <= set(form.labels)
 
 
@@ -124,7 +132,7 @@ def test_folders_without_the_file_are_empty_and_equal_ones_read_once(tmp_path: P
 
 
 def test_what_is_committed_can_be_read() -> None:
-    for form in SHEETS.values():
+    for form in BENCHMARKS.values():
         assert all(run.hardware for run in form.runs([REPOSITORY_RESULTS]))
     table = Store().published_here("h200")
     assert {"first-runs", "78-b4", "xl-4-b64"} <= set(table["case"])

@@ -71,7 +71,7 @@ def table(runs: Iterable[Run], columns: tuple[str, ...], *, repeated: bool = Fal
     """
     known = list(runs)
     shown = known if repeated else latest(known)
-    order = list(known[0].sheet.labels) if known else []
+    order = list(known[0].benchmark.labels) if known else []
     return framed(
         sorted((_row(run, known) for run in shown), key=lambda row: order.index(row["method"])),
         columns,
