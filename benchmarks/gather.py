@@ -17,18 +17,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.offload_lanes import lanes_file
 from benchmarks.offload_sheet import Sheet
 from workbench.core.files import write_whole
-from workbench.published import here, pipelines, servers
+from workbench.published.here import BENCHMARKS, Run
 
-SHEETS = {
-    "offload": here.COLUMNS,
-    "servers": servers.COLUMNS,
-    "pipelines": pipelines.COLUMNS,
-}
 KEPT = 2
 """Runs of a case and method: the last one stands for them, and another shows by how much two
 differ."""
@@ -38,40 +32,37 @@ PLAIN = "plain"
 
 def gather(source: Path, target: Path, name: str = "offload", kept: int = KEPT) -> tuple[int, int]:
     """Returns how many runs are new, and how many are left out now. Raises ValueError for a source
-    without such files, or files that are none of ours."""
-    if not (source / f"{name}.json").is_file():
-        raise ValueError(f"{source} has no {name}.json: it is no folder that a benchmark wrote")
-    theirs, ours = (Sheet(folder, name, SHEETS[name]) for folder in (source, target))
-    known = {_identity(run) for run in ours.runs}
-    new = [
-        {**run, "machine": ours.place_of(theirs.machines[run["machine"]])}
-        for run in theirs.runs
-        if _identity(run) not in known
-    ]
-    runs = sorted(ours.runs + new, key=lambda run: run["started"])
+    without such a file, or a file that is none of ours."""
+    form = BENCHMARKS[name]
+    if not (source / form.file).is_file():
+        raise ValueError(f"{source} has no {form.file}: it is no folder that a benchmark wrote")
+    theirs, ours = (Sheet(folder, form) for folder in (source, target))
+    there = {_identity(run) for run in ours.runs}
+    new = [run for run in theirs.runs if _identity(run) not in there]
+    runs = sorted(ours.runs + new, key=lambda run: run.record.started)
     last = _last(runs, kept)
-    ours.replace(last)
-    stand = {(run["case"], run["method"]): run for run in last}
+    ours.replace(run.record for run in last)
+    stand = {(run.case, run.named): run for run in last}
     for run in new if name == "offload" else ():  # no figure draws those of servers
-        step = lanes_file(source, run)
-        if stand[run["case"], run["method"]] is run and step.is_file():
-            place = lanes_file(target, run)
+        step = lanes_file(source, run.record)
+        if stand[run.case, run.named] is run and step.is_file():
+            place = lanes_file(target, run.record)
             place.parent.mkdir(exist_ok=True)
             write_whole(place, step.read_text())
     return len(new), len(runs) - len(last)
 
 
-def _identity(run: dict[str, Any]) -> tuple[str, str]:
-    return run["key"], run["started"]
+def _identity(run: Run) -> tuple[str, str]:
+    return run.record.key, run.record.started
 
 
-def _last(runs: list[dict[str, Any]], kept: int) -> list[dict[str, Any]]:
+def _last(runs: list[Run], kept: int) -> list[Run]:
     """The last runs of each case and method, and all of plain training, in their order."""
     count: Counter[tuple[str, str]] = Counter()
     found = []
     for run in reversed(runs):
-        count[run["case"], run["method"]] += 1
-        if count[run["case"], run["method"]] <= kept or run["method"].split()[0] == PLAIN:
+        count[run.case, run.named] += 1
+        if count[run.case, run.named] <= kept or run.method == PLAIN:
             found.append(run)
     return found[::-1]
 
@@ -84,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("source", type=Path, help="folder that a benchmark wrote")
     parser.add_argument("target", type=Path, help="folder of the published files")
-    parser.add_argument("--name", choices=SHEETS, default="offload")
+    parser.add_argument("--name", choices=BENCHMARKS, default="offload")
     parser.add_argument("--keep", type=int, default=KEPT, metavar="N", help="of case and method")
     options = parser.parse_args(argv)
     if options.keep < 1:

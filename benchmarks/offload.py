@@ -5,10 +5,10 @@
     python -m benchmarks.offload --out FOLDER --largest stronghold --device-cap 32GiB
     python -m benchmarks.offload --out FOLDER --size tiny
 
-One row a run goes to FOLDER/offload.csv as soon as the run ends, and everything behind it to
-FOLDER/offload.json (offload_sheet.py); what runs is data (offload_cases.py). Each run is a process
-of its own, started, watched and recorded as `workbench run` does it. A run that fails is a row with
-its status and no figures. Started again, it goes on with what is not finished.
+The record of a run goes to FOLDER/offload.jsonl as soon as the run ends (offload_sheet.py); what
+runs is data (offload_cases.py). Each run is a process of its own, started, watched and recorded as
+`workbench run` does it. A run that fails is a row with its status and no figures. Started again, it
+goes on with what is not finished.
 
 Speed is the batch over the median of the measured steps, whole steps from the first copy to the
 last: forward, backward, update, and everything waited for. Build DeepSpeed's operators before
@@ -18,7 +18,6 @@ last: forward, backward, update, and everything waited for. Build DeepSpeed's op
 from __future__ import annotations
 
 import argparse
-import shlex
 import signal
 import sys
 import time
@@ -33,26 +32,28 @@ from benchmarks.offload_cases import Entry, entries
 from benchmarks.offload_sheet import Sheet
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.core.record import RunRecord
-from workbench.published.here import COLUMNS
+from workbench.published.here import OFFLOAD as ROWS
+from workbench.published.here import Benchmark, Run
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Runs of a benchmark, and the file of its rows."""
+    """Runs of a benchmark."""
 
     name: str
     about: str
     cases: Mapping[str, Any]
     """By size."""
     entries: Callable[..., list[Entry]]
-    columns: tuple[str, ...]
+    form: Benchmark
+    """Of the file of its rows."""
     roof: str
     """The method whose speed the others are compared with."""
     largest: tuple[str, ...] = ()
     """Methods whose largest model can be searched."""
     more: Callable[[RunRecord, Store], dict[str, Any]] | None = None
-    """Fields of a row that this benchmark alone has, or knows better, of a run that ended well."""
+    """Columns of a row that this benchmark alone has, or knows better, of a run that ended well."""
     summary: Callable[[Path], list[str]] | None = None
     """Lines on the file of the rows, printed at the end."""
 
@@ -62,7 +63,7 @@ OFFLOAD = Suite(
     about=__doc__,
     cases=cases.CASES,
     entries=entries,
-    columns=COLUMNS,
+    form=ROWS,
     roof="plain",
     largest=tuple(sorted(cases.METHODS)),
 )
@@ -75,28 +76,27 @@ def table(sheet: Sheet, shown: Iterable[Entry], roof: str = OFFLOAD.roof) -> lis
         f"{'pred/meas':>9s} {'peak GiB':>8s}  status"
     ]
     for run in filter(None, map(sheet.latest, shown)):
-        row, most = run["row"], _roof(sheet, run["row"], roof)
-        speed, step_s = row["samples_per_second"], row["step_seconds_median"]
-        predicted = row["predicted_step_seconds"]
+        most, speed = _roof(sheet, run, roof), run.samples_per_second
+        predicted, step_s = run.predicted_step_seconds, run.step_seconds_median
         lines.append(
-            f"{run['method']:24s} {run['case']:16s} {_number(speed, '.3f'):>9s} "
+            f"{run.named:24s} {run.case:16s} {_number(speed, '.3f'):>9s} "
             f"{_number(speed / most if speed and most else None, '.1%'):>13s} "
             f"{_number(predicted / step_s if predicted and step_s else None, '.2f'):>9s} "
-            f"{_number(row['peak_device_gib'], '.2f'):>8s}  {run['status']}"
+            f"{_number(run.peak_device_gib, '.2f'):>8s}  {run.status}"
         )
     return lines
 
 
-def _roof(sheet: Sheet, row: dict[str, Any], roof: str) -> float | None:
+def _roof(sheet: Sheet, run: Run, roof: str) -> float | None:
     """The fastest plain training of the same model and batch, with the same clipping if there is
     one, on as many GPUs."""
     same = ("layers", "hidden", "seq", "batch", "dtype", "ranks")
     found = [
-        (other["clip"] == row["clip"], other["samples_per_second"])
-        for other in (run["row"] for run in sheet.runs)
-        if other["method"].partition(" ")[0] == roof
-        and other["samples_per_second"]
-        and all(other.get(name) == row.get(name) for name in same)
+        (other.clip == run.clip, other.samples_per_second)
+        for other in sheet.runs
+        if other.method == roof
+        and other.samples_per_second
+        and all(getattr(other, name) == getattr(run, name) for name in same)
     ]
     return max(found)[1] if found else None
 
@@ -114,8 +114,7 @@ def make_parser(suite: Suite = OFFLOAD) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    files = f"of {suite.name}.csv and {suite.name}.json"
-    add("--out", type=Path, required=True, metavar="FOLDER", help=files)
+    add("--out", type=Path, required=True, metavar="FOLDER", help=f"of {suite.form.file}")
     add("--size", choices=suite.cases, default="paper")
     add(
         "--only", action="append", default=[], metavar="PATTERN", help="a case, method, case/method"
@@ -161,7 +160,7 @@ def main(argv: Sequence[str] | None = None, suite: Suite = OFFLOAD) -> int:
 def _main(suite: Suite, options: argparse.Namespace, words: list[str]) -> int:
     limit_s = float("inf") if options.limit_seconds is None else options.limit_seconds
     bench = Bench(
-        sheet=Sheet(options.out, suite.name, suite.columns),
+        sheet=Sheet(options.out, suite.form),
         store=Store(options.results),
         echo=lambda text: print(text, flush=True),
         again=options.again,
@@ -182,7 +181,7 @@ def _main(suite: Suite, options: argparse.Namespace, words: list[str]) -> int:
     left = bench.run(wanted)
     print("", *table(bench.sheet, wanted, suite.roof), sep="\n")
     if suite.summary is not None and bench.sheet.runs:
-        print("", *suite.summary(bench.sheet.csv), sep="\n")
+        print("", *suite.summary(bench.sheet.path), sep="\n")
     if left:
         seconds = sum(map(bench.estimate, left))
         print(f"\nno time was left for {len(left)} runs, about {seconds:.0f} s:")
@@ -215,10 +214,10 @@ def _search(bench: Bench, options: argparse.Namespace) -> int:
     return 3 if bench.failed else 0
 
 
-def _command(name: str, words: list[str]) -> str:
+def _command(name: str, words: list[str]) -> list[str]:
     """How this was started, with no more of a path than its end."""
     kept = [Path(word).name if word.startswith("/") else word for word in words]
-    return shlex.join(["python", "-m", f"benchmarks.{name}", *kept])
+    return ["python", "-m", f"benchmarks.{name}", *kept]
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -6,11 +6,10 @@ uses, so nothing of it is left however it ends. A run that fails becomes a row a
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,17 @@ from benchmarks.offload_cases import Entry, estimated_seconds, probe
 from benchmarks.offload_lanes import host_memory_rate, keep_lanes
 from benchmarks.offload_sheet import Sheet, describe
 from workbench.core.record import RunRecord
-from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import STEPS
 from workbench.profile.machine import this_machine
-from workbench.profile.profile import ProfileCosts
 from workbench.profile.store import folder_of
-from workbench.published.here import LABELS
-from workbench.runs.events import EventReader
-from workbench.runs.planning import answer, choose_profile
+from workbench.published.here import OFFLOAD
 from workbench.runs.resolve import resolve
 from workbench.runs.runner import POLL_S, Job
 from workbench.runs.search import FITS, TOO_LARGE, next_probe, planned_largest
 from workbench.runs.store import Store
+from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import LANES, lane_kind
-from workbench.schedule.plan import Plan
-from workbench.schedule.simulate import simulate
 
 RUN_TIMEOUT_S = 900.0
-TIMELINE, EVENTS = "timeline.json", "events.jsonl"
-"""In a record's folder; the first of a run on our own runtime."""
 FIRST_GUESS = 32
 """Layers a search begins with where the planner does not know this machine yet."""
 END_S = 15.0
@@ -56,7 +47,7 @@ class Bench:
     deadline: float = float("inf")
     """By `time.monotonic`."""
     timeout_s: float = RUN_TIMEOUT_S
-    command: str = ""
+    command: Sequence[str] = ()
     """How this was started, for the sheet."""
     commit: str | None = None
     more: Callable[[RunRecord, Store], dict[str, Any]] | None = None
@@ -101,25 +92,22 @@ class Bench:
             while (record := job.poll()) is None:
                 job.new_events()
                 time.sleep(POLL_S)
-        plan, lanes = explained(record, self.store)
-        run, machine = describe(
+        told = describe(
             replace(entry, spec=spec),
             record,
             command=self.command,
             commit=self.commit,
-            plan=plan,
-            lanes=lanes,
+            lanes=busy(self.store.folder(record.key)) if record.status == "ok" else {},
             log=_log(job.folder),
-            columns=self.sheet.columns,
-            more=self._more_of(record),
+            told=self._more_of(record),
         )
+        speed = None
         if record.status != "cancelled":
-            self.sheet.append(run, machine)
-            self._keep_lanes(run, record)
+            speed = self.sheet.append(told).samples_per_second
+            self._keep_lanes(told)
         self.failed += record.status in ("error", "timeout")
-        speed = run["row"]["samples_per_second"]
-        told = f"{speed:.4g} samples/s" if speed else f"{record.status}: {run['message']}"
-        self.echo(f"{entry.name}: {told} ({record.seconds or 0:.0f} s)")
+        words = f"{speed:.4g} samples/s" if speed else f"{record.status}: {told.message}"
+        self.echo(f"{entry.name}: {words} ({record.seconds or 0:.0f} s)")
         return record
 
     def _more_of(self, record: RunRecord) -> dict[str, Any]:
@@ -131,20 +119,21 @@ class Bench:
             self.echo(f"no more is known of {record.method}: {error!r}")
             return {}
 
-    def _keep_lanes(self, run: dict[str, Any], record: RunRecord) -> None:
+    def _keep_lanes(self, record: RunRecord) -> None:
         """One measured step of a run on our own runtime, beside the sheet."""
         if record.status != "ok" or not record.predicted.get("step_seconds"):
             return
-        if record.spec["ranks"] > 1 or record.method not in LABELS:
+        if record.spec["ranks"] > 1 or record.method not in OFFLOAD.labels:
             return  # the lanes of which rank? And no figure draws them
         rate = None
         with suppress(ValueError):  # a device that is not here has no profile here
             folder = folder_of(self.store.root, this_machine(record.spec["device"]))
             rate = host_memory_rate(folder / "hardware.json")
         try:
-            keep_lanes(self.sheet.folder, run, self.store.folder(record.key) / TIMELINE, rate)
+            keep_lanes(self.sheet.folder, record, self.store.folder(record.key), rate)
         except Exception as error:  # the run went well, whatever this is
-            self.echo(f"{run['case']}/{run['method']}: no step of it is kept: {error!r}")
+            name = f"{record.bench['case']}/{record.bench['method']}"
+            self.echo(f"{name}: no step of it is kept: {error!r}")
 
     def estimate(self, entry: Entry) -> float:
         """Seconds the entry may take."""
@@ -154,7 +143,7 @@ class Bench:
         """With the whole batch at once, and in more micro-batches while the device is too small,
         from where an earlier attempt stopped. Returns False where there was no time."""
         last = None if self.again else self.sheet.latest(entry)
-        tried = last["spec"]["microbatches"] if last and last["status"] == "oom_device" else 0
+        tried = last.record.spec["microbatches"] if last and last.status == "oom_device" else 0
         for split in (n for n in entry.splits if n > tried):
             if not self._time_for(entry):
                 return False
@@ -170,10 +159,9 @@ class Bench:
         """Layers -> whether they fit, as far as is known."""
         case = probe(method, 1, *caps).case
         return {
-            run["row"]["layers"]: run["status"] in FITS
+            run.layers: run.status in FITS
             for run in self.sheet.runs
-            if (run["case"], run["method"]) == (case, method)
-            and run["status"] in (*FITS, *TOO_LARGE)
+            if (run.case, run.named) == (case, method) and run.status in (*FITS, *TOO_LARGE)
         }
 
     def _next_layers(
@@ -190,52 +178,18 @@ class Bench:
         return next_probe(known, guess=guess, limit=limit)
 
 
-def explained(record: RunRecord, store: Store) -> tuple[Plan | None, dict[str, dict[str, float]]]:
-    """Of a run on our own runtime, its plan and how busy each lane was to be and was, in seconds a
-    step; nothing of others, which plan for themselves."""
-    if record.status != "ok" or not record.predicted.get("step_seconds"):
-        return None, {}
-    lanes: dict[str, dict[str, float]] = {}
-    spec, folder = RunSpec.from_dict(record.spec), store.folder(record.key)
-    plan = recorded_plan(folder)
-    if plan is None or spec.ranks == 1:
-        with suppress(ValueError):
-            again = answer(spec, store).plan
-            plan = plan or again
-            if again.schedule is not None and _choices(again) == _choices(plan):
-                costs = ProfileCosts(choose_profile(spec, store, None))
-                simulated = simulate(again.schedule, costs, steps=STEPS)
-                lanes["predicted"] = {lane: simulated.busy_seconds(lane) for lane in LANES}
-    with suppress(OSError, ValueError, KeyError):
-        lanes["measured"] = busy(folder / TIMELINE)
-    return plan, {of: {k: round(v, 6) for k, v in each.items()} for of, each in lanes.items()}
-
-
-def recorded_plan(folder: Path) -> Plan | None:
-    """The plan that a run told of last, without its schedule and candidates. None of a run that
-    told of none: planning again may choose otherwise, from profiles that were measured since."""
-    told = [event for event in EventReader(folder / EVENTS).read() if event["event"] == "plan"]
-    names = {field.name for field in fields(Plan)}
-    with suppress(IndexError, KeyError, TypeError):  # also of another version
-        known = {name: value for name, value in told[-1].items() if name in names}
-        known |= {"schedule": None, "candidates": (), "notes": tuple(known["notes"])}
-        return Plan(**known)
-    return None
-
-
-def _choices(plan: Plan) -> tuple[Any, ...]:
-    """Settings that a plan chose."""
-    return plan.window, plan.resident, plan.settings
-
-
-def busy(timeline: Path) -> dict[str, float]:
-    """Seconds a step that each kind of lane was busy, of the steps a run kept."""
-    events = json.loads(timeline.read_text())["events"]
-    steps = len({event["step"] for event in events}) or 1
-    total = dict.fromkeys(LANES, 0.0)
-    for event in events:
-        total[lane_kind(event["lane"])] += (event["end_s"] - event["start_s"]) / steps
-    return total
+def busy(folder: Path) -> dict[str, dict[str, float]]:
+    """``predicted``, ``measured``: seconds a step that each kind of lane was to be busy by the plan
+    that ran, and was, in the steps whose events a run on our own runtime kept; empty of others."""
+    with suppress(FileNotFoundError, ValueError):
+        timeline, told = load_timeline(folder), {}
+        for name, events in (("predicted", timeline.predicted), ("measured", timeline.events)):
+            steps, total = len({event.step for event in events}) or 1, dict.fromkeys(LANES, 0.0)
+            for event in events:
+                total[lane_kind(event.lane)] += (event.end_s - event.start_s) / steps
+            told[name] = {lane: round(seconds, 6) for lane, seconds in total.items()}
+        return told
+    return {}
 
 
 def _log(folder: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.spec import RunSpec
+from workbench.published.here import Run
 from workbench.runs.overrides import make_spec
 
 GIB = 1 << 30
@@ -334,7 +335,7 @@ def about_parameters(model: ModelSpec) -> int:
     return replace(model, family=GPT_FAMILY).parameters
 
 
-def estimated_seconds(entry: Entry, earlier: Iterable[dict[str, Any]] = ()) -> float:
+def estimated_seconds(entry: Entry, earlier: Iterable[Run] = ()) -> float:
     """How long a run may take. `earlier` are runs of the sheet: where there are some of the same
     method on this class of model, the longest start among them, scaled, replaces the table's."""
     spec = entry.spec
@@ -348,8 +349,8 @@ def estimated_seconds(entry: Entry, earlier: Iterable[dict[str, Any]] = ()) -> f
     starts = [
         start * max(1.0, billions / known)
         for run in earlier
-        if run["method"].partition(" ")[0] == base and run["status"] == "ok"
-        for start, known in [(run["start_seconds"], run["parameters"] / 1e9)]
+        if run.method == base and run.status == "ok"
+        for start, known in [(run.start_seconds, run.parameters / 1e9)]
     ]
     start_s = max(starts, default=speed.start_s + speed.start_s_per_billion * billions)
     return start_s + step_s * spec.steps

@@ -9,20 +9,21 @@ fast as they would have to be.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from contextlib import suppress
-from io import StringIO
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from workbench.core.files import write_whole
+from workbench.core.record import RunRecord, Step
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.published.lanes import COLUMNS, FOLDER, HEAD
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, LANES, lane_kind, parse_name
+from workbench.published.here import LANES as FOLDER
+from workbench.runs.timeline import load_timeline
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, LANES, lane_kind
+from workbench.schedule.simulate import Event
 
 CEILING = "host memory, all at once"
 """The profile's figure of what host memory gives copies both ways and updates together."""
@@ -34,27 +35,25 @@ FASTEST = 1e12
 DIGITS = 6
 
 
-def keep_lanes(out: Path, run: dict[str, Any], timeline: Path, rate: float | None) -> Path:
-    """Write OUT/lanes/<case>-<method>.csv, in the place of an earlier run's.
+def keep_lanes(out: Path, record: RunRecord, folder: Path, rate: float | None) -> Path:
+    """Write OUT/lanes/<case>-<method>.jsonl, in the place of an earlier run's.
 
-    `run` is one of `Sheet.runs`, `rate` the host memory's, as its profile has it. Raises OSError,
-    ValueError, LookupError or TypeError for a timeline that is not there or not one of this run.
+    `record` is one that `describe` made, `folder` the run's, `rate` the host memory's, as its
+    profile has it. Raises FileNotFoundError, ValueError or LookupError for a timeline that is not
+    there or not one of this run.
     """
-    text = lanes_text(run, json.loads(timeline.read_text())["events"], rate)
-    path = lanes_file(out, run)
+    step = step_of(record, load_timeline(folder).events, rate)
+    path = lanes_file(out, record)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    write_whole(path, replace(record, bench=record.bench | {"step": step}).to_json(indent=None))
     return path
 
 
-def lanes_file(out: Path, run: dict[str, Any]) -> Path:
-    """Where the lanes of a run are, if they were kept."""
-    return out / FOLDER / f"{run['case']}-{plain(run['method'])}.csv"
-
-
-def plain(method: str) -> str:
-    """A method as part of a file's name: ``stronghold (w4 p8)`` is ``stronghold-w4-p8``."""
-    return re.sub(r"[^a-z0-9.]+", "-", method.lower()).strip("-")
+def lanes_file(out: Path, record: RunRecord) -> Path:
+    """Where the lanes of a run are, if they were kept: ``stronghold (w4 p8)`` is
+    ``stronghold-w4-p8``."""
+    method = re.sub(r"[^a-z0-9.]+", "-", record.bench["method"].lower()).strip("-")
+    return out / FOLDER / f"{record.bench['case']}-{method}.jsonl"
 
 
 def host_memory_rate(profile: Path) -> float | None:
@@ -65,30 +64,22 @@ def host_memory_rate(profile: Path) -> float | None:
     return None
 
 
-def lanes_text(run: dict[str, Any], events: list[dict[str, Any]], rate: float | None) -> str:
-    """The file's text, from the events of a run's timeline; the rest as `keep_lanes` has it."""
-    steps, seconds = {event["step"] for event in events}, run["step_seconds"]
-    usual = median(seconds[run["warmup"] :])
+def step_of(record: RunRecord, events: list[Event], rate: float | None) -> Step:
+    """The step, from the events of a run's timeline; the rest as `keep_lanes` has it."""
+    steps, seconds = {event.step for event in events}, record.step_seconds
+    usual = median(seconds[record.bench["warmup"] :])
     chosen = min(sorted(steps), key=lambda step: abs(seconds[step] - usual))
-    mine = [event for event in events if event["step"] == chosen]
-    origin = min(e["start_s"] for e in mine if lane_kind(e["lane"]) == COMPUTE)
-    row = run["row"]
-    told = {name: run[name] for name in ("case", "method", "key", "started", "commit")} | {
-        "hardware": row["measured_on"].partition(" ")[2],
-        "step_seconds": round(seconds[chosen], DIGITS),
-        **{name: row[name] for name in ("layers", "batch", "clip", "device_cap_gib")},
-        "host_memory_bytes_per_s": None if rate is None else round(rate),
-    }
-    moved = HostBytes(RunSpec.from_dict(run["spec"]))
-    rows = [_row(event, origin, moved) for event in mine]
-    rows.sort(key=lambda r: (LANES.index(lane_kind(r["lane"])), r["lane"], float(r["start_s"])))
-    text = StringIO()
-    for name in HEAD:
-        text.write(f"# {name}: {'' if told[name] is None else told[name]}".rstrip() + "\n")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    mine = [event for event in events if event.step == chosen]
+    origin = min(event.start_s for event in mine if lane_kind(event.lane) == COMPUTE)
+    moved, told = HostBytes(RunSpec.from_dict(record.spec)), []
+    for event in mine:
+        start, end = (round(at - origin, DIGITS) for at in (event.start_s, event.end_s))
+        told.append((event.lane, event.name, start, end, moved.of(event, end - start)))
+    told.sort(key=lambda each: (LANES.index(lane_kind(each[0])), each[0], each[2]))
+    return Step(
+        seconds=round(seconds[chosen], DIGITS), host_memory_bytes_per_s=rate and round(rate),
+        events=told,
+    )  # fmt: skip
 
 
 class HostBytes:
@@ -97,21 +88,10 @@ class HostBytes:
     def __init__(self, spec: RunSpec) -> None:
         self._model, self._each = make_model(spec.model), ADAM_BYTES[spec.dtype]
 
-    def of(self, event: dict[str, Any], seconds: float) -> int:
+    def of(self, event: Event, seconds: float) -> int:
         """Bytes of an action that took `seconds`; 0 where it had nothing to move."""
-        lane = lane_kind(event["lane"])
-        nbytes = event["nbytes"] if lane in (H2D, D2H) else 0
+        lane = lane_kind(event.lane)
+        nbytes = event.nbytes if lane in (H2D, D2H) else 0
         if lane == HOST:
-            nbytes = self._each * self._model.unit_parameters(event["unit"])
+            nbytes = self._each * self._model.unit_parameters(event.unit)
         return nbytes if nbytes <= FASTEST * seconds else 0
-
-
-def _row(event: dict[str, Any], origin: float, moved: HostBytes) -> dict[str, Any]:
-    start, end = (round(event[name] - origin, DIGITS) for name in ("start_s", "end_s"))
-    return {
-        **{name: event[name] for name in ("lane", "kind", "unit", "microbatch", "name")},
-        "turn": parse_name(event["name"]).turn,
-        "start_s": f"{start:.{DIGITS}f}",
-        "end_s": f"{end:.{DIGITS}f}",
-        "host_bytes": moved.of(event, end - start),
-    }

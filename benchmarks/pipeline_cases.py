@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks.offload_cases import TRAINING, Case, Entry, chosen, entry_of
 from benchmarks.server_cases import GPT2_XL
-from workbench.published.pipelines import LABELS
+from workbench.published.here import PIPELINES
 
 METHODS: dict[str, dict[str, Any]] = {
-    name: {"method": name, "activations": "recompute"} for name in LABELS
+    name: {"method": name, "activations": "recompute"} for name in PIPELINES.labels
 }
 """Name in the CSV -> fields of the spec."""
 EVERYWHERE = ("varuna",)

@@ -5,9 +5,9 @@
     python -m benchmarks.pipelines --out results/published-here/h100 --only '*/varuna'
     python -m benchmarks.pipelines --out FOLDER --size tiny
 
-As benchmarks/offload.py, whose loop it is: a row a run in FOLDER/pipelines.csv, as soon as it ends,
-all of it in FOLDER/pipelines.json; what runs is data (pipeline_cases.py). At the end it tells how
-far predictions were from measurements, and whether the shape that they choose is the best. With
+As benchmarks/offload.py, whose loop it is: a record a run in FOLDER/pipelines.jsonl, as soon as it
+ends; what runs is data (pipeline_cases.py). At the end it tells how far predictions were from
+measurements, and whether the shape that they choose is the best. With
 NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 NCCL's messages go by sockets: give another FOLDER.
 
 A prediction is from profiles that were measured here, a peer's too, once our runs have measured
@@ -18,7 +18,7 @@ are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -26,31 +26,19 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks import offload, pipeline_cases
-from benchmarks.offload_sheet import replicas_of
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures.rows import quotient
-from workbench.methods.evaluate import STEPS
-from workbench.methods.pipeline.proofs import Ground
-from workbench.profile.profile import Profile
-from workbench.published.pipelines import (
-    COLUMNS,
-    ORDERS,
-    PEERS,
-    PipelineRun,
-    latest,
-    read_pipelines,
-)
-from workbench.runs.planning import answer, choose_profiles
+from workbench.published.here import GIB, ORDERS, PEERS, Run, latest, replicas_of
+from workbench.published.here import PIPELINES as ROWS
+from workbench.runs.planning import answer
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE, lane_kind
-from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE
-from workbench.schedule.simulate import Event, simulate
+from workbench.schedule.simulate import Event
 
-GIB = 1 << 30
-Error = Callable[[PipelineRun], float | None]
+Error = Callable[[Run], float | None]
 ERRORS: dict[str, Error] = {
     "step": lambda run: run.error,
     "peak memory": lambda run: less(quotient(run.predicted_peak_device_gib, run.peak_device_gib)),
@@ -68,42 +56,26 @@ def more(record: RunRecord, store: Store) -> dict[str, Any]:
     """Bubbles of a run of ours; the prediction of a peer's, which makes none itself. What is not
     known is left out."""
     spec, found = RunSpec.from_dict(record.spec), {}
-    stages = spec.ranks // replicas_of(spec)
-    with suppress(ValueError):  # not planned, or not from what was measured
-        planned = answer(spec, store)
-        if planned.source == "measured" and planned.plan.fits:
-            found |= _foreseen(planned.plan, record, spec, store)
+    stages = spec.ranks // replicas_of(vars(spec.options))
     with suppress(ValueError, FileNotFoundError):  # peers keep no events
-        events = load_timeline(store.folder(record.key)).events
-        found["bubble"] = round(measured_bubble(events, stages), 4)
+        timeline = load_timeline(store.folder(record.key))
+        found["bubble"] = round(bubble(timeline.events, stages), 4)
+        found["predicted_bubble"] = round(bubble(timeline.predicted, stages), 4)
+    with suppress(ValueError):  # not planned
+        planned = None if record.predicted.get("step_seconds") else answer(spec, store)
+        if planned and planned.source == "measured" and planned.plan.fits:
+            peak, seconds = planned.plan.peak_bytes[DEVICE], planned.plan.step_seconds
+            found["predicted_peak_device_gib"] = round(peak / GIB, 4)
+            found["predicted_step_seconds"] = round(seconds, 6)
     return found
 
 
-def _foreseen(plan: Plan, record: RunRecord, spec: RunSpec, store: Store) -> dict[str, float]:
-    if not record.predicted.get("step_seconds"):
-        peak = round(plan.peak_bytes[DEVICE] / GIB, 4)
-        seconds = round(plan.step_seconds, 6)
-        return {"predicted_step_seconds": seconds, "predicted_peak_device_gib": peak}
-    if plan.settings != record.predicted.get("settings"):  # profiles were measured again since
-        return {}
-    profiles = choose_profiles(spec, store, None, lambda text: None)
-    return {"predicted_bubble": round(simulated_bubble(plan, spec, profiles), 4)}
+def bubble(events: Sequence[Event], stages: int) -> float:
+    """Mean over the stages of the share of a step in which none of a stage's passes runs, in all
+    steps but the last one, after which a run ends and waits.
 
-
-def simulated_bubble(plan: Plan, spec: RunSpec, profiles: Mapping[int, Profile]) -> float:
-    """Mean over the stages of the share of a step in which none of a stage's passes runs, under the
-    costs that the plan was made from: profiles by samples in a micro-batch."""
-    schedule, costs = plan.schedule, Ground.of(spec, profiles).costs(plan.schedule)
-    simulated, stages = simulate(schedule, costs, steps=STEPS), schedule.num_ranks
-    busy = sum(simulated.busy_seconds(COMPUTE, rank) for rank in range(stages))
-    return 1 - busy / (stages * simulated.step_seconds)
-
-
-def measured_bubble(events: Sequence[Event], stages: int) -> float:
-    """The bubble as it was, in all steps but the last one, after which a run ends and waits.
-
-    `events` are those of one replica in two steps or more. A stage's step lasts from its first pass
-    to its first pass of the next one. Raises ValueError for fewer steps.
+    `events` are those of one replica in two steps or more, measured or simulated. A stage's step
+    lasts from its first pass to its first pass of the next one. Raises ValueError for fewer steps.
     """
     passes = [event for event in events if lane_kind(event.lane) == COMPUTE]
     steps = sorted({event.step for event in passes})
@@ -120,7 +92,7 @@ def measured_bubble(events: Sequence[Event], stages: int) -> float:
 
 def summary(path: Path) -> list[str]:
     """Lines on the rows of a file: errors, what predictions choose, ours beside peers."""
-    runs = latest(read_pipelines(path))
+    runs = latest(ROWS.read(path))
     ours, peers = ([run for run in runs if run.method in names] for names in (ORDERS, PEERS))
     lines = []
     for what, error in ERRORS.items():
@@ -145,7 +117,7 @@ def summary(path: Path) -> list[str]:
     return lines
 
 
-def _told(what: str, runs: Iterable[PipelineRun], error: Error) -> list[str]:
+def _told(what: str, runs: Iterable[Run], error: Error) -> list[str]:
     found = [(abs(value), run) for run in runs if (value := error(run)) is not None]
     if not found:
         return []
@@ -154,7 +126,7 @@ def _told(what: str, runs: Iterable[PipelineRun], error: Error) -> list[str]:
     return [f"error of the {what}: mean {mean:.1%}, worst {worst}, {len(found)} runs"]
 
 
-def _fastest(runs: Iterable[PipelineRun], by: str = "step_seconds_median") -> PipelineRun | None:
+def _fastest(runs: Iterable[Run], by: str = "step_seconds_median") -> Run | None:
     """The run with the least of a field in seconds, among those that ended and have it."""
     ended = [run for run in runs if None not in (run.step_seconds_median, getattr(run, by))]
     return min(ended, key=attrgetter(by), default=None)
@@ -165,7 +137,7 @@ PIPELINES = offload.Suite(
     about=__doc__,
     cases=pipeline_cases.CASES,
     entries=pipeline_cases.entries,
-    columns=COLUMNS,
+    form=ROWS,
     roof="torch-1f1b",
     more=more,
     summary=summary,

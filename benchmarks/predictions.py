@@ -3,25 +3,30 @@ processor.
 
     python -m benchmarks.predictions --out results/published-here/cpu [--count 20] [--seed 1]
 
-Each setting is a run as `workbench run` makes it, planned from this machine's own profile. A row of
-FOLDER/predictions.csv has both times, and whether the measured one lies in the range that the plan
-printed. Run it on an idle machine; what ran before is taken from the results folder.
+Each setting is a run as `workbench run` makes it, planned from this machine's own profile. Its
+record is a line of FOLDER/predictions.jsonl; printed are both times, and how many of the measured
+ones lie in the range that the plan printed. Run it on an idle machine; what ran before is taken
+from the results folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
+from benchmarks.offload_cases import Entry
+from benchmarks.offload_sheet import describe
+from workbench.core.files import write_whole
 from workbench.core.model_spec import ModelSpec
+from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.published.here import columns
 from workbench.runs import provenance
 from workbench.runs.planning import measure
 from workbench.runs.runner import run
@@ -32,11 +37,6 @@ IMAGES = {"vgg": ((5, 7, 9), (4, 8, 16)), "resnet": ((4, 6, 8), (8, 16, 24))}
 """Family -> layers, hidden."""
 STEPS, UNSTEADY = 20, 6
 """Steps of a run, and how many of them warm it up."""
-COLUMNS = (
-    "method", "family", "layers", "hidden", "seq", "batch", "ranks", "predicted_step_seconds",
-    "step_seconds_median", "ratio", "low_s", "high_s", "inside", "cpu", "cores", "commit",
-    "measured_on",
-)  # fmt: skip
 
 
 def settings(count: int, seed: int, ranks: int) -> Iterator[RunSpec]:
@@ -64,20 +64,21 @@ def settings(count: int, seed: int, ranks: int) -> Iterator[RunSpec]:
             yield spec
 
 
-def row(spec: RunSpec, store: Store) -> dict[str, Any]:
-    """The row of a setting's run, from its record. Raises RuntimeError for one that failed."""
+def measured(spec: RunSpec, store: Store) -> RunRecord:
+    """The record of a setting's run. Raises RuntimeError for one that failed."""
     record = run(spec, store)
     if record.status != "ok":
         raise RuntimeError(f"{spec.method}: {record.status}, {record.message}")
-    measured, predicted = median(record.step_seconds[UNSTEADY:]), record.predicted["step_seconds"]
-    low, high = (predicted * (1 + sign * record.predicted["spread"]) for sign in (-1, 1))
-    model, there = spec.model, record.provenance
-    found = (
-        spec.method, model.family, model.layers, model.hidden, model.seq, spec.batch, spec.ranks,
-        predicted, measured, predicted / measured, low, high, low <= measured <= high,
-        there["cpu"], there["cores"], there["commit"], record.started,
-    )  # fmt: skip
-    return dict(zip(COLUMNS, found, strict=True))
+    return describe(Entry(case="drawn", method=spec.method, spec=spec, warmup=UNSTEADY), record)
+
+
+def compared(record: RunRecord) -> dict[str, Any]:
+    """The row of a record with `ratio`, predicted over measured, and whether the measured step lies
+    in the range that the plan printed."""
+    row, spread = columns(record), record.predicted["spread"]
+    ratio = row["predicted_step_seconds"] / row["step_seconds_median"]
+    inside = ratio * (1 - spread) <= 1 <= ratio * (1 + spread)
+    return row | {"ratio": ratio, "inside": inside, "family": record.spec["model"]["family"]}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,25 +91,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=2, metavar="N")
     parser.add_argument("--results", type=Path, default=REPOSITORY_RESULTS, metavar="DIR")
     options = parser.parse_args(argv)
-    store, rows = Store(options.results), []
+    store, records = Store(options.results), []
     specs = [*settings(options.count, options.seed, options.ranks)]
     measure(specs[:1], store, print)  # which rehearses; a run as short as these would not
     for spec in specs:
         try:
-            rows.append(row(spec, store))
+            records.append(measured(spec, store))
         except RuntimeError as error:
             print(f"predictions: {error}", file=sys.stderr)
             return 3
-        said = dict(rows[-1], load=os.getloadavg()[0])
+        said = compared(records[-1]) | {"load": os.getloadavg()[0]}
         print("{method:11s} {family:7s} {layers:2d} x {hidden:3d}, sequence {seq:3d}, batch "
               "{batch:2d}: predicted {predicted_step_seconds:.4f} s, measured "
               "{step_seconds_median:.4f}, {ratio:.2f} of it (load {load:.1f})".format(**said),
               flush=True)  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "predictions.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    lines = (record.to_json(indent=None) for record in records)
+    write_whole(options.out / "predictions.jsonl", "".join(lines))
+    rows = [compared(record) for record in records]
     off = [abs(each["ratio"] - 1) for each in rows]
     inside = sum(each["inside"] for each in rows)
     print(f"{len(rows)} settings, {provenance.gather()['cpu']}: {fmean(off):.1%} off on the mean, "

@@ -4,9 +4,8 @@
     python -m benchmarks.servers --out results/published-here/h200 --only 'xl-4-*'
     python -m benchmarks.servers --out FOLDER --size tiny
 
-As benchmarks/offload.py, whose loop it is: a row a run in FOLDER/servers.csv, all of it in
-FOLDER/servers.json; what runs is data (server_cases.py). A case for more GPUs than there are is a
-row that says so.
+As benchmarks/offload.py, whose loop it is: a record a run in FOLDER/servers.jsonl; what runs is
+data (server_cases.py). A case for more GPUs than there are is a row that says so.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import offload, server_cases
-from workbench.published.servers import COLUMNS
+from workbench.published.here import SERVERS as ROWS
 
 SERVERS = offload.Suite(
     name="servers",
     about=__doc__,
     cases=server_cases.CASES,
     entries=server_cases.entries,
-    columns=COLUMNS,
+    form=ROWS,
     roof="data-parallel",
 )
 

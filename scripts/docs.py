@@ -23,6 +23,7 @@ from workbench.core import methods
 from workbench.core.options import takes
 from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.base import Exhibit
+from workbench.published.here import PIPELINES, frame, place
 from workbench.report.timeline import draw_gantt
 from workbench.reproduce import NOTEBOOKS
 from workbench.runs.store import Store
@@ -77,11 +78,9 @@ def readme() -> str:
 def measured() -> pd.DataFrame:
     """The committed rows of all machines, with the name of their file."""
     found = []
-    for path in sorted(ROWS.glob("*/*.csv")):
-        frame = pd.read_csv(path)
-        found.append(frame.assign(file=f"{path.parent.name}/{path.name}", gpu=path.parent.name))
+    for path in sorted(ROWS.glob("*/*.jsonl")):
+        found.append(frame(path).assign(file=place(path), gpu=path.parent.name))
     rows = pd.concat(found, ignore_index=True)
-    rows["ranks"] = rows["ranks"].fillna(1).astype(int)
     rows["off"] = rows["predicted_step_seconds"] / rows["step_seconds_median"] - 1
     rows["peak_off"] = rows["predicted_peak_device_gib"] / rows["peak_device_gib"] - 1
     return rows
@@ -126,13 +125,13 @@ def _measured(group: pd.DataFrame) -> str:
 
 
 def _line(row: dict) -> list[str]:
-    shape = f" ({row['replicas']:.0f} replicas, {row['micro']:.0f} a micro-batch)"
-    named = row["method"] + (shape if pd.notna(row["replicas"]) else "")
+    shape = f" ({row['replicas']} replicas, {row['micro']} a micro-batch)"
+    named = row["named"] + (shape if row["file"].endswith(PIPELINES.file) else "")
     speed = _number(row["samples_per_second"]) if row["status"] == "ok" else row["status"]
     numbers = ["step_seconds_median", "predicted_step_seconds", "peak_device_gib", "host_gib"]
     cap, clip = _number(row["device_cap_gib"], "all"), _number(row["clip"], "none")
     shown = [_number(row[name]) for name in numbers]
-    gpus, when = _gpus(row["gpu"], row["ranks"]), (row["measured_on"][:10], row["commit"][:7])
+    gpus, when = _gpus(row["gpu"], row["ranks"]), (row["date"], row["commit"][:7])
     return [named, gpus, cap, clip, speed, *shown, *when]
 
 

@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from benchmarks import offload_bench, offload_cases
 from benchmarks.offload import table
-from benchmarks.offload_bench import EVENTS, Bench, explained
+from benchmarks.offload_bench import Bench, busy
 from benchmarks.offload_cases import CASES, GIB, Entry, entries, estimated_seconds, probe
-from benchmarks.offload_sheet import COLUMNS, ROOT, Sheet, describe
+from benchmarks.offload_sheet import ROOT, Sheet, describe
 from workbench.cli import make_parser
 from workbench.cli_spec import specs_from
 from workbench.core import methods
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec, flat
-from workbench.published.here import read_offload
-from workbench.runs.events import EventLog
+from workbench.published.here import OFFLOAD, Run
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
-from workbench.schedule.plan import Plan
+from workbench.schedule.simulate import Event
 
 MAY_DIFFER = {
     "method", "activations", "optimizer_tier", "disk_memory", "compile", "window", "resident",
@@ -88,7 +86,6 @@ def bench(tmp_path, monkeypatch) -> Callable[..., Bench]:
         started: list[Any] = []
         monkeypatch.setattr(offload_bench, "Job", Instant)
         monkeypatch.setattr(offload_bench, "resolve", lambda spec: spec)
-        monkeypatch.setattr(offload_bench, "answer", _no_plan)
         monkeypatch.setattr(offload_bench, "planned_largest", _no_plan)
         made = Bench(sheet=Sheet(tmp_path), store=Store(tmp_path), echo=lambda _: None, **options)
         made.started = started
@@ -162,9 +159,10 @@ def test_names_of_runs_do_not_repeat():
 def test_estimates_learn_from_earlier_runs():
     small, large = (paper(only=[f"{case}/zero-offload"])[0] for case in ("fits-b4", "78-b4"))
     assert 30 < estimated_seconds(small) < estimated_seconds(large) < 300
-    earlier = {"method": "zero-offload", "status": "ok", "start_seconds": 500.0, "parameters": 1e9}
+    earlier = Run(method="zero-offload", status="ok", start_seconds=500.0, parameters=1e9)
     assert estimated_seconds(small, [earlier]) > 500 * small.spec.model.parameters / 1e9
-    assert estimated_seconds(small, [{**earlier, "status": "error"}]) == estimated_seconds(small)
+    earlier.status = "error"
+    assert estimated_seconds(small, [earlier]) == estimated_seconds(small)
 
 
 def test_peers_are_run_by_name_and_never_by_surprise():
@@ -179,21 +177,18 @@ def test_peers_are_run_by_name_and_never_by_surprise():
 # -- the files -------------------------------------------------------------------------------------
 
 
-def entered(sheet: Sheet, entry: Entry, status: str = "ok", **changes: Any) -> dict[str, Any]:
-    run, machine = describe(entry, record_of(entry.spec, status), **changes)
-    sheet.append(run, machine)
-    return run
+def entered(sheet: Sheet, entry: Entry, status: str = "ok", **changes: Any) -> Run:
+    return sheet.append(describe(entry, record_of(entry.spec, status), **changes))
 
 
 def test_a_row_has_the_median_of_the_measured_steps(tmp_path):
     entry = entries("tiny", warmup=1, measured=4, only=["tiny/plain"])[0]
-    row = entered(Sheet(tmp_path), entry)["row"]
-    assert tuple(row) == COLUMNS
-    assert row["step_seconds_median"] == 2.0
-    assert row["samples_per_second"] == entry.spec.batch / 2.0
-    assert row["step_seconds_spread"] == pytest.approx((2.25 - 1.75) / 2)
-    assert (row["peak_device_gib"], row["host_gib"], row["final_loss"]) == (8.0, 16.0, 5.0)
-    assert row["measured_on"].startswith("2026-11-21 ")
+    row = entered(Sheet(tmp_path), entry)
+    assert row.step_seconds_median == 2.0
+    assert row.samples_per_second == entry.spec.batch / 2.0
+    assert row.step_seconds_spread == pytest.approx((2.25 - 1.75) / 2)
+    assert (row.peak_device_gib, row.host_gib, row.final_loss) == (8.0, 16.0, 5.0)
+    assert str(row.date) == "2026-11-21"
 
 
 def test_the_rows_are_those_that_figures_read(tmp_path):
@@ -201,10 +196,8 @@ def test_the_rows_are_those_that_figures_read(tmp_path):
     wanted = paper(only=["78-b4", "78-b4-noclip", "depth-40"])
     for entry in wanted:
         entered(sheet, entry, "oom_device" if entry.method == "l2l" else "ok")
-    read = read_offload(sheet.csv)
-    assert [f"{r.method} ({r.variant})" if r.variant else r.method for r in read] == [
-        entry.method for entry in wanted
-    ]
+    read = OFFLOAD.read(sheet.path)
+    assert [run.named for run in read] == [entry.method for entry in wanted]
     assert {r.hardware for r in read} == {"NVIDIA H200"}
     assert [r.clip for r in read if r.method == "plain"] == [1.0, 1.0, None]
     failed = [r for r in read if r.status == "oom_device"]
@@ -214,67 +207,37 @@ def test_the_rows_are_those_that_figures_read(tmp_path):
 
 def test_nothing_in_the_table_is_unexplained(tmp_path):
     entry = paper(only=["78-b4/zero-offload"])[0]
-    entered(Sheet(tmp_path), entry, command="python -m benchmarks.offload --out h200")
+    words = ["python", "-m", "benchmarks.offload", "--out", "h200"]
+    entered(Sheet(tmp_path), entry, command=words)
     log = f"Traceback\n{ROOT}/baselines/zero.py: no\n" + "line\n" * 30 + "AssertionError"
     entered(Sheet(tmp_path), entry, "error", log=log, commit="abc")
-    text = (tmp_path / "offload.json").read_text()
-    data = json.loads(text)
-    assert data["machines"] == [{"gpus": ["NVIDIA H200"], "cores": 16}]
-    good, bad = data["runs"]
-    assert good["spec"] == json.loads(json.dumps(entry.spec.to_dict()))
-    assert good["losses"] == [5.0] * 4
-    assert good["grad_norms"] == [1.5] * 4
-    assert good["command"].endswith("--out h200")
-    assert (good["commit"], bad["commit"]) == ("0123456789ab", "abc")
-    assert bad["log"][-1] == "AssertionError"
-    assert str(ROOT) not in text
-    assert bad["row"]["samples_per_second"] is None
+    good, bad = (run.record for run in Sheet(tmp_path).runs)
+    assert good.spec == entry.spec.to_dict()
+    assert (good.losses, good.grad_norms) == ([5.0] * 4, [1.5] * 4)
+    origin = {**ORIGIN, "command": words, "commit": "0123456789ab"}
+    assert (good.provenance, bad.provenance["commit"]) == (origin, "abc")
+    assert bad.bench["log"][-1] == "AssertionError"
+    assert str(ROOT) not in (tmp_path / "offload.jsonl").read_text()
+    assert Sheet(tmp_path).runs[1].samples_per_second is None
 
 
-def test_a_row_that_a_kill_left_out_is_added(tmp_path):
-    first, second = paper(only=["78-b4/plain", "78-b4/l2l"])
+def test_a_record_that_cannot_be_right_is_not_entered(tmp_path):
     sheet = Sheet(tmp_path)
-    entered(sheet, first)
-    entered(sheet, second)
-    whole = sheet.csv.read_text()
-    sheet.csv.write_text("\n".join(whole.splitlines()[:2]) + "\n")
-    assert Sheet(tmp_path).csv.read_text() == whole
+    run = entered(sheet, paper(only=["78-b4/plain"])[0])
+    with pytest.raises(ValueError, match="started is 'soon'; it must begin with a date"):
+        sheet.append(replace(run.record, started="soon"))
+    assert len(Sheet(tmp_path).runs) == len(sheet.runs) == 1
 
 
-def test_files_that_do_not_belong_together_are_refused(tmp_path):
-    sheet = Sheet(tmp_path)
-    entered(sheet, paper(only=["78-b4/plain"])[0])
-    sheet.csv.write_text(sheet.csv.read_text() + sheet.csv.read_text().splitlines()[1] + "\n")
-    with pytest.raises(ValueError, match="has 2 rows and offload.json 1 runs"):
-        Sheet(tmp_path)
-    sheet.csv.write_text("method,layers\n")
-    with pytest.raises(ValueError, match="has other columns"):
-        Sheet(tmp_path)
-
-
-def test_the_plan_is_the_one_that_ran(tmp_path, monkeypatch):
-    """Also where planning again would choose otherwise; several ranks are not planned again."""
-    entry = paper(only=["78-b4/stronghold"])[0]
-    told = Plan(
-        method="stronghold", fits=True, schedule=None, step_seconds=1.0, peak_bytes={},
-        moved_bytes={}, binding="compute", window=3, settings={"kept_layers": 7}, notes=("so",),
-    )  # fmt: skip
-    again = replace(told, window=5, settings={"kept_layers": 8})
-    monkeypatch.setattr(offload_bench, "answer", lambda *_: SimpleNamespace(plan=again))
-    store = Store(tmp_path)
-    record = record_of(entry.spec, predicted={"step_seconds": 1.0})
-    assert explained(record, store) == (again, {})
-
-    folder = store.folder(record.key)
-    folder.mkdir(parents=True)
-    log = EventLog(folder / EVENTS)
-    for plan in (again, told):  # of an earlier attempt, and of this one
-        log.write("plan", **plan.to_dict())
-    log.close()
-    assert explained(record, store) == (told, {})
-    monkeypatch.setattr(offload_bench, "answer", None)
-    parallel = record_of(entry.spec.with_(ranks=2), predicted={"step_seconds": 1.0})
-    assert explained(parallel, store) == (told, {})
+def test_lanes_are_as_busy_as_the_plan_that_ran_foresaw_and_as_they_were(tmp_path):
+    assert busy(tmp_path) == {}
+    ran = [Event("F1.0", "F", 1, 0, 0, "compute", step, step, step + 0.5) for step in (3, 4)]
+    told = [replace(event, end_s=event.start_s + 0.25) for event in ran]
+    events = {"events": [*map(asdict, ran)], "predicted": [*map(asdict, told)]}
+    (tmp_path / "timeline.json").write_text(json.dumps(events))
+    lanes = busy(tmp_path)
+    assert (lanes["predicted"]["compute"], lanes["measured"]["compute"]) == (0.25, 0.5)
+    assert lanes["measured"]["h2d"] == 0.0
 
 
 # -- the loop --------------------------------------------------------------------------------------
@@ -284,7 +247,7 @@ def test_a_failure_is_a_row_and_the_rest_goes_on(bench):
     wanted = paper(only=["78-b4"])
     done = bench(lambda spec: "error" if spec.method == "fsdp" else "ok")
     assert done.run(wanted) == []
-    assert [run["method"] for run in done.sheet.runs] == [entry.method for entry in wanted]
+    assert [run.named for run in done.sheet.runs] == [entry.method for entry in wanted]
     assert done.failed == 1
     lines = table(done.sheet, wanted)
     assert len(lines) == 1 + len(wanted)
@@ -298,11 +261,11 @@ def test_what_is_finished_is_not_run_again_unless_asked(bench):
     second = bench(lambda spec: "ok")
     second.run(wanted)
     assert [spec.method for spec in second.started] == ["l2l"]
-    assert second.sheet.latest(wanted[-1])["status"] == "ok"
+    assert second.sheet.latest(wanted[-1]).status == "ok"
     third = bench(lambda spec: "ok", again=True)
     third.run(wanted)
     assert len(third.started) == len(wanted)
-    assert len(third.sheet.csv.read_text().splitlines()) == 1 + 2 * len(wanted) + 1
+    assert len(third.sheet.path.read_text().splitlines()) == 2 * len(wanted) + 1
 
 
 def test_a_batch_that_does_not_fit_is_divided(bench):
@@ -310,7 +273,7 @@ def test_a_batch_that_does_not_fit_is_divided(bench):
     done = bench(lambda spec: "ok" if spec.microbatches == 4 else "oom_device")
     done.run(wanted)
     assert [spec.microbatches for spec in done.started] == [1, 2, 4]
-    assert [run["status"] for run in done.sheet.runs] == ["oom_device", "oom_device", "ok"]
+    assert [run.status for run in done.sheet.runs] == ["oom_device", "oom_device", "ok"]
     assert done.sheet.finished(wanted[0])
 
 
@@ -354,7 +317,7 @@ def test_the_largest_model_is_found_and_remembered(bench, largest):
     again = bench(outcome)
     assert again.largest("stronghold", caps, 320) == largest
     assert again.started == []
-    assert {run["row"]["host_cap_gib"] for run in again.sheet.runs} == {90.0}
+    assert {run.host_cap_gib for run in again.sheet.runs} == {90.0}
 
 
 def test_the_planners_word_saves_probes(bench, monkeypatch):

@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 
 from benchmarks import offload_bench
-from benchmarks.offload_bench import TIMELINE, Bench
+from benchmarks.offload_bench import Bench
 from benchmarks.offload_cases import CASES, Entry, entries, entry_of
-from benchmarks.offload_lanes import CEILING, host_memory_rate, keep_lanes, lanes_text, plain
+from benchmarks.offload_lanes import CEILING, host_memory_rate, keep_lanes, lanes_file, step_of
 from benchmarks.offload_sheet import Sheet, describe
+from tests.unit.test_offload_bench import record_of as bench_record
 from workbench.core.record import RunRecord
-from workbench.published.lanes import COLUMNS, HEAD, read_lanes
+from workbench.published.here import Run
+from workbench.published.lanes import STEPS, of_lane
 from workbench.runs.store import Store
+from workbench.runs.timeline import FILE as TIMELINE
+from workbench.schedule.simulate import Event
 
 BLOCK = 12 * 2048**2 + 13 * 2048
 """Parameters of a block of the published models."""
@@ -31,13 +35,8 @@ def paper(name: str = "78-b4/stronghold") -> Entry:
 
 
 def record_of(entry: Entry, **changes: Any) -> RunRecord:
-    values = {
-        "key": "0123", "method": entry.spec.method, "status": "ok", "spec": entry.spec.to_dict(),
-        "started": "2026-11-21T08:00:00+00:00", "seconds": 40.0, "losses": [5.0] * 5,
-        "step_seconds": SECONDS, "predicted": PREDICTED,
-        "provenance": {"commit": "0123456789abcdef", "gpus": ["NVIDIA H200"], "cores": 16},
-    }  # fmt: skip
-    return RunRecord(**{**values, **changes})
+    usual = {"key": "0123", "step_seconds": SECONDS, "predicted": PREDICTED}
+    return bench_record(entry.spec, **usual | changes)
 
 
 def event(name: str, lane: str, start_s: float, seconds: float, step: int, nbytes: int = 0) -> dict:
@@ -68,21 +67,26 @@ def timeline() -> list[dict]:
     ]
 
 
-def run_of(entry: Entry, **changes: Any) -> dict[str, Any]:
-    return describe(entry, record_of(entry, **changes))[0]
+def run_of(entry: Entry, **changes: Any) -> RunRecord:
+    return describe(entry, record_of(entry, **changes))
 
 
-def read(tmp_path: Path, run: dict[str, Any], rate: float | None = 1.5e11) -> Any:
+def step_in(path: Path) -> Run:
+    (step,) = STEPS.read(path)
+    return step
+
+
+def read(tmp_path: Path, run: RunRecord, rate: float | None = 1.5e11) -> Run:
     file = tmp_path / "record" / TIMELINE
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps({"events": timeline()}))
-    return read_lanes(keep_lanes(tmp_path / "h200", run, file, rate))
+    return step_in(keep_lanes(tmp_path / "h200", run, file.parent, rate))
 
 
 def test_the_step_nearest_to_the_median_is_kept_from_its_first_computing_on(tmp_path):
     step = read(tmp_path, run_of(paper()))
     assert step.step_seconds == 2.4
-    assert (step.case, step.method, step.key, step.commit) == (
+    assert (step.case, step.method, step.record.key, step.commit) == (
         "78-b4", "stronghold", "0123", "0123456789ab",
     )  # fmt: skip
     assert (step.layers, step.batch, step.clip, step.device_cap_gib) == (78, 4, 1.0, 32.0)
@@ -90,7 +94,7 @@ def test_the_step_nearest_to_the_median_is_kept_from_its_first_computing_on(tmp_
     ends = {event.name: (event.start_s, event.end_s) for event in step.events}
     assert ends["F1.0"] == (0.0, 0.5)
     assert ends["V3"] == (2.25, 5.75), "it reaches past the step's end"
-    assert [event.name for event in step.of_lane("h2d")] == ["L2", "PULL1+1", "PULL1+2"]
+    assert [event.name for event in of_lane(step, "h2d")] == ["L2", "PULL1+1", "PULL1+2"]
 
 
 def test_bytes_are_those_of_copies_and_host_updates_that_were_made(tmp_path):
@@ -103,20 +107,16 @@ def test_bytes_are_those_of_copies_and_host_updates_that_were_made(tmp_path):
     assert moved["U3"] == 0, "an update in 30 us was not made"
 
 
-def test_the_file_is_plain_and_replaced_by_a_later_run(tmp_path):
+def test_the_file_is_replaced_by_a_later_run(tmp_path):
     run = run_of(paper("78-b4-noclip/stronghold"))
     read(tmp_path, run)
-    read(tmp_path, {**run, "key": "later"}, rate=None)
+    step = read(tmp_path, replace(run, key="later"), rate=None)
     files = list((tmp_path / "h200" / "lanes").iterdir())
-    assert [file.name for file in files] == ["78-b4-noclip-stronghold.csv"]
-    lines = files[0].read_text().splitlines()
-    assert [line.partition(":")[0] for line in lines[: len(HEAD)]] == [f"# {n}" for n in HEAD]
-    assert lines[len(HEAD)] == ",".join(COLUMNS)
-    assert lines[2] == "# key: later"
-    assert lines[9] == "# clip:"
-    assert lines[11] == "# host_memory_bytes_per_s:"
-    assert "h2d,L,2,,0,L2,0.250000,0.375000,1000" in lines
-    assert plain("stronghold (w4 r0 stash)") == "stronghold-w4-r0-stash"
+    assert [file.name for file in files] == ["78-b4-noclip-stronghold.jsonl"]
+    assert (step.record.key, step.clip, step.host_memory_bytes_per_s) == ("later", None, None)
+    assert ("h2d", "L2", 0.25, 0.375, 1000) in step.record.bench["step"]["events"]
+    pinned = replace(run, bench=run.bench | {"method": "stronghold (w4 r0 stash)"})
+    assert lanes_file(tmp_path, pinned).name == "78-b4-noclip-stronghold-w4-r0-stash.jsonl"
 
 
 def test_the_ceiling_is_the_profiles_if_it_tells(tmp_path):
@@ -135,7 +135,7 @@ def test_events_of_another_run_are_refused():
     other = [{**part, "step": 70} for part in timeline()]
     for events in ([], other, [part for part in timeline() if part["lane"] != "compute"]):
         with pytest.raises((ValueError, LookupError)):
-            lanes_text(run_of(entry), events, None)
+            step_of(run_of(entry), [Event(**part) for part in events], None)
 
 
 # -- in the loop -----------------------------------------------------------------------------------
@@ -164,7 +164,6 @@ def bench_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: RunRecord,
     (store.folder(record.key) / TIMELINE).write_text(text)
     monkeypatch.setattr(offload_bench, "Job", Instant)
     monkeypatch.setattr(offload_bench, "resolve", lambda spec: spec)
-    monkeypatch.setattr(offload_bench, "explained", lambda *_: (None, {}))
     made = Bench(sheet=Sheet(tmp_path / "out"), store=store, echo=told.append)
     made.told = told
     return made
@@ -178,8 +177,8 @@ def test_a_run_on_our_own_runtime_leaves_its_step(tmp_path, monkeypatch):
     text = json.dumps({"events": timeline()})
     bench = bench_of(tmp_path, monkeypatch, record_of(paper()), text)
     assert bench.run([paper()]) == []
-    assert kept(tmp_path) == ["78-b4-stronghold.csv"]
-    assert read_lanes(tmp_path / "out" / "lanes" / "78-b4-stronghold.csv").commit == "0123456789ab"
+    assert kept(tmp_path) == ["78-b4-stronghold.jsonl"]
+    assert step_in(tmp_path / "out" / "lanes" / "78-b4-stronghold.jsonl").commit == "0123456789ab"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_libraries_and_failures_leave_none(tmp_path, monkeypatch, changes):
 def test_a_timeline_that_cannot_be_read_fails_no_run(tmp_path, monkeypatch, text):
     bench = bench_of(tmp_path, monkeypatch, record_of(paper()), text)
     assert bench.run([paper()]) == []
-    assert [run["status"] for run in bench.sheet.runs] == ["ok"]
+    assert [run.status for run in bench.sheet.runs] == ["ok"]
     assert bench.failed == 0
     assert kept(tmp_path) == []
     assert any("no step of it is kept" in line for line in bench.told)
@@ -213,9 +212,9 @@ def test_a_real_run_leaves_a_step_that_can_be_right(tmp_path, measured):
         sheet=Sheet(tmp_path / "out"), store=Store(tmp_path / "results"), echo=lambda _: None
     )
     assert bench.run_once(entry).status == "ok"
-    step = read_lanes(tmp_path / "out" / "lanes" / "tiny-stronghold-w2-r0.csv")
-    assert step.step_seconds in [round(s, 6) for s in bench.sheet.runs[0]["step_seconds"][1:]]
-    updates = [event for event in step.of_lane("host") if event.kind == "U"]
+    step = step_in(tmp_path / "out" / "lanes" / "tiny-stronghold-w2-r0.jsonl")
+    assert step.step_seconds in [round(s, 6) for s in bench.sheet.runs[0].record.step_seconds[1:]]
+    updates = [event for event in of_lane(step, "host") if event.kind == "U"]
     assert [event.nbytes for event in updates] == [28 * (12 * 32**2 + 13 * 32)] * len(updates)
     assert len(updates) == entry.spec.model.layers
-    assert any(event.nbytes for event in step.of_lane("h2d"))
+    assert any(event.nbytes for event in of_lane(step, "h2d"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from benchmarks.offload import main
 from benchmarks.offload_cases import CASES
 from tests.runs.helpers import left_behind
-from workbench.published.here import read_offload
+from workbench.published.here import OFFLOAD, Run
 
 CHOSEN = ("--only", "plain", "--only", "stronghold")
 
@@ -43,7 +42,7 @@ def test_it_runs_end_to_end_on_any_machine(ran, capsys):
     folder, printed = ran
     assert "of plain" in printed
     assert "100.0%" in printed
-    rows = read_offload(folder / "out" / "offload.csv")
+    rows = runs_in(folder)
     assert [row.method for row in rows] == ["plain", "stronghold"]
     plain, *others = rows
     for row in others:
@@ -63,23 +62,27 @@ def test_every_method_trains_alike(ran):
     """Each is asked alone by its own tests, and four of these by test_end_to_end.py."""
     folder, _ = ran
     assert run_tiny(folder) == 0
-    runs = json.loads((folder / "out" / "offload.json").read_text())["runs"]
-    assert {run["method"] for run in runs} == set(CASES["tiny"][0].methods)
+    runs = runs_in(folder)
+    assert {run.named for run in runs} == set(CASES["tiny"][0].methods)
     assert_alike(folder, len(runs))
+
+
+def runs_in(folder: Path) -> list[Run]:
+    return OFFLOAD.read(folder / "out" / "offload.jsonl")
 
 
 def assert_alike(folder: Path, count: int) -> None:
     """All have trained to the same losses; of ours it is told how, and what was planned."""
-    runs = json.loads((folder / "out" / "offload.json").read_text())["runs"]
-    assert [run["status"] for run in runs] == ["ok"] * count
+    runs = runs_in(folder)
+    assert [run.status for run in runs] == ["ok"] * count
     for run in runs:
-        assert run["losses"] == pytest.approx(runs[0]["losses"], rel=3e-6), run["method"]
-    ours = runs[-1]
-    assert ours["method"] == "stronghold"
-    assert ours["predicted"]["step_seconds"] > 0
-    assert ours["lanes"]["predicted"]["compute"] > 0
-    assert ours["lanes"]["measured"]["compute"] > 0
-    assert ours["plan"]["settings"]
+        assert run.record.losses == pytest.approx(runs[0].record.losses, rel=3e-6), run.named
+    (ours,) = (run for run in runs if run.method == "stronghold")
+    assert ours.predicted_step_seconds > 0
+    facts = ours.record.bench
+    assert facts["lanes"]["predicted"]["compute"] > 0
+    assert facts["lanes"]["measured"]["compute"] > 0
+    assert ours.record.predicted["settings"]
 
 
 def test_a_users_mistake_is_one_sentence(tmp_path, capsys):

@@ -10,16 +10,17 @@ import pytest
 
 from baselines import torch_pipelines
 from benchmarks.gather import gather
-from benchmarks.offload_sheet import Sheet, replicas_of
+from benchmarks.offload_sheet import Sheet
 from benchmarks.pipeline_cases import BATCH, MICROS, entries
-from benchmarks.pipelines import main, measured_bubble, simulated_bubble, summary
+from benchmarks.pipelines import bubble, main, summary
 from tests.methods import plain
 from tests.runs.helpers import left_behind
+from tests.unit.figures.offload import record_of
 from workbench.core import methods
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.pipeline import planner
 from workbench.methods.pipeline.orders import ORDERS
-from workbench.published.pipelines import COLUMNS, read_pipelines
+from workbench.published.here import PIPELINES, replicas_of
 from workbench.schedule.simulate import Event
 
 
@@ -27,7 +28,7 @@ def test_every_shape_is_there_and_every_case_is_legal():
     shapes: dict[str, set[tuple[int, int, int]]] = {}
     for entry in entries("paper", warmup=4, measured=8):
         spec = entry.spec
-        replicas = replicas_of(spec)
+        replicas = replicas_of(vars(spec.options))
         if spec.method in ORDERS:
             planner.check(spec, spec.method)
         elif spec.method.startswith("torch-"):
@@ -57,22 +58,22 @@ def test_a_bubble_is_the_share_without_a_pass():
     )
     profiles = {4: replace(made_up, hardware=fast, units=units)}
     plan = methods.load("1f1b").plan_sizes(spec, profiles)
-    assert simulated_bubble(plan, spec, profiles) == pytest.approx(3 / 11, rel=1e-3)
+    assert bubble(plan.simulated, stages=4) == pytest.approx(3 / 11, rel=1e-3)
     events = [
         Event("F1.0", "F", 1, 0, rank, lane, step, step + start, step + start + busy, 0)
         for step, busy in ((2, 0.3), (3, 0.3), (4, 0.9))
         for rank, lane, start in ((0, "compute", 0.0), (1, "compute", 0.5), (1, "net-out", 0.1))
     ]
-    assert measured_bubble(events, stages=2) == pytest.approx(0.7)
+    assert bubble(events, stages=2) == pytest.approx(0.7)
     with pytest.raises(ValueError, match="two steps"):
-        measured_bubble(events[:3], stages=2)
+        bubble(events[:3], stages=2)
 
 
 def row(method: str, micro: int, seconds: float | None, **changes: Any) -> dict[str, Any]:
     """A made-up row of 4 GPUs."""
-    told = dict.fromkeys(COLUMNS, "") | {
+    told = {
         "method": method, "ranks": 4, "replicas": 1, "micro": micro, "layers": 48, "hidden": 1600,
-        "heads": 25, "seq": 1024, "batch": 64, "dtype": "bf16", "status": "oom_device",
+        "heads": 25, "seq": 1024, "batch": 64, "dtype": "bf16", "clip": 1.0, "status": "oom_device",
         "commit": "0123abc", "measured_on": "2026-11-27 Made-up GPU",
     }  # fmt: skip
     if seconds is not None:
@@ -82,27 +83,23 @@ def row(method: str, micro: int, seconds: float | None, **changes: Any) -> dict[
 
 
 def test_it_tells_errors_the_choice_and_the_peers(tmp_path):
-    sheet = Sheet(tmp_path / "theirs", "pipelines", COLUMNS)
+    sheet = Sheet(tmp_path / "theirs", PIPELINES)
     for number, one in enumerate((
-        row("varuna", 1, 2.0, predicted_step_seconds=1.9, error=-0.05),
-        row("varuna", 2, 2.2, predicted_step_seconds=1.8, error=-0.15),
+        row("varuna", 1, 2.0, predicted_step_seconds=1.9),
+        row("varuna", 2, 2.2, predicted_step_seconds=1.87),
         row("varuna", 8, None),
         row("zb-h1", 1, 1.6, bubble=0.12, predicted_bubble=0.10),
         row("torch-1f1b", 1, 2.0),
     )):  # fmt: skip
-        keys = {"case": str(number), "method": one["method"], "key": str(number)}
-        sheet.append({**keys, "started": f"2026-11-27T00:0{number}", "row": one}, {})
-    told = "\n".join(summary(sheet.csv))
+        made = record_of(one | {"started": f"2026-11-27T00:0{number}"})
+        sheet.append(replace(made, key=str(number), bench=made.bench | {"case": str(number)}))
+    told = "\n".join(summary(sheet.path))
     assert "error of the step, ours: mean 10.0%, worst 15.0% (varuna 4x1 m2), 2 runs" in told
     assert "bubble (of a step), ours: mean 2.0%, worst 2.0% (zb-h1 4x1 m1), 1 runs" in told
     assert "choice on 4 GPUs, varuna: varuna 4x1 m2, 10.0% over the best, varuna 4x1 m1" in told
     assert "4x1 m1: zb-h1 1.250 times as fast as torch-1f1b" in told
     assert gather(tmp_path / "theirs", tmp_path / "ours", "pipelines") == (5, 0)
-    text = (tmp_path / "ours" / "pipelines.csv").read_text()
-    assert len(read_pipelines(sheet.csv)) == text.count("\n") - 1 == 5
-    sheet.csv.write_text(text.replace("varuna,4,1,1,", "varuna,4,1,3,"))
-    with pytest.raises(ValueError, match="1 replicas in micro-batches of 3 divide no batch of 64"):
-        read_pipelines(sheet.csv)
+    assert len(PIPELINES.read(tmp_path / "ours" / "pipelines.jsonl")) == 5
 
 
 @pytest.mark.slow
@@ -114,7 +111,7 @@ def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
     words += ["--results", str(tmp_path / "results"), "--only", "2x1-m2/torch-1f1b"]
     assert main(words) == 0
     assert "error of the step, peers: mean" in capsys.readouterr().out
-    ours, torchs = read_pipelines(tmp_path / "out" / "pipelines.csv")
+    ours, torchs = PIPELINES.read(tmp_path / "out" / "pipelines.jsonl")
     assert ours.final_loss == pytest.approx(torchs.final_loss, rel=1e-6)
     assert 0 < ours.bubble < 1
     assert 0 <= ours.predicted_bubble < 1

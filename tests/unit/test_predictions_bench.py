@@ -16,5 +16,5 @@ def test_a_run_is_inside_the_range_of_its_plan_or_not(spread, inside, monkeypatc
         predicted={"step_seconds": 1.0, "spread": spread},
     )  # fmt: skip
     monkeypatch.setattr(predictions, "run", lambda spec, store: record)
-    row = predictions.row(specs[0], Store(tmp_path))
+    row = predictions.compared(predictions.measured(specs[0], Store(tmp_path)))
     assert (row["ratio"], row["inside"]) == (pytest.approx(1 / 1.2), inside)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import shutil
 
 import pytest
 
 from benchmarks.offload_cases import GIB
-from benchmarks.offload_sheet import Sheet
 from benchmarks.server_cases import CASES, entries
 from benchmarks.servers import main
 from tests.runs.helpers import left_behind
 from workbench.methods.pipeline.orders import ORDERS
-from workbench.published.servers import COLUMNS
+from workbench.published.here import SERVERS
 
 MAY_DIFFER = {"method", "microbatches", "device_memory", "options"}
 """Fields of the spec in which the methods of a case differ."""
@@ -70,20 +67,12 @@ def test_it_runs_end_to_end_on_any_machine(tmp_path, measured, capsys):
     printed = capsys.readouterr().out
     assert "of data-paral" in printed
     assert "100.0%" in printed
-    with (tmp_path / "out" / "servers.csv").open() as file:
-        harmony, parallel = csv.DictReader(file)
-    assert tuple(harmony) == COLUMNS
-    assert (harmony["method"], parallel["method"]) == ("harmony-pp", "data-parallel")
-    assert float(harmony["final_loss"]) == pytest.approx(float(parallel["final_loss"]), rel=1e-6)
-    assert float(harmony["load_gib"]) == float(harmony["planned_load_gib"]) > 0
-    assert parallel["planned_load_gib"] == ""
-    run, _ = json.loads((tmp_path / "out" / "servers.json").read_text())["runs"]
-    assert run["moved_bytes"] == run["predicted"]["moved_bytes"]
-    assert run["plan"]["settings"] == run["predicted"]["settings"]
+    harmony, parallel = SERVERS.read(tmp_path / "out" / "servers.jsonl")
+    assert (harmony.named, parallel.named) == ("harmony-pp", "data-parallel")
+    assert harmony.final_loss == pytest.approx(parallel.final_loss, rel=1e-6)
+    assert harmony.load_gib == harmony.planned_load_gib > 0
+    assert parallel.planned_load_gib == 0, "its plan moves nothing over the host links"
+    run = harmony.record
+    assert run.moved_bytes == run.predicted["moved_bytes"]
+    assert run.bench["lanes"]["measured"]["compute"] > 0
     assert left_behind(tmp_path) == []
-
-
-def test_a_sheet_of_another_benchmark_is_refused(tmp_path):
-    (tmp_path / "servers.csv").write_text("method,layers\n")
-    with pytest.raises(ValueError, match=r"servers.csv has other columns than this benchmark"):
-        Sheet(tmp_path, "servers", COLUMNS)

@@ -73,6 +73,40 @@ class Provenance(TypedDict, total=False):
     system: str
 
 
+class Step(TypedDict):
+    """A measured step, lane by lane."""
+
+    seconds: float
+    """From its first action to that of the next step, in a run that goes on."""
+    host_memory_bytes_per_s: float | None
+    """Rate that the machine's profile has of host memory: copies both ways and updates at once."""
+    events: list[tuple[str, str, float, float, int]]
+    """Lane, name, start and end of each action, and its bytes through host memory. Seconds count
+    from the first compute action; updates and copies may end after the step does."""
+
+
+class Entry(TypedDict):
+    """A run's place in a benchmark (`published.here`)."""
+
+    case: str
+    method: str
+    """The benchmark's name of the method, a variant in parentheses after it."""
+    warmup: int
+    """First steps, which are not measured."""
+
+
+class Bench(Entry, total=False):
+    """A benchmark's own facts of a run."""
+
+    told: dict[str, int | float | None]
+    """Column of the run's row -> its value, where the record alone does not tell it."""
+    lanes: dict[str, dict[str, float]]
+    """``predicted``, ``measured``: busy seconds a step of each kind of lane."""
+    log: list[str]
+    """Its end, of a run that failed."""
+    step: Step
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Return value of a method's `train`: the measured part of a record."""
@@ -140,6 +174,8 @@ class RunRecord:
     """``cores``, ``gpu``: share that other processes used during the measured steps; empty where
     nobody looked, as before there was this field."""
     provenance: Provenance = field(default_factory=Provenance)
+    bench: Bench | None = None
+    """None of a run that no benchmark made."""
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -153,9 +189,10 @@ class RunRecord:
         much = [f"{share:.0%} of {name}" for share, name in shares if share > BUSY]
         return f"others used {' and '.join(much)}" if much else ""
 
-    def to_json(self) -> str:
-        """Strict JSON: a loss that is not a number becomes the string JSON has for it."""
-        return json.dumps(strict(asdict(self)), indent=1, allow_nan=False) + "\n"
+    def to_json(self, indent: int | None = 1) -> str:
+        """Strict JSON: a loss that is not a number becomes the string JSON has for it. A line where
+        `indent` is None."""
+        return json.dumps(strict(asdict(self)), indent=indent, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RunRecord:

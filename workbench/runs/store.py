@@ -18,6 +18,7 @@ import errno
 import os
 import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,22 +133,26 @@ class Store:
         return pandas.DataFrame(rows, columns=None if rows else _columns())
 
     def published_here(self, device: str | None = None) -> pandas.DataFrame:
-        """Rows this project measured on named hardware: ``published-here/<device>/*.csv``.
+        """Rows this project measured on named hardware: ``published-here/<device>``, ``*.csv`` and
+        the rows of records in ``*.jsonl``.
 
         All of them when `device` is None; the folder's name is the column ``hardware``. Raises
-        ValueError for an unknown one.
+        ValueError for an unknown one, and for a line that is no record of a benchmark.
         """
         import pandas
 
-        roots = [root / "published-here" for root in {self.root, REPOSITORY_RESULTS}]
-        files = sorted(file for root in roots for file in root.glob("*/*.csv"))
+        from workbench.published.here import FOLDER, frame
+
+        roots = [root / FOLDER for root in {self.root, REPOSITORY_RESULTS}]
+        read = {".csv": partial(pandas.read_csv, comment="#"), ".jsonl": frame}
+        files = sorted(f for root in roots for f in root.glob("*/*") if f.suffix in read)
         known = sorted({file.parent.name for file in files})
         if device is not None and device not in known:
             raise ValueError(
                 f"no published results for device {device!r}; known: {', '.join(known) or 'none'}"
             )
         tables = [
-            pandas.read_csv(file, comment="#").assign(hardware=file.parent.name)
+            read[file.suffix](file).assign(hardware=file.parent.name)
             for file in files
             if device in (None, file.parent.name)
         ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.published.lanes import COLUMNS, HEAD
-from workbench.schedule.action import parse_name
+from tests.unit.figures.offload import line, record_of
 
 STEP = (
     # lane, name, start, end, host bytes: a step of 100 ms whose updates reach 40 ms past its end
@@ -20,27 +20,16 @@ STEP = (
 """Host memory moves 50, 100, 100, 100 GB/s from 60, 80, 90 ms on, and 7 GB in all."""
 
 
-def step_text(rows: tuple = STEP, **changes: Any) -> str:
-    """A file of lanes; `changes` are to its head, None leaves a comment out."""
-    head = dict.fromkeys(HEAD, "") | {
-        "case": "78-b4", "method": "stronghold", "key": "0123", "started": "2026-11-21T08:00:00",
-        "commit": "0123abc", "hardware": "Made-up GPU", "step_seconds": 0.1, "layers": 78,
-        "batch": 4, "clip": 1.0, "device_cap_gib": 32.0, "host_memory_bytes_per_s": 100_000_000_000,
-    } | changes  # fmt: skip
-    lines = [f"# {name}: {value}" for name, value in head.items() if value is not None]
-    lines.append(",".join(COLUMNS))
-    for lane, name, start, end, nbytes in rows:
-        said = parse_name(name)
-        micro = "" if said.microbatch is None else said.microbatch
-        what = (lane, said.kind.value, said.unit, micro, said.turn, name)
-        lines.append(",".join(map(str, (*what, f"{start:.6f}", f"{end:.6f}", nbytes))))
-    return "\n".join(lines) + "\n"
-
-
-def write_step(folder: Path, text: str = "", device: str = "made-up", **changes: Any) -> Path:
-    """A file in a results folder, of `step_text` unless `text` is given."""
-    case = changes.get("case", "78-b4")
-    path = folder / "published-here" / device / "lanes" / f"{case}-stronghold.csv"
+def write_step(folder: Path, rows: tuple = STEP, device: str = "made-up", **changes: Any) -> Path:
+    """A file in a results folder; `changes` are to the row, or to the step."""
+    told = {"step_seconds": 0.1, "host_memory_bytes_per_s": 100_000_000_000} | changes
+    seconds, rate = (told.pop(name) for name in ("step_seconds", "host_memory_bytes_per_s"))
+    case = told.pop("case", "78-b4")
+    row = {"layers": 78, "speed": 40.0} | told
+    record = record_of(line(row.pop("method", "stronghold"), **row))
+    step = {"seconds": seconds, "host_memory_bytes_per_s": rate or None, "events": [*rows]}
+    record = replace(record, bench=record.bench | {"case": case, "step": step})
+    path = folder / "published-here" / device / "lanes" / f"{case}-stronghold.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text or step_text(**changes))
+    path.write_text(record.to_json(indent=None))
     return path

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 from workbench.core.model_spec import ModelSpec
-from workbench.published.here import COLUMNS, OffloadRun, offload_runs
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.published.here import OFFLOAD, Benchmark, Run
 
 PLAIN = {
     (32, 4): 30.0, (78, 4): 13.0, (100, 4): 10.0,
@@ -29,9 +30,9 @@ def line(
     speed: float | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """A row of the file: `speed` samples/s, or without one a run that ended out of memory."""
+    """A row: `speed` samples/s, or without one a run that ended out of memory."""
     parameters = ModelSpec(layers=layers).parameters
-    row = dict.fromkeys(COLUMNS, "") | {
+    row = {
         "method": method, "layers": layers, "hidden": 2048, "heads": 16, "seq": 1024,
         "batch": batch, "dtype": "bf16", "clip": 1.0, "device_cap_gib": "" if cap is None else cap,
         "parameters": parameters, "status": "oom_device", "commit": "0123abc",
@@ -76,25 +77,39 @@ def benchmark() -> list[dict[str, Any]]:
     return rows
 
 
+FACTS = ("method", "dtype", "status", "commit", "measured_on", "started", "seconds", "moved_bytes")
+"""Of rows; all others are numbers."""
+
+
+def record_of(row: dict[str, Any]) -> RunRecord:
+    """A run with that row."""
+    shape = {name: row[name] for name in ("layers", "hidden", "heads", "seq")}
+    spec = RunSpec(method="plain", model=ModelSpec(**shape), batch=row["batch"], device="cuda")
+    day, _, gpu = row["measured_on"].partition(" ")
+    numbers = {name: value for name, value in row.items() if name not in FACTS}
+    return RunRecord(
+        key="0123", method="plain", status=row["status"], losses=[7.5], step_seconds=[1.0],
+        spec=spec.to_dict() | {"dtype": row["dtype"]}, started=row.get("started", day),
+        seconds=row.get("seconds", 1.0), moved_bytes=row.get("moved_bytes", {}),
+        provenance={"commit": row["commit"], "gpus": [gpu]},
+        bench={
+            "case": "made-up", "method": row["method"], "warmup": 0,
+            "told": {name: None if value == "" else value for name, value in numbers.items()},
+        },
+    )  # fmt: skip
+
+
 def write(
-    folder: Path,
-    rows: list[dict[str, Any]],
-    device: str = "made-up",
-    *,
-    name: str = "offload.csv",
-    columns: tuple[str, ...] = COLUMNS,
+    folder: Path, rows: list[dict[str, Any]], device: str = "made-up", form: Benchmark = OFFLOAD
 ) -> Path:
     """The file in a results folder."""
-    path = folder / "published-here" / device / name
+    path = folder / "published-here" / device / form.file
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
+    path.write_text("".join(record_of(row).to_json(indent=None) for row in rows))
     return path
 
 
-def runs_of(folder: Path, rows: list[dict[str, Any]]) -> list[OffloadRun]:
+def runs_of(folder: Path, rows: list[dict[str, Any]], form: Benchmark = OFFLOAD) -> list[Run]:
     """The rows, written to a file and read as runs."""
-    write(folder, rows)
-    return offload_runs([folder])
+    write(folder, rows, form=form)
+    return form.runs([folder])

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.figures import offload
 from workbench.core.model_spec import ModelSpec
-from workbench.published.servers import COLUMNS, ServerRun, server_runs
+from workbench.published.here import SERVERS, Run
 
 XL = {"layers": 48, "hidden": 1600, "heads": 25}
 ROOFS = ("data-parallel", "torch-gpipe", "torch-1f1b")
@@ -32,11 +32,11 @@ def line(
     speed: float | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """A row of the file: `speed` samples/s, or without one a run that ended out of memory. GPT-2
+    """A row: `speed` samples/s, or without one a run that ended out of memory. GPT-2
     XL unless `changes` say otherwise."""
     model = {name: changes.get(name, value) for name, value in XL.items()}
     count = ModelSpec(**model).parameters
-    row = dict.fromkeys(COLUMNS, "") | model | {
+    row = model | {
         "method": method, "ranks": ranks, "seq": 1024, "batch": batch, "dtype": "bf16", "clip": 1.0,
         "device_cap_gib": "" if cap is None else cap, "parameters": count, "status": "oom_device",
         "commit": "0123abc", "measured_on": "2026-11-21 Made-up GPU",
@@ -86,10 +86,9 @@ def benchmark(ranks: tuple[int, ...] = (2, 4, 8)) -> list[dict[str, Any]]:
 
 def write(folder: Path, rows: list[dict[str, Any]], device: str = "made-up") -> Path:
     """The file in a results folder."""
-    return offload.write(folder, rows, device, name="servers.csv", columns=COLUMNS)
+    return offload.write(folder, rows, device, SERVERS)
 
 
-def runs_of(folder: Path, rows: list[dict[str, Any]]) -> list[ServerRun]:
+def runs_of(folder: Path, rows: list[dict[str, Any]]) -> list[Run]:
     """The rows, written to a file and read as runs."""
-    write(folder, rows)
-    return server_runs([folder])
+    return offload.runs_of(folder, rows, SERVERS)

@@ -13,7 +13,7 @@ from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
 from tests.unit.figures.paper import flat, in_report, printed
 from workbench.exhibits import open_exhibit
-from workbench.exhibits.hardware import lanes, offload_table
+from workbench.exhibits.hardware import lanes
 from workbench.exhibits.hardware.lanes_table import (
     Span,
     best_stretch,
@@ -24,24 +24,27 @@ from workbench.exhibits.hardware.lanes_table import (
     table,
     traffic,
 )
-from workbench.published.here import offload_runs
-from workbench.published.lanes import Lanes, measured_steps, read_lanes
+from workbench.exhibits.hardware.table import OFFLOAD as COLUMNS
+from workbench.exhibits.hardware.table import table as table_of
+from workbench.published.here import OFFLOAD, Run
+from workbench.published.lanes import STEPS, measured_steps
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
 
-def step_of(folder: Path, **changes: Any) -> Lanes:
-    return read_lanes(write_step(folder, **changes))
+def step_of(folder: Path, **changes: Any) -> Run:
+    (step,) = STEPS.read(write_step(folder, **changes))
+    return step
 
 
 def rows_of(folder: Path, plain: float | None = None) -> pd.DataFrame:
     """The table of all steps in a folder, beside runs that say what plain training reaches."""
     if plain is not None:
         write(folder, [line("plain", 78, cap=None, speed=plain), line("stronghold", 78, speed=40)])
-    return table(measured_steps([folder]), offload_table.table(offload_runs([folder])))
+    return table(measured_steps([folder]), table_of(OFFLOAD.runs([folder]), COLUMNS))
 
 
-def drawn(rows: pd.DataFrame, steps: list[Lanes]) -> Figure:
+def drawn(rows: pd.DataFrame, steps: list[Run]) -> Figure:
     return printed(lanes.EXHIBIT.draw, rows, steps)
 
 
@@ -147,7 +150,7 @@ def test_there_is_no_goal_for_other_settings(tmp_path: Path) -> None:
     assert lanes.EXHIBIT.judged(None, rows_of(tmp_path, 100.0))["so"].tolist() == ["no goal"]
     write_step(tmp_path)
     write_step(tmp_path / "other", device="another")
-    (tmp_path / "published-here" / "made-up" / "offload.csv").unlink()
+    (tmp_path / "published-here" / "made-up" / "offload.jsonl").unlink()
     assert rows_of(tmp_path)["goal_samples_per_second"].isna().all(), "plain was not measured"
 
 
@@ -195,7 +198,7 @@ def test_every_lane_says_how_busy_it_is_and_the_panel_why(tmp_path: Path) -> Non
 
 def test_nothing_leaves_the_paper(root: Path) -> None:
     steps = measured_steps([root / "results"])
-    paper = drawn(table(steps, offload_table.table(offload_runs([root / "results"]))), steps)
+    paper = drawn(table(steps, table_of(OFFLOAD.runs([root / "results"]), COLUMNS)), steps)
     assert len(paper.axes) == 8
     for axes in paper.axes:
         labels = [*axes.get_yticklabels(), axes.yaxis.label, axes.xaxis.label]
@@ -219,34 +222,6 @@ def test_a_step_without_a_ceiling_is_drawn(tmp_path: Path) -> None:
 # -- as an exhibit --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
-def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
-    write_step(tmp_path)
-    session = open_exhibit("here_lanes", size, tmp_path)
-    assert session.preview()["steps"].tolist() == [1]
-    rows = session.run(force=True)
-    pd.testing.assert_frame_equal(rows, rows_of(tmp_path))
-    drawing = session.figure(rows)
-    assert {path.name for path in drawing.paths} == {
-        f"here_lanes{suffix}" for suffix in (".pdf", ".png", ".csv")
-    }
-    assert session.verdict(rows)["case"].tolist() == ["78 layers, batch 4, STRONGHOLD"]
-    assert "1 steps in results/published-here/made-up/lanes" in session.provenance().to_string()
-    assert not (tmp_path / "runs").exists()
-
-
-def test_without_steps_it_says_so_in_one_sentence(tmp_path: Path) -> None:
-    session = open_exhibit("here_lanes", "smoke", tmp_path)
-    assert "nothing to show" in session.preview()["note"].iloc[0]
-    rows = session.run()
-    assert session.figure(rows).paths[0].exists()
-    assert "nothing to show" in flat(session.draw(rows))
-    assert session.verdict(rows).empty
-    section = in_report([(session, session.rows())])
-    assert section.count("nothing to show") == 1
-    assert "data:image" not in section
-
-
 def test_another_machines_step_is_not_drawn_for_it(tmp_path: Path) -> None:
     write_step(tmp_path)
     write_step(tmp_path, case="78-b16", batch=16)
@@ -260,12 +235,6 @@ def test_another_machines_step_is_not_drawn_for_it(tmp_path: Path) -> None:
     assert session.preview()["machine"].tolist() == ["another", "made-up"]
 
 
-def test_a_bad_file_stops_it_with_the_sentence(tmp_path: Path) -> None:
-    write_step(tmp_path, batch="four")
-    with pytest.raises(ValueError, match=r"78-b4-stronghold\.csv, line 9: batch is 'four'"):
-        open_exhibit("here_lanes", "smoke", tmp_path).run()
-
-
 def test_the_report_has_figure_and_bounds(tmp_path: Path) -> None:
     write_step(tmp_path)
     session = open_exhibit("here_lanes", "smoke", tmp_path)
@@ -273,3 +242,4 @@ def test_the_report_has_figure_and_bounds(tmp_path: Path) -> None:
     assert "data:image/svg+xml" in text
     assert "host memory, 7.0 GB or 70 ms at its ceiling" in text
     assert "57.14" in text
+    assert "78 layers, batch 4, STRONGHOLD" in text

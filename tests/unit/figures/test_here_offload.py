@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -15,16 +14,17 @@ from workbench.exhibits import open_exhibit
 from workbench.exhibits.hardware import offload
 from workbench.exhibits.hardware.judge import as_table
 from workbench.exhibits.hardware.offload_goals import goals
-from workbench.exhibits.hardware.offload_table import table
+from workbench.exhibits.hardware.table import OFFLOAD as COLUMNS
+from workbench.exhibits.hardware.table import table
 from workbench.figures.style import LOOKS
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
-from workbench.published.here import LABELS, offload_runs
+from workbench.published.here import OFFLOAD
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
 
 def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
-    return table(runs_of(folder, benchmark() if lines is None else lines))
+    return table(runs_of(folder, benchmark() if lines is None else lines), COLUMNS)
 
 
 def drawn(rows: pd.DataFrame) -> Figure:
@@ -64,9 +64,9 @@ def test_plain_training_on_another_machine_or_type_is_not_compared_with(tmp_path
 
 
 def test_every_method_of_the_benchmark_has_a_look() -> None:
-    looks = [LOOKS[method] for method in LABELS]
-    assert len({look.marker for look in looks}) == len(LABELS)
-    assert len({(look.color, look.pale) for look in looks}) == len(LABELS)
+    looks = [LOOKS[method] for method in OFFLOAD.labels]
+    assert len({look.marker for look in looks}) == len(OFFLOAD.labels)
+    assert len({(look.color, look.pale) for look in looks}) == len(OFFLOAD.labels)
 
 
 def test_bars_are_as_high_as_the_shares_and_failures_say_why(tmp_path: Path) -> None:
@@ -209,14 +209,12 @@ def test_a_run_stands_beside_the_plain_training_of_its_own_sitting(tmp_path: Pat
     plain = line("plain", 32, cap=None, speed=40.0)
     again = line("plain", 32, cap=None, speed=50.0)
     lines = [plain, line("stronghold", 32, speed=38.0), again]
-    path = write(tmp_path, lines)
     starts = ("10:00:00", "10:14:00", "10:45:00")
     kept = [
-        {"row": row, "moved_bytes": {}, "started": f"2026-11-21T{start}+00:00", "seconds": 60.0}
+        row | {"started": f"2026-11-21T{start}+00:00", "seconds": 60.0}
         for row, start in zip(lines, starts, strict=True)
     ]
-    path.with_suffix(".json").write_text(json.dumps({"runs": kept}))
-    found = table(offload_runs([tmp_path])).set_index("method")
+    found = rows_of(tmp_path, kept).set_index("method")
     assert found.loc["stronghold", ["plain", "share"]].tolist() == [40.0, 0.95]
     assert found.loc["stronghold", "round"] == "0123abc of 2026-11-21, from 10:00"
     assert found.loc["plain", ["plain", "share"]].tolist() == [50.0, 1.0]
@@ -230,25 +228,22 @@ def test_two_methods_are_compared_in_the_last_round_that_has_both(tmp_path: Path
     alone = line("stronghold", 78, speed=12.0, commit="later")
     runs = runs_of(tmp_path, [ours, theirs, plain, alone])
     for repeated, expected in ((False, ("12.00 times", MISSING)), (True, ("9.00 times", HOLDS))):
-        every = table(runs, repeated=repeated)
-        share, over = (g for g in goals(table(runs), every) if "78 layers, batch 4:" in g.goal)
+        every = table(runs, COLUMNS, repeated=repeated)
+        share, over = (
+            g for g in goals(table(runs, COLUMNS), every) if "78 layers, batch 4:" in g.goal
+        )
         assert (over.measured, over.verdict) == expected
         assert (share.measured, share.verdict) == (
             ("90.0%", HOLDS) if repeated else ("120.0%", MISSING)
         )
 
 
-def test_bytes_of_the_disk_are_told_from_the_provenance(tmp_path: Path) -> None:
+def test_bytes_of_the_disk_are_told(tmp_path: Path) -> None:
     run = line("stronghold-disk", 300, speed=0.5, host_cap_gib=90.0, disk_gib=150.0)
     moved = {"read": 7 * 10**10, "write": 6 * 10**10}
-    kept = {"row": run, "moved_bytes": moved, "started": "2026-11-21T10:00:00Z", "seconds": 1.0}
-    path = write(tmp_path, [run])
-    path.with_suffix(".json").write_text(json.dumps({"runs": [kept]}))
-    (goal,) = (g for g in goals(table(offload_runs([tmp_path]))) if "with a disk" in g.goal)
+    rows = rows_of(tmp_path, [run | {"moved_bytes": moved}])
+    (goal,) = (g for g in goals(rows) if "with a disk" in g.goal)
     assert "8 s a step, 150 GiB on the disk, of which 130 GB are read and written" in goal.why
-    path.with_suffix(".json").write_text('{"runs": [1]}')
-    with pytest.raises(ValueError, match=r"made-up/offload.json is not a benchmark's provenance"):
-        offload_runs([tmp_path])
 
 
 def test_errors_of_either_sign_do_not_cancel(tmp_path: Path) -> None:
@@ -318,48 +313,6 @@ def test_goals_are_judged_in_their_setting_only(tmp_path: Path) -> None:
 
 
 # -- as an exhibit --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", ["smoke", "paper"])
-def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
-    write(tmp_path, benchmark())
-    session = open_exhibit("here_offload", size, tmp_path)
-    assert session.preview()["note"].tolist() == ["nothing runs: these rows are committed"]
-    rows = session.run(force=True)
-    pd.testing.assert_frame_equal(rows, rows_of(tmp_path))
-    drawing = session.figure(rows)
-    assert {path.name for path in drawing.paths} == {
-        f"here_offload{suffix}" for suffix in (".pdf", ".png", ".csv")
-    }
-    assert list(session.verdict(rows).columns) == ["goal", "measured", "verdict", "why"]
-    assert "0123abc" in session.provenance().to_string()
-    assert not (tmp_path / "runs").exists()
-
-
-def test_without_rows_it_ends_well_and_says_so(tmp_path: Path) -> None:
-    session = open_exhibit("here_offload", "smoke", tmp_path)
-    assert "nothing to show" in session.preview()["note"].iloc[0]
-    rows = session.run()
-    assert session.figure(rows).paths[0].exists()
-    assert "nothing to show" in flat(session.draw(rows))
-    assert set(session.verdict(rows)["verdict"]) == {MISSING}
-    assert "nothing to show" in session.provenance().to_string()
-
-
-def test_the_machine_with_most_rows_is_shown(tmp_path: Path) -> None:
-    write(tmp_path, benchmark())
-    write(tmp_path, [line("plain", 32, cap=None, speed=1.0)], device="another")
-    session = open_exhibit("here_offload", "smoke", tmp_path)
-    assert set(session.rows()["device"]) == {"made-up"}
-    assert session.preview()["machine"].tolist() == ["another", "made-up"]
-
-
-def test_a_bad_row_stops_it_with_the_sentence(tmp_path: Path) -> None:
-    write(tmp_path, [line("plain", 32, speed=30.0, dtype="int8")])
-    with pytest.raises(ValueError, match=r"made-up/offload\.csv, line 2: dtype is 'int8'"):
-        open_exhibit("here_offload", "smoke", tmp_path).run()
-    with pytest.raises(ValueError, match=r"made-up/offload\.csv, line 2: dtype is 'int8'"):
-        open_exhibit("8a", "paper", tmp_path).rows([])
 
 
 @pytest.mark.parametrize("lines", [[], benchmark()])

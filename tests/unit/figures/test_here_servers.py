@@ -16,16 +16,17 @@ from workbench.exhibits import open_exhibit
 from workbench.exhibits.hardware import server_panels, servers
 from workbench.exhibits.hardware.judge import as_table
 from workbench.exhibits.hardware.server_goals import goals
-from workbench.exhibits.hardware.server_table import MODEL, table
+from workbench.exhibits.hardware.table import MODEL, table
+from workbench.exhibits.hardware.table import SERVERS as COLUMNS
 from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.figures.verdict import MISSING
-from workbench.published.servers import LABELS
+from workbench.published.here import SERVERS
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
 
 def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
-    return table(runs_of(folder, benchmark() if lines is None else lines))
+    return table(runs_of(folder, benchmark() if lines is None else lines), COLUMNS)
 
 
 def drawn(rows: pd.DataFrame) -> Figure:
@@ -88,9 +89,9 @@ def test_bytes_are_told_in_multiples_of_the_weights(
 
 
 def test_every_method_of_the_benchmark_has_a_look() -> None:
-    assert set(LABELS) >= set(SPEED)
-    looks = [LOOKS[method] for method in LABELS]
-    assert len({look.marker for look in looks}) == len(LABELS), "a grey print tells them apart"
+    assert set(SERVERS.labels) >= set(SPEED)
+    looks = [LOOKS[method] for method in SERVERS.labels]
+    assert len({look.marker for look in looks}) == len(looks), "a grey print tells them apart"
 
 
 def test_bars_and_markers_are_the_rows(whole) -> None:
@@ -220,7 +221,7 @@ def test_settings_of_which_nothing_came_to_an_end_are_named_instead_of_drawn(
     paper = drawn(rows_of(tmp_path, lines))
     assert "No run came to an end: GPT-2 XL, 1.6 B on 8 GPUs at minibatch 64." in flat(paper)
     assert len(heights(titled(paper, "throughput"))) == 1
-    assert "no run in servers.csv came to an end" in flat(drawn(rows_of(tmp_path, lines[1:])))
+    assert "no run in servers.jsonl came to an end" in flat(drawn(rows_of(tmp_path, lines[1:])))
     lines[1]["status"] = "oom_host"
     assert "out of host memory" in flat(drawn(rows_of(tmp_path, lines))), "that is an answer"
 
@@ -246,8 +247,8 @@ def test_many_settings_are_several_panels_of_about_equal_width(tmp_path: Path) -
 
 
 def test_without_the_file_the_exhibit_says_so() -> None:
-    assert "nothing to show" in flat(drawn(table([])))
-    found = goals(table([]))
+    assert "nothing to show" in flat(drawn(table([], COLUMNS)))
+    found = goals(table([], COLUMNS))
     assert {goal.verdict for goal in found} == {MISSING}
     assert all(goal.why for goal in found)
 
@@ -255,29 +256,12 @@ def test_without_the_file_the_exhibit_says_so() -> None:
 # -- as an exhibit --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["smoke", "paper"])
-def test_it_is_the_same_at_every_size_and_runs_nothing(size: str, tmp_path: Path) -> None:
-    write(tmp_path, benchmark((4,)))
-    session = open_exhibit("here_servers", size, tmp_path)
-    assert session.preview()["note"].tolist() == ["nothing runs: these rows are committed"]
-    rows = session.run(force=True)
-    pd.testing.assert_frame_equal(rows, rows_of(tmp_path, benchmark((4,))))
-    assert {path.name for path in session.figure(rows).paths} == {
-        f"here_servers{suffix}" for suffix in (".pdf", ".png", ".csv")
-    }
-    assert list(session.verdict(rows).columns) == ["goal", "measured", "verdict", "why"]
-    told = session.provenance().to_string()
-    assert "0123abc" in told
-    assert "published-here/made-up/servers.csv" in told
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_machine_can_be_asked_for(tmp_path: Path) -> None:
     write(tmp_path, benchmark((4,)))
     folder = tmp_path / "published-here"
     shutil.copytree(folder / "made-up", folder / "small")
-    file = folder / "small" / "servers.csv"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    file = folder / "small" / "servers.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:1]))
     most, asked = (
         open_exhibit("here_servers", "smoke", tmp_path, machine=m) for m in ("", "small")
     )

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.figures.servers import benchmark, line, runs_of, ten
 from workbench.exhibits.hardware.server_goals import goals
-from workbench.exhibits.hardware.server_table import table
+from workbench.exhibits.hardware.table import SERVERS, table
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 
 OVER_ZERO, SHARE, OVER_ZERO_SMALL, OVER_DP, OVER_DP_SMALL = range(5)
@@ -19,7 +19,7 @@ COUNTED, STEP, PEAK, CAP, SCALING, OUTGROWN, OUTGROWN_8 = range(5, 12)
 
 
 def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
-    return table(runs_of(folder, benchmark() if lines is None else lines))
+    return table(runs_of(folder, benchmark() if lines is None else lines), SERVERS)
 
 
 def judge(folder: Path, lines: list[dict], place: int) -> tuple[str, str, str]:
@@ -104,10 +104,10 @@ def test_two_methods_are_compared_in_the_last_round_that_has_both(tmp_path: Path
         line("harmony-pp", ranks=2, speed=1.0), line("harmony-pp", speed=40.0) | later,
     ]  # fmt: skip
     runs = runs_of(tmp_path, lines)
-    found = goals(table(runs), table(runs, repeated=True))[OVER_DP]
+    found = goals(table(runs, SERVERS), table(runs, SERVERS, repeated=True))[OVER_DP]
     assert (found.measured, found.verdict) == ("1.20 times", HOLDS)
     slower = runs_of(tmp_path, [*lines, line("harmony-dp", speed=41.0) | later])
-    found = goals(table(slower), table(slower, repeated=True))[OVER_DP]
+    found = goals(table(slower, SERVERS), table(slower, SERVERS, repeated=True))[OVER_DP]
     assert (found.measured, found.verdict) == ("0.98 times", FAILS)
 
 

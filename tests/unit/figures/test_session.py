@@ -16,7 +16,7 @@ from workbench.core import host
 from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.session import Session
 from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
-from workbench.published.here import offload_runs
+from workbench.published.here import OFFLOAD
 from workbench.report.page import join
 from workbench.report.sections import figures
 from workbench.report.summary import by_kind, summary, verdicts
@@ -30,7 +30,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about a machine without one, wherever they run, and about a project that has
     measured nothing yet."""
     monkeypatch.setattr(host, "resolve_device", lambda device: "cpu")
-    monkeypatch.setattr("workbench.exhibits.stronghold.base.offload_runs", lambda roots: [])
+    monkeypatch.setattr(
+        "workbench.exhibits.stronghold.base.OFFLOAD", SimpleNamespace(runs=lambda roots: [])
+    )
 
 
 def with_records(figure: str, folder: Path) -> Session:
@@ -230,7 +232,7 @@ def test_tables_show_all_of_their_text() -> None:
 
 
 def test_a_machine_chooses_committed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.exhibits.stronghold.base.offload_runs", offload_runs)
+    monkeypatch.setattr("workbench.exhibits.stronghold.base.OFFLOAD", OFFLOAD)
     for figure in ("varuna_accuracy", "varuna_scaling"):
         for machine, other in (("h100", "H200"), ("h200", "H100")):
             rows = open_exhibit(figure, "smoke", tmp_path, machine=machine).rows([])

@@ -14,7 +14,7 @@ from workbench.exhibits import find, open_exhibit
 from workbench.exhibits.harmony import sizes
 from workbench.figures.rows import MEASURED, pick
 from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED
-from workbench.published.pipelines import COLUMNS
+from workbench.published.here import PIPELINES
 
 pytestmark = pytest.mark.usefixtures("nothing_committed")
 
@@ -24,7 +24,7 @@ def line(p, d, m, seconds, off=0.02, **changes):
     told = servers.line("varuna", p * d, cap=None, speed=seconds and 64 / seconds)
     told |= {"replicas": d, "micro": m, "predicted_peak_device_gib": 30.3}
     said = {"predicted_step_seconds": seconds * (1 + off), "error": off} if seconds else {}
-    return {name: (told | said | changes).get(name, "") for name in COLUMNS}
+    return told | said | changes
 
 
 LINES = [line(4, 1, 2, 0.6), line(4, 1, 1, 0.5), line(2, 1, 2, 1.0), line(2, 1, 8, None)]
@@ -40,7 +40,7 @@ MORE = [
 
 @pytest.mark.parametrize(("more", "missed"), MORE)
 def test_committed_runs_are_held_against_the_bounds(tmp_path, more, missed):
-    offload.write(tmp_path, LINES + more, name="pipelines.csv", columns=COLUMNS)
+    offload.write(tmp_path, LINES + more, form=PIPELINES)
     session = open_exhibit("varuna_accuracy", "paper", tmp_path)
     rows = session.rows([])
     told = judged(session, pick(rows, variant="made-up"))

@@ -10,9 +10,8 @@ import pytest
 from workbench.core import methods
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.published import here
 from workbench.published.hardware import MACHINES, machine, names, profile, published_profile
-from workbench.published.pipelines import latest, pipeline_runs
+from workbench.published.here import OFFLOAD, PIPELINES, latest
 from workbench.runs.store import REPOSITORY_RESULTS
 
 V100 = "v100-32gb"
@@ -86,7 +85,7 @@ def test_an_h200_as_it_was_measured_tells_what_its_runs_took(method: str) -> Non
     """By its datasheet's link and an assumed host they were told 17 to 28 % too slow, L2L's 38 and
     53 %, which are 20 and 33 % now."""
     runs = [
-        run for run in here.latest(here.offload_runs([REPOSITORY_RESULTS]))
+        run for run in latest(OFFLOAD.runs([REPOSITORY_RESULTS]))
         if (run.method, run.variant, run.hidden, run.device) == (method, "", 2048, "h200")
         and run.device_cap_gib and run.step_seconds_median
     ]  # fmt: skip
@@ -107,7 +106,7 @@ def test_an_h200_as_it_was_measured_tells_what_its_runs_took(method: str) -> Non
 def test_an_h100_by_its_datasheet_is_what_was_measured_of_one() -> None:
     """One GPU and one stage, in micro-batches of eight: 1.413 s for 64 samples."""
     (run,) = (
-        run for run in latest(pipeline_runs([REPOSITORY_RESULTS]))
+        run for run in latest(PIPELINES.runs([REPOSITORY_RESULTS]))
         if (run.method, run.shape, run.device) == ("varuna", "1x1 m8", "h100")
     )  # fmt: skip
     model = ModelSpec(layers=48, hidden=1600, heads=25, seq=1024, vocab=50304)

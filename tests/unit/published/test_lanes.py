@@ -7,20 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.figures.lanes import STEP, step_text, write_step
-from workbench.published.lanes import measured_steps, read_lanes
-
-COMPUTE = "compute,F,1,0,0,F1.0,0.000000,0.020000,0"
+from tests.unit.figures.lanes import STEP, write_step
+from workbench.published.lanes import STEPS, measured_steps, of_lane
 
 
 def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
-    step = read_lanes(write_step(tmp_path, clip=""))
+    (step,) = STEPS.read(write_step(tmp_path, clip=""))
     assert (step.device, step.case, step.label) == ("made-up", "78-b4", "STRONGHOLD")
     assert (step.layers, step.batch, step.clip, step.device_cap_gib) == (78, 4, None, 32.0)
-    assert (step.started, step.step_seconds) == (date(2026, 11, 21), 0.1)
+    assert (step.date, step.step_seconds) == (date(2026, 11, 21), 0.1)
     read = [(e.lane, e.name, e.start_s, e.end_s, e.nbytes) for e in step.events]
     assert read == list(STEP)
-    assert [event.name for event in step.of_lane("compute")] == ["F1.0", "B1.0"]
+    assert [event.name for event in of_lane(step, "compute")] == ["F1.0", "B1.0"]
     assert [event.microbatch for event in step.events[1:3]] == [0, None]
 
 
@@ -45,52 +43,34 @@ def test_a_results_folder_of_ones_own_follows_the_repositorys(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"batch": None}, r"no line says # batch:"),
-        ({"batch": "four"}, r"line 9: batch is 'four'; it must be a whole number"),
-        ({"batch": 0}, r"line 9: batch is '0'; it must be a whole number of at least 1"),
-        ({"step_seconds": ""}, r"line 7: step_seconds is ''; it must be a number"),
-        ({"step_seconds": 0.01}, r"step_seconds is 0\.01, and compute alone takes 0\.05 s"),
-        ({"method": "magic"}, r"line 2: method is 'magic'; known are plain"),
-        ({"started": "yesterday"}, r"line 4: started is 'yesterday'; it must begin with a date"),
-        ({"commit": ""}, r"line 5: commit is ''; it must not be empty"),
-        ({"host_memory_bytes_per_s": -1}, r"line 12: host_memory_bytes_per_s is '-1'"),
-        ({"colour": "red"}, r"line 13: '# colour: red' is unknown or twice there"),
+        ({"step_seconds": None}, r"step\.seconds is None; it must be a number"),
+        ({"step_seconds": 0.01}, r"seconds is 0\.01, and compute alone takes 0\.05 s"),
+        ({"step_seconds": -1}, r"step_seconds is -1\.0; it must be a number above 0"),
+        ({"method": "magic"}, r"method is 'magic'; known are plain"),
+        ({"commit": ""}, r"commit is ''; it must not be empty"),
+        ({"host_memory_bytes_per_s": -1}, r"host_memory_bytes_per_s is -1"),
+        ({"rows": STEP[1:]}, r"start_s of the first compute action is 0\.03"),
+        ({"rows": STEP[2:]}, "lane is never 'compute'"),
     ],
 )
-def test_a_head_that_cannot_be_right_is_named(tmp_path: Path, changes: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=r"made-up/lanes/78-b4-stronghold\.csv.*" + words):
-        read_lanes(write_step(tmp_path, **changes))
+def test_a_step_that_cannot_be_right_is_named(tmp_path: Path, changes: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=r"^made-up/lanes/78-b4-stronghold\.jsonl.*" + words):
+        STEPS.read(write_step(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("compute,F,1,0,0,F1.0,0.0", r"7 fields, and the header has 9"),
-        ("gpu,F,1,0,0,F1.0,0.0,0.02,0", r"lane is 'gpu'; lanes are compute, visit"),
-        ("compute,F,1,0,0,G,0.0,0.02,0", r"name is 'G'; 'G' is no action name"),
-        ("compute,B,1,0,0,F1.0,0.0,0.02,0", r"kind is 'B', and the name is 'F1\.0'"),
-        ("compute,F,2,0,0,F1.0,0.0,0.02,0", r"unit is '2', and the name is 'F1\.0'"),
-        ("compute,F,1,,0,F1.0,0.0,0.02,0", r"microbatch is '', and the name is 'F1\.0'"),
-        ("compute,F,1,0,0,F1.0,0.0,soon,0", r"end_s is 'soon'; it must be a number"),
-        ("compute,F,1,0,0,F1.0,0.0,nan,0", r"end_s is 'nan'; it must be a number"),
-        ("compute,F,1,0,0,F1.0,0.0,-0.02,0", r"end_s is '-0\.02', before start_s '0\.0'"),
-        ("compute,F,1,0,0,F1.0,0.0,0.0,7", r"host_bytes is '7', moved in no time"),
-        ("compute,F,1,0,0,F1.0,0.0,0.02,-7", r"host_bytes is '-7'; it must be a whole number"),
+        (("compute", "F1.0", 0.0, 0.02), r"events\[0\] is .*; it must be a list of 5 values"),
+        (("gpu", "F1.0", 0.0, 0.02, 0), r"lane of F1\.0 is 'gpu'; lanes are compute, visit"),
+        (("compute", "G", 0.0, 0.02, 0), r"'G' is no action name"),
+        (("compute", "F1.0", 0.0, "soon", 0), r"events\[0\]\[3\] is 'soon'; it must be a number"),
+        (("compute", "F1.0", 0.0, -0.02, 0), r"F1\.0 ends at -0\.02, before it starts at 0\.0"),
+        (("compute", "F1.0", 0.0, 0.0, 7), r"bytes of F1\.0 are 7, moved in 0\.0 s"),
+        (("compute", "F1.0", 0.0, 0.02, -7), r"bytes of F1\.0 are -7"),
+        (("compute", "F1.0", 0.0, 0.02, 0.5), r"events\[0\]\[4\] is 0\.5; it must be a whole"),
     ],
 )
-def test_a_row_that_cannot_be_right_is_named(tmp_path: Path, row: str, words: str) -> None:
-    text = step_text().replace(COMPUTE, row)
-    assert text != step_text()
-    with pytest.raises(ValueError, match=r"78-b4-stronghold\.csv, line 14: .*" + words):
-        read_lanes(write_step(tmp_path, text))
-
-
-def test_a_step_begins_with_its_computing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"start_s of the first compute action is 0\.03"):
-        read_lanes(write_step(tmp_path, rows=STEP[1:]))
-    with pytest.raises(ValueError, match="lane is never 'compute'"):
-        read_lanes(write_step(tmp_path, rows=STEP[2:]))
-    with pytest.raises(ValueError, match="the columns must be lane,kind,unit"):
-        read_lanes(write_step(tmp_path, step_text().replace("lane,kind", "kind,lane")))
-    with pytest.raises(ValueError, match="the columns must be"):
-        read_lanes(write_step(tmp_path, step_text().partition("lane,")[0]))
+def test_an_action_that_cannot_be_right_is_named(tmp_path: Path, row: tuple, words: str) -> None:
+    with pytest.raises(ValueError, match=r"78-b4-stronghold\.jsonl, line 1: .*" + words):
+        STEPS.read(write_step(tmp_path, (row, *STEP[1:])))

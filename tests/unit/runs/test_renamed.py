@@ -10,7 +10,7 @@ import pytest
 from workbench import cli
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.published.servers import server_runs
+from workbench.published.here import SERVERS
 from workbench.runs.sweep import SweepFile
 
 OLD = Path(__file__).resolve().parents[2] / "golden" / "specs_before_options.jsonl"
@@ -46,7 +46,7 @@ def test_a_sweep_file_says_by_its_version_whose_pipelines_it_means(tmp_path, cap
 
 
 def test_old_rows_are_torchs_and_new_ones_ours():
-    runs = server_runs([ROOT / "results"])
+    runs = SERVERS.runs([ROOT / "results"])
     before = {run.method for run in runs if str(run.date) < "2026-11-27"}
     since = {run.method for run in runs if str(run.date) >= "2026-11-27"}
     assert {"torch-gpipe", "torch-1f1b"} <= before

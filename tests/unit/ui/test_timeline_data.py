@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.ui.made_up import event, two_steps
-from workbench.published.lanes import measured_steps
+from workbench.published.lanes import measured_steps, of_lane
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.schedule.action import LANES, Action, Kind
 from workbench.schedule.looks import LOOKS, WAITING
@@ -274,7 +274,7 @@ def test_measured_steps_of_the_project_are_shown_whole() -> None:
         data = timeline_data(measured=step.events, title=step.case, layers=step.layers)
         block = block_of(data, "measured")
         assert len(block["events"]["start"]) == len(step.events)
-        compute = sum(e.end_s - e.start_s for e in step.of_lane("compute"))
+        compute = sum(e.end_s - e.start_s for e in of_lane(step, "compute"))
         assert rows_of(data, "measured")["compute"]["busy"] == pytest.approx(
             compute / (block["span"] * 1e-9), abs=1e-3
         )

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from workbench.core.record import RESULTS
-from workbench.exhibits.hardware.offload_table import mean_deviation, own_ratios, preferred
+from workbench.exhibits.hardware.table import mean_deviation, own_ratios, preferred
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
-from workbench.published.sheet import in_words
+from workbench.published.here import in_words
 
 
 class Found(NamedTuple):

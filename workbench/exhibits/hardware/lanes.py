@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.base import Opened
-from workbench.exhibits.hardware import offload_table
 from workbench.exhibits.hardware.base import HardwareExhibit
 from workbench.exhibits.hardware.lanes_table import (
     HOST_MEMORY,
@@ -28,11 +27,12 @@ from workbench.exhibits.hardware.lanes_table import (
     table,
     traffic,
 )
+from workbench.exhibits.hardware.table import OFFLOAD as RUNS
+from workbench.exhibits.hardware.table import table as table_of
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, PAGE_IN
-from workbench.published.here import offload_runs
-from workbench.published.lanes import Lanes, measured_steps
-from workbench.published.sheet import days
+from workbench.published.here import OFFLOAD, Run, days
+from workbench.published.lanes import STEPS, measured_steps
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT, lane_kind
 from workbench.schedule.looks import LOOKS, Look
 
@@ -66,7 +66,7 @@ class LaneByLane(HardwareExhibit):
         "With a small batch, clipped steps wait for the host's memory, which copies and host "
         "updates fill together; with a large one the GPU computes nearly all the time."
     )
-    file, counted = "lanes/*.csv", "steps"
+    file, counted = STEPS.file, "steps"
     about, judgement = (
         "Single steps of this project's benchmark, measured and committed: nothing runs for them",
         "Bounds",
@@ -87,7 +87,7 @@ class LaneByLane(HardwareExhibit):
     }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
-        return table(measured_steps(at.roots()), offload_table.table(offload_runs(at.roots())))
+        return table(measured_steps(at.roots()), table_of(OFFLOAD.runs(at.roots()), RUNS))
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(rows.assign(case=rows["case"].map(case_words)))
@@ -96,7 +96,7 @@ class LaneByLane(HardwareExhibit):
         machines = set(rows["device"])
         self.draw(figure, rows, [s for s in measured_steps(at.roots()) if s.device in machines])
 
-    def draw(self, figure: Any, rows: pd.DataFrame, steps: Sequence[Lanes] = ()) -> None:
+    def draw(self, figure: Any, rows: pd.DataFrame, steps: Sequence[Run] = ()) -> None:
         """A panel for each of `CASES` that is in `rows` (`lanes_table.table`), of the `steps`
         behind
         them."""
@@ -107,7 +107,7 @@ class LaneByLane(HardwareExhibit):
             axes.set_axis_off()
             axes.text(0.5, 0.5, self.absent, ha="center", va="center", color=GREY, wrap=True)
             return
-        of_case = {step.case: step for step in steps if step.method == METHOD}
+        of_case = {step.case: step for step in steps if step.named == METHOD}
         ratios = {"height_ratios": LANES_TO_TRAFFIC * len(shown)}
         places = figure.subplots(2 * len(shown), 1, squeeze=False, gridspec_kw=ratios)[:, 0]
         kinds: set[str] = set()
@@ -253,7 +253,7 @@ def _looseness(rows: pd.DataFrame) -> str:
 # -- panels ---------------------------------------------------------------------------------------
 
 
-def _draw_lanes(axes: Any, row: Any, step: Lanes) -> None:
+def _draw_lanes(axes: Any, row: Any, step: Run) -> None:
     """A row of bars for each lane, with its busy share."""
     axes.set_title(headline(row), loc="left", fontweight="bold", fontsize=7.5, pad=21)
     axes.annotate(

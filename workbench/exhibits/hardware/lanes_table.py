@@ -12,6 +12,7 @@ less, has a bound of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,7 +20,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from workbench.exhibits.hardware.offload_goals import CAP_GIB, DTYPE, HIDDEN, SEQ, SHARES
-from workbench.published.lanes import Lanes
+from workbench.exhibits.hardware.table import framed
+from workbench.figures.rows import pick
+from workbench.published.here import Run
+from workbench.published.lanes import of_lane
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT
 
 SHOWN = (COMPUTE, VISIT, H2D, D2H, HOST)
@@ -85,14 +89,14 @@ def level(spans: Sequence[Span], period_s: float) -> list[Span]:
     return out
 
 
-def busy_share(step: Lanes, lane: str) -> float:
+def busy_share(step: Run, lane: str) -> float:
     """Share of the step in which at least one lane of a kind is busy."""
-    spans = [Span(event.start_s, event.end_s, 1.0) for event in step.of_lane(lane)]
+    spans = [Span(event.start_s, event.end_s, 1.0) for event in of_lane(step, lane)]
     parts = level(folded(spans, step.step_seconds), step.step_seconds)
     return sum(end - start for start, end, busy in parts if busy > 0.5) / step.step_seconds
 
 
-def traffic(step: Lanes) -> list[Span]:
+def traffic(step: Run) -> list[Span]:
     """Bytes per second of host memory over the step, those of each action spread evenly over it."""
     spans = [
         Span(event.start_s, event.end_s, event.nbytes / (event.end_s - event.start_s))
@@ -102,17 +106,7 @@ def traffic(step: Lanes) -> list[Span]:
     return level(folded(spans, step.step_seconds), step.step_seconds)
 
 
-def full_share(step: Lanes) -> float | None:
-    """Share of the step in which traffic is above `NEAR` of the ceiling; None where that is
-    unknown."""
-    ceiling = step.host_memory_bytes_per_s
-    if ceiling is None:
-        return None
-    full = sum(end - start for start, end, rate in traffic(step) if rate > NEAR * ceiling)
-    return full / step.step_seconds
-
-
-def fullest(step: Lanes) -> Span | None:
+def fullest(step: Run) -> Span | None:
     """When host memory is full for the most part, and its mean traffic then; None where it never
     is.
 
@@ -151,72 +145,53 @@ def best_stretch(values: Sequence[float]) -> tuple[int, int]:
     return found
 
 
-def table(steps: Iterable[Lanes], offload: pd.DataFrame) -> pd.DataFrame:
-    """One row a step. `offload` (`offload_table.table`) tells what plain training reaches."""
-    rows = pd.DataFrame([_row(step, offload) for step in steps], columns=list(COLUMNS))
-    for name in _MAY_LACK:
-        rows[name] = pd.to_numeric(rows[name])
+def table(steps: Iterable[Run], offload: pd.DataFrame) -> pd.DataFrame:
+    """One row a step. `offload` (`table.OFFLOAD`) tells what plain training reaches."""
+    rows = framed([_row(step, offload) for step in steps], COLUMNS)
     return rows.sort_values(["method", "layers", "batch", "case"], ignore_index=True)
 
 
-_MAY_LACK = (
-    "clip", "device_cap_gib", "ceiling_bytes_per_s", "full_share", "full_from_s", "full_to_s",
-    "full_bytes_per_s", "goal_share", "goal_samples_per_second",
-)  # fmt: skip
-
-
-def _row(step: Lanes, offload: pd.DataFrame) -> dict[str, Any]:
+def _row(step: Run, offload: pd.DataFrame) -> dict[str, Any]:
     ceiling, full = step.host_memory_bytes_per_s, fullest(step) or (None, None, None)
-    computing, reading, writing = (
-        sum(event.end_s - event.start_s for event in step.of_lane(lane))
-        for lane in (COMPUTE, DISK_IN, DISK_OUT)
-    )
-    moved = sum(event.nbytes for event in step.events)
+    moved, near = sum(event.nbytes for event in step.events), NEAR * (ceiling or math.inf)
+    at_ceiling = sum(end - start for start, end, rate in traffic(step) if rate > near)
     limits = {
-        COMPUTE: computing,
-        HOST_MEMORY: moved / ceiling if ceiling else 0.0,
-        DISK_IN: reading,
-        DISK_OUT: writing,
-    }
+        lane: sum(event.end_s - event.start_s for event in of_lane(step, lane))
+        for lane in (COMPUTE, DISK_IN, DISK_OUT)
+    } | {HOST_MEMORY: moved / ceiling if ceiling else 0.0}
     bound = max(limits, key=limits.__getitem__)
     at_most = step.batch / limits[bound]
-    share, goal = goal_of(step, offload) if step.method == METHOD else (None, None)
-    if step.method == METHOD and step.device_cap_gib in SMALLER_CAPS_GIB:
+    own = step.named == METHOD
+    share, goal = goal_of(step, offload) if own else (None, None)
+    if own and step.device_cap_gib in SMALLER_CAPS_GIB:
         goal = OF_THE_BOUND * at_most
     return {
-        **{name: getattr(step, name) for name in COLUMNS if name in Lanes.__slots__},
+        **vars(step),
+        "method": step.named,
         "label": step.label,
         "samples_per_second": step.batch / step.step_seconds,
         **{f"{lane}_share": busy_share(step, lane) for lane in SHOWN},
-        "compute_seconds": computing,
+        "compute_seconds": limits[COMPUTE],
         "host_bytes": moved,
         "traffic_bytes_per_s": moved / step.step_seconds,
         "ceiling_bytes_per_s": ceiling,
-        "full_share": full_share(step),
-        "full_from_s": full[0],
-        "full_to_s": full[1],
-        "full_bytes_per_s": full[2],
+        "full_share": at_ceiling / step.step_seconds if ceiling else None,
+        **dict(zip(("full_from_s", "full_to_s", "full_bytes_per_s"), full, strict=True)),
         "bound": bound,
         "bound_samples_per_second": at_most,
         "goal_share": share,
         "goal_samples_per_second": goal,
         "source": "measured",
-        "date": step.started,
     }
 
 
-def goal_of(step: Lanes, offload: pd.DataFrame) -> tuple[float | None, float | None]:
+def goal_of(step: Run, offload: pd.DataFrame) -> tuple[float | None, float | None]:
     """The share of plain training that this project wants of the step's setting, and the samples/s
     it makes; (None, None) where there is no such goal, or no plain training to compare with."""
     wanted = {(layers, batch): share for layers, batch, share in SHARES}
     share = wanted.get((step.layers, step.batch))
-    setting = {
-        "method": step.method, "layers": step.layers, "batch": step.batch, "device": step.device,
-        "hidden": HIDDEN, "seq": SEQ, "dtype": DTYPE, "device_cap_gib": CAP_GIB,
-    }  # fmt: skip
-    same = offload
-    for name, value in setting.items():
-        same = same[same[name] == value]
+    setting = {name: getattr(step, name) for name in ("method", "layers", "batch", "device")}
+    same = pick(offload, **setting, hidden=HIDDEN, seq=SEQ, dtype=DTYPE, device_cap_gib=CAP_GIB)
     plain = same["plain"].max()
     if share is None or step.device_cap_gib != CAP_GIB or pd.isna(plain):
         return None, None

@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.hardware.offload_table import mean_deviation, own_ratios
+from workbench.exhibits.hardware.table import mean_deviation, own_ratios
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, Look, lighter
-from workbench.published.sheet import in_words
+from workbench.published.here import in_words
 
 CAP_GAP, GROUP_GAP = 0.8, 2.0
 """Between bars of two caps and between groups, in bars."""

@@ -17,11 +17,11 @@ from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.judge import Goal
 from workbench.exhibits.hardware.offload_goals import goals, of_setting
-from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred, table
+from workbench.exhibits.hardware.table import OFFLOAD as COLUMNS
+from workbench.exhibits.hardware.table import OWN_RUNTIME, PLAIN, preferred, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN
-from workbench.published.here import LABELS, offload_runs
-from workbench.published.sheet import days
+from workbench.published.here import OFFLOAD, days
 
 BATCHES = (4, 16)
 MODEL = (2048, 1024, "bf16")
@@ -48,7 +48,7 @@ class Offload(GoalsExhibit):
         "With 32 GiB of a GPU's memory STRONGHOLD keeps most of the speed that plain training has "
         "with all of it, and its planner says beforehand how fast and how large a run will be."
     )
-    file = "offload.csv"
+    file = OFFLOAD.file
     link = "measured on named hardware"
     columns = {
         "label": "method",
@@ -71,10 +71,10 @@ class Offload(GoalsExhibit):
     }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
-        return table(offload_runs(at.roots()), repeated=repeated)
+        return table(OFFLOAD.runs(at.roots()), COLUMNS, repeated=repeated)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        """Shares by batch above, predictions below. `rows`: `offload_table.table`, of one
+        """Shares by batch above, predictions below. `rows`: `table.OFFLOAD`, of one
         device."""
         figure.set_size_inches(PAGE_IN, HEIGHT_IN if len(rows) else 1.2)
         if rows.empty:
@@ -94,7 +94,7 @@ class Offload(GoalsExhibit):
         marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
         marks.draw_predictions(peak, rows, *columns[1], "device peak", "GiB", **judged)
         there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
-        looks = {LABELS[name]: LOOKS[name] for name in LABELS if name in there}
+        looks = {OFFLOAD.labels[name]: LOOKS[name] for name in OFFLOAD.labels if name in there}
         marks.legend(figure, looks, marks.kept(shown))
         drawing.small_print(figure, *notes(rows))
 
@@ -124,7 +124,7 @@ def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
     others = found[found["pinned"]].drop_duplicates(keys)
     extra = [key not in known for key in others[keys].fillna(-1).itertuples(index=False, name=None)]
     kept = pd.concat([own, others[extra]])
-    places = {method: place for place, method in enumerate(LABELS)}
+    places = {method: place for place, method in enumerate(OFFLOAD.labels)}
     return kept.assign(
         odd=[key != MODEL for key in kept[model[:3]].itertuples(index=False, name=None)],
         place=kept["method"].map(places),

@@ -10,7 +10,7 @@ import pandas as pd
 
 from workbench.exhibits.hardware import judge
 from workbench.exhibits.hardware.judge import Found, Goal, Setting, Undecided, Wanted
-from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred
+from workbench.exhibits.hardware.table import OWN_RUNTIME, PLAIN, preferred
 
 DTYPE, HIDDEN, SEQ = "bf16", 2048, 1024
 CAP_GIB, HOST_GIB = 32, 90
@@ -22,7 +22,7 @@ FLAT_WITHIN, FEWEST_DEPTHS = 0.01, 3
 
 
 def goals(rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
-    """All goals against the rows of one device (`offload_table.table`); `repeated`: the same with
+    """All goals against the rows of one device (`table.OFFLOAD`); `repeated`: the same with
     every repeated run, so that two methods may be compared in the last round that has both."""
     rows = of_setting(rows)
     every = rows if repeated is None else of_setting(repeated)

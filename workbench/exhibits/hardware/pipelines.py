@@ -14,13 +14,14 @@ import pandas as pd
 from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.judge import Goal
-from workbench.exhibits.hardware.server_table import table
+from workbench.exhibits.hardware.table import SERVERS as COLUMNS
+from workbench.exhibits.hardware.table import table
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN, lighter
 from workbench.figures.verdict import FAILS, HOLDS
 from workbench.methods.pipeline import ideal
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, W
-from workbench.published.servers import LABELS, server_runs
+from workbench.published.here import SERVERS
 from workbench.schedule.looks import LOOKS as WORK
 
 RANKS, MICROS, CHUNKS = 4, 8, 2
@@ -47,7 +48,7 @@ class Pipelines(GoalsExhibit):
         "An order of a few lines becomes a schedule that is proved, simulated and trained; on "
         "equal micro-batches each of ours is at least as fast as torch's own."
     )
-    file = "servers.csv"
+    file = SERVERS.file
     link = "pipelines"
     about = (
         "Pipelines in this project's benchmark of servers, measured and committed: nothing runs "
@@ -67,7 +68,7 @@ class Pipelines(GoalsExhibit):
     }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
-        rows = table(server_runs(at.roots()), repeated=repeated)
+        rows = table(SERVERS.runs(at.roots()), COLUMNS, repeated=repeated)
         return rows[rows["method"].isin([*TORCH, *TORCH.values()])]
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
@@ -90,7 +91,7 @@ class Pipelines(GoalsExhibit):
         """Ours at least as fast as torch's, setting by setting."""
         return [
             Goal(
-                goal=f"{LABELS[ours.method]}, {words}: at least as fast as torch's",
+                goal=f"{SERVERS.labels[ours.method]}, {words}: at least as fast as torch's",
                 measured=f"{ours.samples_per_second / theirs.samples_per_second:.3f} times",
                 verdict=HOLDS if ours.samples_per_second >= theirs.samples_per_second else FAILS,
                 why=f"{ours.samples_per_second:.1f} and {theirs.samples_per_second:.1f} samples/s",

@@ -14,11 +14,12 @@ import pandas as pd
 from workbench.core.record import RESULTS
 from workbench.exhibits.hardware import judge
 from workbench.exhibits.hardware.judge import Found, Goal, Setting, Undecided, Wanted
-from workbench.exhibits.hardware.offload_table import preferred
-from workbench.exhibits.hardware.server_table import HARMONY, MODEL, OWN_RUNTIME, ROOF
+from workbench.exhibits.hardware.table import HARMONY, MODEL, ROOF, preferred
+from workbench.exhibits.hardware.table import SERVER_RUNTIME as OWN_RUNTIME
 from workbench.figures.verdict import FAILS
-from workbench.published.servers import LABELS
+from workbench.published.here import SERVERS
 
+LABELS = SERVERS.labels
 XL = {"layers": 48, "hidden": 1600, "seq": 1024, "dtype": "bf16"}
 """GPT-2 XL."""
 GPUS, CAP_GIB = 4, 11
@@ -32,7 +33,7 @@ STEP_WITHIN, PEAK_WITHIN = 0.10, 0.05
 
 
 def goals(rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
-    """All goals against the rows of one device (`server_table.table`); `repeated`: the same with
+    """All goals against the rows of one device (`table.SERVERS`); `repeated`: the same with
     every repeated run, so that two methods may be compared in the last round that has both."""
     every = rows if repeated is None else repeated
     return [judge.evaluate(wanted, rows, every) for wanted in WANTED]

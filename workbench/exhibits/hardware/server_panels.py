@@ -17,11 +17,10 @@ import pandas as pd
 
 from workbench.core.record import RESULTS
 from workbench.exhibits.hardware import marks
-from workbench.exhibits.hardware.offload_table import preferred
 from workbench.exhibits.hardware.server_goals import XL
-from workbench.exhibits.hardware.server_table import HARMONY, MODEL, ROOF
+from workbench.exhibits.hardware.table import HARMONY, MODEL, ROOF, preferred
 from workbench.figures.style import GREY, LOOKS
-from workbench.published.servers import LABELS
+from workbench.published.here import SERVERS
 
 SETTING = ["ranks", "batch"]
 ROOM = 34.0
@@ -69,7 +68,7 @@ def shown(rows: pd.DataFrame) -> pd.DataFrame:
     case = [*MODEL, *SETTING, "device_cap_gib", "method", "variant"]
     kept = preferred(rows[~_unfinished(rows)]).drop_duplicates(case)
     size = kept.groupby(list(MODEL))["parameters"].transform("max")
-    places = {method: place for place, method in enumerate(LABELS)}
+    places = {method: place for place, method in enumerate(SERVERS.labels)}
     ordered = kept.assign(place=kept["method"].map(places), size=size.fillna(0)).sort_values(
         ["size", *MODEL, *SETTING, "device_cap_gib", "place", "variant"],
         ascending=[True] * 8 + [False, True, True],

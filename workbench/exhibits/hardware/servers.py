@@ -18,12 +18,12 @@ from workbench.exhibits.hardware import server_panels as panels
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.judge import Goal
 from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals, missing
-from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
+from workbench.exhibits.hardware.table import SERVER_RUNTIME, table
+from workbench.exhibits.hardware.table import SERVERS as COLUMNS
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.methods.pipeline.orders import ORDERS
-from workbench.published.servers import LABELS, server_runs
-from workbench.published.sheet import days
+from workbench.published.here import SERVERS, days
 
 LINE_IN, LOW_IN = 1.75, 1.55
 """Heights of a line of bars and of a line of other panels, with the words around them."""
@@ -33,7 +33,7 @@ ACROSS = 3
 ELSEWHERE = (*ORDERS, "torch-interleaved", "torch-zero-bubble")
 """Methods of the sheet that another exhibit shows (pipelines.py)."""
 
-UNFINISHED = "nothing to show: no run in servers.csv came to an end"
+UNFINISHED = f"nothing to show: no run in {SERVERS.file} came to an end"
 
 
 class Servers(GoalsExhibit):
@@ -46,7 +46,7 @@ class Servers(GoalsExhibit):
         "as "
         "ZeRO-3 with CPU offload, moves the bytes that its plan says, and is faster on more GPUs."
     )
-    file = "servers.csv"
+    file = SERVERS.file
     link = "on several GPUs"
     columns = {
         "label": "method",
@@ -73,12 +73,12 @@ class Servers(GoalsExhibit):
     }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
-        runs = (run for run in server_runs(at.roots()) if run.method not in ELSEWHERE)
-        return table(runs, repeated=repeated)
+        runs = (run for run in SERVERS.runs(at.roots()) if run.method not in ELSEWHERE)
+        return table(runs, COLUMNS, repeated=repeated)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Throughput, bytes, scaling and predictions, as far as there are rows of each. `rows`:
-        `server_table.table`, of one device."""
+        `table.SERVERS`, of one device."""
         bars = panels.shown(rows)
         if bars.empty:
             figure.set_size_inches(PAGE_IN, 1.2)
@@ -128,7 +128,7 @@ def _predicted(rows: pd.DataFrame) -> bool:
 
 
 def _draw_predictions(step: Any, peak: Any, rows: pd.DataFrame) -> None:
-    told = {"looks": LOOKS, "own": OWN_RUNTIME}
+    told = {"looks": LOOKS, "own": SERVER_RUNTIME}
     marks.draw_predictions(
         step, rows, "step_seconds", "step_ratio", "step time", "s", within=STEP_WITHIN, **told
     )
@@ -151,7 +151,7 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
     if scaling:
         more.append((Line2D([], [], **panels.IDEAL), "in proportion"))
     there = set(rows["method"])
-    looks = {LABELS[method]: LOOKS[method] for method in LABELS if method in there}
+    looks = {SERVERS.labels[method]: LOOKS[method] for method in SERVERS.labels if method in there}
     marks.legend(figure, looks, [*more, *marks.kept(rows)])
 
 

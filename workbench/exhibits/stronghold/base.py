@@ -25,7 +25,7 @@ from workbench.figures.rows import HERE
 from workbench.figures.style import COLUMN_IN, PAGE_IN, name_of
 from workbench.figures.verdict import Verdict, as_table, series_to_judge
 from workbench.model.corpus import STDLIB
-from workbench.published.here import offload_runs
+from workbench.published.here import OFFLOAD
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ class StrongholdExhibit(Exhibit):
 
     def machines(self, at: Opened) -> set[str]:
         """Folders with runs of the published model; at sizes with other models there are none."""
-        fit = measured_here.of_published_model(offload_runs(at.roots()))
+        fit = measured_here.of_published_model(OFFLOAD.runs(at.roots()))
         return {run.device for run in fit} if at.size.name == "paper" else set()
 
     def rows(self, records: list[RunRecord]) -> pd.DataFrame:
@@ -83,7 +83,7 @@ class StrongholdExhibit(Exhibit):
         figure, size = self.figure, at.size.name
         parts = [self.published()]
         if size == "paper":
-            parts.append(measured_here.rows(figure, offload_runs(at.roots()), at.machine))
+            parts.append(measured_here.rows(figure, OFFLOAD.runs(at.roots()), at.machine))
             parts.append(tidy.simulated(figure))
             parts.append(tidy.kept_here(at.store.published_here(), figure, size))
         if records:

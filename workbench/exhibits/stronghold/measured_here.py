@@ -17,9 +17,8 @@ import pandas as pd
 
 from workbench.core.methods import METHODS
 from workbench.figures import rows as tidy
-from workbench.published.here import FILE, OffloadRun, latest
+from workbench.published.here import Run, days, in_words, latest
 from workbench.published.predict import WINDOW
-from workbench.published.sheet import Run, days, in_words
 
 NAMES = {
     "megatron-core": "megatron-lm",
@@ -45,7 +44,7 @@ FEWEST_DEPTHS = 3
 Row = dict[str, Any]
 
 
-def of_published_model(runs: Iterable[OffloadRun]) -> list[OffloadRun]:
+def of_published_model(runs: Iterable[Run]) -> list[Run]:
     """The latest runs that may be held against published ones."""
     return [
         run
@@ -54,7 +53,7 @@ def of_published_model(runs: Iterable[OffloadRun]) -> list[OffloadRun]:
     ]
 
 
-def rows(figure: str, runs: Iterable[OffloadRun], machine: str = "") -> pd.DataFrame:
+def rows(figure: str, runs: Iterable[Run], machine: str = "") -> pd.DataFrame:
     """Rows of a figure (``8a``) from the runs on a machine: a series for each type of numbers.
 
     Of several machines, the one that has most runs of the published model, unless one is named.
@@ -74,7 +73,7 @@ def rows(figure: str, runs: Iterable[OffloadRun], machine: str = "") -> pd.DataF
 # -- which runs a figure shows --------------------------------------------------------------------
 
 
-def _sizes(runs: list[OffloadRun]) -> list[Row]:
+def _sizes(runs: list[Run]) -> list[Row]:
     """6a: each method's largest model that trained within both budgets."""
     out = []
     for method in NAMES:
@@ -101,13 +100,13 @@ def _sizes(runs: list[OffloadRun]) -> list[Row]:
     return out
 
 
-def _speeds(runs: list[OffloadRun]) -> list[Row]:
+def _speeds(runs: list[Run]) -> list[Row]:
     """8a: every method on the published model."""
     found = [choose(runs, method, LAYERS) for method in NAMES]
     return [_row(run, "samples/s") for run in found if run]
 
 
-def _pairs(runs: list[OffloadRun]) -> list[Row]:
+def _pairs(runs: list[Run]) -> list[Row]:
     """7a: each baseline beside STRONGHOLD, on the deepest model that both were measured on."""
     out = []
     for method, name in NAMES.items():
@@ -121,7 +120,7 @@ def _pairs(runs: list[OffloadRun]) -> list[Row]:
     return out
 
 
-def _depths(runs: list[OffloadRun]) -> list[Row]:
+def _depths(runs: list[Run]) -> list[Row]:
     """8b: STRONGHOLD at every depth with the fixed window that has most of them, else with those
     that the planner chose."""
     free = [run for run in runs if run.host_cap_gib is None] or runs  # without a search's probes
@@ -136,9 +135,9 @@ def _depths(runs: list[OffloadRun]) -> list[Row]:
     return [_row(run, "ms") | {"x": run.layers} for run in found if run]
 
 
-def _windows(runs: list[OffloadRun]) -> list[Row]:
+def _windows(runs: list[Run]) -> list[Row]:
     """9: STRONGHOLD at every window, on the model that has most of them."""
-    asked: dict[int, dict[int, OffloadRun]] = {}
+    asked: dict[int, dict[int, Run]] = {}
     for run in sorted(runs, key=_preference, reverse=True):  # the preferred one is the last
         if run.method == "stronghold" and run.window and _in_setting(run):
             asked.setdefault(run.layers, {})[run.window] = run
@@ -152,12 +151,12 @@ def _windows(runs: list[OffloadRun]) -> list[Row]:
     return out
 
 
-_FIGURES: dict[str, Callable[[list[OffloadRun]], list[Row]]] = {
+_FIGURES: dict[str, Callable[[list[Run]], list[Row]]] = {
     "6a": _sizes, "7a": _pairs, "8a": _speeds, "8b": _depths, "9": _windows,
 }  # fmt: skip
 
 
-def choose(runs: Iterable[OffloadRun], method: str, layers: int) -> OffloadRun | None:
+def choose(runs: Iterable[Run], method: str, layers: int) -> Run | None:
     """The run of a method on `layers` in the published setting; None where there is none.
 
     The lowest clipping limit, which every step exceeds, before higher ones and none; one that ended
@@ -168,17 +167,17 @@ def choose(runs: Iterable[OffloadRun], method: str, layers: int) -> OffloadRun |
     return min(found, key=_preference if method == OURS else _at_its_best, default=None)
 
 
-def _in_setting(run: OffloadRun) -> bool:
+def _in_setting(run: Run) -> bool:
     uncapped = (run.method, run.layers, run.device_cap_gib) == (IN_GPU, LAYERS, None)
     return run.batch == BATCH and (run.device_cap_gib == DEVICE_GIB or uncapped)
 
 
-def _at_its_best(run: OffloadRun) -> tuple[float, ...]:
+def _at_its_best(run: Run) -> tuple[float, ...]:
     limit, failed, variant, *others, seconds = _preference(run)
     return limit, failed, *others, seconds, variant
 
 
-def _preference(run: OffloadRun) -> tuple[float, bool, int, bool, bool, float]:
+def _preference(run: Run) -> tuple[float, bool, int, bool, bool, float]:
     return (
         math.inf if run.clip is None else run.clip,
         run.status != "ok",
@@ -192,7 +191,7 @@ def _preference(run: OffloadRun) -> tuple[float, bool, int, bool, bool, float]:
 # -- what a run says ------------------------------------------------------------------------------
 
 
-def _row(run: OffloadRun, quantity: str, window: int | None = WINDOW) -> Row:
+def _row(run: Run, quantity: str, window: int | None = WINDOW) -> Row:
     """A run's value of ``samples/s``, ``ms`` or ``parameters`` as a row.
 
     `window` is STRONGHOLD's in the published runs; None where the figure varies it.
@@ -214,13 +213,13 @@ def _row(run: OffloadRun, quantity: str, window: int | None = WINDOW) -> Row:
         "source": "measured",
         "hardware": run.hardware,
         "device": "cuda",
-        "how": how(run),
+        "how": run.how,
         "status": run.status,
         "note": "; ".join(_setting(run, window)),
     }
 
 
-def _value(run: OffloadRun, quantity: str) -> tuple[float | None, float | None, float | None]:
+def _value(run: Run, quantity: str) -> tuple[float | None, float | None, float | None]:
     if quantity == "parameters":
         return run.parameters / 1e9, None, None
     value = run.samples_per_second if quantity == "samples/s" else run.step_seconds_median * 1e3
@@ -228,13 +227,7 @@ def _value(run: OffloadRun, quantity: str) -> tuple[float | None, float | None, 
     return (value, value * (1 - half), value * (1 + half)) if half else (value, None, None)
 
 
-def how(run: Run, file: str = FILE) -> str:
-    """How a run's number was obtained, in a line; `file` is the sheet it stands in."""
-    repeated = f", the last of {run.runs} runs" if run.runs > 1 else ""
-    return f"{run.hardware}, {run.date}, commit {run.commit}, {run.device}/{file}{repeated}"
-
-
-def _setting(run: OffloadRun, published_window: int | None) -> list[str]:
+def _setting(run: Run, published_window: int | None) -> list[str]:
     """Differences, certain or possible, from the published run; each row names them in one
     order."""
     told = [run.dtype if run.dtype == "fp32" else f"{run.dtype}, published fp32"]

@@ -18,7 +18,7 @@ from workbench.figures import rows as tidy
 from workbench.figures.rows import MEASURED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, lighter
 from workbench.figures.verdict import Verdict, at_least, busy_in
-from workbench.published.pipelines import FILE, PipelineRun, latest, pipeline_runs
+from workbench.published.here import PIPELINES, Run, latest
 
 SHAPES = {
     "cuda": [(n // d, d, m) for n in GPUS for d in GPUS if n % d == 0 for m in (1, 2, 4, 8)],
@@ -128,12 +128,12 @@ class Accuracy(VarunaExhibit):
             yield _choice(steps, series, SHARED if shared else "", busy)
 
 
-def _committed(at: Opened) -> list[PipelineRun]:
+def _committed(at: Opened) -> list[Run]:
     """Latest runs of GPT-2 XL in every shape, on all machines."""
     order = attrgetter("device", "ranks", "replicas", "micro")
     return [
         run
-        for run in sorted(latest(pipeline_runs(at.roots())), key=order)
+        for run in sorted(latest(PIPELINES.runs(at.roots())), key=order)
         if all(getattr(run, name) == value for name, value in COMMITTED.items())
     ]
 
@@ -181,11 +181,11 @@ def _of_record(record: RunRecord) -> Iterator[dict[str, Any]]:
     yield from _rows(about, STEP, seconds, plan.get("step_seconds"), plan.get("spread"))
 
 
-def _of_run(run: PipelineRun) -> Iterator[dict[str, Any]]:
+def _of_run(run: Run) -> Iterator[dict[str, Any]]:
     about = {
         "pair": run.shape, "ranks": run.ranks, "device": "cuda", "variant": run.device,
         "hardware": run.hardware, "status": run.status,
-        "how": f"{run.device}/{FILE}, {run.date}, commit {run.commit}",
+        "how": f"{run.device}/{PIPELINES.file}, {run.date}, commit {run.commit}",
     }  # fmt: skip
     yield from _rows(about, PEAK, run.peak_device_gib, run.predicted_peak_device_gib)
     yield from _rows(about, STEP, run.step_seconds_median, run.predicted_step_seconds)

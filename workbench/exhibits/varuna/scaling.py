@@ -12,8 +12,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import VALUE_BYTES
 from workbench.exhibits.base import Opened
-from workbench.exhibits.hardware.offload_table import framed, of_run
-from workbench.exhibits.hardware.server_table import table as server_rows
+from workbench.exhibits.hardware.table import SERVERS as TOLD
+from workbench.exhibits.hardware.table import table as rows_of
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, join, one, pick, quotient, table
@@ -24,9 +24,7 @@ from workbench.methods.pipeline.orders import B, F, R
 from workbench.methods.pipeline.policies import POLICIES
 from workbench.partition.stages import min_max_stages
 from workbench.published import hardware
-from workbench.published.pipelines import FILE, LABELS, latest, pipeline_runs
-from workbench.published.servers import LABELS as SERVED
-from workbench.published.servers import server_runs
+from workbench.published.here import PIPELINES, SERVERS
 from workbench.published.tables import FOLDER
 
 SEQ, VOCAB = 1024, 50304
@@ -97,7 +95,7 @@ class Scaling(VarunaExhibit):
         hatched = Patch(**bar_look(LOOKS["varuna"].color, SIMULATED)), "Varuna, simulated"
         drawing.legend(figure, here, as_lines=True, more=[hatched])
         lacking = [
-            f"{SERVED[name]} on {', '.join(map(str, absent))} GPU{'s' * (absent != [1])}"
+            f"{SERVERS.labels[name]} on {', '.join(map(str, absent))} GPU{'s' * (absent != [1])}"
             for name, numbers in METHODS.items()
             if (absent := sorted({*numbers} - {*pick(here, method=name)["x"]}))
         ]
@@ -127,9 +125,8 @@ class Scaling(VarunaExhibit):
 
 def _committed(at: Opened) -> pd.DataFrame:
     """The fastest run of each method by GPUs and machine."""
-    servers, runs = server_rows(server_runs(at.roots())), latest(pipeline_runs(at.roots()))
-    pipelines = framed([of_run(run, FILE) for run in runs], tuple(servers), LABELS)
-    rows = pick(join(servers, pipelines), method=tuple(METHODS), status="ok", **XL)
+    every = [rows_of(sheet.runs(at.roots()), TOLD) for sheet in (SERVERS, PIPELINES)]
+    rows = pick(join(*every), method=tuple(METHODS), status="ok", **XL)
     rows = rows[rows["device_cap_gib"].isna()].sort_values("samples_per_second")
     return rows.drop_duplicates(["device", "method", "ranks"], keep="last")
 
