@@ -7,9 +7,9 @@ on a few samples before, and one that has kept a tensor without values all the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from workbench.model.decompose.merge import BATCHES
 from workbench.model.drawn import unkeyed
 from workbench.model.reachable import CACHED, contents, variables_of
-
-if TYPE_CHECKING:
-    from workbench.model.objective import Objective
 
 HOLDERS = (Tensor, MutableMapping, list, tuple, set, CACHED)
 COST = 2e10
@@ -32,8 +29,21 @@ BARE = (
 )
 
 
+class Looked(Protocol):
+    """A module with its loss function, and a batch for them (objective.py)."""
+
+    first: Any
+    """The batch: its `tensors`, and `named` for so many rows."""
+
+    def parameters(self) -> Iterable[Tensor]:
+        """All weights."""
+
+    def twin(self) -> Any:
+        """A copy that may be called."""
+
+
 @contextmanager
-def tables_kept(objective: Objective) -> Iterator[None]:
+def tables_kept(objective: Looked) -> Iterator[None]:
     """An objective may be looked at without values inside. Raises ValueError at the end for what
     has kept some of that, which is taken out."""
     if any(map(_keeps_tensors, variables_of(objective).values())) and _cost(objective) <= COST:
@@ -66,13 +76,13 @@ def _keeps_tensors(value: Any) -> bool:
     return isinstance(value, CACHED)
 
 
-def _cost(objective: Objective) -> float:
+def _cost(objective: Looked) -> float:
     weights = sum(p.numel() for p in objective.parameters())
     row = max(tensor[0].numel() for tensor in objective.first.tensors)
     return 2.0 * weights * row * sum(BATCHES)
 
 
-def _call(objective: Objective) -> None:
+def _call(objective: Looked) -> None:
     """What fails here, fails again where it is told."""
     with suppress(Exception), torch.no_grad(), unkeyed(), torch.random.fork_rng(devices=[]):
         for rows in BATCHES:  # those that it will be looked at with
