@@ -120,6 +120,9 @@ WRONG = {
     "order is 'zigzag'; give one of gpipe, 1f1b, interleaved, varuna": {"order": "zigzag"},
     "order is 'zb-h1'; the backward pass of a stage .* without halves; give": {"order": "zb-h1"},
     "chunks is 2; with varuna a rank has one stage, leave it at 1": {"chunks": 2},
+    "device_memory is 1 KiB, and the stages of position 0 need .* use more stages": {
+        "device_memory": "1KiB"
+    },
     "activations is 'some'; give keep or recompute": {"activations": "some"},
     "is 'keep'; with order varuna they are computed again": {"activations": "keep"},
     "stash is 2; with gpipe .* of 3 or more": {"order": "gpipe", "chunk": 1, "stash": 2},

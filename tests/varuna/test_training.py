@@ -19,7 +19,7 @@ CASES = [
     (2, 2, 7, 2, "varuna", {"stash": 1}),
     (3, 1, 9, 2, "varuna", HOST),
     (1, 3, 8, 2, "1f1b", KEEP),
-    (4, 2, 9, 1, "varuna", {}),
+    (4, 2, 9, 1, "varuna", {"device_memory": "1GiB"}),
     (5, 1, 5, 2, "gpipe", {}),
     (2, 2, 20, 1, "interleaved", {}),
 ]

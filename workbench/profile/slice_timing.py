@@ -173,6 +173,7 @@ def measure(
             singles += seconds
     except (OutOfMemory, torch.OutOfMemoryError):
         torch.cuda.empty_cache()  # this size and larger ones are left out
+    found = replace(found, state_bytes=found.state_bytes + stage.copied_bytes)
     for buffer, value in zip(stage.buffers(), before, strict=True):
         buffer.copy_(value)
     for module in stage.modules:

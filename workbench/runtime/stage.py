@@ -56,6 +56,11 @@ class Stage:
         """Buffers of the stage's modules."""
         return [buffer for module in self.modules for buffer in module.buffers()]
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the weights' copies in 16 bits, where passes use some."""
+        return 0 if self._working is None else self._working.nbytes
+
     def check(self, inputs: Mapping[str, Any]) -> None:
         """Raise ValueError for inputs of other names, or other flags, than those that the module
         was looked at with."""

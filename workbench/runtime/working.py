@@ -57,6 +57,11 @@ class WorkingWeights:
         """By the ids of their masters; None until the uses of parameters are known."""
         self._lent: list[tuple[dict[str, nn.Parameter | None], str, Tensor, Tensor]] = []
 
+    @property
+    def nbytes(self) -> int:
+        """Of all copies that there are."""
+        return sum(copy.nbytes for copy in (self._copies or {}).values())
+
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Within, modules compute with the copies; before there are any, it is seen how parameters

@@ -1,4 +1,5 @@
-"""Where to cut a module whose shape is known, and nobody has said it: by what its slices take here.
+"""Measurements of a module's slices on the first rank: for a cut that nobody has given, and for the
+proof that stages fit a budget of memory.
 
 One slice of each kind, and the first one, whose input has no gradient, are measured on the first
 rank's device as the Profiler measures them, but briefly, and in micro-batches of the job. Of the
@@ -12,21 +13,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.balance import Stages
-from workbench.methods.pipeline.shares import Shares
-from workbench.methods.pipeline.slice_sizes import stages_of
 from workbench.model.slices import EXAMPLE, Inputs, Slices
 from workbench.profile.slice_timing import measure, memory_of, tied_in
 from workbench.profile.slices import ModelProfile, Named
 
 
-def measured_cut(
-    slices: Slices, places: StageMap, shares: Shares, order: str,
-    *, device: torch.device, dtype: torch.dtype,
-) -> Stages:  # fmt: skip
-    """Slices of each stage. Raises ValueError where a slice finds no memory."""
-    micro = len(shares.rows(0)[0])
+def measured(
+    slices: Slices, micro: int, *, device: torch.device, dtype: torch.dtype
+) -> ModelProfile:
+    """All slices, in micro-batches of so many rows. Raises ValueError where a slice finds no
+    memory."""
     learning = slices.learning(range(slices.count))
     kinds = [(slices.model.kind(unit), unit == 0) for unit in range(slices.count)]
     found = {
@@ -37,11 +33,10 @@ def measured_cut(
         for kind in dict.fromkeys(kinds)
     }  # fmt: skip
     room, libraries = memory_of(device, 1)
-    profile = ModelProfile(
+    return ModelProfile(
         model=Named(name="", digest=""), machine=Named(name="", digest=""), device_bytes=room,
         slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices), library_bytes=libraries,
     )  # fmt: skip
-    return stages_of(profile, order, places.stages, places.replicas, micro, shares.batch)
 
 
 def _repeated(example: Inputs, rows: int) -> Inputs:

@@ -33,10 +33,10 @@ class Pipelined(Steps):
     def __init__(self, task: Task) -> None:
         """Raises ValueError for what cannot be trained so."""
         spec, peers = task.spec, task.peers
-        for name in ("device_memory", "host_memory", "disk_memory"):
+        for name in ("host_memory", "disk_memory"):
             if getattr(spec, name) is not None:
                 raise ValueError(
-                    f"{name} is given; {spec.method} keeps no budget here, leave it out"
+                    f"{name} is given; {spec.method} keeps nothing there here, leave it out"
                 )
         usual = type(spec.options)()
         for name, value in vars(spec.options).items():
@@ -76,7 +76,7 @@ class Pipelined(Steps):
                 )  # fmt: skip
                 job = StageJob(
                     get_batch=first.named, plan=plan, device=peers.device, seed=spec.seed,
-                    compile=spec.compile,
+                    compile=spec.compile, device_memory=spec.device_memory,
                     shares=plan.shares(rows // stages, -(-spec.batch // task.microbatches)),
                     dtype=dtype_of(fp16=False, bf16=spec.dtype == "bf16"), weight_of=weigh,
                     backend=carrier("auto", peers.device),
@@ -100,6 +100,7 @@ class Pipelined(Steps):
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=spec.learning_rate(0), betas=(spec.beta1, spec.beta2), eps=spec.eps,
+            fused=peers.device.type == "cuda",
         )  # fmt: skip
         self._model.checkpoints.optimizer = self._optimizer
         frozen = [name for name, p in objective.named_parameters() if not p.requires_grad]

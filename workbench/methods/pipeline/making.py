@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,9 +23,9 @@ from workbench.core.host import available_cores
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.as_written import check_written
 from workbench.methods.pipeline.checkpoints import digest_of
-from workbench.methods.pipeline.cutting import measured_cut
+from workbench.methods.pipeline.cutting import measured
 from workbench.methods.pipeline.shares import Shares
-from workbench.methods.pipeline.slice_sizes import cut_of
+from workbench.methods.pipeline.slice_sizes import SliceSizes, cut_of, stages_of
 from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.keyed import norms_in
 from workbench.model.slices import Inputs, Slices
@@ -56,6 +56,8 @@ class Own:
     """Hash of the module's parameters."""
     cut: str
     """Slices of each stage."""
+    sizes: SliceSizes | None
+    """Of all stages, where the first rank has measured them."""
     nbytes: int
     """Of the whole module's parameters."""
 
@@ -79,6 +81,8 @@ class StageJob:
     """Carrier of messages and sums."""
     cut: str = ""
     """Slices of each stage, where they are given."""
+    device_memory: int | None = None
+    """Bytes of a device that a process may use; None for all."""
     shared_weights: Sequence[tuple[str, str]] = ()
     """Pairs of names of parameters that are one weight."""
     compile: str = "off"
@@ -104,15 +108,22 @@ class StageJob:
             check_written(slices, self.device)
         plan, (here, _) = self.plan, self.places.place(rank)
         cut, number = self.cut or told or "", len(plan.position_of)
-        stages = slices.stages(number, cut)
-        if not cut and 1 < number < slices.count:
+        stages, profile = slices.stages(number, cut), None
+        searches = not cut and 1 < number < slices.count
+        if searches or (rank == 0 and self.device_memory is not None):
+            micro = len(self.shares.rows(0)[0])
+            profile = measured(slices, micro, device=self.device, dtype=self.dtype)
+            room = profile.device_bytes if self.device_memory is None else self.device_memory
+            profile = replace(profile, device_bytes=room)
+        if searches:
             known = plan.one_each and isinstance(plan.order, str)
             order = plan.order if known else "1f1b"  # of as many positions
             # All but the last stage compute activations again, as under that rule.
             if order == "1f1b" and plan.activations == "recompute":
                 order = "varuna"
-            job = StageMap.of(number, self.places.replicas), self.shares, order
-            stages = measured_cut(slices, *job, device=self.device, dtype=self.dtype)
+            stages = stages_of(
+                profile, order, number, self.places.replicas, micro, self.shares.batch
+            )
         self._check_norms(slices, stages)
         at = [plan.stages_at(position) for position in range(self.places.stages)]
         units = [[unit for stage in own for unit in stages[stage]] for own in at]
@@ -123,6 +134,7 @@ class StageJob:
             "held": slices.owners(units[here]),
             "digest": digest_of(slices.shapes()),
             "cut": cut_of(stages),
+            "sizes": SliceSizes(profile, stages) if profile is not None else None,
             "nbytes": bytes_of(slices.module),
         }
         slices.keep(units[here])

@@ -22,11 +22,12 @@ from torch import nn
 from workbench.methods.pipeline.checkpoints import Checkpoints
 from workbench.methods.pipeline.making import StageJob, in_turn, made
 from workbench.methods.pipeline.shares import Shares
+from workbench.methods.pipeline.slice_sizes import SliceSizes
 from workbench.methods.pipeline.stepping import Stepping
 from workbench.model.base import Context
 from workbench.model.slices import Inputs, check_inputs
 from workbench.runtime.group_transport import GroupTransport
-from workbench.runtime.groups import join, new_group
+from workbench.runtime.groups import as_one, join, new_group
 from workbench.runtime.neighbours import check_world, group, neighbours
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.stage import Given
@@ -86,11 +87,25 @@ class StagePipeline:
             engine, device, job.plan, position=self.stage, proves=self.rank == 0,
             perturb=job.perturb, records=records,
         )  # fmt: skip
+        as_one(partial(self._prove, own.sizes), self._everybody)
         self.scale = LossScale()
         continues = {"module": own.digest, "batch": self.batch_size, "seed": job.seed}
         self.checkpoints = Checkpoints(
             own.held, own.owned, self._norms, continues, self.scale, first=self.replica == 0, **told
         )
+
+    def _prove(self, sizes: SliceSizes | None) -> None:
+        """Prove a step, on the rank that has measured stages, and keep the device to its budget."""
+        shares, budget = self._shares, self._job.device_memory
+        if sizes is not None and budget is not None:
+            self._stepping.prove(shares.micros, sizes, len(shares.share(0)), budget)
+        self._confine(budget)
+
+    def _confine(self, budget: int | None) -> None:
+        """Have torch's allocator take no more of a GPU than so many bytes; None for all of it."""
+        if (device := self._job.device).type == "cuda":
+            whole = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, (budget or whole) / whole), device)
 
     @property
     def steps(self) -> int:
@@ -169,6 +184,7 @@ class StagePipeline:
         """Wait for a checkpoint that is being written, and let go of all tensors."""
         self.checkpoints.wait()
         self._stepping.close()
+        self._confine(None)
 
     def _begin(
         self, inputs: Inputs, shares: Shares, scale: float, *, training: bool

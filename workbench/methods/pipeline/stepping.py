@@ -17,15 +17,17 @@ from typing import Any
 
 import torch
 
+from workbench.core.bytesize import format_bytes
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.orders import ORDERS, F, Order, Pass, in_flight, lists
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.shares import Shares
+from workbench.profile.unit_costs import Sizes
 from workbench.runtime.executor import Executor, Perturb
 from workbench.runtime.stage_engine import StageEngine
-from workbench.schedule.schedule import Schedule
+from workbench.schedule.schedule import DEVICE, Schedule
 from workbench.schedule.simulate import Event
 from workbench.schedule.validate import validate
 
@@ -57,16 +59,17 @@ class StageLine(Pipeline):
 
 def stage_schedule(
     method: str, passes: list[list[Pass]], replicas: int = 1, *, positions: Sequence[int] = (),
-    **treatment: Any,
+    sizes: Sizes | None = None, samples: int = 0, **treatment: Any,
 ) -> Schedule:  # fmt: skip
     """One step of any lists of passes, a unit a stage. `positions` of the stages: by default each
-    position has one. `treatment` of activations and inputs is a pipeline's."""
+    position has one. `sizes` of the stages, where they are known, are those of micro-batches of so
+    many `samples` in all. `treatment` of activations and inputs is a pipeline's."""
     line = StageLine(
-        method=method, passes=passes, micro=1, replicas=replicas, clipped=False,
+        method=method, passes=passes, micro=1, replicas=replicas, clipped=False, samples=samples,
         positions=positions or range(len(passes)), **treatment,
         stages=[range(stage, stage + 1) for stage in range(len(positions or passes))],
     )  # fmt: skip
-    return Program(line, IdealSizes()).schedule()
+    return Program(line, sizes or IdealSizes()).schedule()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +163,14 @@ class StepPlan:
             )
         return shares
 
-    def schedule(self, micros: int, *, training: bool) -> Schedule:
-        """A step of so many micro-batches, or forward passes alone."""
+    def schedule(self, micros: int, *, training: bool, **known: Any) -> Schedule:
+        """A step of so many micro-batches, or forward passes alone; `known` are sizes."""
         shape = {"replicas": self.places.replicas, "positions": self.position_of}
         if not training:
             return stage_schedule("forward", self._through(micros), **shape)
         again = "stash" if self.stash_on == "host" else self.row.again
         return stage_schedule(
-            self.name, self.passes(micros), **shape, stash=self.stash,
+            self.name, self.passes(micros), **shape, **known, stash=self.stash,
             activations=again if self.activations == "recompute" else "keep",
         )  # fmt: skip
 
@@ -200,16 +203,30 @@ class Stepping:
         self._proves, self._record_from = proves, 0 if records else NEVER
         self._executors: dict[tuple[int, bool], Executor] = {}
         self._carries: tuple[int, bool] | None = None
+        self._proved: set[tuple[int, bool]] = set()
         self.events: list[Event] = []
         """Measured events of the last step, in seconds from its beginning; empty where nobody
         `records` them."""
+
+    def prove(self, micros: int, sizes: Sizes, samples: int, budget: int) -> None:
+        """Prove a step of so many micro-batches, of so many samples in all, on stages of these
+        sizes. Raises ValueError where a device needs more than a budget of bytes."""
+        schedule = self._plan.schedule(micros, training=True, sizes=sizes, samples=samples)
+        peaks = validate(schedule).peak_bytes
+        position = max(peaks, key=lambda each: peaks[each][DEVICE])
+        if (most := peaks[position][DEVICE]) > budget:
+            raise ValueError(
+                f"device_memory is {format_bytes(budget)}, and the stages of position {position} "
+                f"need {format_bytes(most)}; use more stages, smaller micro-batches, or more memory"
+            )
+        self._proved.add((micros, True))
 
     def run(self, micros: int, step: int, *, training: bool) -> None:
         """One step, to its end. Raises what failed here."""
         key = micros, training
         if key not in self._executors:
             schedule = self._plan.schedule(micros, training=training)
-            if self._proves and training:
+            if self._proves and training and key not in self._proved:
                 validate(schedule)
             self._executors[key] = Executor(
                 schedule, self._engine.perform, self._device, rank=self._position,

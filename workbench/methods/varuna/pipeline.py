@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from workbench.core.bytesize import parse_bytes
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.checkpoints import Stateful
 from workbench.methods.pipeline.making import StageJob, has_room
@@ -76,6 +77,7 @@ class Varuna(StagePipeline):
         weight_of: Callable[[Inputs], float] | None = None,
         transport: str = "auto",
         compile: str = "auto",
+        device_memory: int | str | None = None,
         perturb: Perturb | None = None,
         latency: Callable[[Action], float] | None = None,
         logs: str | Path | None = None,
@@ -90,7 +92,9 @@ class Varuna(StagePipeline):
         At most `stash` micro-batches' inputs wait at a stage, `stash_on` the device or the host.
         `seed` is that of random numbers in forward passes. `logs` is a folder for logs, in a
         launcher's job its own. `weight_of` the inputs of a micro-batch says how much its mean loss
-        counts, such as its number of labels; by default its rows. `perturb` is called around every
+        counts, such as its number of labels; by default its rows. `compile` as in a run: layers in
+        16 bits are compiled on a GPU. `device_memory` is what a process may use of its device, in
+        bytes or as ``20GiB``: a step is proved to need no more. `perturb` is called around every
         action, and `latency` of a receive says how late its message is to come, for tests and paced
         runs.
 
@@ -118,7 +122,9 @@ class Varuna(StagePipeline):
             get_batch=get_batch_fn, plan=plan, shares=shares, device=on,
             dtype=dtype_of(fp16=fp16, bf16=bf16), backend=carrier(transport, on),
             cut=stages or chosen, shared_weights=shared_weights or (), seed=seed,
-            weight_of=weight_of, compile=compile, perturb=perturb, latency=latency,
+            weight_of=weight_of, compile=compile, perturb=perturb,
+            device_memory=None if device_memory is None else parse_bytes(device_memory),
+            latency=latency,
         )  # fmt: skip
         alone = isinstance(model, nn.Module) or (worker is not None and has_room(worker.nbytes))
         logs = logs or self._lifeline.logs
