@@ -37,6 +37,13 @@ class Completion:
         if not self.issued:  # `set` marks first, and looks for waiting threads after that
             event.wait()
 
+    def until(self, stream: torch.cuda.Stream | None) -> None:
+        """Have a stream, or without one this thread, wait for the event."""
+        if stream is not None:
+            stream.wait_event(self.cuda)
+        else:
+            self.cuda.synchronize()
+
     def renew(self) -> None:
         """Mark the action of another step as not issued; no thread may be waiting."""
         self.issued, self.cuda = False, None
@@ -59,6 +66,15 @@ class Completions:
     def of(self, step: int) -> dict[int, Completion] | None:
         """Action -> its completion; None for a step that is not in flight."""
         return self._steps.get(step)
+
+    def issued(self, step: int, action: int) -> Completion | None:
+        """Wait until an action is issued; None for one of a step that is not in flight."""
+        if (completions := self._steps.get(step)) is None:
+            return None
+        completion = completions[action]
+        if not completion.issued:
+            completion.wait()
+        return completion
 
     def begin(self, steps: Iterable[int]) -> None:
         """Put these steps in flight, and no others."""

@@ -47,12 +47,7 @@ from workbench.runtime.lane_threads import lane_threads
 from workbench.runtime.lanes import Lanes, keep_what_is_there
 from workbench.runtime.threads import use_lane_thread
 from workbench.runtime.timings import Timings, now
-from workbench.schedule.action import (
-    COMPUTE,
-    LATER,
-    Action,
-    Kind,
-)
+from workbench.schedule.action import COMPUTE, LATER, Action, Kind
 from workbench.schedule.schedule import Schedule
 
 CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE)
@@ -106,12 +101,9 @@ class Executor:
         """Steps executed so far."""
         self._changed: dict[str, int] = {}
         """Lane -> the last step in which it has begun to update."""
-        self._work = work
-        self._device = device
-        self._perturb = perturb
-        self._on_step_end = on_step_end
+        self._work, self._device, self._announce = work, device, announce
+        self._perturb, self._on_step_end = perturb, on_step_end
         self._record_from = record_from
-        self._announce = announce
         rank = board.position if board else (rank or 0)
         found = lane_threads(schedule, rank, announces=announce is not None, together=together)
         self._waits, self._remote = found.local, found.remote
@@ -311,25 +303,21 @@ class Executor:
             self._completions.add(step)
 
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
+        """One action of one step, in five parts. `stream` is the lane's, None without a GPU."""
         action = self.schedule.actions[index]
         turns = self._turns if lane in (COMPUTE, LATER) else None
+        publishes = lane in self._publishing
+
+        # 1. Wait for a turn on the device, for this rank's actions and for those of other ranks.
         if turns is not None:
             turns.take(lane)
-        for back, other in self._waits[index] if lane not in self._publishing else ((0, index),):
-            completions = self._completions.of(step + back)
-            if completions is None:  # before this segment
-                continue
-            completion = completions[other]
-            if not completion.issued:
-                completion.wait()
+        for back, other in ((0, index),) if publishes else self._waits[index]:
+            ended = self._completions.issued(step + back, other)
             if step >= self._stop_at:  # set by the lane that failed, not by the action
                 raise Stopped
-            if completion.cuda is not None:
-                if stream is not None:
-                    stream.wait_event(completion.cuda)
-                else:
-                    completion.cuda.synchronize()
-        if lane in self._publishing:
+            if ended is not None and ended.cuda is not None:
+                ended.until(stream)
+        if publishes:
             self._board.publish(index, step)
             return
         for back, other in self._remote[index]:
@@ -339,6 +327,8 @@ class Executor:
         if lane in self._announcing:
             self._announce(action, step)
             return
+
+        # 2. Begin: on the board, for other ranks, and on the clock.
         if self._board is not None:
             self._board.begin(index, step)
         if self._perturb is not None:
@@ -347,11 +337,15 @@ class Executor:
         start = now(stream) if recorded else None
         if action.kind in CHANGES:
             self._changed[lane] = step
+
+        # 3. Do the work, or with a GPU issue it.
         self._work(action, step)
         if self._board is not None:
             self._board.end(index, step)
         if self._perturb is not None:
             self._perturb(action, step)
+
+        # 4. Publish the end: to lanes of this rank, and to ranks that wait for it.
         end = now(stream)
         completion = self._completions.of(step)[index]
         completion.cuda = end if stream is not None else None
@@ -360,6 +354,8 @@ class Executor:
             if stream is not None:
                 end.synchronize()
             self._board.publish(index, step)
+
+        # 5. Note the times, and give the turn to the other lane.
         if recorded:
             self._timings.add(action, step, start, end)
         if turns is not None:
