@@ -1,16 +1,19 @@
 """An exhibit: a claim of a paper, the runs that test it, its rows, drawing, verdicts and preview.
 
-One class an exhibit, in one file; a system's exhibits share a base class that says what stands
-beside the runs (published values, estimates, plans) and how it is told. An `Exhibit` has no state:
-what was chosen when it was opened comes as `Opened`. `session.py` runs any of them.
+An exhibit is a class in a file and, in a TOML file beside it, its words and claims (`words.py`); a
+system's exhibits share a base class that says what stands beside the runs (published values,
+estimates, plans) and how it is told. An `Exhibit` has no state: what was chosen when it was opened
+comes as `Opened`. `session.py` runs any of them.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
@@ -19,7 +22,13 @@ from workbench.core import host
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.exhibits.claim_rows import Claim
+from workbench.exhibits.claims import Judge
+from workbench.exhibits.metrics import Asked, Metric
+from workbench.exhibits.words import read_words
+from workbench.figures.rows import label_of
 from workbench.figures.style import PAGE_IN
+from workbench.figures.verdict import cannot_tell
 from workbench.model.corpus import STDLIB
 from workbench.runs.executor import LocalExecutor
 from workbench.runs.provenance import gather
@@ -78,10 +87,21 @@ class Exhibit(ABC):
     figure: ClassVar[str]
     """Key in rows and results: the number in the paper (``8a``), or a name (``harmony_8``)."""
     title: ClassVar[str]
+    subject: ClassVar[str] = ""
+    """In the notebook's heading, where that is not the title."""
     section: ClassVar[str]
     """Where the paper shows it."""
     claim: ClassVar[str]
     """In one sentence or two."""
+    tested: ClassVar[str]
+    """How, in paragraphs."""
+    sizes: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({})
+    """Size -> what runs, and how long it takes; empty where nothing runs."""
+    claims: ClassVar[Sequence[Claim]] = ()
+    metrics: ClassVar[Mapping[str, Metric]] = MappingProxyType({})
+    """Metrics of its own that its claims name."""
+    labels: ClassVar[Mapping[str, Callable[[Any], str]]] = MappingProxyType({"method": label_of})
+    """Column -> what a sentence calls its values."""
     system: ClassVar[str] = ""
     """The paper's system, for the report's summary; empty for this project's own exhibits."""
     runs: ClassVar[bool] = True
@@ -107,6 +127,13 @@ class Exhibit(ABC):
     """Columns of the rows, as the report names them."""
     counted: ClassVar[str] = "values"
     """Name of rows in the plural."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take the words that lie beside the class."""
+        super().__init_subclass__(**options)
+        path = Path(inspect.getfile(cls)).with_suffix(".toml")
+        for name, value in read_words(path).items() if path.exists() else ():
+            setattr(cls, name, value)
 
     # -- names: forms that a system's exhibits fill with their own fields ------------------------
 
@@ -269,6 +296,19 @@ class Exhibit(ABC):
     @abstractmethod
     def draw(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Draw rows alone, where they are all there is to draw."""
+
+    @property
+    def judge(self) -> Judge:
+        """Holds rows against the claims."""
+        return self.judge_of(self.claims)
+
+    def judge_of(self, claims: Sequence[Claim]) -> Judge:
+        """Holds rows against these claims, by the exhibit's metrics and words."""
+        return Judge(claims, self.metrics, self.labels, self.cannot_tell)
+
+    def cannot_tell(self, asked: Asked) -> str:
+        """Why the times of these rows tell nothing of speed; empty where they do."""
+        return cannot_tell(asked.part)
 
     @abstractmethod
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:

@@ -60,12 +60,6 @@ FULL, CALM = "#444444", "#B8B8B8"
 class LaneByLane(HardwareExhibit):
     """Bars of the lanes and the host memory's traffic, a panel each step."""
 
-    figure = "here_lanes"
-    title = "Where the time of a step goes"
-    claim = (
-        "With a small batch, clipped steps wait for the host's memory, which copies and host "
-        "updates fill together; with a large one the GPU computes nearly all the time."
-    )
     file, counted = "lanes/*.csv", "steps"
     about, judgement = (
         "Single steps of this project's benchmark, measured and committed: nothing runs for them",

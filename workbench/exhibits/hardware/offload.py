@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.base import Opened
+from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.judge import Goal
-from workbench.exhibits.hardware.offload_goals import goals, of_setting
+from workbench.exhibits.hardware.offload_goals import METRICS, of_setting
 from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN
@@ -42,33 +42,8 @@ CAP_SHARE = 0.055
 class Offload(GoalsExhibit):
     """Shares of plain training by batch above, predictions below."""
 
-    figure = "here_offload"
-    title = "Offloaded training on named hardware"
-    claim = (
-        "With 32 GiB of a GPU's memory STRONGHOLD keeps most of the speed that plain training has "
-        "with all of it, and its planner says beforehand how fast and how large a run will be."
-    )
-    file = "offload.csv"
+    file, metrics = "offload.csv", METRICS
     link = "measured on named hardware"
-    columns = {
-        "label": "method",
-        "layers": "layers",
-        "batch": "batch",
-        "dtype": "type",
-        "clip": "clip",
-        "device_cap_gib": "device cap (GiB)",
-        "host_cap_gib": "host cap (GiB)",
-        "status": "status",
-        "samples_per_second": "samples/s",
-        "share": "of plain",
-        "step_ratio": "step: predicted ÷ measured",
-        "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted ÷ measured",
-        "host_gib": "host (GiB)",
-        "disk_gib": "disk (GiB)",
-        "final_loss": "final loss",
-        "how": "how",
-    }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         return table(offload_runs(at.roots()), repeated=repeated)
@@ -99,7 +74,8 @@ class Offload(GoalsExhibit):
         drawing.small_print(figure, *notes(rows))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
-        return goals(rows, repeated)
+        """In their setting only."""
+        return super().goals(of_setting(rows), None if repeated is None else of_setting(repeated))
 
 
 def shares_of(rows: pd.DataFrame) -> pd.DataFrame:

@@ -7,20 +7,21 @@ order beside torch's own schedule of that order. Nothing runs for this exhibit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from workbench.exhibits.base import Opened
+from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.judge import Goal
 from workbench.exhibits.hardware.server_table import table
+from workbench.exhibits.metrics import Asked, Found
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN, lighter
-from workbench.figures.verdict import FAILS, HOLDS
 from workbench.methods.pipeline import ideal
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, W
-from workbench.published.servers import LABELS, server_runs
+from workbench.published.servers import server_runs
 from workbench.schedule.looks import LOOKS as WORK
 
 RANKS, MICROS, CHUNKS = 4, 8, 2
@@ -38,33 +39,22 @@ SHOWN = (F, B, I, W)
 GANTT_IN, BARS_IN = 0.95, 1.9
 
 
+def speeds(asked: Asked) -> Found:
+    """Our speed over torch's."""
+    ours, theirs = asked.given["ours"], asked.given["theirs"]
+    return Found(ours / theirs, f"{ours:.1f} and {theirs:.1f} samples/s")
+
+
 class Pipelines(GoalsExhibit):
     """Gantt charts of the orders, bubbles, and measured speeds beside torch's."""
 
-    figure = "pipelines"
-    title = "Pipelines and their bubbles"
-    claim = (
-        "An order of a few lines becomes a schedule that is proved, simulated and trained; on "
-        "equal micro-batches each of ours is at least as fast as torch's own."
-    )
-    file = "servers.csv"
+    file, metrics = "servers.csv", {"speeds": speeds}
     link = "pipelines"
     about = (
         "Pipelines in this project's benchmark of servers, measured and committed: nothing runs "
         "for them"
     )
     counted = "settings"
-    columns = {
-        "label": "method",
-        "variant": "activations",
-        "ranks": "GPUs",
-        "batch": "minibatch",
-        "samples_per_second": "samples/s",
-        "step_ratio": "step: predicted ÷ measured",
-        "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted ÷ measured",
-        "commit": "commit",
-    }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         rows = table(server_runs(at.roots()), repeated=repeated)
@@ -88,15 +78,13 @@ class Pipelines(GoalsExhibit):
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
         """Ours at least as fast as torch's, setting by setting."""
-        return [
-            Goal(
-                goal=f"{LABELS[ours.method]}, {words}: at least as fast as torch's",
-                measured=f"{ours.samples_per_second / theirs.samples_per_second:.3f} times",
-                verdict=HOLDS if ours.samples_per_second >= theirs.samples_per_second else FAILS,
-                why=f"{ours.samples_per_second:.1f} and {theirs.samples_per_second:.1f} samples/s",
-            )
+        both = [
+            {"method": ours.method, "setting": words, "ours": ours.samples_per_second,
+             "theirs": theirs.samples_per_second}
             for words, ours, theirs in pairs(rows)
-        ]
+        ]  # fmt: skip
+        found = [replace(claim, each=both) for claim in self.claims if both]
+        return self.judge_of(found).verdicts(rows)
 
 
 def pairs(rows: pd.DataFrame) -> list[tuple[str, Any, Any]]:

@@ -1,4 +1,4 @@
-"""Goals of this project on servers of several GPUs, and whether the measurements reach them.
+"""Metrics of this project's goals on servers of several GPUs, which are rows of ``servers.toml``.
 
 Half of the goals are about GPT-2 XL on 4 GPUs of 11 GiB each, the cards of Harmony's (VLDB'22)
 server; others ask of all rows that plans say of a run what the run did.
@@ -7,15 +7,21 @@ server; others ask of all rows that plans say of a run what the run did.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 
 from workbench.core.record import RESULTS
+from workbench.exhibits.claim_rows import stated
 from workbench.exhibits.hardware import judge
-from workbench.exhibits.hardware.judge import Found, Goal, Setting, Undecided, Wanted
+from workbench.exhibits.hardware.judge import Setting
 from workbench.exhibits.hardware.offload_table import preferred
 from workbench.exhibits.hardware.server_table import HARMONY, MODEL, OWN_RUNTIME, ROOF
+from workbench.exhibits.metrics import Asked, Found, Metric, Undecided
+from workbench.exhibits.words import read_claims
+from workbench.figures.rows import pick
 from workbench.figures.verdict import FAILS
 from workbench.published.servers import LABELS
 
@@ -23,19 +29,11 @@ XL = {"layers": 48, "hidden": 1600, "seq": 1024, "dtype": "bf16"}
 """GPT-2 XL."""
 GPUS, CAP_GIB = 4, 11
 PP, DP, ZERO = "harmony-pp", "harmony-dp", "zero-infinity"
-OVER_ZERO = ((64, 5.0, 15.0), (16, 4.0, 10.7))
-"""Minibatch, how many times as fast as ZeRO-3 with CPU offload, and the samples/s that this project
-first measured of it on 4 H200s."""
-MOST_GPUS, SPEEDUP = 8, 5.0
-TIMES_THE_CAPS = 10
-STEP_WITHIN, PEAK_WITHIN = 0.10, 0.05
-
-
-def goals(rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
-    """All goals against the rows of one device (`server_table.table`); `repeated`: the same with
-    every repeated run, so that two methods may be compared in the last round that has both."""
-    every = rows if repeated is None else repeated
-    return [judge.evaluate(wanted, rows, every) for wanted in WANTED]
+STATED = {
+    goal.metric: goal for goal in stated(read_claims(Path(__file__).with_name("servers.toml")))
+}
+STEP_WITHIN, PEAK_WITHIN = (STATED[name].most for name in ("step error", "peak error"))
+BATCHES = (64, 16)
 
 
 # -- GPT-2 XL -------------------------------------------------------------------------------------
@@ -47,81 +45,68 @@ def _at(method: str, batch: int) -> Setting:
     return Setting(words, {**XL, **where})
 
 
-def _over_zero(batch: int, times: float, reference: float) -> Wanted:
+def over_zero(asked: Asked) -> Found:
     """Over the first reference; ZeRO-3 as this project measured it stands beside and decides
     nothing."""
-
-    def metric(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-        run = judge.trained(_at(PP, batch).found(rows))
-        speed, zero = run["samples_per_second"], _at(ZERO, batch)
-        theirs = zero.run(rows, clip=run["clip"])
-        if theirs is None:
-            told = f"of this project's own measurements there is no run of {zero.words}"
-        elif theirs["status"] != "ok":
-            told = f"this project's own {theirs['label']} ended with status {theirs['status']}"
-        else:
-            other = theirs["samples_per_second"]
-            told = (
-                f"{speed / other:.2f} times this project's own {theirs['label']}, {other:.4g} "
-                "samples/s"
-            )
-        return Found(speed / reference, f"{speed:.4g} samples/s; {told}{judge.variant_of(run)}")
-
-    text = (
-        f"{_setting(batch)}: {LABELS[PP]} at least {times:g} times the first reference of ZeRO-3 "
-        f"with CPU offload, {reference} samples/s"
-    )
-    return Wanted(text, metric, least=times, form="{:.2f} times")
-
-
-def _share(batch: int, share: float) -> Wanted:
-    def metric(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-        run = judge.trained(_at(PP, batch).found(rows))
-        speed = f"{run['samples_per_second']:.4g}"
-        if pd.isna(run["share"]):
-            raise Undecided(
-                f"no run of {LABELS[ROOF]} without a cap on {GPUS} GPUs at minibatch {batch}; "
-                f"{speed} samples/s of {LABELS[PP]}"
-            )
-        why = (
-            f"{speed} of {run['roof']:.4g} samples/s of {run['roof_label']}{judge.variant_of(run)}"
+    batch, rows = asked.given["batch"], asked.rows
+    run = judge.trained(_at(PP, batch).found(rows))
+    speed, zero = run["samples_per_second"], _at(ZERO, batch)
+    theirs = zero.run(rows, clip=run["clip"])
+    if theirs is None:
+        told = f"of this project's own measurements there is no run of {zero.words}"
+    elif theirs["status"] != "ok":
+        told = f"this project's own {theirs['label']} ended with status {theirs['status']}"
+    else:
+        other = theirs["samples_per_second"]
+        told = (
+            f"{speed / other:.2f} times this project's own {theirs['label']}, {other:.4g} samples/s"
         )
-        return Found(run["share"], why, (run["round"], run["roof_round"]))
-
-    whole = f"data parallelism without a cap on {GPUS} GPUs"
-    text = f"{_setting(batch)}: {LABELS[PP]} at least {share:.0%} of {whole}"
-    return Wanted(text, metric, least=share)
+    why = f"{speed:.4g} samples/s; {told}{judge.variant_of(run)}"
+    return Found(speed / asked.given["reference"], why)
 
 
-def _over_dp(batch: int) -> Wanted:
-    text = f"{_setting(batch)}: {LABELS[PP]} at or above {LABELS[DP]}"
-    metric = judge.over(_at(PP, batch), _at(DP, batch), same=("clip",))
-    return Wanted(text, metric, least=1.0, form="{:.2f} times")
+def share(asked: Asked) -> Found:
+    """Throughput over that of data parallelism with all of the GPUs' memory."""
+    batch = asked.given["batch"]
+    run = judge.trained(_at(PP, batch).found(asked.rows))
+    speed = f"{run['samples_per_second']:.4g}"
+    if pd.isna(run["share"]):
+        raise Undecided(
+            f"no run of {LABELS[ROOF]} without a cap on {GPUS} GPUs at minibatch {batch}; "
+            f"{speed} samples/s of {LABELS[PP]}"
+        )
+    why = f"{speed} of {run['roof']:.4g} samples/s of {run['roof_label']}{judge.variant_of(run)}"
+    return Found(run["share"], why, rounds=(run["round"], run["roof_round"]))
+
+
+def over_dp(asked: Asked) -> Found:
+    """Throughput of Harmony-PP over Harmony-DP's."""
+    batch = asked.given["batch"]
+    return judge.over(asked, _at(PP, batch), _at(DP, batch), same=("clip",))
 
 
 def missing(rows: pd.DataFrame) -> list[str]:
     """Minibatches of GPT-2 XL that lack runs the goals are about, and whose."""
     out = []
-    for batch, *_ in OVER_ZERO:
+    for batch in BATCHES:
         free = Setting("", {**XL, "method": ROOF, "batch": batch, "ranks": GPUS})
         names = (PP, DP, ZERO)
         absent = [LABELS[name] for name in names if _at(name, batch).run(rows) is None]
         if free.run(rows, device_cap_gib=None) is None:
             absent.append(f"{LABELS[ROOF]} without a cap")
         if absent:
-            out.append(f"{_setting(batch)} ({', '.join(absent)})")
+            out.append(
+                f"GPT-2 XL on {GPUS} GPUs of {CAP_GIB} GiB, minibatch {batch} ({', '.join(absent)})"
+            )
     return out
-
-
-def _setting(batch: int) -> str:
-    return f"GPT-2 XL on {GPUS} GPUs of {CAP_GIB} GiB, minibatch {batch}"
 
 
 # -- plans ----------------------------------------------------------------------------------------
 
 
-def _counted(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-    own = rows[rows["method"].isin(HARMONY) & (rows["status"] == "ok")]
+def counted_bytes(asked: Asked) -> Found:
+    """By how much counted bytes are off their plan's, either way, at most."""
+    own = pick(asked.rows, method=HARMONY, status="ok")
     known = own.dropna(subset=["moved", "planned_moved"])
     if known.empty:
         raise Undecided("no run of Harmony has both")
@@ -146,9 +131,11 @@ def _off(counted: float, planned: float) -> float:
     return abs(counted / planned - 1)
 
 
-def _peaks(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
+def peak_error(asked: Asked) -> Found:
+    """By how much a device's peak is off its prediction, at most."""
+    rows = asked.rows
     ratios = judge.predictions(rows, "peak_ratio", OWN_RUNTIME)
-    own = rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")]
+    own = pick(rows, method=OWN_RUNTIME, status="ok")
     planned = own[own["predicted_peak_device_gib"].notna()]
     far = (ratios - 1).abs()
     worst = ratios.loc[far.idxmax()] - 1
@@ -161,8 +148,9 @@ def _peaks(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
     return Found(far.max(), why)
 
 
-def _caps(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-    own = rows[rows["method"].isin(OWN_RUNTIME) & (rows["status"] == "ok")]
+def caps(asked: Asked) -> Found:
+    """The fullest device, of its cap."""
+    own = pick(asked.rows, method=OWN_RUNTIME, status="ok")
     used = (own["peak_device_gib"] / own["device_cap_gib"]).dropna()
     if used.empty:
         raise Undecided("no run on our own runtime under a cap tells its peak")
@@ -193,9 +181,10 @@ def _described(run: pd.Series) -> str:
 # -- more GPUs, larger models ----------------------------------------------------------------------
 
 
-def _scaling(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
+def scaling(asked: Asked) -> Found:
     """Among the models that ran on one GPU and on most, the largest; then the largest minibatch."""
-    own = rows[rows["method"].eq(PP) & rows["ranks"].le(MOST_GPUS) & rows["status"].isin(RESULTS)]
+    rows, wanted = asked.rows, asked.given["gpus"]
+    own = rows[rows["method"].eq(PP) & rows["ranks"].le(wanted) & rows["status"].isin(RESULTS)]
     series = [
         (part["ranks"].max(), part["parameters"].fillna(0).max(), batch, part)
         for (batch, *_), part in own.groupby(
@@ -212,44 +201,39 @@ def _scaling(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
     ratio = many["samples_per_second"] / one["samples_per_second"]
     told = f"{many['samples_per_second']:.4g} and {one['samples_per_second']:.4g} samples/s"
     if one["round"] != many["round"]:
-        return Found(ratio, told, (many["round"], one["round"]))
+        return Found(ratio, told, rounds=(many["round"], one["round"]))
     told += f", {_sized(many)}, minibatch {many['batch']}{judge.variant_of(many)}"
-    if most < MOST_GPUS:
+    if most < wanted:
         raise Undecided(f"{most} GPUs are {ratio:.1f} times 1: {told}")
     return Found(ratio, told)
 
 
-def _outgrown(wanted: tuple[int, ...]) -> Wanted:
-    def metric(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-        # A run that failed early may not tell its parameters; others of its model do.
-        states = rows.groupby(list(MODEL))["states_gib"].transform("max")
-        times = states / (rows["ranks"] * rows["device_cap_gib"])
-        known = rows.assign(times=times, states_gib=states)
-        fit = known[rows["method"].isin(HARMONY) & rows["ranks"].isin(wanted)]
-        fit = fit[fit["times"] >= TIMES_THE_CAPS]
-        if fit.empty:
-            raise Undecided(f"no run of Harmony with such a model on {_listed(wanted)} GPUs")
-        parts = [part for _, part in fit.groupby([*MODEL, "device_cap_gib"])]
-        part = max(parts, key=lambda p: (len(_trained(p)), p["states_gib"].max()))
-        done = _trained(part)
-        absent = [ranks for ranks in wanted if ranks not in done]
-        told = _sized(part.iloc[0])
-        failed = part[part["ranks"].isin(absent) & part["status"].isin(RESULTS)]
-        if not absent:
-            ok = part[part["status"] == "ok"]
-            return Found(ok["times"].min(), told)
-        on = f"trained on {_listed(done)} GPUs" if done else "trained on no number of them"
-        if len(failed):
-            run = failed.iloc[0]
-            why = f"{run['label']} on {run['ranks']} GPUs ended with status {run['status']}"
-            raise Undecided(f"{told}; {why}", on, FAILS)
-        raise Undecided(f"{told}: {on}, no run on {_listed(absent)} came to an end")
-
-    text = (
-        f"a model whose states are {TIMES_THE_CAPS} times what its GPUs may hold trains on "
-        f"{_listed(wanted)} GPUs"
-    )
-    return Wanted(text, metric, least=TIMES_THE_CAPS, form="{:.1f} times")
+def outgrown(asked: Asked) -> Found:
+    """How many times what its GPUs may hold the states of a model are that trains on all numbers
+    of them."""
+    rows, wanted = asked.rows, asked.given["gpus"]
+    # A run that failed early may not tell its parameters; others of its model do.
+    states = rows.groupby(list(MODEL))["states_gib"].transform("max")
+    times = states / (rows["ranks"] * rows["device_cap_gib"])
+    known = rows.assign(times=times, states_gib=states)
+    fit = pick(known, method=HARMONY, ranks=wanted)
+    fit = fit[fit["times"] >= asked.claim.least]
+    if fit.empty:
+        raise Undecided(f"no run of Harmony with such a model on {_listed(wanted)} GPUs")
+    parts = [part for _, part in fit.groupby([*MODEL, "device_cap_gib"])]
+    part = max(parts, key=lambda p: (len(_trained(p)), p["states_gib"].max()))
+    done = _trained(part)
+    absent = [ranks for ranks in wanted if ranks not in done]
+    told = _sized(part.iloc[0])
+    failed = part[part["ranks"].isin(absent) & part["status"].isin(RESULTS)]
+    if not absent:
+        return Found(pick(part, status="ok")["times"].min(), told)
+    on = f"trained on {_listed(done)} GPUs" if done else "trained on no number of them"
+    if len(failed):
+        run = failed.iloc[0]
+        why = f"{run['label']} on {run['ranks']} GPUs ended with status {run['status']}"
+        raise Undecided(f"{told}; {why}", on, FAILS)
+    raise Undecided(f"{told}: {on}, no run on {_listed(absent)} came to an end")
 
 
 def _trained(rows: pd.DataFrame) -> list[int]:
@@ -269,25 +253,23 @@ def _listed(numbers: Iterable[int]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-STEP = judge.mean_error("step_ratio", OWN_RUNTIME, lambda run: f", {_described(run)}")
-COUNTED = "bytes over the host links, counted, within 1% of the plan's"
-SCALES = f"{LABELS[PP]} on {MOST_GPUS} GPUs at least {SPEEDUP:g} times as fast as on one"
-WANTED = (
-    _over_zero(*OVER_ZERO[0]),
-    _share(64, 0.60),
-    _over_zero(*OVER_ZERO[1]),
-    *(_over_dp(batch) for batch, *_ in OVER_ZERO),
-    Wanted(COUNTED, _counted, most=0.01, form="{:.2%}"),
-    Wanted("step time predicted within 10% on the mean", STEP, most=STEP_WITHIN),
-    Wanted(
-        "every device peak within 5% of its prediction",
-        _peaks,
-        most=PEAK_WITHIN,
-        form="{:.1%} at most",
-    ),  # fmt: skip
-    Wanted("no device peak above its cap", _caps, most=1, form="{:.1%} of the cap at most"),
-    Wanted(SCALES, _scaling, least=SPEEDUP, form="{:.2f} times"),
-    _outgrown((1, 2, 4)),
-    _outgrown((MOST_GPUS,)),
+def step_error(asked: Asked) -> Found:
+    """Mean error of predicted steps."""
+    return judge.mean_error(
+        asked.rows, "step_ratio", OWN_RUNTIME, lambda run: f", {_described(run)}"
+    )
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "over zero": over_zero,
+        "share": share,
+        "over dp": over_dp,
+        "counted bytes": counted_bytes,
+        "step error": step_error,
+        "peak error": peak_error,
+        "caps": caps,
+        "scaling": scaling,
+        "outgrown": outgrown,
+    }
 )
-"""All goals, in the order of their table."""

@@ -16,8 +16,7 @@ from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware import server_panels as panels
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.judge import Goal
-from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals, missing
+from workbench.exhibits.hardware.server_goals import METRICS, PEAK_WITHIN, STEP_WITHIN, missing
 from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
@@ -39,38 +38,8 @@ UNFINISHED = "nothing to show: no run in servers.csv came to an end"
 class Servers(GoalsExhibit):
     """Throughput, bytes over the host links, scaling and predictions."""
 
-    figure = "here_servers"
-    title = "Training on servers of several capped GPUs"
-    claim = (
-        "On GPUs with the memory of small cards Harmony-PP trains GPT-2 XL several times as fast "
-        "as "
-        "ZeRO-3 with CPU offload, moves the bytes that its plan says, and is faster on more GPUs."
-    )
-    file = "servers.csv"
+    file, metrics = "servers.csv", METRICS
     link = "on several GPUs"
-    columns = {
-        "label": "method",
-        "ranks": "GPUs",
-        "layers": "layers",
-        "hidden": "hidden",
-        "batch": "minibatch",
-        "dtype": "type",
-        "clip": "clip",
-        "device_cap_gib": "cap of a GPU (GiB)",
-        "host_cap_gib": "host cap (GiB)",
-        "status": "status",
-        "samples_per_second": "samples/s",
-        "share": "of data parallel",
-        "step_ratio": "step: predicted ÷ measured",
-        "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted ÷ measured",
-        "host_gib": "host (GiB)",
-        "moved": "host links (weights)",
-        "planned_moved": "planned (weights)",
-        "final_loss": "final loss",
-        "how": "how",
-        "round": "round",
-    }
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         runs = (run for run in server_runs(at.roots()) if run.method not in ELSEWHERE)
@@ -101,9 +70,6 @@ class Servers(GoalsExhibit):
             _draw_predictions(*_side_by_side(figure, next(places), [1.0, 1.0], 2), rows)
         _legend(figure, rows, moved=len(moved) > 0, scaling=bool(scaling))
         drawing.small_print(figure, *notes(rows))
-
-    def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
-        return goals(rows, repeated)
 
 
 def _draw_bars(figure: Any, place: Any, line: list[panels.Panel]) -> list[tuple[Any, panels.Panel]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -28,7 +27,6 @@ from workbench.figures.rows import (
     pick,
 )
 from workbench.figures.style import GREY, LOOKS, bar_look
-from workbench.figures.verdict import Verdict
 from workbench.published import harmony_plans
 from workbench.published.harmony import GIB
 from workbench.runs.store import Store
@@ -55,14 +53,8 @@ WEIGHTS_GIB = {MODEL: 6.102 + 0.188}
 class SwapVolume(HarmonyExhibit):
     """Parts of the volume by minibatch, and all of it over devices."""
 
-    figure, section = "harmony_12", "VLDB'22, figure 12: GPT2-XL on 4 GPUs"
-    title = "Swap volume of a step"
-    claim = (
-        "Harmony-PP moves about twice the weights in and once the gradients out whatever the "
-        "number of devices; Harmony-DP brings the weights to every device."
-    )
-    takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     plans = ("10",)
+    metrics = claims12.METRICS
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:
         """Both modes on every number of devices, the same without packs and baselines on the
@@ -135,11 +127,6 @@ class SwapVolume(HarmonyExhibit):
             "stroke weights and gradients alone; what was simulated before the run lies under it.",
             *absences(rows),
         )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Fewer bytes than DP and than swapping, weights within their bounds, and all as
-        planned."""
-        return claims12.claims(rows)
 
 
 def _by_formula(nbytes: int) -> dict[str, Any]:

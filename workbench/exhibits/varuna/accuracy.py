@@ -11,13 +11,14 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
+from workbench.exhibits.metrics import Asked, Found, NoClaim
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.scaling import GPUS, XL
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import MEASURED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, lighter
-from workbench.figures.verdict import Verdict, at_least, busy_in
+from workbench.figures.verdict import as_table
 from workbench.published.pipelines import FILE, PipelineRun, latest, pipeline_runs
 
 SHAPES = {
@@ -29,32 +30,56 @@ SETTING, STEPS = {"cuda": (XL["batch"], XL["dtype"]), "cpu": (8, "fp32")}, 10
 """Batch and dtype; steps of a run."""
 STEP, PEAK = "step", "device peak"
 UNITS = {STEP: "s", PEAK: "GiB"}
-WORST, CHOICE = 0.12, 0.03
-BOUNDS = (
-    ("a step, in the mean", STEP, "mean", 0.05),
-    ("a step, at worst", STEP, "max", WORST),
-    ("a device's peak, at worst", PEAK, "max", 0.05),
-)
-"""Of errors on GPUs, and how these are summed up. `CHOICE`: share of speed that a choice loses."""
+WORST = 0.12
+"""The bound of a step's error on GPUs, as it is drawn."""
 GIB = 1 << 30
 COMMITTED = XL | {"method": "varuna", "variant": "", "device_cap_gib": None}
 SHARED = "ranks share a processor here, and equal runs differ by more than that"
 CROSS = {"color": GREY, "marker": "x", "ms": 3.5, "ls": ""}
 
 
+def in_range(asked: Asked) -> Found:
+    """The share of steps on processors that are within the range of their plan."""
+    steps = _judged(asked, STEP)
+    if not _shared(asked):
+        raise NoClaim
+    inside = steps["value"].between(steps["low_said"], steps["high_said"])
+    return Found(inside.mean() if len(steps) else None, why=_told(steps))
+
+
+def error(asked: Asked) -> Found:
+    """1 less the error of predictions on GPUs."""
+    both = _judged(asked, asked.given["quantity"])
+    if _shared(asked):
+        raise NoClaim
+    here = 1 - both["error"].abs().agg(asked.given["of"]) if len(both) else None
+    return Found(here, why=_told(both), names={"error": 1 - asked.claim.least})
+
+
+def choice(asked: Asked) -> Found:
+    """Of shapes on as many ranks, the one that is predicted to be fastest beside the fastest."""
+    kept, told = [], [SHARED] if _shared(asked) else []
+    for ranks, part in _judged(asked, STEP).groupby("ranks"):
+        chosen, best = (part.loc[part[name].idxmin()] for name in ("value_said", "value"))
+        kept.append(best["value"] / chosen["value"])
+        told.append(f"{ranks:g} ranks: {chosen['pair']}, the fastest is {best['pair']}")
+    here, why = min(kept, default=None), "; ".join(told)
+    return Found(here, why=why, cannot=why if _shared(asked) else "")
+
+
+def _judged(asked: Asked, quantity: str) -> pd.DataFrame:
+    return beside(asked.rows, quantity).dropna(subset="error")
+
+
+def _shared(asked: Asked) -> bool:
+    """Whether ranks share a processor."""
+    return "cpu" in set(asked.rows["device"])
+
+
 class Accuracy(VarunaExhibit):
     """Predicted over measured, errors by shape, and whether predictions choose well."""
 
-    figure, title = "varuna_accuracy", "Predictions of Varuna's steps"
-    section = "this project's goals"
-    claim = (
-        "How long a step takes in any shape, and what a device holds, is known before it is run."
-    )
-    takes = ("layers", "hidden", "batch", "steps", "seed", "machine")
-    columns = {
-        "pair": "shape", "quantity": "quantity", "value": "value", "unit": "unit",
-        "source": "source", "hardware": "hardware", "status": "status", "how": "how",
-    }  # fmt: skip
+    metrics = {"in range": in_range, "error": error, "choice": choice}
     about = "no GPU can be used here, so nothing runs: committed measurements alone are shown"
 
     def specs(self, size: Any) -> list[RunSpec]:
@@ -108,24 +133,15 @@ class Accuracy(VarunaExhibit):
             f"On GPUs: GPT-2 XL, batch {XL['batch']}, {XL['dtype']}.",
         )
 
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
+    def cannot_tell(self, asked: Asked) -> str:
+        """Errors may be told on any machine."""
+        return ""
+
+    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         """Of each series: errors, or (on processors) ranges that plans print; and the choice."""
-        for name in dict.fromkeys(rows["variant"]) or [""]:
-            own, series = pick(rows, variant=name), (MEASURED, name)
-            steps = beside(own, STEP).dropna(subset="error")
-            busy = busy_in(pick(own, quantity=STEP), MEASURED, name)
-            if shared := "cpu" in set(own["device"]):
-                inside = steps["value"].between(steps["low_said"], steps["high_said"])
-                words = "steps are within the range that their plan prints (share of the runs)"
-                here = inside.mean() if len(steps) else None
-                yield at_least(words, None, here, 1.0, series, why=_told(steps), busy=busy)
-            for words, quantity, of, bound in () if shared else BOUNDS:
-                both = beside(own, quantity).dropna(subset="error")
-                here = 1 - both["error"].abs().agg(of) if len(both) else None
-                words, why = f"error of {words}: at most {bound:.0%}", _told(both)
-                told = {"why": why, "busy": busy if quantity == STEP else ""}
-                yield at_least(words, None, here, 1 - bound, series, **told, is_ratio=False)
-            yield _choice(steps, series, SHARED if shared else "", busy)
+        names = dict.fromkeys(rows["variant"]) or [""]
+        found = [self.judge.verdicts(pick(rows, variant=name), (MEASURED, name)) for name in names]
+        return as_table([verdict for verdicts in found for verdict in verdicts])
 
 
 def _committed(at: Opened) -> list[PipelineRun]:
@@ -144,19 +160,6 @@ def beside(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     said = pick(part, source=SIMULATED)[[*keys, "value", "low", "high"]]
     both = pick(part, source=MEASURED).merge(said, "left", on=keys, suffixes=("", "_said"))
     return both.assign(error=both["value_said"] / both["value"] - 1)
-
-
-def _choice(steps: pd.DataFrame, series: tuple[str, str], cannot: str, busy: str) -> Verdict:
-    """Of shapes on as many ranks, the one that is predicted to be fastest beside the fastest."""
-    kept, told = [], [cannot] if cannot else []
-    for ranks, part in steps.groupby("ranks"):
-        chosen, best = (part.loc[part[name].idxmin()] for name in ("value_said", "value"))
-        kept.append(best["value"] / chosen["value"])
-        told.append(f"{ranks:g} ranks: {chosen['pair']}, the fastest is {best['pair']}")
-    words = f"what predictions choose is at most {CHOICE:.0%} slower than the fastest (speed over "
-    here, why = min(kept, default=None), "; ".join(told)
-    reasons = {"why": why, "cannot": cannot and why, "busy": busy}
-    return at_least(f"{words}its)", None, here, 1 - CHOICE, series, **reasons)
 
 
 def _told(both: pd.DataFrame) -> str:

@@ -3,8 +3,6 @@ its released code, and of its simulator, take their place."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -12,7 +10,7 @@ import pandas as pd
 from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.harmony import sizes
 from workbench.exhibits.preview import preview
-from workbench.figures.verdict import Verdict, as_table
+from workbench.figures.verdict import as_table
 from workbench.model.corpus import STDLIB
 
 
@@ -44,9 +42,5 @@ class VarunaExhibit(Exhibit):
             return preview(self.stages(at), at.store)
         return pd.DataFrame([{"run": "nothing runs", "note": self.about}])
 
-    @abstractmethod
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Judge the claim, part by part."""
-
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
-        return as_table([*self.claims(rows)])
+        return as_table(self.judge.verdicts(rows))

@@ -11,12 +11,12 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
+from workbench.exhibits.metrics import Asked, Found
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
-from workbench.figures.rows import HERE, MEASURED, SIMULATED, one, pick, quotient
+from workbench.figures.rows import HERE, MEASURED, SIMULATED, pick, quotient
 from workbench.figures.style import PAGE_IN
-from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.pipeline import ideal, quick
 from workbench.methods.pipeline.orders import B, F, R
 from workbench.methods.pipeline.policies import POLICIES
@@ -38,20 +38,42 @@ Span = tuple[int, str, int, float, float]
 """Rank, kind, micro-batch, start and end of a pass."""
 
 
+def published_lists(asked: Asked) -> Found:
+    """Share of the published lists that are ours."""
+    listed = pick(asked.rows, quantity=LIST)["sound"]
+    return Found(float(listed.mean()), names={"count": len(listed)})
+
+
+def over_varuna(asked: Asked) -> float | None:
+    """Quanta of a step of GPipe over Varuna's."""
+    return quotient(*(asked.value({"label": POLICIES[name].label}) for name in ("gpipe", "varuna")))
+
+
+def in_order(asked: Asked) -> float | None:
+    """Share of ranks whose forward passes, and whose others, are in the order of Varuna's list."""
+    passes = pick(asked.rows, quantity=PASS, source=MEASURED)
+    if passes.empty:
+        return None
+    ranks, micros = (1 + int(passes[name].max()) for name in ("rank", "micro"))
+    kept = []
+    for rank, listed in enumerate(POLICIES["varuna"].passes(ranks, micros)):
+        own = pick(passes, rank=rank).sort_values("start")
+        ran = [*zip(own["kind"], own["micro"], strict=True)]
+        told = [(each.kind, each.micro) for each in listed]
+        # Sorting is stable: forward passes first, each part in its own order.
+        first, other = (sorted(those, key=lambda each: each[0] != F) for those in (ran, told))
+        kept.append(first == other)
+    return sum(kept) / ranks
+
+
 class Schedules(VarunaExhibit):
     """Lists of ranks, charts in theory, and one step simulated and measured."""
 
-    figure, title = "varuna_schedules", "Varuna's schedule, in theory and as it ran"
-    section = "the paper's schedule figure, and the generator of the released code"
-    claim = (
-        "One rule makes Varuna's lists, and as forward passes go first where a gradient is late, a "
-        "step takes less time than GPipe's."
-    )
-    takes = ("layers", "hidden", "steps", "seed")
-    columns = {
-        "quantity": "quantity", "label": "what", "chart": "chart", "value": "value", "unit": "unit",
-        "source": "source", "status": "status", "note": "published", "how": "how",
-    }  # fmt: skip
+    metrics = {
+        "published lists": published_lists,
+        "over Varuna": over_varuna,
+        "in order": in_order,
+    }
     about = "no GPU can be used here, so all charts are theory"
 
     def specs(self, size: Any) -> list[RunSpec]:
@@ -98,19 +120,6 @@ class Schedules(VarunaExhibit):
             "its schedule as it was simulated before it ran; ranks that share a processor disturb "
             "each other.",
         )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Lists are the published ones, Varuna is shorter than GPipe, and it ran as listed."""
-        theory, listed = (SIMULATED, ""), pick(rows, quantity=LIST)["sound"]
-        words = f"all {len(listed)} published lists are ours, pass by pass (share)"
-        yield at_least(words, 1.0, float(listed.mean()), 1.0, theory)
-        quanta = pick(rows, quantity=STEP, unit="quanta")
-        ours, theirs = (one(quanta, label=POLICIES[name].label) for name in ("varuna", "gpipe"))
-        words = f"{RANKS} ranks, {MICROS} micro-batches: GPipe's quanta over Varuna's"
-        yield at_least(words, None, quotient(theirs, ours), 1.0, theory)
-        ran = pick(rows, quantity=PASS, source=MEASURED)
-        words = "measured: forward passes in the list's order, and the others (share of ranks)"
-        yield at_least(words, None, _in_order(ran) if len(ran) else None, 1.0, (MEASURED, ""))
 
 
 def _lists() -> Iterator[dict[str, Any]]:
@@ -172,20 +181,6 @@ def _step(spans: list[Span], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for rank, kind, micro, start, end in spans:
         span = {"rank": rank, "kind": str(kind), "micro": micro, "start": start, "end": end}
         yield about | {"quantity": PASS, "value": end - start, **span}
-
-
-def _in_order(passes: pd.DataFrame) -> float:
-    """Share of ranks whose forward passes, and whose others, are in the order of Varuna's list."""
-    ranks, micros = (1 + int(passes[name].max()) for name in ("rank", "micro"))
-    kept = []
-    for rank, listed in enumerate(POLICIES["varuna"].passes(ranks, micros)):
-        own = pick(passes, rank=rank).sort_values("start")
-        ran = [*zip(own["kind"], own["micro"], strict=True)]
-        told = [(each.kind, each.micro) for each in listed]
-        # Sorting is stable: forward passes first, each part in its own order.
-        first, other = (sorted(those, key=lambda each: each[0] != F) for those in (ran, told))
-        kept.append(first == other)
-    return sum(kept) / ranks
 
 
 def _draw_chart(axes: Any, passes: pd.DataFrame, until: float) -> None:
