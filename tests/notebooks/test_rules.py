@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.exhibits import EXHIBITS, HARDWARE, HARMONY, VARUNA, find
-from workbench.exhibits.stronghold.sizes import SIZES
+from workbench.exhibits.dials import SIZES
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 
 LONGEST_CELL = 12

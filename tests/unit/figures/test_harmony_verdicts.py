@@ -294,5 +294,5 @@ def test_table_1_keeps_packs_and_schedules_apart(table_1: pd.DataFrame) -> None:
 
 def test_every_exhibit_has_a_verdict_at_every_size(tmp_path: Path) -> None:
     for name in ("harmony_8", "harmony_10", "harmony_12", "harmony_13", "harmony_table1"):
-        for size in (sizes.smoke(), sizes.paper()):
+        for size in (sizes.named("smoke"), sizes.named("paper")):
             assert find(name).verdicts(rows_of(name, [], nowhere(tmp_path), size))
