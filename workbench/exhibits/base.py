@@ -115,6 +115,8 @@ class Exhibit(ABC):
     drawn."""
     lists: ClassVar[tuple[str, ...]] = ()
     """Those of them that the figure varies: ``2, 4, 8``."""
+    parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Words on parameters in the notebook, where they are not the common ones."""
 
     introduction: ClassVar[tuple[str, str]] | None = None
     """Heading and words of the report before the system's exhibits, where they are a part of their
@@ -133,7 +135,7 @@ class Exhibit(ABC):
         super().__init_subclass__(**options)
         path = Path(inspect.getfile(cls)).with_suffix(".toml")
         for name, value in read_words(path).items() if path.exists() else ():
-            setattr(cls, name, value)
+            setattr(cls, name, cls.parameters | value if name == "parameters" else value)
 
     # -- names: forms that a system's exhibits fill with their own fields ------------------------
 
@@ -169,6 +171,15 @@ class Exhibit(ABC):
     def headline(self) -> str:
         """Title of the figure: paper, number in it and subject."""
         return f"{self.headline_form.format(figure=self.figure, words=self.words)}: {self.title}"
+
+    @property
+    def subject_words(self) -> str:
+        """Heading of the notebook: ``Harmony, figure 8: balance of the devices``."""
+        if not self.system:
+            return self.title
+        words = self.words.removeprefix(f"{self.system}, ")
+        subject = self.subject or self.title[0].lower() + self.title[1:]
+        return f"{self.system}, {words}: {subject}"
 
     @property
     def link(self) -> str:

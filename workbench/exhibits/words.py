@@ -28,12 +28,18 @@ class Words:
     claim: str
     tested: str
     """How, in paragraphs."""
+    parameters: dict[str, str] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
     sizes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Size -> what runs, and how long it takes."""
     columns: dict[str, str] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
+    about: str = ""
+    """Where its numbers are from, if nothing runs."""
+    link: str = ""
+    judgement: str = ""
+    counted: str = ""
 
 
 def read_words(path: Path) -> dict[str, Any]:

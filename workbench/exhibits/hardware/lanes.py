@@ -60,25 +60,7 @@ FULL, CALM = "#444444", "#B8B8B8"
 class LaneByLane(HardwareExhibit):
     """Bars of the lanes and the host memory's traffic, a panel each step."""
 
-    file, counted = "lanes/*.csv", "steps"
-    about, judgement = (
-        "Single steps of this project's benchmark, measured and committed: nothing runs for them",
-        "Bounds",
-    )
-    link = "lane by lane"
-    columns = {
-        "case": "case",
-        "label": "method",
-        "step_seconds": "step (s)",
-        "samples_per_second": "samples/s",
-        **{f"{lane}_share": f"{WORDS[lane]} busy" for lane in SHOWN},
-        "traffic_bytes_per_s": "host memory, mean (B/s)",
-        "ceiling_bytes_per_s": "its ceiling (B/s)",
-        "full_share": f"above {NEAR:.0%} of it",
-        "bound_samples_per_second": "bound (samples/s)",
-        "goal_samples_per_second": "goal (samples/s)",
-        "commit": "commit",
-    }
+    file = "lanes/*.csv"
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         return table(measured_steps(at.roots()), offload_table.table(offload_runs(at.roots())))

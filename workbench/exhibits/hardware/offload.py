@@ -43,7 +43,6 @@ class Offload(GoalsExhibit):
     """Shares of plain training by batch above, predictions below."""
 
     file, metrics = "offload.csv", METRICS
-    link = "measured on named hardware"
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         return table(offload_runs(at.roots()), repeated=repeated)

@@ -49,12 +49,6 @@ class Pipelines(GoalsExhibit):
     """Gantt charts of the orders, bubbles, and measured speeds beside torch's."""
 
     file, metrics = "servers.csv", {"speeds": speeds}
-    link = "pipelines"
-    about = (
-        "Pipelines in this project's benchmark of servers, measured and committed: nothing runs "
-        "for them"
-    )
-    counted = "settings"
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         rows = table(server_runs(at.roots()), repeated=repeated)

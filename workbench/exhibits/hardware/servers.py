@@ -39,7 +39,6 @@ class Servers(GoalsExhibit):
     """Throughput, bytes over the host links, scaling and predictions."""
 
     file, metrics = "servers.csv", METRICS
-    link = "on several GPUs"
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         runs = (run for run in server_runs(at.roots()) if run.method not in ELSEWHERE)

@@ -51,6 +51,10 @@ class StrongholdExhibit(Exhibit):
     """Whether it takes a page's width also at the paper's size."""
     metrics = {"advantage": advantage}
 
+    parameters = {
+        "methods": 'methods that run, such as "stronghold, l2l"; None: all',
+        "machine": "at size paper: a folder in results/published-here; else the fullest",
+    }
     name_form, notebook_form, words_form = "fig{figure}", "stronghold_{figure}", "figure {figure}"
     heading_form, place_form = "Figure {figure}: {title}", "section {section}"
     headline_form = "STRONGHOLD (SC'22), figure {figure}"

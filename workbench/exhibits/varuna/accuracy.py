@@ -80,7 +80,6 @@ class Accuracy(VarunaExhibit):
     """Predicted over measured, errors by shape, and whether predictions choose well."""
 
     metrics = {"in range": in_range, "error": error, "choice": choice}
-    about = "no GPU can be used here, so nothing runs: committed measurements alone are shown"
 
     def specs(self, size: Any) -> list[RunSpec]:
         """A run for each shape that this machine has devices for."""

@@ -26,6 +26,10 @@ class VarunaExhibit(Exhibit):
         "is measured.",
     )
 
+    parameters = {
+        "size": "smoke: any machine; small: the GPUs there are; paper: the GPUs, or nothing",
+    }
+
     @property
     def words(self) -> str:
         return f"Varuna, {self.figure.removeprefix('varuna_')}"

@@ -53,7 +53,6 @@ class Bubbles(VarunaExhibit):
 
     metrics = {"small": small, "near": near}
     runs = False
-    about = "Published values beside what the lists give: nothing runs for them"
 
     def published(self) -> pd.DataFrame:
         """Depth, micro-batches over it, and the published bubbles in percent."""

@@ -98,7 +98,6 @@ class UnderJitter(VarunaExhibit):
         "faster": faster,
         "as paced": as_paced,
     }
-    about = "the size paper is simulated without a GPU; paced steps are in size smoke"
 
     def specs(self, size: Any) -> list[RunSpec]:
         """Smoke: a step of each policy, shorter; else one of each seed and setting."""

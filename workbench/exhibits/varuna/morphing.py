@@ -79,7 +79,6 @@ class Morphing(VarunaExhibit):
     """A job's shapes, speed and losses, beside an undisturbed run."""
 
     metrics = {"losses": near_losses, "once": once, "followed": followed}
-    about = "no GPU can be used here; size smoke replays a part of the trace on the processors"
 
     def specs(self, size: Any) -> list[RunSpec]:
         """One job; a host is a GPU, or a process."""

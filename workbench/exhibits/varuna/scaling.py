@@ -45,7 +45,6 @@ class Scaling(VarunaExhibit):
     """Speeds of servers, and of the configurations in the released scripts."""
 
     runs = False
-    about = "Measured rows of this project's benchmark, and simulations: nothing runs for them"
 
     def machines(self, at: Opened) -> set[str]:
         return {*_committed(at)["device"]}

@@ -74,7 +74,6 @@ class Schedules(VarunaExhibit):
         "over Varuna": over_varuna,
         "in order": in_order,
     }
-    about = "no GPU can be used here, so all charts are theory"
 
     def specs(self, size: Any) -> list[RunSpec]:
         """Varuna on all ranks of the size."""
