@@ -122,13 +122,7 @@ def _under(claim: Claim, part: Where) -> Claim:
 
 
 def _found(claim: Claim, rows: pd.DataFrame, names: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    where = {}
-    for name, value in claim.where.items():
-        try:
-            where[name] = filled(value, names)
-        except KeyError:
-            continue
-    part = pick(rows, **where)
+    part = pick(rows, **dict(_known(claim.where, names, keep=False)))
     for name, value in claim.but.items():
         part = part[part[name] != value]
     for values in dict.fromkeys(zip(*(part[name] for name in claim.found), strict=True)):
@@ -136,6 +130,19 @@ def _found(claim: Claim, rows: pd.DataFrame, names: Mapping[str, Any]) -> Iterat
 
 
 def bound(claim: Claim, names: Mapping[str, Any]) -> Claim:
-    """The claim with all names in its selections filled in."""
-    selections = ("where", "of", "over", "at", "beside", "by", "given", "timed")
-    return replace(claim, **{each: filled(getattr(claim, each), names) for each in selections})
+    """The claim with all names in its selections filled in. A text of `given` that names what only
+    its metric knows is the metric's to fill in."""
+    selections = ("where", "of", "over", "at", "beside", "by", "timed")
+    known = {each: filled(getattr(claim, each), names) for each in selections}
+    return replace(claim, **known, given=dict(_known(claim.given, names)))
+
+
+def _known(told: Where, names: Mapping[str, Any], keep: bool = True) -> Iterator[tuple[str, Any]]:
+    """The columns or words whose names are known; those that are not as they are, or (not `keep`)
+    left out."""
+    for name, value in told.items():
+        try:
+            yield name, filled(value, names)
+        except KeyError:
+            if keep:
+                yield name, value

@@ -139,13 +139,11 @@ def straightness(asked: Asked) -> float | None:
     return float(part["x"].astype(float).corr(part["value"].astype(float)) ** 2)
 
 
+def by_name(*metrics: Metric) -> dict[str, Metric]:
+    """Metrics as claims name them: ``least ratio`` is `least_ratio`."""
+    return {metric.__name__.replace("_", " "): metric for metric in metrics}
+
+
 METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "ratio": ratio,
-        "of ratios": of_ratios,
-        "least ratio": least_ratio,
-        "limit over": limit_over,
-        "first over last": first_over_last,
-        "straightness": straightness,
-    }
+    by_name(ratio, of_ratios, least_ratio, limit_over, first_over_last, straightness)
 )

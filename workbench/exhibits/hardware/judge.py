@@ -7,15 +7,15 @@ The goals are rows of ``offload.toml`` and ``servers.toml``; `offload_goals.py` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from workbench.core.record import RESULTS
-from workbench.exhibits.hardware.offload_table import mean_deviation, own_ratios, preferred
-from workbench.exhibits.metrics import Asked, Found, Undecided
+from workbench.exhibits.hardware.offload_table import preferred
+from workbench.exhibits.metrics import Asked, Found, Undecided, by_name
 from workbench.figures.verdict import FAILS
 from workbench.published.sheet import in_words
 
@@ -84,12 +84,16 @@ def runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def over(asked: Asked, ours: Setting, theirs: Setting, *, same: tuple[str, ...] = ()) -> Found:
+def over(asked: Asked) -> Found:
     """Throughput of a run over that of another, in the last round that has both; the other has the
     columns `same` as the first has them."""
-    rows, every = asked.rows, asked.every
+    rows, every, claim = asked.rows, asked.every, asked.claim
+    ours, theirs = (
+        Setting(asked.given[name], claim.where | which)
+        for name, which in (("ours", claim.of), ("theirs", claim.over))
+    )
     run = ours.found(rows)
-    other = theirs.found(rows, **{name: run[name] for name in same})
+    other = theirs.found(rows, **{name: run[name] for name in asked.given.get("same", ())})
     both = set(repeats(every, run)["round"]) & set(repeats(every, other)["round"])
     run, other = (last_in(both, every, each) for each in (run, other))
     speeds = trained(run)["samples_per_second"], trained(other, peer=True)["samples_per_second"]
@@ -97,22 +101,23 @@ def over(asked: Asked, ours: Setting, theirs: Setting, *, same: tuple[str, ...] 
     return Found(speeds[0] / speeds[1], why, rounds=(run["round"], other["round"]))
 
 
-def mean_error(
-    rows: pd.DataFrame,
-    column: str,
-    own: tuple[str, ...],
-    describe: Callable[[pd.Series], str] = lambda run: "",
-) -> Found:
-    """Mean deviation of predictions over measurements, of the methods `own`."""
-    ratios = predictions(rows, column, own)
-    worst = (ratios - 1).abs().idxmax()
-    off = f"the worst prediction {ratios[worst] - 1:+.1%}{describe(rows.loc[worst])}"
-    return Found(mean_deviation(ratios), f"{runs(len(ratios))} on our own runtime, {off}")
+def worst(asked: Asked) -> Found:
+    """The run that has most of a column, either way, among the claim's rows: how much, or (`mean`)
+    how much all have. `why` tells of it by its columns; `without` of rows that lack the column and
+    have the one that it `wants`; `none` that all lack it."""
+    part, given = asked.part, asked.given
+    known = part.dropna(subset=[given["column"]])
+    if known.empty:
+        raise Undecided(given["none"])
+    sizes = known[given["column"]].abs()
+    run = known.loc[sizes.idxmax()]
+    told = {"runs": runs(len(known)), "count": len(known), "mean": sizes.mean()}
+    why = given["why"].format_map({**run, **told, "variant": variant_of(run)})
+    lacking = part[part[given["column"]].isna() & part[given.get("wants", "method")].notna()]
+    if len(lacking) and "without" in given:
+        listed = ", ".join(lacking.get("described", ()))
+        why += given["without"].format(listed=listed, runs=runs(len(lacking)))
+    return Found(float(sizes.mean() if given.get("mean") else sizes.max()), why)
 
 
-def predictions(rows: pd.DataFrame, column: str, own: tuple[str, ...]) -> pd.Series:
-    """Predicted over measured, of runs on our own runtime; raises Undecided without any."""
-    ratios = own_ratios(rows, column, own)
-    if ratios.empty:
-        raise Undecided("no run on our own runtime has a prediction")
-    return ratios
+METRICS = by_name(over, worst)

@@ -16,7 +16,7 @@ from workbench.exhibits.base import Opened
 from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.offload_goals import METRICS, of_setting
+from workbench.exhibits.hardware.offload_goals import METRICS, of_setting, told
 from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN
@@ -74,7 +74,8 @@ class Offload(GoalsExhibit):
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
         """In their setting only."""
-        return super().goals(of_setting(rows), None if repeated is None else of_setting(repeated))
+        every = None if repeated is None else of_setting(repeated)
+        return super().goals(told(of_setting(rows)), every)
 
 
 def shares_of(rows: pd.DataFrame) -> pd.DataFrame:

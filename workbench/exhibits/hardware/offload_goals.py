@@ -6,18 +6,17 @@ Goals are about one setting only: hidden size 2048, sequence 1024, bf16 weights 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import pandas as pd
 
 from workbench.exhibits.claim_rows import stated
 from workbench.exhibits.hardware import judge
 from workbench.exhibits.hardware.judge import Setting
-from workbench.exhibits.hardware.offload_table import OWN_RUNTIME, PLAIN, preferred
-from workbench.exhibits.metrics import Asked, Found, Metric, Undecided
+from workbench.exhibits.hardware.offload_table import PLAIN, preferred
+from workbench.exhibits.metrics import Asked, Found, Undecided, by_name
 from workbench.exhibits.words import read_claims
+from workbench.figures.rows import pick
 
 DTYPE, HIDDEN, SEQ = "bf16", 2048, 1024
 CAP_GIB, HOST_GIB = 32, 90
@@ -32,6 +31,24 @@ SHARES = tuple(
 def of_setting(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that goals are about."""
     return rows[(rows["dtype"] == DTYPE) & (rows["hidden"] == HIDDEN) & (rows["seq"] == SEQ)]
+
+
+def told(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with errors of predictions, and what models within both budgets take."""
+    fits = (rows["device_cap_gib"] <= CAP_GIB) & (rows["host_cap_gib"] <= HOST_GIB)
+    return rows.assign(
+        step_error=rows["step_ratio"] - 1,
+        peak_error=rows["peak_ratio"] - 1,
+        billions=(rows["parameters"] / 1e9).where(fits),
+        disk=[*map(_on_disk, rows["disk_gib"], rows["disk_step_gb"])],
+    )
+
+
+def _on_disk(gib: float, step_gb: float) -> str:
+    words = f", {gib:.4g} GiB on the disk" if gib > 0 else ""
+    if step_gb > 0:
+        words += f", of which {step_gb:.3g} GB are read and written in a step"
+    return words
 
 
 def trained(rows: pd.DataFrame) -> pd.DataFrame:
@@ -58,12 +75,6 @@ def share(asked: Asked) -> Found:
         f"{run['plain_label']}{judge.variant_of(run)}{_of_other_plain(every, run)}"
     )
     return Found(run["share"], why, rounds=(run["round"], run["plain_round"]))
-
-
-def over_zero(asked: Asked) -> Found:
-    """Throughput over ZeRO-Offload's."""
-    names = ("stronghold", "zero-offload")
-    return judge.over(asked, *(_at(name, **asked.given) for name in names))
 
 
 def _of_other_plain(rows: pd.DataFrame, run: pd.Series) -> str:
@@ -106,22 +117,13 @@ def clipping(asked: Asked) -> Found:
 
 
 def host_bytes(asked: Asked) -> Found:
-    """Most bytes of host memory for a parameter, of runs that were planned."""
-    every = trained(asked.rows)
-    own, pinned = every[~every["pinned"]], every[every["pinned"]]
-    values, others = (part["host_bytes_per_parameter"].dropna() for part in (own, pinned))
-    if values.empty:
-        raise Undecided("no run of stronghold tells its host memory")
-    worst = own.loc[values.idxmax()]
-    why = (
-        f"the most of {len(values)} planned runs: {worst['host_gib']:.4g} GiB with "
-        f"{worst['layers']} layers at batch {worst['batch']}{judge.variant_of(worst)}"
-    )
-    if len(others) and others.max() > values.max():
-        why += (
-            f"; where all is pinned to visit, and gradients wait for their norm, {others.max():.3g}"
-        )
-    return Found(values.max(), why)
+    """The most of runs that were planned, and of others where that is more."""
+    found = judge.worst(asked)
+    others = pick(trained(asked.rows), pinned=True)["host_bytes_per_parameter"].dropna()
+    if len(others) and others.max() > found.value:
+        more = "; where all is pinned to visit, and gradients wait for their norm, "
+        found = found._replace(why=f"{found.why}{more}{others.max():.3g}")
+    return found
 
 
 def planners_choice(asked: Asked) -> Found:
@@ -169,40 +171,4 @@ def flat(asked: Asked) -> Found:
     return Found(grown, why, fair=above <= asked.given["above"])
 
 
-def largest(asked: Asked) -> Found:
-    """Billions of parameters of the largest model within both budgets."""
-    rows, method = asked.rows, asked.given["method"]
-    fit = rows[
-        (rows["method"] == method)
-        & (rows["status"] == "ok")
-        & (rows["device_cap_gib"] <= CAP_GIB)
-        & (rows["host_cap_gib"] <= HOST_GIB)
-    ]
-    if fit.empty:
-        raise Undecided(f"no run of {method} within both budgets")
-    best = fit.loc[fit["parameters"].idxmax()]
-    disk = ""
-    if best["disk_gib"] > 0:
-        disk = f", {best['disk_gib']:.4g} GiB on the disk"
-    if best["disk_step_gb"] > 0:
-        disk += f", of which {best['disk_step_gb']:.3g} GB are read and written in a step"
-    why = (
-        f"{best['layers']} layers at batch {best['batch']}, {best['step_seconds']:.3g} s a step"
-        f"{disk}{judge.variant_of(best)}"
-    )
-    return Found(best["parameters"] / 1e9, why)
-
-
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "share": share,
-        "over zero": over_zero,
-        "clipping": clipping,
-        "step error": lambda asked: judge.mean_error(asked.rows, "step_ratio", OWN_RUNTIME),
-        "peak error": lambda asked: judge.mean_error(asked.rows, "peak_ratio", OWN_RUNTIME),
-        "planner's choice": planners_choice,
-        "host bytes": host_bytes,
-        "flat": flat,
-        "largest": largest,
-    }
-)
+METRICS = judge.METRICS | by_name(share, clipping, host_bytes, planners_choice, flat)

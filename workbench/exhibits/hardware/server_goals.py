@@ -7,9 +7,8 @@ server; others ask of all rows that plans say of a run what the run did.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 
 import pandas as pd
 
@@ -18,8 +17,8 @@ from workbench.exhibits.claim_rows import stated
 from workbench.exhibits.hardware import judge
 from workbench.exhibits.hardware.judge import Setting
 from workbench.exhibits.hardware.offload_table import preferred
-from workbench.exhibits.hardware.server_table import HARMONY, MODEL, OWN_RUNTIME, ROOF
-from workbench.exhibits.metrics import Asked, Found, Metric, Undecided
+from workbench.exhibits.hardware.server_table import HARMONY, MODEL, ROOF
+from workbench.exhibits.metrics import Asked, Found, Undecided, by_name
 from workbench.exhibits.words import read_claims
 from workbench.figures.rows import pick
 from workbench.figures.verdict import FAILS
@@ -29,11 +28,41 @@ XL = {"layers": 48, "hidden": 1600, "seq": 1024, "dtype": "bf16"}
 """GPT-2 XL."""
 GPUS, CAP_GIB = 4, 11
 PP, DP, ZERO = "harmony-pp", "harmony-dp", "zero-infinity"
-STATED = {
-    goal.metric: goal for goal in stated(read_claims(Path(__file__).with_name("servers.toml")))
-}
-STEP_WITHIN, PEAK_WITHIN = (STATED[name].most for name in ("step error", "peak error"))
+STEP_WITHIN, PEAK_WITHIN = (
+    goal.most
+    for goal in stated(read_claims(Path(__file__).with_name("servers.toml")))
+    if goal.given.get("column") in ("step_error", "peak_error")
+)
 BATCHES = (64, 16)
+
+
+def told(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with what they say of plans and caps, and each run in words."""
+    known = rows[["moved", "planned_moved"]].notna().all(axis=1)
+    ways = [(rows[f"{way}_gib"], rows[f"planned_{way}_gib"]) for way in ("load", "store")]
+    off = [max(map(_off, (a, c), (b, d))) for a, b, c, d in zip(*ways[0], *ways[1], strict=True)]
+    return rows.assign(
+        described=[_described(run) for _, run in rows.iterrows()],
+        moved_off=pd.Series(off, index=rows.index, dtype=float).where(known),
+        step_error=rows["step_ratio"] - 1,
+        peak_error=rows["peak_ratio"] - 1,
+        used=rows["peak_device_gib"] / rows["device_cap_gib"],
+    )
+
+
+def _off(counted: float, planned: float) -> float:
+    """How far a count is from its plan, as a share of it."""
+    if planned == 0:
+        return 0.0 if counted == 0 else math.inf
+    return abs(counted / planned - 1)
+
+
+def _described(run: pd.Series) -> str:
+    gpus = "GPU" if run["ranks"] == 1 else "GPUs"
+    return (
+        f"{run['label']} with {run['layers']} layers on {run['ranks']} {gpus} at minibatch "
+        f"{run['batch']}"
+    )
 
 
 # -- GPT-2 XL -------------------------------------------------------------------------------------
@@ -79,12 +108,6 @@ def share(asked: Asked) -> Found:
     return Found(run["share"], why, rounds=(run["round"], run["roof_round"]))
 
 
-def over_dp(asked: Asked) -> Found:
-    """Throughput of Harmony-PP over Harmony-DP's."""
-    batch = asked.given["batch"]
-    return judge.over(asked, _at(PP, batch), _at(DP, batch), same=("clip",))
-
-
 def missing(rows: pd.DataFrame) -> list[str]:
     """Minibatches of GPT-2 XL that lack runs the goals are about, and whose."""
     out = []
@@ -99,83 +122,6 @@ def missing(rows: pd.DataFrame) -> list[str]:
                 f"GPT-2 XL on {GPUS} GPUs of {CAP_GIB} GiB, minibatch {batch} ({', '.join(absent)})"
             )
     return out
-
-
-# -- plans ----------------------------------------------------------------------------------------
-
-
-def counted_bytes(asked: Asked) -> Found:
-    """By how much counted bytes are off their plan's, either way, at most."""
-    own = pick(asked.rows, method=HARMONY, status="ok")
-    known = own.dropna(subset=["moved", "planned_moved"])
-    if known.empty:
-        raise Undecided("no run of Harmony has both")
-    off = {
-        i: max(_off(run[f"{way}_gib"], run[f"planned_{way}_gib"]) for way in ("load", "store"))
-        for i, run in known.iterrows()
-    }
-    worst = known.loc[max(off, key=off.__getitem__)]
-    why = (
-        f"{judge.runs(len(known))} of Harmony, the worst {_described(worst)}: {worst['moved']:.4g} "
-        f"times the weights counted, {worst['planned_moved']:.4g} planned{judge.variant_of(worst)}"
-    )
-    without = len(own) - len(known)
-    why += f"; {judge.runs(without)} more without both" if without else ""
-    return Found(max(off.values()), why)
-
-
-def _off(counted: float, planned: float) -> float:
-    """How far a count is from its plan, as a share of it."""
-    if planned == 0:
-        return 0.0 if counted == 0 else math.inf
-    return abs(counted / planned - 1)
-
-
-def peak_error(asked: Asked) -> Found:
-    """By how much a device's peak is off its prediction, at most."""
-    rows = asked.rows
-    ratios = judge.predictions(rows, "peak_ratio", OWN_RUNTIME)
-    own = pick(rows, method=OWN_RUNTIME, status="ok")
-    planned = own[own["predicted_peak_device_gib"].notna()]
-    far = (ratios - 1).abs()
-    worst = ratios.loc[far.idxmax()] - 1
-    why = (
-        f"{judge.runs(len(ratios))} on our own runtime, {far.mean():.1%} off on the mean; the "
-        "worst "
-        f"prediction {worst:+.1%}, {_described(rows.loc[far.idxmax()])}"
-        f"{_without_peak(planned)}"
-    )
-    return Found(far.max(), why)
-
-
-def caps(asked: Asked) -> Found:
-    """The fullest device, of its cap."""
-    own = pick(asked.rows, method=OWN_RUNTIME, status="ok")
-    used = (own["peak_device_gib"] / own["device_cap_gib"]).dropna()
-    if used.empty:
-        raise Undecided("no run on our own runtime under a cap tells its peak")
-    worst = own.loc[used.idxmax()]
-    why = (
-        f"{judge.runs(len(used))} on our own runtime, the fullest {worst['peak_device_gib']:.4g} "
-        "of "
-        f"{worst['device_cap_gib']:g} GiB, {_described(worst)}"
-        f"{_without_peak(own[own['device_cap_gib'].notna()])}"
-    )
-    return Found(used.max(), why)
-
-
-def _without_peak(rows: pd.DataFrame) -> str:
-    """At the end of a reason: whose peak was not measured, of which nothing is said."""
-    told = [_described(run) for _, run in rows[rows["peak_device_gib"].isna()].iterrows()]
-    return f"; not measured: {', '.join(told)}" if told else ""
-
-
-def _described(run: pd.Series) -> str:
-    gpus = "GPU" if run["ranks"] == 1 else "GPUs"
-    return (
-        f"{run['label']} with {run['layers']} layers on {run['ranks']} {gpus} at minibatch "
-        f"{run['batch']}"
-    )
 
 
 # -- more GPUs, larger models ----------------------------------------------------------------------
@@ -253,23 +199,4 @@ def _listed(numbers: Iterable[int]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def step_error(asked: Asked) -> Found:
-    """Mean error of predicted steps."""
-    return judge.mean_error(
-        asked.rows, "step_ratio", OWN_RUNTIME, lambda run: f", {_described(run)}"
-    )
-
-
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "over zero": over_zero,
-        "share": share,
-        "over dp": over_dp,
-        "counted bytes": counted_bytes,
-        "step error": step_error,
-        "peak error": peak_error,
-        "caps": caps,
-        "scaling": scaling,
-        "outgrown": outgrown,
-    }
-)
+METRICS = judge.METRICS | by_name(over_zero, share, scaling, outgrown)

@@ -13,10 +13,17 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.base import Opened
+from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware import server_panels as panels
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.server_goals import METRICS, PEAK_WITHIN, STEP_WITHIN, missing
+from workbench.exhibits.hardware.server_goals import (
+    METRICS,
+    PEAK_WITHIN,
+    STEP_WITHIN,
+    missing,
+    told,
+)
 from workbench.exhibits.hardware.server_table import OWN_RUNTIME, table
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
@@ -43,6 +50,9 @@ class Servers(GoalsExhibit):
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         runs = (run for run in server_runs(at.roots()) if run.method not in ELSEWHERE)
         return table(runs, repeated=repeated)
+
+    def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
+        return super().goals(told(rows), rows if repeated is None else repeated)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Throughput, bytes, scaling and predictions, as far as there are rows of each. `rows`:

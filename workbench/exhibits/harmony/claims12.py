@@ -9,7 +9,7 @@ import pandas as pd
 from workbench.core.record import BETWEEN, PARTS
 from workbench.exhibits.harmony import volumes
 from workbench.exhibits.harmony.sizes import DP, HARMONY, ONE, PP, SWAPPED
-from workbench.exhibits.metrics import Asked, Found, NoClaim
+from workbench.exhibits.metrics import Asked, Found, NoClaim, by_name
 from workbench.figures.rows import (
     FORMULA,
     MEASURED,
@@ -131,10 +131,4 @@ def _worst(
     return max(factors, default=None)
 
 
-METRICS = {
-    "dp over pp": dp_over_pp,
-    "one over most": one_over_most,
-    "swapped over": swapped_over,
-    "of its bound": of_its_bound,
-    "as told": as_told,
-}
+METRICS = by_name(dp_over_pp, one_over_most, swapped_over, of_its_bound, as_told)

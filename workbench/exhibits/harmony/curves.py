@@ -15,7 +15,7 @@ from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.own_text import DEFAULT_TEXT
 from workbench.exhibits.harmony.sizes import HARMONY, HarmonySize, Trained
 from workbench.exhibits.harmony.table import PLAIN, measured, missing, table
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
 from workbench.figures.curves import differences, draw_curves, note
 from workbench.figures.rows import label_of, pick
@@ -50,7 +50,7 @@ def as_near(asked: Asked) -> Found:
 class Curves(HarmonyExhibit):
     """The curves over each other, and beside them how far each is from one device."""
 
-    metrics = {"as near": as_near}
+    metrics = by_name(as_near)
     takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     without_gpu = NO_LOSSES, "nothing to show"
     form: ClassVar[str]

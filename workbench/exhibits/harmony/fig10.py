@@ -27,7 +27,7 @@ from workbench.exhibits.harmony.table import (
     recomputed,
     table,
 )
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
 from workbench.figures.rows import (
     MEASURED,
@@ -70,7 +70,7 @@ class FourModels(HarmonyExhibit):
     """A panel a published model, and what ran here."""
 
     plans = ("10",)
-    metrics = {"lead": lead}
+    metrics = by_name(lead)
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:
         """Both modes and the baselines on the most devices, for every model and minibatch."""

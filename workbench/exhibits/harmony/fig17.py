@@ -10,7 +10,7 @@ from workbench.exhibits.harmony import scaling
 from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, nothing_reduced
 from workbench.exhibits.harmony.sizes import PP
 from workbench.exhibits.harmony.table import model_label
-from workbench.exhibits.metrics import Asked
+from workbench.exhibits.metrics import Asked, by_name
 from workbench.figures import draw
 from workbench.figures.rows import (
     OUR_PLAN,
@@ -37,7 +37,7 @@ def on_the_most(asked: Asked) -> float | None:
 class TimePerIteration(scaling.Scaling):
     """A panel a model, and what ran here."""
 
-    metrics = {"on the most": on_the_most}
+    metrics = by_name(on_the_most)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         own = scaling.here(rows)

@@ -9,7 +9,7 @@ import pandas as pd
 from workbench.exhibits.harmony import scaling
 from workbench.exhibits.harmony.base import ESTIMATES, nothing_reduced
 from workbench.exhibits.harmony.table import model_label
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
 from workbench.figures.rows import OUR_PLAN, REFERENCE, one, pick, quotient
 
@@ -39,7 +39,7 @@ def one_over_most(asked: Asked) -> float | None:
 class SpeedUp(scaling.Scaling):
     """Speed over that of one device: the smallest and the largest model, and what ran here."""
 
-    metrics = {"saturation": saturation, "one over most": one_over_most}
+    metrics = by_name(saturation, one_over_most)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         draw.prepare(figure)

@@ -23,7 +23,7 @@ from workbench.exhibits.harmony.table import (
     recomputed,
     table,
 )
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
 from workbench.figures.rows import (
     MEASURED,
@@ -73,7 +73,7 @@ def clearly_faster(asked: Asked) -> Found:
 class Searches(HarmonyExhibit):
     """Seconds as bars, and a table of plans."""
 
-    metrics = {"no slower": no_slower, "clearly faster": clearly_faster}
+    metrics = by_name(no_slower, clearly_faster)
     plans = ("10", "stored")
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:

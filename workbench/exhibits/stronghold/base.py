@@ -17,7 +17,7 @@ import pandas as pd
 from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Opened
-from workbench.exhibits.metrics import Asked
+from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.preview import preview
 from workbench.exhibits.stronghold import measured_here, sizes
 from workbench.figures import draw as drawing
@@ -49,7 +49,7 @@ class StrongholdExhibit(Exhibit):
     """Whether three panels stand side by side, instead of the ratios below the others."""
     wide: ClassVar[bool] = False
     """Whether it takes a page's width also at the paper's size."""
-    metrics = {"advantage": advantage}
+    metrics = by_name(advantage)
 
     parameters = {
         "methods": 'methods that run, such as "stronghold, l2l"; None: all',

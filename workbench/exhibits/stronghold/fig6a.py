@@ -20,7 +20,7 @@ from workbench.core.options import takes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Exhibit, Opened, Stage
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.stronghold.base import StrongholdExhibit, advantage, notes_of_measured
 from workbench.exhibits.stronghold.sizes import Size
 from workbench.figures import draw as drawing
@@ -56,7 +56,7 @@ class LargestModel(StrongholdExhibit):
     """Bars by method; the number at a bar names the tier that was full."""
 
     quantity, unknown_size = "parameters", "reduced size and budgets"
-    metrics = {"size": size_told}
+    metrics = by_name(size_told)
 
     def specs(self, size: Size) -> list[RunSpec]:
         """One spec per method, whose layers a search varies."""

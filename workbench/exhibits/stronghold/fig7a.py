@@ -12,7 +12,7 @@ from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened, Stage
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.stronghold.base import StrongholdExhibit
 from workbench.exhibits.stronghold.fig6a import ROOMIEST, searches
 from workbench.exhibits.stronghold.sizes import Size
@@ -36,7 +36,7 @@ class ThroughputAtLargest(StrongholdExhibit):
     """Bars in pairs, a baseline and STRONGHOLD."""
 
     wide, unknown_size = True, "reduced size and budgets"
-    metrics = {"paired": paired}
+    metrics = by_name(paired)
 
     def stages(self, at: Opened, *, force: bool = False, planned: bool = False) -> Iterator[Stage]:
         """Figure 6a's searches of the baselines, which `force` leaves as they are, then runs at

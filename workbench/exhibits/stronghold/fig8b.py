@@ -6,7 +6,7 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.metrics import Asked, Found, straightness
+from workbench.exhibits.metrics import Asked, Found, by_name, straightness
 from workbench.exhibits.stronghold.line import Line
 from workbench.exhibits.stronghold.sizes import Size
 from workbench.figures import draw as drawing
@@ -24,7 +24,7 @@ def straight(asked: Asked) -> Found:
 class Depth(Line):
     """Time over the layers, and over the shallowest model's."""
 
-    metrics = {"straightness": straight}
+    metrics = by_name(straight)
     over = "layers", "time per iteration (ms)"
     over_first = "layers (shallowest = 1)", "time (shallowest = 1)"
 

@@ -11,7 +11,7 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
-from workbench.exhibits.metrics import Asked, Found, NoClaim
+from workbench.exhibits.metrics import Asked, Found, NoClaim, by_name
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.scaling import GPUS, XL
 from workbench.figures import draw as drawing
@@ -79,7 +79,7 @@ def _shared(asked: Asked) -> bool:
 class Accuracy(VarunaExhibit):
     """Predicted over measured, errors by shape, and whether predictions choose well."""
 
-    metrics = {"in range": in_range, "error": error, "choice": choice}
+    metrics = by_name(in_range, error, choice)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """A run for each shape that this machine has devices for."""

@@ -9,7 +9,7 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Opened
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import PUBLISHED, SIMULATED, pick, table
@@ -51,7 +51,7 @@ def near(asked: Asked) -> Found:
 class Bubbles(VarunaExhibit):
     """54 published points, and the lists that they follow from."""
 
-    metrics = {"small": small, "near": near}
+    metrics = by_name(small, near)
     runs = False
 
     def published(self) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
@@ -91,13 +91,7 @@ def as_paced(asked: Asked) -> Found:
 class UnderJitter(VarunaExhibit):
     """Efficiencies beside those of an independent simulator, paced steps, and stashed inputs."""
 
-    metrics = {
-        "calm": calm,
-        "in order": in_order,
-        "loses least": loses_least,
-        "faster": faster,
-        "as paced": as_paced,
-    }
+    metrics = by_name(calm, in_order, loses_least, faster, as_paced)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """Smoke: a step of each policy, shorter; else one of each seed and setting."""

@@ -12,7 +12,7 @@ from workbench.core.record import RunRecord
 from workbench.core.sealed import parse_sealed
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
@@ -78,7 +78,7 @@ def _losses(asked: Asked) -> list[pd.Series]:
 class Morphing(VarunaExhibit):
     """A job's shapes, speed and losses, beside an undisturbed run."""
 
-    metrics = {"losses": near_losses, "once": once, "followed": followed}
+    metrics = by_name(near_losses, once, followed)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """One job; a host is a GPU, or a process."""

@@ -11,7 +11,7 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
-from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
@@ -69,11 +69,7 @@ def in_order(asked: Asked) -> float | None:
 class Schedules(VarunaExhibit):
     """Lists of ranks, charts in theory, and one step simulated and measured."""
 
-    metrics = {
-        "published lists": published_lists,
-        "over Varuna": over_varuna,
-        "in order": in_order,
-    }
+    metrics = by_name(published_lists, over_varuna, in_order)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """Varuna on all ranks of the size."""
