@@ -9,6 +9,7 @@ comes as `Opened`. `session.py` runs any of them.
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,19 +20,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 
 from workbench.core import host
-from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.claim_rows import Claim
 from workbench.exhibits.claims import Judge
 from workbench.exhibits.metrics import Asked, Metric
+from workbench.exhibits.provenance import origin
 from workbench.exhibits.words import read_words
 from workbench.figures.rows import label_of
 from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import cannot_tell
 from workbench.model.corpus import STDLIB
 from workbench.runs.executor import LocalExecutor
-from workbench.runs.provenance import gather
 from workbench.runs.search import Search
 from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
@@ -95,6 +95,8 @@ class Exhibit(ABC):
     """In one sentence or two."""
     tested: ClassVar[str]
     """How, in paragraphs."""
+    small_print: ClassVar[str] = ""
+    """Below the figure, with names in braces of what its rows tell."""
     sizes: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({})
     """Size -> what runs, and how long it takes; empty where nothing runs."""
     claims: ClassVar[Sequence[Claim]] = ()
@@ -304,6 +306,10 @@ class Exhibit(ABC):
         """Draw on an empty figure."""
         self.draw(figure, rows)
 
+    def printed(self, **facts: Any) -> str:
+        """The small print with what the rows tell."""
+        return re.sub(" +", " ", self.small_print.format(**facts)).strip()
+
     @abstractmethod
     def draw(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Draw rows alone, where they are all there is to draw."""
@@ -361,35 +367,6 @@ def records_of(stage: Stage) -> list[RunRecord]:
         else:
             found.append(replace(record, method=point.spec.method, spec=point.spec.to_dict()))
     return found
-
-
-def origin(records: list[RunRecord], *, simulated: bool) -> dict[str, str]:
-    """Machine, code, packages and dates behind records; of this moment where there are none."""
-    sources = [record.provenance for record in records] or [gather()]
-    untold = dict.fromkeys(("cpu", "cores", "system", "python"), "unknown")
-    first = untold | {"gpus": [], "host_memory_bytes": 0} | sources[0]
-    packages = {" ".join(pair) for source in sources for pair in source.get("packages", {}).items()}
-    commits = {_commit(source) for source in sources}
-    started = sorted(record.started[:16].replace("T", " ") for record in records)
-    facts = {
-        "processor": f"{first['cpu']}, {first['cores']} cores",
-        "memory": format_bytes(first["host_memory_bytes"]),
-        "GPU": ", ".join(first["gpus"]) or "none",
-        "system": f"{first['system']}, Python {first['python']}",
-        "packages": ", ".join(sorted(packages)),
-        "commit": ", ".join(sorted(commits)),
-        "runs": f"{len(records)} records, {started[0]} to {started[-1]} UTC" if started else "none",
-    }
-    if simulated:
-        facts["numbers"] = (
-            "published values and simulations; nothing was measured for this size here"
-        )
-    return facts
-
-
-def _commit(provenance: dict[str, Any]) -> str:
-    commit = (provenance.get("commit") or "no commit")[:12]
-    return f"{commit} with changes" if provenance.get("dirty") else commit
 
 
 def has_gpu() -> bool:

@@ -28,6 +28,7 @@ class Words:
     claim: str
     tested: str
     """How, in paragraphs."""
+    small_print: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
@@ -48,7 +49,8 @@ def read_words(path: Path) -> dict[str, Any]:
     told = tomllib.loads(path.read_text())
     words = read_as(Words, told, path.name)
     found = {name: getattr(words, name) for name in told}
-    return found | {name: joined(found[name]) for name in ("claim", "tested")}
+    texts = {"claim", "tested", "small_print"} & told.keys()
+    return found | {name: joined(found[name]) for name in texts}
 
 
 def read_claims(path: Path) -> list[Claim]:

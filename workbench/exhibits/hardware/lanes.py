@@ -93,7 +93,7 @@ class LaneByLane(HardwareExhibit):
             _draw_traffic(below, row, traffic(of_case[row.case]))
             kinds |= {event.kind for event in of_case[row.case].events}
         _legend(figure, kinds)
-        drawing.small_print(figure, *notes(shown))
+        drawing.small_print(figure, self.printed(**facts_of(shown)))
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         """In words: what every step reached, what bounds it, and what the goal is."""
@@ -194,29 +194,21 @@ def _verdict(row: Any) -> str:
     return "reached" if reached else f"missed, {_reach(row)}"
 
 
-def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what is drawn, what is missing."""
-    when = days(rows["date"])
+def facts_of(rows: pd.DataFrame) -> dict[str, Any]:
+    """What the small print says of the rows."""
     caps = ", ".join(f"{cap:g} GiB" for cap in sorted(set(rows["device_cap_gib"].dropna())))
     clips = ", ".join(f"a norm of {clip:g}" for clip in sorted(set(rows["clip"].dropna())))
-    out = [
-        f"All of it is measured, on {rows['hardware'].iloc[0]}, {when}: {rows['label'].iloc[0]}"
-        f"{', capped at ' + caps if caps else ''}{', clipped at ' + clips if clips else ''}; of "
-        "the run's last steps the one nearest to its median. What reaches past the step's end is "
-        "drawn at its beginning, where that of the step before ran. Busy: of the step's time.",
-        "Traffic: the bytes of each copy and each host update (26 a parameter in bf16), spread "
-        f"evenly over its time, so that edges are not sharp; dark above {NEAR:.0%} of the ceiling, "
-        "which is what host memory gave copies both ways and updates, all at once, when the "
-        "machine was profiled. The bound is the batch over the longer of compute's busy time and "
-        f"host memory's bytes over its ceiling, as if all else were free{_looseness(rows)}.",
-        "Updates on GPU: of optimizer states that come there for it. Update after norm: it is "
-        "made, made again or let stand once the norm of all gradients is known. "
-        "The goal is a share of the speed of plain training, which has the whole GPU.",
-    ]
     absent = [case for case in CASES if case not in set(rows["case"])]
-    if absent:
-        out.append(f"Not measured: {'; '.join(map(case_words, absent))}.")
-    return out
+    return {
+        "hardware": rows["hardware"].iloc[0],
+        "when": days(rows["date"]),
+        "label": rows["label"].iloc[0],
+        "caps": f", capped at {caps}" if caps else "",
+        "clips": f", clipped at {clips}" if clips else "",
+        "near": NEAR,
+        "looseness": _looseness(rows),
+        "absent": f"Not measured: {'; '.join(map(case_words, absent))}." if absent else "",
+    }
 
 
 def _looseness(rows: pd.DataFrame) -> str:

@@ -70,7 +70,10 @@ class Offload(GoalsExhibit):
         there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
         looks = {LABELS[name]: LOOKS[name] for name in LABELS if name in there}
         marks.legend(figure, looks, marks.kept(shown))
-        drawing.small_print(figure, *notes(rows))
+        lacking = "; ".join(missing_cases(rows))
+        facts = {"hardware": rows["hardware"].iloc[0], "when": days(rows["date"]), "within": WITHIN}
+        absent = f"Not measured: {lacking}." if lacking else ""
+        drawing.small_print(figure, self.printed(absent=absent, **facts))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
         """In their setting only."""
@@ -122,24 +125,6 @@ def missing_cases(rows: pd.DataFrame) -> list[str]:
         if absent:
             out.append(f"{layers} layers at batch {batch} ({', '.join(absent)})")
     return out
-
-
-def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what a bar and a point is, what is missing."""
-    when = days(rows["date"])
-    hidden, seq, dtype = MODEL
-    absent = missing_cases(rows)
-    return [
-        f"All bars and points are measured, on {rows['hardware'].iloc[0]}, {when}: hidden size "
-        f"{hidden}, sequence {seq}, {dtype}, unless a model is named otherwise. B: billion "
-        "parameters. Caps are of device memory. 100 % is the fastest plain training without a cap, "
-        "of the same sitting where it has one. "
-        "A bar is the last run of its settings, with the lowest clipping limit that was run.",
-        "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
-        "those on this project's runtime, of the setting above, which the goals are about. "
-        f"Methods without points have no plan here. The band is {WITHIN:.0%}.",
-        f"Not measured: {'; '.join(absent)}." if absent else "",
-    ]
 
 
 # -- bars -----------------------------------------------------------------------------------------

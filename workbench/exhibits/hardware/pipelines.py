@@ -64,11 +64,7 @@ class Pipelines(GoalsExhibit):
             _draw_order(axes, name, last=name == DRAWN[-1])
         _draw_pairs(below, settings) if settings else drawing.empty(below, self.absent)
         where = "".join(f" on {name}" for name in rows["hardware"].head(1))
-        drawing.small_print(
-            figure,
-            f"Above: simulated, {RANKS} ranks, {MICROS} micro-batches, in quanta (forward 1, "
-            f"backward 2). Below: measured{where}, GPT-2 XL, bf16; filled ours, pale torch's.",
-        )
+        drawing.small_print(figure, self.printed(ranks=RANKS, micros=MICROS, where=where))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
         """Ours at least as fast as torch's, setting by setting."""

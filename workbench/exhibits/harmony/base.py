@@ -83,6 +83,9 @@ class HarmonyExhibit(Exhibit):
     def sized(self, size: str, text: str = STDLIB) -> HarmonySize:
         return sizes.named(size)
 
+    def printed(self, **facts: Any) -> str:
+        return super().printed(estimates=ESTIMATES, other_end=OTHER_END, **facts)
+
     # -- runs -----------------------------------------------------------------------------------
 
     def preview(self, at: Opened) -> pd.DataFrame:

@@ -9,8 +9,6 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import (
-    ESTIMATES,
-    OTHER_END,
     HarmonyExhibit,
     not_run,
     nothing_reduced,
@@ -133,16 +131,13 @@ class FourModels(HarmonyExhibit):
             nothing_reduced(axes["here"], rows, letters=110)
         shown = join(*drawn, other.dropna(subset=["value"]))
         draw.legend(figure, shown, as_lines=True)
-        draw.small_print(
-            figure,
-            ESTIMATES,
-            f"{OTHER_END} VGG416 and ResNet1026 have no stored schedules: their estimates are of "
-            f"what the published search chooses.{_lone(rows)}",
-            "Bars: hatched as the schedule was simulated before it ran, filled as measured."
-            if ran
-            else "",
-            *_not_run(rows),
-        )
+        bars = "Bars: hatched as the schedule was simulated before it ran, filled as measured."
+        facts = {
+            "lone": _lone(rows),
+            "bars": bars if ran else "",
+            "lacking": " ".join(_not_run(rows)),
+        }
+        draw.small_print(figure, self.printed(**facts))
 
 
 def _lone(rows: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.exhibits.harmony import claims12, volumes
-from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit
+from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.claims12 import GPUS, LINK, MODEL, OWN, WEIGHTS
 from workbench.exhibits.harmony.sizes import DP, HARMONY, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import estimated, measured, missing, of_plan, predicted, table
@@ -117,16 +117,7 @@ class SwapVolume(HarmonyExhibit):
         _over_ranks(right, rows)
         draw.title(right, "over the host's link, by devices")
         _legends(figure, left, right, rows)
-        draw.small_print(
-            figure,
-            ESTIMATES,
-            "Right, formula: three times the weights (Harmony-PP) and 2 N + 1 times (Harmony-DP), "
-            "without activations; hollow and half-filled marks at 4 GPUs are those of the left at "
-            "a minibatch of 64. Swap: data parallel and pipeline without packs, on as much "
-            "memory. Measured: bytes counted by the runtime, activations included, and as a "
-            "stroke weights and gradients alone; what was simulated before the run lies under it.",
-            *absences(rows),
-        )
+        draw.small_print(figure, self.printed(absences=" ".join(absences(rows))))
 
 
 def _by_formula(nbytes: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, HarmonyExhibit
+from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import PP, HarmonySize
 from workbench.exhibits.harmony.table import (
     estimated,
@@ -103,13 +103,7 @@ class Balance(HarmonyExhibit):
             note = here["note"].iloc[0] if len(here) else "nothing was run at this size"
             draw.empty(axes["here"], f"measured here: {note}")
         draw.legend(figure, rows.dropna(subset=["value"]), methods=False)
-        draw.small_print(
-            figure,
-            "Settings: samples of a micro-batch forward/backward, and layers of a pack (P) or "
-            "numbers of packs; the last one is what our search finds.",
-            ESTIMATES,
-            f"{OTHER_END} Dotted line across a group: the estimate's mean of all GPUs.",
-        )
+        draw.small_print(figure, self.printed())
 
 
 def _spec(size: HarmonySize, setting: Any, ranks: int) -> RunSpec:

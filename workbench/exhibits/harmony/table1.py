@@ -14,7 +14,7 @@ import pandas as pd
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit
+from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import DP, PP, HarmonySize
 from workbench.exhibits.harmony.table import (
     estimated,
@@ -141,21 +141,9 @@ class Searches(HarmonyExhibit):
         draw.title(axes["step"], "step of the plan that was found")
         _table(axes["table"], part)
         draw.legend(figure, join(searches, steps), methods=False)
-        draw.small_print(
-            figure,
-            ESTIMATES,
-            "Search: processor time, measured by this project; thin bars are the range of the "
-            "estimates. The authors keep no search of "
-            f"{_listed(searches[searches['status'] == NOT_STORED]['model'])}.",
-            "Step: of either plan by our simulator, with overlap of transfers and compute, beside "
-            "the authors' own estimate of the published plan, with overlap too; thin bars end at "
-            "the same estimate without overlap.",
-            _why_lone(alone),
-            "Micro-batch, packs: samples of the forward and of the backward pass, and into how "
-            "many packs of layers each is cut. Tried: plans that the search found (published) or "
-            "simulated (our). Memory: all that a GPU must hold, proved; a card has "
-            f"{format_bytes(CARD_BYTES)}. Estimate: the authors', with overlap.",
-        )
+        without = _listed(pick(searches, status=NOT_STORED)["model"])
+        facts = {"lone": _why_lone(alone), "card": format_bytes(CARD_BYTES)}
+        draw.small_print(figure, self.printed(without=without, **facts))
 
 
 def _variant(source: str, plan: str) -> str:

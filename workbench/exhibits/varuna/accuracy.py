@@ -125,12 +125,7 @@ class Accuracy(VarunaExhibit):
         handles = [Line2D([], [], **_look(n)) for n in ranks] + [Line2D([], [], **CROSS)]
         words = [f"step on {n:g} rank{'s' * (n > 1)}" for n in ranks] + [f"{PEAK} (right)"]
         drawing.place_legend(figure, [*zip(handles, words, strict=True)])
-        drawing.small_print(
-            figure,
-            "P stages x D replicas, m samples of a micro-batch. Error: predicted over measured, "
-            "less 1; dashed: bounds of a step on GPUs. Upright: the range that a plan prints. "
-            f"On GPUs: GPT-2 XL, batch {XL['batch']}, {XL['dtype']}.",
-        )
+        drawing.small_print(figure, self.printed(**XL))
 
     def cannot_tell(self, asked: Asked) -> str:
         """Errors may be told on any machine."""

@@ -98,13 +98,9 @@ class Bubbles(VarunaExhibit):
         axes.set_ylabel("first stage waits (%)")
         axes.set_ylim(bottom=0)
         axes.legend(ncols=2, fontsize=6)
-        published = "Hollow: published. " if PUBLISHED in set(rows["source"]) else ""
-        drawing.small_print(
-            figure,
-            f"{published}Dashed: simulated, quanta of the lists (forward and recomputation 1, "
-            "backward 2).",
-            *(f"{why[0].upper()}{why[1:]}." for why in {WHY_WRONG} & {*rows["note"]}),
-        )
+        published = "Hollow: published." if PUBLISHED in set(rows["source"]) else ""
+        wrong = "".join(f"{why[0].upper()}{why[1:]}." for why in {WHY_WRONG} & {*rows["note"]})
+        drawing.small_print(figure, self.printed(published=published, wrong=wrong))
 
 
 EXHIBIT = Bubbles()

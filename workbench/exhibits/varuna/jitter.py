@@ -137,19 +137,10 @@ class UnderJitter(VarunaExhibit):
         drawing.bars(panels[-1], most, names, "stashed inputs", column="label")
         drawing.title(panels[-1], f"most inputs on a rank, {[*SETTINGS][-1]} ms")
         drawing.legend(figure, told, methods=False)
-        drawing.small_print(
-            figure,
-            f"{RANKS} ranks, {MICROS} micro-batches; forward and recomputation 50 ms, backward 100 "
-            "ms, messages 5 ms. Efficiency: time of the passes of a rank over that of the step. "
-            "As listed: Varuna's lists without the rule. Early: 1F1B recomputes before the "
-            "gradient has come, else then.",
-            f"Jitter: normal deviations of passes, and of messages the size; {SEEDS} seeds: mean, "
-            "least and most. Every policy meets the same draws. "
-            "Reference: an independent simulator of the released rules, its own draws. GPipe as "
-            "Varuna's simulator has it. Measured: steps of four processes on one machine, "
-            "whose passes and messages are paced by sleeping; they compute nothing.",
-            *(f"Not measured: {why}." for why in dict.fromkeys(told["status"]) if why != "ok"),
-        )
+        lacking = [why for why in dict.fromkeys(told["status"]) if why != "ok"]
+        facts = {"ranks": RANKS, "micros": MICROS, "seeds": SEEDS}
+        facts["lacking"] = " ".join(f"Not measured: {why}." for why in lacking)
+        drawing.small_print(figure, self.printed(**facts))
 
 
 def _reference() -> Iterator[dict[str, Any]]:

@@ -145,14 +145,8 @@ class Morphing(VarunaExhibit):
         bottom.set(xlabel="step", ylabel="loss")
         bottom.legend(fontsize=6)
         drawing.title(bottom, "loss by step; dotted: a new shape")
-        drawing.small_print(
-            figure,
-            "All is measured. The paper's own timeline was not available. The trace (GPUs over "
-            f"time, of a user of the released code) is scaled to {hosts['value'].max():g} hosts "
-            f"for {LARGEST} GPUs and runs faster; it begins with the first step, and the job ends "
-            f"{TAIL} steps after its last change was followed. Hosts are agents of one machine, "
-            "with a slot each; without GPUs they share its processors: their speeds say little.",
-        )
+        facts = {"hosts": hosts["value"].max(), "largest": LARGEST, "tail": TAIL}
+        drawing.small_print(figure, self.printed(**facts))
 
 
 def _parts(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:

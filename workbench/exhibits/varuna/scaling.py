@@ -79,17 +79,9 @@ class Scaling(VarunaExhibit):
             for name, numbers in METHODS.items()
             if (absent := sorted({*numbers} - {*pick(here, method=name)["x"]}))
         ]
-        drawing.small_print(
-            figure,
-            "The paper's own values were not available: only its abstract is quoted, in the "
-            "verdicts. Measured: bf16, sequence 1024, all of a GPU's memory, each method's fastest "
-            f"setting. Not measured: {'; '.join(lacking) or 'nothing'}.",
-            f"Simulated (hatched): {', '.join(map(str, REPLICAS))} pipelines, depth, micro-batch "
-            "and batch of 8,192 as in the released scripts, fp32 on V100s by published constants "
-            f"({hardware.DEFAULT}); messages, and sums of gradients after the last pass, at the "
-            "11.9 GB/s of their link; no jitter, any number of stashed inputs. Operations that are "
-            "done again are not counted.",
-        )
+        facts = {"replicas": ", ".join(map(str, REPLICAS)), "machine": hardware.DEFAULT}
+        words = "; ".join(lacking) or "nothing"
+        drawing.small_print(figure, self.printed(lacking=words, **facts))
 
 
 def _committed(at: Opened) -> pd.DataFrame:

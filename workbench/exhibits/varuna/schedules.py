@@ -106,15 +106,7 @@ class Schedules(VarunaExhibit):
             axes.set_xlabel(f"time ({step.unit})" if step.Index in last else "", fontsize=7)
         kinds = [(Patch(color=LOOKS[kind].color), LOOKS[kind].words) for kind in KINDS]
         drawing.place_legend(figure, kinds)
-        drawing.small_print(
-            figure,
-            "Letters: pass and micro-batch. Hatched: simulated; filled: measured. Quanta: forward "
-            "and recomputation 1, backward 2, messages none; a gradient is sent when the whole "
-            "backward pass is over. GPipe as Varuna's simulator has it: backward passes in reverse,"
-            " recomputation on the last rank too. Milliseconds: the last step of a run here, and "
-            "its schedule as it was simulated before it ran; ranks that share a processor disturb "
-            "each other.",
-        )
+        drawing.small_print(figure, self.printed())
 
 
 def _lists() -> Iterator[dict[str, Any]]:
