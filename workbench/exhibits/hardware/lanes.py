@@ -279,13 +279,11 @@ def _beside(axes: Any, y: float, words: str, va: str, **look: Any) -> None:
 
 def _legend(figure: Any, kinds: set[str]) -> None:
     """Above it all: each kind of work once."""
-    from matplotlib.patches import Patch
-
     looks = list(dict.fromkeys(look for kind, look in LOOKS.items() if kind in kinds))
     columns = 9
     figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(looks) // columns))
     figure.legend(
-        handles=[Patch(color=look.color, label=look.words) for look in looks],
+        handles=[drawing.patch(color=look.color, label=look.words) for look in looks],
         loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.2,
         borderpad=0.1,
     )  # fmt: skip

@@ -128,10 +128,8 @@ def variant_words(variant: str) -> str:
 
 def kept(rows: pd.DataFrame) -> list[tuple[Any, str]]:
     """An entry of the legend on runs that keep activations, where there are any."""
-    from matplotlib.patches import Patch
-
     words = "kept: activations are kept, else recomputed"
-    return [(Patch(alpha=0), words)] if KEEP in set(rows["variant"]) else []
+    return [(drawing.patch(alpha=0), words)] if KEEP in set(rows["variant"]) else []
 
 
 def why_missing(status: str, otherwise: str) -> str:
@@ -195,11 +193,8 @@ def _set_ticks(axes: Any, values: pd.Series) -> None:
 def legend(figure: Any, looks: Mapping[str, Look], more: Iterable[tuple[Any, str]] = ()) -> None:
     """Above it all: every method (label to look) once, with its marker; then `more` (handle,
     name)."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     entries: list[tuple[Any, str]] = []
     for name, look in looks.items():
-        patch = Patch(facecolor=look.face, edgecolor=look.color)
-        entries.append(((patch, Line2D([], [], **point(look, 4))), name))
+        patch = drawing.patch(facecolor=look.face, edgecolor=look.color)
+        entries.append(((patch, drawing.stroke(**point(look, 4))), name))
     drawing.place_legend(figure, [*entries, *more])

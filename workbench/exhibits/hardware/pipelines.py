@@ -91,8 +91,6 @@ def pairs(rows: pd.DataFrame) -> list[tuple[str, Any, Any]]:
 
 
 def _draw_order(axes: Any, name: str, *, last: bool) -> None:
-    from matplotlib.patches import Patch
-
     chunks = CHUNKS if ORDERS[name].chunked else 1
     step = ideal.simulated(ideal.schedule_of(name, RANKS, MICROS, chunks=chunks), chunks)
     for event in step.events:
@@ -109,13 +107,11 @@ def _draw_order(axes: Any, name: str, *, last: bool) -> None:
     axes.tick_params(labelbottom=last, labelsize=6)
     if last:
         axes.set_xlabel("time (quanta)")
-        kinds = [Patch(color=WORK[kind].color, label=WORK[kind].words) for kind in SHOWN]
+        kinds = [drawing.patch(color=WORK[kind].color, label=WORK[kind].words) for kind in SHOWN]
         axes.legend(handles=kinds, loc="center right", fontsize=6, frameon=False)
 
 
 def _draw_pairs(axes: Any, settings: list[tuple[str, Any, Any]]) -> None:
-    from matplotlib.patches import Patch
-
     at, ticks, previous = 0.0, {}, ""
     for words, ours, theirs in settings:
         at += 0.8 * (bool(previous) and words != previous)
@@ -132,7 +128,7 @@ def _draw_pairs(axes: Any, settings: list[tuple[str, Any, Any]]) -> None:
     axes.tick_params(axis="x", length=0, labelsize=6.5)
     axes.margins(y=0.3)
     shown = dict.fromkeys(ours.method for _, ours, _ in settings)
-    names = [Patch(color=LOOKS[name].color, label=ORDERS[name].label) for name in shown]
+    names = [drawing.patch(color=LOOKS[name].color, label=ORDERS[name].label) for name in shown]
     axes.legend(handles=names, loc="upper left", ncols=len(names), fontsize=6, frameon=False)
     axes.set_ylabel("samples/s, measured")
 

@@ -115,16 +115,13 @@ def _draw_predictions(step: Any, peak: Any, rows: pd.DataFrame) -> None:
 
 def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> None:
     """Every method that is there, then what is no method's mark."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     more: list[tuple[Any, str]] = []
     if rows["device_cap_gib"].isna().any():
-        more.append((Patch(facecolor=panels.GROUND), "no limit: all of the GPU"))
+        more.append((drawing.patch(facecolor=panels.GROUND), "no limit: all of the GPU"))
     if moved:
-        more.append((Line2D([], [], **panels.PLANNED), "planned (simulated)"))
+        more.append((drawing.stroke(**panels.PLANNED), "planned (simulated)"))
     if scaling:
-        more.append((Line2D([], [], **panels.IDEAL), "in proportion"))
+        more.append((drawing.stroke(**panels.IDEAL), "in proportion"))
     there = set(rows["method"])
     looks = {LABELS[method]: LOOKS[method] for method in LABELS if method in there}
     marks.legend(figure, looks, [*more, *marks.kept(rows)])

@@ -219,21 +219,18 @@ def weights_alone(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     """Sources above, parts and methods where they are drawn."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     small = {"fontsize": draw.NOTE_PT, "labelspacing": 0.25, "handlelength": 1.4, "borderpad": 0.1}
-    parts = [Patch(color=color, label=words) for words, color in PARTS.values()]
+    parts = [draw.patch(color=color, label=words) for words, color in PARTS.values()]
     left.legend(handles=parts[::-1], loc="upper left", **small)
     lines = set(per_weights(rows)["method"])
     marks = [
-        Line2D([], [], color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))
+        draw.stroke(color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))
         for method, look in LOOKS.items()
         if method in lines
     ]
     if len(weights_alone(rows)):
-        marks.append(Line2D([], [], label="weights, gradients alone", **ALONE, color=GREY))
-    marks.append(Line2D([], [], label="2 N + 1, and 3: formula", **FORMULA_LINE))
+        marks.append(draw.stroke(label="weights, gradients alone", **ALONE, color=GREY))
+    marks.append(draw.stroke(label="2 N + 1, and 3: formula", **FORMULA_LINE))
     right.legend(handles=marks, loc="upper left", **small)
     right.set_ylim(top=LEGEND_ROOM * right.get_ylim()[1])
     drawn = rows[rows["source"] != FORMULA].dropna(subset=["value"])

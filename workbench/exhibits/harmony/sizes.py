@@ -177,36 +177,14 @@ class HarmonySize:
         return swapped + (self.known_peers() if trained.model.family == "gpt" else ())
 
 
-def _settings(trained: Trained, given: list[tuple[int, int, int]]) -> list[Setting]:
-    """Settings by forward and backward micro-batch and layers of a pack."""
-    return [
-        Setting(
-            name=f"{forward}/{backward}, packs of {layers}",
-            trained=trained,
-            changes={
-                "forward_size": forward,
-                "backward_size": backward,
-                "packs": _packs(trained.model.units, layers),
-            },
-        )
-        for forward, backward, layers in given
-    ]
-
-
-def _packs(units: int, size: int) -> str:
-    """Packs of one size, the rest in the first one, as the authors cut by hand."""
-    whole, rest = divmod(units, size)
-    return " ".join(map(str, [rest] * (rest > 0) + [size] * whole))
-
-
 def _made(told: dict[str, Any]) -> dict[str, Any]:
     """The fields of a size, with models in place of their names."""
     models = {
         name: read_as(Trained, each, f"the model {name}") for name, each in told["models"].items()
     }
-    balance = told["balance"]
+    balance = [each | {"trained": models[each["trained"]]} for each in told["balance"]]
     return {name: value for name, value in told.items() if name != "models"} | {
-        "balance": _settings(models[balance["model"]], balance["packs"]),
+        "balance": balance,
         **{name: models[told[name]] for name in ("text", "pairs", "moved")},
         **{name: [models[each] for each in told[name]] for name in ("four", "grown")},
     }

@@ -90,11 +90,9 @@ class ThroughputAtLargest(StrongholdExhibit):
         axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle="--")
 
     def legend(self, figure: Any, rows: pd.DataFrame) -> None:
-        from matplotlib.patches import Patch
-
         pairs = [
-            (Patch(color="#bbbbbb"), "the baseline named below"),
-            (Patch(color=LOOKS["stronghold"].color), METHODS["stronghold"].label),
+            (drawing.patch(color="#bbbbbb"), "the baseline named below"),
+            (drawing.patch(color=LOOKS["stronghold"].color), METHODS["stronghold"].label),
         ]
         drawing.legend(figure, rows, methods=False, more=pairs)
 

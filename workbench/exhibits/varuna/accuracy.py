@@ -108,8 +108,6 @@ class Accuracy(VarunaExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """For each series predicted over measured seconds, and errors by shape."""
-        from matplotlib.lines import Line2D
-
         names, ranks = [*dict.fromkeys(rows["variant"])], sorted(set(rows["ranks"]))
         if not names:
             drawing.empty(figure.subplots(), "nothing was measured here, nor committed")
@@ -122,7 +120,7 @@ class Accuracy(VarunaExhibit):
             _errors(right, steps, peaks)
             link = ", over sockets" if name.endswith("-sockets") else ""
             drawing.title(right, f"measured on {steps['hardware'].iloc[0]}{link}")
-        handles = [Line2D([], [], **_look(n)) for n in ranks] + [Line2D([], [], **CROSS)]
+        handles = [drawing.stroke(**_look(n)) for n in ranks] + [drawing.stroke(**CROSS)]
         words = [f"step on {n:g} rank{'s' * (n > 1)}" for n in ranks] + [f"{PEAK} (right)"]
         drawing.place_legend(figure, [*zip(handles, words, strict=True)])
         drawing.small_print(figure, self.printed(**XL))

@@ -55,8 +55,6 @@ class Scaling(VarunaExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Measured by method; simulated by model."""
-        from matplotlib.patches import Patch
-
         drawing.prepare(figure, 1.1)
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
         here, beyond = (pick(rows, source=source) for source in (MEASURED, SIMULATED))
@@ -72,7 +70,7 @@ class Scaling(VarunaExhibit):
         }
         drawing.bars(right, beyond, groups, "TFLOP/s a GPU", column="label", number="{:.1f}")
         drawing.title(right, "simulated: configurations of the scripts, and GPUs")
-        hatched = Patch(**bar_look(LOOKS["varuna"].color, SIMULATED)), "Varuna, simulated"
+        hatched = drawing.patch(**bar_look(LOOKS["varuna"].color, SIMULATED)), "Varuna, simulated"
         drawing.legend(figure, here, as_lines=True, more=[hatched])
         lacking = [
             f"{SERVED[name]} on {', '.join(map(str, absent))} GPU{'s' * (absent != [1])}"

@@ -90,8 +90,6 @@ class Schedules(VarunaExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """A chart for each step: in quanta, then simulated and measured in milliseconds."""
-        from matplotlib.patches import Patch
-
         steps, passes = pick(rows, quantity=STEP), pick(rows, quantity=PASS)
         figure.set_size_inches(PAGE_IN, CHART_IN * len(steps))
         until = passes.groupby("unit")["end"].max()
@@ -104,7 +102,7 @@ class Schedules(VarunaExhibit):
             drawing.title(axes, f"{step.chart}, {step.source}: {step.value:.4g} {step.unit}")
             axes.tick_params(labelbottom=step.Index in last, labelsize=6)
             axes.set_xlabel(f"time ({step.unit})" if step.Index in last else "", fontsize=7)
-        kinds = [(Patch(color=LOOKS[kind].color), LOOKS[kind].words) for kind in KINDS]
+        kinds = [(drawing.patch(color=LOOKS[kind].color), LOOKS[kind].words) for kind in KINDS]
         drawing.place_legend(figure, kinds)
         drawing.small_print(figure, self.printed())
 
