@@ -14,7 +14,7 @@ import pandas as pd
 
 from workbench.exhibits.hardware.offload_table import mean_deviation, own_ratios
 from workbench.figures import draw as drawing
-from workbench.figures.style import GREY, Look, lighter
+from workbench.figures.style import GREY, LOOKS, Look, lighter
 from workbench.published.sheet import in_words
 
 CAP_GAP, GROUP_GAP = 0.8, 2.0
@@ -137,23 +137,26 @@ def why_missing(status: str, otherwise: str) -> str:
     return drawing.upright_words(status) if status != "ok" else otherwise
 
 
+STEP = "step_seconds", "step_ratio", "step time", "s"
+PEAK = "peak_device_gib", "peak_ratio", "device peak", "GiB"
+"""Of a step and of a device: columns of what was measured and of predicted over measured, and
+words."""
+
+
 def draw_predictions(
     axes: Any,
     rows: pd.DataFrame,
-    column: str,
-    ratio: str,
-    words: str,
-    unit: str,
-    *,
-    looks: Mapping[str, Look],
+    of: tuple[str, str, str, str],
     own: Container[str],
     within: float,
     judged: pd.DataFrame | None = None,
 ) -> None:
-    """Predicted over measured, over what was measured, with the band of good ones; in the title how
-    far those of the methods `own` are off on the mean, of the rows that are `judged` (of all)."""
+    """Predicted over measured, over what was measured (`STEP` or `PEAK`), with the band of good
+    ones; in the title how far those of the methods `own` are off on the mean, of the rows that are
+    `judged` (of all)."""
     from matplotlib.ticker import FuncFormatter
 
+    column, ratio, words, unit = of
     axes.set_xscale("log")
     axes.set_xlabel(f"measured {words} ({unit})")
     axes.set_ylabel("predicted ÷ measured")
@@ -165,8 +168,8 @@ def draw_predictions(
         axes.text(0.5, 0.8, "no run has a prediction", transform=axes.transAxes, ha="center")
         return
     for method, part in known.groupby("method", sort=False):
-        thin = {} if looks[method].pale else {"markeredgecolor": "white", "markeredgewidth": 0.5}
-        axes.plot(part[column], part[ratio], **point(looks[method], 4.5) | thin, alpha=0.85)
+        thin = {} if LOOKS[method].pale else {"markeredgecolor": "white", "markeredgewidth": 0.5}
+        axes.plot(part[column], part[ratio], **point(LOOKS[method], 4.5) | thin, alpha=0.85)
     far = max(1.6 * within, 1.15 * float((known[ratio] - 1).abs().max()))
     axes.set_ylim(1 - far, 1 + far)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))

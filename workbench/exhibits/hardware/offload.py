@@ -60,13 +60,9 @@ class Offload(GoalsExhibit):
         shown = shares_of(rows)
         for batch in BATCHES:
             _draw_shares(places[batch], shown[shown["batch"] == batch], batch)
-        judged = {
-            "looks": LOOKS, "own": OWN_RUNTIME, "within": WITHIN, "judged": of_setting(rows),
-        }  # fmt: skip
-        step, peak = places["step"], places["peak"]
-        columns = ("step_seconds", "step_ratio"), ("peak_device_gib", "peak_ratio")
-        marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
-        marks.draw_predictions(peak, rows, *columns[1], "device peak", "GiB", **judged)
+        judged = of_setting(rows)
+        for place, of in (("step", marks.STEP), ("peak", marks.PEAK)):
+            marks.draw_predictions(places[place], rows, of, OWN_RUNTIME, WITHIN, judged)
         there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
         looks = {LABELS[name]: LOOKS[name] for name in LABELS if name in there}
         marks.legend(figure, looks, marks.kept(shown))

@@ -39,6 +39,17 @@ ACROSS = 3
 ELSEWHERE = (*ORDERS, "torch-interleaved", "torch-zero-bubble")
 """Methods of the sheet that another exhibit shows (pipelines.py)."""
 
+MOVED = (
+    "Host links: loads and stores of a step, all GPUs together, in multiples of the model's "
+    "weights. Bars: counted by the runtime. Half filled: what the plan said before. Methods "
+    "without bars move none or do not count them."
+)
+SCALING = "In proportion: the speed on the fewest GPUs, times as many."
+PREDICTED = (
+    "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
+    f"those on this project's runtime. The bands are {STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
+)
+"""Sentences of the small print on panels that may be absent."""
 UNFINISHED = "nothing to show: no run in servers.csv came to an end"
 
 
@@ -76,9 +87,11 @@ class Servers(GoalsExhibit):
             for axes, part in zip(every, line, strict=True):
                 panels.draw_scaling(axes, part)
         if _predicted(rows):
-            _draw_predictions(*_side_by_side(figure, next(places), [1.0, 1.0], 2), rows)
+            step, peak = _side_by_side(figure, next(places), [1.0, 1.0], 2)
+            marks.draw_predictions(step, rows, marks.STEP, OWN_RUNTIME, STEP_WITHIN)
+            marks.draw_predictions(peak, rows, marks.PEAK, OWN_RUNTIME, PEAK_WITHIN)
         _legend(figure, rows, moved=len(moved) > 0, scaling=bool(scaling))
-        drawing.small_print(figure, *notes(rows))
+        drawing.small_print(figure, self.printed(**facts_of(rows)))
 
 
 def _draw_bars(figure: Any, place: Any, line: list[panels.Panel]) -> list[tuple[Any, panels.Panel]]:
@@ -102,17 +115,6 @@ def _predicted(rows: pd.DataFrame) -> bool:
     return bool(ok[["step_ratio", "peak_ratio"]].notna().any(axis=None))
 
 
-def _draw_predictions(step: Any, peak: Any, rows: pd.DataFrame) -> None:
-    told = {"looks": LOOKS, "own": OWN_RUNTIME}
-    marks.draw_predictions(
-        step, rows, "step_seconds", "step_ratio", "step time", "s", within=STEP_WITHIN, **told
-    )
-    marks.draw_predictions(
-        peak, rows, "peak_device_gib", "peak_ratio", "device peak", "GiB", within=PEAK_WITHIN,
-        **told,
-    )  # fmt: skip
-
-
 def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> None:
     """Every method that is there, then what is no method's mark."""
     more: list[tuple[Any, str]] = []
@@ -127,41 +129,23 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
     marks.legend(figure, looks, [*more, *marks.kept(rows)])
 
 
-def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what a mark is, what is missing."""
-    when = days(rows["date"])
+def facts_of(rows: pd.DataFrame) -> dict[str, Any]:
+    """What the small print says of the rows: where they are from, and what is missing."""
     bars = panels.shown(rows)
-    moved, series = panels.moving(bars), panels.series_of(bars)
-    out = [
-        f"Measured on {rows['hardware'].iloc[0]}, {when}. At a bar: samples/s, and its share of "
-        "data parallelism without a limit of memory on as many GPUs (on one: of plain training "
-        "too) at the same minibatch, where that was measured. In bf16, sequence 1024, unless a "
-        "model is named otherwise. GPT-2 XL: 48 layers of hidden size 1600. B: billion parameters. "
-        "Limits are of the memory of each GPU. A bar is the last run of its settings, with the "
-        "lowest clipping limit that was run. Whiskers: speeds at the quartiles of its step times, "
-        "of which only the distance is kept, laid evenly about the median."
-    ]
-    if len(moved):
-        out.append(
-            "Host links: loads and stores of a step, all GPUs together, in multiples of the "
-            "model's weights. Bars: counted by the runtime. Half filled: what the plan said "
-            "before. Methods without bars move none or do not count them."
-        )
-    if series:
-        out.append("In proportion: the speed on the fewest GPUs, times as many.")
-    if _predicted(rows):
-        out.append(
-            "A point is a run beside what its plan said before it: simulated over measured. Own "
-            "runs: those on this project's runtime. The bands are "
-            f"{STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
-        )
-    absent = _not_drawn(len(moved) > 0, len(series) > 0, _predicted(rows))
-    out += [f"Not drawn: {'; '.join(absent)}."] if absent else []
-    lost = panels.unfinished(rows)
-    out += [f"No run came to an end: {'; '.join(lost)}."] if lost else []
-    lacking = missing(rows)
-    out += [f"Not measured: {'; '.join(lacking)}."] if lacking else []
-    return out
+    moved, series = len(panels.moving(bars)) > 0, len(panels.series_of(bars)) > 0
+    lists = {
+        "Not drawn": _not_drawn(moved, series, _predicted(rows)),
+        "No run came to an end": panels.unfinished(rows),
+        "Not measured": missing(rows),
+    }
+    return {
+        "hardware": rows["hardware"].iloc[0],
+        "when": days(rows["date"]),
+        "moved": MOVED if moved else "",
+        "scaling": SCALING if series else "",
+        "predicted": PREDICTED if _predicted(rows) else "",
+        "lacking": " ".join(f"{words}: {'; '.join(of)}." for words, of in lists.items() if of),
+    }
 
 
 def _not_drawn(moved: bool, scaling: bool, predicted: bool) -> list[str]:

@@ -126,17 +126,17 @@ class HarmonyExhibit(Exhibit):
 
     # -- rows -----------------------------------------------------------------------------------
 
-    @abstractmethod
     def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
         """Measured and predicted values of those runs; `store` has their timelines."""
+        return table([])
 
     @abstractmethod
     def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
         """Reference estimates, and plans under our simulator."""
 
-    @abstractmethod
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
         """A row for each thing that was not measured, and why."""
+        return table([])
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         """Reference estimates, plans, what was measured on named hardware, and what the records

@@ -16,12 +16,11 @@ from workbench.exhibits.harmony.base import (
 from workbench.exhibits.harmony.sizes import HARMONY, PEERS, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import (
     as_speed,
+    both,
     estimated,
-    measured,
     missing,
     model_label,
     planned,
-    predicted,
     recomputed,
     table,
 )
@@ -86,9 +85,7 @@ class FourModels(HarmonyExhibit):
         out = []
         for record in records:
             model = names[RunSpec.from_dict(record.spec).model]
-            place = {"x": record.spec["batch"]}
-            out.append(measured(record, "samples_per_s", model, **place))
-            out += predicted(record, "samples_per_s", model, **place)
+            out += both(record, "samples_per_s", model, x=record.spec["batch"])
         return table(out)
 
     def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:

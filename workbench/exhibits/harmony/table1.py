@@ -12,8 +12,6 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
-from workbench.core.record import RunRecord
-from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import DP, PP, HarmonySize
 from workbench.exhibits.harmony.table import (
@@ -42,7 +40,6 @@ from workbench.figures.rows import (
 from workbench.figures.style import GREY
 from workbench.published.harmony import FOUR, GIB
 from workbench.published.harmony_plans import CARD_BYTES
-from workbench.runs.store import Store
 
 MINIBATCH, GPUS = 64, 4
 MOST_S = 20.0
@@ -76,14 +73,6 @@ class Searches(HarmonyExhibit):
     metrics = by_name(no_slower, clearly_faster)
     plans = ("10", "stored")
 
-    def specs(self, size: HarmonySize) -> list[RunSpec]:
-        """Nothing runs: searches are of the published profiles."""
-        return []
-
-    def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
-        """None."""
-        return table([])
-
     def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
         """Seconds of steps and searches of all kept plans, and the reference estimates."""
         steps = planned(plans).to_dict("records")
@@ -110,10 +99,6 @@ class Searches(HarmonyExhibit):
         ]  # fmt: skip
         searched = told[(told["setting"] != "") & (told["source"] == REFERENCE)]
         return join(searched, _not_stored(searched), recomputed(ten), table(steps), table(details))
-
-    def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """Nothing is missing: nothing runs."""
-        return table([])
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """The seconds as bars, and the table."""

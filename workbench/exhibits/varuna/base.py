@@ -46,5 +46,9 @@ class VarunaExhibit(Exhibit):
             return preview(self.stages(at), at.store)
         return pd.DataFrame([{"run": "nothing runs", "note": self.about}])
 
+    def unmeasured(self, at: Opened) -> str:
+        """Why no run is shown."""
+        return self.about if at.simulated else "not run yet"
+
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         return as_table(self.judge.verdicts(rows))

@@ -116,10 +116,10 @@ class UnderJitter(VarunaExhibit):
         return pd.DataFrame([{"run": run, "state": state or "to run"} for run, state in told])
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
-        why = self.about if at.simulated else "not run yet"
         told = [(RunSpec.from_dict(one.spec), one) for one in records]
         told = told or [(spec, None) for spec in self.specs(at.size)]
-        rows = [*_reference(), *_simulated(), *(row for one in told for row in _paced(*one, why))]
+        paced = (row for one in told for row in _paced(*one, self.unmeasured(at)))
+        rows = [*_reference(), *_simulated(), *paced]
         columns = (*COLUMNS, "quantity", "error")
         return table(rows, columns, figure=self.figure, size=at.size.name)
 

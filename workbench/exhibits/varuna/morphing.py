@@ -104,8 +104,8 @@ class Morphing(VarunaExhibit):
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [row for record in records for row in _ran(record, at.store)]
-        why = self.about if at.simulated else "not run yet"
-        rows = rows or [{"quantity": ROUND, "source": MEASURED, "status": why}]
+        none = {"quantity": ROUND, "source": MEASURED, "status": self.unmeasured(at)}
+        rows = rows or [none]
         columns = (*COLUMNS, "quantity", "step", "seconds", "ranks", "minibatch")
         return table(rows, columns, figure=self.figure, size=at.size.name, method="varuna")
 

@@ -80,8 +80,8 @@ class Schedules(VarunaExhibit):
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [*_lists(), *_theory(), *(row for each in records for row in _ran(each, at.store))]
         if not records:
-            why = self.about if at.simulated else "not run yet"
-            rows.append({"quantity": STEP, "method": "varuna", "source": MEASURED, "status": why})
+            none = {"quantity": STEP, "method": "varuna", "source": MEASURED}
+            rows.append(none | {"status": self.unmeasured(at)})
         columns = (*tidy.COLUMNS, "quantity", "chart", "rank", "kind", "micro", "start", "end")
         return tidy.table(rows, columns, figure=self.figure, size=at.size.name)
 
