@@ -109,7 +109,8 @@ def claims_of(
 
 def stated(claims: Iterable[Claim]) -> list[Claim]:
     """The claims of rows in which nothing varies by what was measured."""
-    return [bound(each, names) for row in claims for each, names in claims_of(row, None, {})]
+    rows = (row for row in claims if not row.found)
+    return [bound(each, names) for row in rows for each, names in claims_of(row, None, {})]
 
 
 def _under(claim: Claim, part: Where) -> Claim:

@@ -1,4 +1,4 @@
-"""What claims are judged by: a number of the rows, most often a ratio of two selections.
+"""Metrics of claims: a number of the rows, most often a ratio of two selections.
 
 A metric of one exhibit alone is a function of that exhibit, called by its name (`Exhibit.metrics`).
 """
@@ -48,7 +48,7 @@ class NoClaim(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a metric is asked: a claim whose names are filled in, of one series of rows."""
+    """Question to a metric: a claim whose names are filled in, and a series of rows."""
 
     claim: Claim
     rows: pd.DataFrame

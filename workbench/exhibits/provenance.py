@@ -1,4 +1,4 @@
-"""Where the numbers of an exhibit come from."""
+"""Facts on where the numbers of an exhibit come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exhibit says of itself, in a TOML file beside its class.
+"""Words and claims of an exhibit, in a TOML file beside its class.
 
 ``harmony/fig8.toml`` has the title, the claim, how it is tested and at which sizes, the columns of
 its table, and its claims as rows (`claims.py`). The class `Exhibit` beside it has these as fields;

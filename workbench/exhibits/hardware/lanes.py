@@ -195,7 +195,7 @@ def _verdict(row: Any) -> str:
 
 
 def facts_of(rows: pd.DataFrame) -> dict[str, Any]:
-    """What the small print says of the rows."""
+    """Facts of the rows, for the small print."""
     caps = ", ".join(f"{cap:g} GiB" for cap in sorted(set(rows["device_cap_gib"].dropna())))
     clips = ", ".join(f"a norm of {clip:g}" for clip in sorted(set(rows["clip"].dropna())))
     absent = [case for case in CASES if case not in set(rows["case"])]

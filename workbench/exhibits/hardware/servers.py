@@ -130,7 +130,7 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
 
 
 def facts_of(rows: pd.DataFrame) -> dict[str, Any]:
-    """What the small print says of the rows: where they are from, and what is missing."""
+    """Facts of the rows, for the small print: where they are from, and what is missing."""
     bars = panels.shown(rows)
     moved, series = len(panels.moving(bars)) > 0, len(panels.series_of(bars)) > 0
     lists = {

@@ -11,6 +11,7 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
+from workbench.exhibits.claim_rows import stated
 from workbench.exhibits.metrics import Asked, Found, NoClaim, by_name
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.scaling import GPUS, XL
@@ -30,8 +31,6 @@ SETTING, STEPS = {"cuda": (XL["batch"], XL["dtype"]), "cpu": (8, "fp32")}, 10
 """Batch and dtype; steps of a run."""
 STEP, PEAK = "step", "device peak"
 UNITS = {STEP: "s", PEAK: "GiB"}
-WORST = 0.12
-"""The bound of a step's error on GPUs, as it is drawn."""
 GIB = 1 << 30
 COMMITTED = XL | {"method": "varuna", "variant": "", "device_cap_gib": None}
 SHARED = "ranks share a processor here, and equal runs differ by more than that"
@@ -57,7 +56,8 @@ def error(asked: Asked) -> Found:
 
 
 def choice(asked: Asked) -> Found:
-    """Of shapes on as many ranks, the one that is predicted to be fastest beside the fastest."""
+    """Speed of the shape that is predicted to be fastest, of shapes on as many ranks, over that of
+    the fastest: the least."""
     kept, told = [], [SHARED] if _shared(asked) else []
     for ranks, part in _judged(asked, STEP).groupby("ranks"):
         chosen, best = (part.loc[part[name].idxmin()] for name in ("value_said", "value"))
@@ -113,11 +113,12 @@ class Accuracy(VarunaExhibit):
             drawing.empty(figure.subplots(), "nothing was measured here, nor committed")
             return
         drawing.prepare(figure, len(names))
+        worst = max(1 - goal.least for goal in stated(self.claims) if goal.metric == "error")
         panels = figure.subplots(len(names), 2, squeeze=False, width_ratios=(2, 5))
         for name, (left, right) in zip(names, panels, strict=True):
             steps, peaks = (beside(pick(rows, variant=name), quantity) for quantity in UNITS)
             _scatter(left, steps.dropna(subset="error"))
-            _errors(right, steps, peaks)
+            _errors(right, steps, peaks, worst)
             link = ", over sockets" if name.endswith("-sockets") else ""
             drawing.title(right, f"measured on {steps['hardware'].iloc[0]}{link}")
         handles = [drawing.stroke(**_look(n)) for n in ranks] + [drawing.stroke(**CROSS)]
@@ -130,7 +131,7 @@ class Accuracy(VarunaExhibit):
         return ""
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
-        """Of each series: errors, or (on processors) ranges that plans print; and the choice."""
+        """Errors of each series, or (on processors) ranges that plans print; and the choice."""
         names = dict.fromkeys(rows["variant"]) or [""]
         found = [self.judge.verdicts(pick(rows, variant=name), (MEASURED, name)) for name in names]
         return as_table([verdict for verdicts in found for verdict in verdicts])
@@ -215,7 +216,7 @@ def _scatter(axes: Any, steps: pd.DataFrame) -> None:
         axis.set_major_formatter("{x:g}")
 
 
-def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
+def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame, worst: float) -> None:
     """Errors in percent by shape; a run without one says why."""
     place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "ha": "center", "va": "center"}
     for at, row in enumerate(steps.itertuples()):
@@ -224,7 +225,7 @@ def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
             words = "no prediction" if row.value > 0 else drawing.upright_words(row.status)
             axes.annotate(words, (at, 0.5), fontsize=drawing.NOTE_PT, color=GREY, **place)
     axes.plot([at + 0.25 for at in range(len(peaks))], 100 * peaks["error"], **CROSS)  # same runs
-    for bound in (0.0,) if "cpu" in set(steps["device"]) else (-WORST, 0.0, WORST):
+    for bound in (0.0,) if "cpu" in set(steps["device"]) else (-worst, 0.0, worst):
         axes.axhline(100 * bound, color=GREY, lw=0.6, ls="--" if bound else "-", zorder=0)
     axes.set_xticks(range(len(steps)), steps["pair"], rotation=90 if len(steps) > 8 else 0)
     axes.set(xlim=(-0.6, len(steps) - 0.4), ylabel="error (%)")

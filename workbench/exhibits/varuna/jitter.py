@@ -36,8 +36,6 @@ from workbench.published.tables import FOLDER
 SEEDS = 8
 ROUNDED = 0.0005
 """Of efficiencies."""
-CLEAR = 0.02
-"""Gap of two efficiencies from which their order must be the reference's."""
 PIPELINES = ("gpipe", "1f1b-late", "1f1b-early")
 EFFICIENCY, STASH = "efficiency", "stash"
 IDEAL_S = MICROS * sum(SECONDS.values())
@@ -58,9 +56,9 @@ def calm(asked: Asked) -> float:
 
 def in_order(asked: Asked) -> float:
     """The share of pairs of policies, clearly apart, that are in the reference's order."""
-    pair = asked.given["pair"]
+    pair, clear = asked.given["pair"], asked.given["points"] / 100
     ours, theirs = (efficiencies(asked, source)[pair] for source in (SIMULATED, REFERENCE))
-    apart = [(a, b) for a, b in permutations(theirs.index, 2) if theirs[a] - theirs[b] > CLEAR]
+    apart = [(a, b) for a, b in permutations(theirs.index, 2) if theirs[a] - theirs[b] > clear]
     return sum(ours[a] > ours[b] for a, b in apart) / len(apart)
 
 

@@ -42,7 +42,7 @@ def trace(hosts: int, speed: float, until: float) -> str:
 
 
 def once(asked: Asked) -> float | None:
-    """1 if the job made each step once and in order, else 0."""
+    """Number that tells whether the job made each step once and in order: 1 or 0."""
     losses, wanted = _losses(asked)
     return float([*losses.index] == [*range(1, len(wanted) + 1)]) if len(losses) else None
 
