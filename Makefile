@@ -55,7 +55,7 @@ format: setup  ## rewrite the sources in the one style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-notebooks: setup  ## bring each .ipynb up to date with the .py beside it
+notebooks: setup  ## bring each .ipynb up to date with its exhibit, or the .py beside it
 	$(BIN)/python scripts/notebooks.py sync
 
 constraints: setup  ## write constraints.txt from what .venv holds

@@ -23,9 +23,9 @@ from workbench.core import methods
 from workbench.core.options import takes
 from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.base import Exhibit
+from workbench.exhibits.dials import SIZES
 from workbench.published.here import PIPELINES, frame, place
 from workbench.report.timeline import draw_gantt
-from workbench.reproduce import NOTEBOOKS
 from workbench.runs.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,13 +165,9 @@ def artifact() -> str:
     )
 
 
-def dials(exhibit: Exhibit) -> dict[str, list[str]]:
-    """Size -> what runs and how long it takes, as the exhibit's notebook says it where runs are
-    made."""
-    text = (NOTEBOOKS / f"{exhibit.notebook}.py").read_text()
-    found = re.findall(r"^# \| (\w+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
-    nothing = dict.fromkeys(("smoke", "small", "paper"), ["nothing", "seconds"])
-    return nothing | {size: told for size, *told in found}
+def dials(exhibit: Exhibit) -> dict[str, tuple[str, str]]:
+    """Size -> what runs and how long it takes."""
+    return dict.fromkeys(SIZES, ("nothing", "seconds")) | exhibit.sizes
 
 
 def expect(folder: Path) -> None:

@@ -23,7 +23,8 @@ from baselines import deepspeed_ops
 from workbench.cli_spec import Parser, add_results_flag
 from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes, parse_bytes
-from workbench.exhibits.stronghold.sizes import SIZES, Size, named
+from workbench.exhibits.dials import SIZES
+from workbench.exhibits.stronghold.sizes import Size, named
 from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure

@@ -115,19 +115,13 @@ def _changes(figure: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_notebook(figure: str) -> Any:
-    """The notebook of an exhibit, from its source. Raises ValueError where there is no checkout."""
-    import jupytext
+    """The notebook of an exhibit. Raises ValueError where there is no checkout."""
+    import nbformat
 
-    source = NOTEBOOKS / f"{find(figure).notebook}.py"
+    path = NOTEBOOKS / f"{find(figure).notebook}.ipynb"
     if not NOTEBOOKS.is_dir():
-        raise ValueError(f"figures and reports are made in a checkout of Workbench: no {source}")
-    notebook = jupytext.read(source)
-    notebook.metadata["kernelspec"] = {
-        "name": "python3",
-        "display_name": "Python 3 (ipykernel)",
-        "language": "python",
-    }
-    return notebook
+        raise ValueError(f"figures and reports are made in a checkout of Workbench: no {path}")
+    return nbformat.read(path, as_version=4)
 
 
 def check_parameters(notebook: Any, values: dict[str, Any], figure: str) -> None:

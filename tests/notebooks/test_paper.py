@@ -121,10 +121,10 @@ def again(
     files = results / "reports" / "paper"
     before = {path.name: path.read_bytes() for path in files.glob("fig9.*")}
     notebooks = tmp_path_factory.mktemp("notebooks")
-    for path in module.NOTEBOOKS.glob("*.py"):
+    for path in module.NOTEBOOKS.glob("*.ipynb"):
         shutil.copy(path, notebooks)
-    broken = notebooks / "stronghold_8b.py"
-    broken.write_text(broken.read_text().replace("rows = exhibit", "1 / 0\nrows = exhibit"))
+    broken = notebooks / "stronghold_8b.ipynb"
+    broken.write_text(broken.read_text().replace("rows = exhibit", "1 / 0; rows = exhibit"))
     reported = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "NOTEBOOKS", notebooks)

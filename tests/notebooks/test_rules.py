@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.exhibits import EXHIBITS, HARDWARE, HARMONY, VARUNA, find
-from workbench.exhibits.stronghold.sizes import SIZES
+from workbench.exhibits.dials import SIZES
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 
 LONGEST_CELL = 12
@@ -28,7 +28,7 @@ def parameters_of(figure: str) -> dict[str, str]:
 
 
 def test_every_exhibit_has_a_notebook_and_every_notebook_an_exhibit() -> None:
-    assert {path.stem for path in NOTEBOOKS.glob("*.py")} == {
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {
         find(name).notebook for name in EXHIBITS
     }
 
@@ -39,7 +39,7 @@ def test_six_cells(figure: str) -> None:
     exhibit, told = find(figure), " ".join(title.source.split())
     assert [c.cell_type for c in (title, parameters)] == ["markdown", "code"]
     heads = dict.fromkeys(HARDWARE, exhibit.title) | dict.fromkeys(HARMONY, "Harmony, ")
-    heads |= dict.fromkeys(VARUNA, "Varuna: ")
+    heads |= dict.fromkeys(VARUNA, "Varuna, ")
     assert told.startswith(f"# {heads.get(figure, f'STRONGHOLD, figure {figure}')}")
     assert "**Claim**" in told or " ".join(exhibit.claim.split()) in told
     assert exhibit.section in told

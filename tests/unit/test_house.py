@@ -313,7 +313,8 @@ def test_actions_are_performed_by_these_engines_alone() -> None:
 
 def test_nobody_but_exhibits_knows_one_by_its_module() -> None:
     """Sessions, reports and panels ask an exhibit; what they need of it is in `exhibits.base`."""
-    shared = {"workbench.exhibits"} | {f"workbench.exhibits.{name}" for name in ("base", "session")}
+    rooms = ("base", "provenance", "session")
+    shared = {"workbench.exhibits"} | {f"workbench.exhibits.{name}" for name in rooms}
     for path in sources("workbench/report", "workbench/ui"):
         found = {name for name in imported(path) if name.startswith("workbench.exhibits")}
         assert found <= shared, path

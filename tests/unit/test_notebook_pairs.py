@@ -1,4 +1,5 @@
-"""scripts/notebooks.py: each .ipynb says what the .py beside it says, and carries no output."""
+"""scripts/notebooks.py: each .ipynb says what its exhibit or the .py beside it says, and carries no
+output."""
 
 from __future__ import annotations
 
@@ -95,6 +96,22 @@ def test_a_notebook_without_its_source_is_named(folder: Path, notebooks: ModuleT
     assert "has no one.py" in notebooks.problems(folder)[0]
     with pytest.raises(ValueError, match=r"has no \.py"):
         notebooks.sync(folder)
+
+
+def test_a_notebook_that_is_not_as_its_exhibit_makes_it_is_named_and_made_again(
+    root: Path, tmp_path: Path, notebooks: ModuleType
+) -> None:
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    notebooks.sync(tmp_path)
+    made = sorted(path.name for path in figures.iterdir())
+    assert made == sorted(path.name for path in (root / "notebooks" / "figures").iterdir())
+    assert notebooks.problems(tmp_path) == []
+    for fields in ({"source": "display(rows)"}, {"execution_count": 3}):
+        change(figures / "harmony_8.ipynb", **fields)
+        (sentence,) = notebooks.problems(tmp_path)
+        assert sentence.startswith("figures/harmony_8: ")
+        assert notebooks.sync(tmp_path) == [figures / "harmony_8.ipynb"]
 
 
 def test_sync_removes_outputs(folder: Path, notebooks: ModuleType) -> None:

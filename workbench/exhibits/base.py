@@ -1,28 +1,37 @@
 """An exhibit: a claim of a paper, the runs that test it, its rows, drawing, verdicts and preview.
 
-One class an exhibit, in one file; a system's exhibits share a base class that says what stands
-beside the runs (published values, estimates, plans) and how it is told. An `Exhibit` has no state:
-what was chosen when it was opened comes as `Opened`. `session.py` runs any of them.
+An exhibit is a class in a file and, in a TOML file beside it, its words and claims (`words.py`); a
+system's exhibits share a base class that says what stands beside the runs (published values,
+estimates, plans) and how it is told. An `Exhibit` has no state: what was chosen when it was opened
+comes as `Opened`. `session.py` runs any of them.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
 from workbench.core import host
-from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.exhibits.claim_rows import Claim
+from workbench.exhibits.claims import Judge
+from workbench.exhibits.metrics import Asked, Metric
+from workbench.exhibits.provenance import origin
+from workbench.exhibits.words import read_words
+from workbench.figures.rows import label_of
 from workbench.figures.style import PAGE_IN
+from workbench.figures.verdict import cannot_tell
 from workbench.model.corpus import STDLIB
 from workbench.runs.executor import LocalExecutor
-from workbench.runs.provenance import gather
 from workbench.runs.search import Search
 from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
@@ -78,10 +87,23 @@ class Exhibit(ABC):
     figure: ClassVar[str]
     """Key in rows and results: the number in the paper (``8a``), or a name (``harmony_8``)."""
     title: ClassVar[str]
+    subject: ClassVar[str] = ""
+    """In the notebook's heading, where that is not the title."""
     section: ClassVar[str]
     """Where the paper shows it."""
     claim: ClassVar[str]
     """In one sentence or two."""
+    tested: ClassVar[str]
+    """How, in paragraphs."""
+    small_print: ClassVar[str] = ""
+    """Below the figure, with names in braces of what its rows tell."""
+    sizes: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({})
+    """Size -> what runs, and how long it takes; empty where nothing runs."""
+    claims: ClassVar[Sequence[Claim]] = ()
+    metrics: ClassVar[Mapping[str, Metric]] = MappingProxyType({})
+    """Metrics of its own that its claims name."""
+    labels: ClassVar[Mapping[str, Callable[[Any], str]]] = MappingProxyType({"method": label_of})
+    """Column -> what a sentence calls its values."""
     system: ClassVar[str] = ""
     """The paper's system, for the report's summary; empty for this project's own exhibits."""
     runs: ClassVar[bool] = True
@@ -95,6 +117,8 @@ class Exhibit(ABC):
     drawn."""
     lists: ClassVar[tuple[str, ...]] = ()
     """Those of them that the figure varies: ``2, 4, 8``."""
+    parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Words on parameters in the notebook, where they are not the common ones."""
 
     introduction: ClassVar[tuple[str, str]] | None = None
     """Heading and words of the report before the system's exhibits, where they are a part of their
@@ -107,6 +131,13 @@ class Exhibit(ABC):
     """Columns of the rows, as the report names them."""
     counted: ClassVar[str] = "values"
     """Name of rows in the plural."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take the words that lie beside the class."""
+        super().__init_subclass__(**options)
+        path = Path(inspect.getfile(cls)).with_suffix(".toml")
+        for name, value in read_words(path).items() if path.exists() else ():
+            setattr(cls, name, cls.parameters | value if name == "parameters" else value)
 
     # -- names: forms that a system's exhibits fill with their own fields ------------------------
 
@@ -142,6 +173,15 @@ class Exhibit(ABC):
     def headline(self) -> str:
         """Title of the figure: paper, number in it and subject."""
         return f"{self.headline_form.format(figure=self.figure, words=self.words)}: {self.title}"
+
+    @property
+    def subject_words(self) -> str:
+        """Heading of the notebook: ``Harmony, figure 8: balance of the devices``."""
+        if not self.system:
+            return self.title
+        words = self.words.removeprefix(f"{self.system}, ")
+        subject = self.subject or self.title[0].lower() + self.title[1:]
+        return f"{self.system}, {words}: {subject}"
 
     @property
     def link(self) -> str:
@@ -266,9 +306,26 @@ class Exhibit(ABC):
         """Draw on an empty figure."""
         self.draw(figure, rows)
 
+    def printed(self, **facts: Any) -> str:
+        """The small print with what the rows tell."""
+        return re.sub(" +", " ", self.small_print.format(**facts)).strip()
+
     @abstractmethod
     def draw(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Draw rows alone, where they are all there is to draw."""
+
+    @property
+    def judge(self) -> Judge:
+        """Holds rows against the claims."""
+        return self.judge_of(self.claims)
+
+    def judge_of(self, claims: Sequence[Claim]) -> Judge:
+        """Holds rows against these claims, by the exhibit's metrics and words."""
+        return Judge(claims, self.metrics, self.labels, self.cannot_tell)
+
+    def cannot_tell(self, asked: Asked) -> str:
+        """Why the times of these rows tell nothing of speed; empty where they do."""
+        return cannot_tell(asked.part)
 
     @abstractmethod
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
@@ -310,35 +367,6 @@ def records_of(stage: Stage) -> list[RunRecord]:
         else:
             found.append(replace(record, method=point.spec.method, spec=point.spec.to_dict()))
     return found
-
-
-def origin(records: list[RunRecord], *, simulated: bool) -> dict[str, str]:
-    """Machine, code, packages and dates behind records; of this moment where there are none."""
-    sources = [record.provenance for record in records] or [gather()]
-    untold = dict.fromkeys(("cpu", "cores", "system", "python"), "unknown")
-    first = untold | {"gpus": [], "host_memory_bytes": 0} | sources[0]
-    packages = {" ".join(pair) for source in sources for pair in source.get("packages", {}).items()}
-    commits = {_commit(source) for source in sources}
-    started = sorted(record.started[:16].replace("T", " ") for record in records)
-    facts = {
-        "processor": f"{first['cpu']}, {first['cores']} cores",
-        "memory": format_bytes(first["host_memory_bytes"]),
-        "GPU": ", ".join(first["gpus"]) or "none",
-        "system": f"{first['system']}, Python {first['python']}",
-        "packages": ", ".join(sorted(packages)),
-        "commit": ", ".join(sorted(commits)),
-        "runs": f"{len(records)} records, {started[0]} to {started[-1]} UTC" if started else "none",
-    }
-    if simulated:
-        facts["numbers"] = (
-            "published values and simulations; nothing was measured for this size here"
-        )
-    return facts
-
-
-def _commit(provenance: dict[str, Any]) -> str:
-    commit = (provenance.get("commit") or "no commit")[:12]
-    return f"{commit} with changes" if provenance.get("dirty") else commit
 
 
 def has_gpu() -> bool:

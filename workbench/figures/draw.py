@@ -238,25 +238,34 @@ def legend(
 ) -> None:
     """Above the axes: each method by its colour (where not every mark names it), then each source
     by its fill, then `more` (handle, name). The figure grows by it."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     entries: list[tuple[Any, str]] = []
     there = [method for method in ORDER if method in set(rows["method"])]
     for method in there if methods else ():
         look = look_of(method)
         line = {"color": look.color, "marker": look.marker, "markersize": 4.5, "linewidth": 0.9}
-        entries.append(
-            (Line2D([], [], **line) if as_lines else Patch(color=look.color), label_of(method))
-        )
+        entries.append((stroke(**line) if as_lines else patch(color=look.color), label_of(method)))
     for source, variant in series_of(rows):
         if as_lines:
             color = {"color": GREY} if methods else {}
-            handle = Line2D([], [], **line_look(there[0], source, variant) | color)
+            handle = stroke(**line_look(there[0], source, variant) | color)
         else:
-            handle = Patch(**bar_look(GREY, source, variant))
+            handle = patch(**bar_look(GREY, source, variant))
         entries.append((handle, _series_name(part_of(rows, source, variant))))
     place_legend(figure, [*entries, *more])
+
+
+def stroke(**look: Any) -> Any:
+    """A line or mark in a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **look)
+
+
+def patch(**look: Any) -> Any:
+    """A filled box in a legend."""
+    from matplotlib.patches import Patch
+
+    return Patch(**look)
 
 
 def place_legend(figure: Any, entries: list[tuple[Any, str]]) -> None:

@@ -135,14 +135,3 @@ def cannot_tell(rows: pd.DataFrame) -> str:
     """Why measured rows say nothing of speed; empty where they do."""
     part = rows[(rows["source"] == MEASURED) & rows["value"].notna()]
     return SHARED_CORES if "cpu" in set(part["device"]) else ""
-
-
-def within(
-    claim: str, here: float | None, expected: float | None, share: float, series_of: tuple[str, str]
-) -> Verdict:
-    """A claim that two numbers are equal up to a share. What is shown is the smaller one over the
-    larger one."""
-    ratio = None
-    if here is not None and expected:
-        ratio = min(here, expected) / max(here, expected)
-    return at_least(claim, None, ratio, 1 - share, series_of)

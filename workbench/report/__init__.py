@@ -17,7 +17,7 @@ import pandas as pd
 from workbench.core.files import write_whole
 from workbench.core.record import RunRecord
 from workbench.exhibits import EXHIBITS, STRONGHOLD, find, open_exhibit
-from workbench.exhibits.base import origin
+from workbench.exhibits.provenance import origin
 from workbench.figures.verdict import BUSY, FAILS, HOLDS, MISSING, UNTESTED
 from workbench.report.outcomes import folder_of, load_outcomes
 from workbench.report.page import Html, facts, page, table, tag

@@ -11,7 +11,7 @@ from workbench import __version__
 from workbench.core import methods
 from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.exhibits import find
-from workbench.exhibits.base import origin
+from workbench.exhibits.provenance import origin
 from workbench.report.outcomes import Outcome
 from workbench.report.page import Html, join, tag
 from workbench.report.sections import HERE, KINDS, Shown, counted, failing, verdicts_of

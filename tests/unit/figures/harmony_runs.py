@@ -18,7 +18,7 @@ from workbench.figures.rows import join
 from workbench.published import harmony_plans
 from workbench.runs.store import Store
 
-SMOKE = sizes.smoke()
+SMOKE = sizes.named("smoke")
 EXHIBITS = tuple(HARMONY)
 
 

@@ -14,7 +14,7 @@ from workbench.exhibits.stronghold import sizes
 from workbench.figures import rows as tidy
 from workbench.runs.search import at_layers
 
-SMOKE = sizes.smoke()
+SMOKE = sizes.named("smoke")
 LARGEST = {"megatron-lm": 6, "l2l": 20, "zero-offload": 16, "zero-infinity": 14}
 """Layers that a search found."""
 

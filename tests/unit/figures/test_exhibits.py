@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit.figures.records import LARGEST, SMOKE, out_of_memory, record, specs_of, with_layers
 from workbench.core.bytesize import parse_bytes
 from workbench.core.methods import METHODS
 from workbench.core.spec import RunSpec, flat
-from workbench.exhibits import STRONGHOLD, find
+from workbench.exhibits import STRONGHOLD, dials, find
+from workbench.exhibits.dials import SIZES
 from workbench.exhibits.stronghold import fig6a, fig7a, fig9, sizes
 
 
-@pytest.mark.parametrize("size", [*sizes.SIZES, "tiny"])
+@pytest.mark.parametrize("size", [*SIZES, "tiny"])
 @pytest.mark.parametrize("figure", STRONGHOLD)
 def test_every_size_of_every_exhibit_asks_for_valid_runs(figure: str, size: str) -> None:
     dials = sizes.named(size)
@@ -28,7 +31,7 @@ def test_every_size_of_every_exhibit_asks_for_valid_runs(figure: str, size: str)
 
 
 def test_paper_is_the_published_setting() -> None:
-    dials = sizes.paper()
+    dials = sizes.named("paper")
     model = dials.model
     assert (model.hidden, model.heads, model.seq, dials.batch) == (2048, 16, 1024, 4)
     assert model.parameters == 1_716_588_544
@@ -105,3 +108,16 @@ def test_9_is_drawn_over_the_window_that_was_asked_for() -> None:
     runs = [record(spec, 1 / spec.options.window, window=2) for spec in fig9.EXHIBIT.specs(SMOKE)]
     measured = fig9.EXHIBIT.rows(runs).query("source == 'measured'")
     assert measured["x"].tolist() == list(SMOKE.windows)
+
+
+def test_a_size_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = (dials.FOLDER / "stronghold.toml").read_text()
+    monkeypatch.setattr(dials, "FOLDER", tmp_path)
+    for line, words in (
+        ("windw = 4", "the size smoke: unknown field 'windw'"),
+        ("window = '4'", "the size smoke: window is '4'; it must be a whole number"),
+        ("window = 4\nsearch_limit = 1", "Cannot overwrite"),
+    ):
+        (tmp_path / "stronghold.toml").write_text(told.replace("window = 4", line, 1))
+        with pytest.raises(ValueError, match=words):
+            sizes.named("smoke")

@@ -68,7 +68,7 @@ def test_10_judges_swapping_on_gpus(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("four_gpus")
 def test_10_draws_what_ran_beside_the_published_models(tmp_path: Path) -> None:
-    dials = sizes.paper()
+    dials = sizes.named("paper")
     vgg = [spec for spec in find("harmony_10").specs(dials) if spec.model.family == "vgg"]
     paper = drawn(
         "harmony_10", rows_of("harmony_10", on_gpus(list(map(run, vgg))), nowhere(tmp_path), dials)
@@ -86,7 +86,7 @@ def test_10_draws_what_ran_beside_the_published_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["harmony_17", "harmony_18"])
 def test_scaling_has_zero_infinity_where_peers_run(name: str) -> None:
     assert sizes.ZERO not in {spec.method for spec in find(name).specs(SMOKE)}
-    for dials in (sizes.small(), sizes.paper()):
+    for dials in (sizes.named("small"), sizes.named("paper")):
         zero = [spec for spec in find(name).specs(dials) if spec.method == sizes.ZERO]
         assert [spec.ranks for spec in zero] == [1, 2, 4] * len(dials.grown)
         assert {spec.microbatch for spec in zero} == {n * dials.zero_samples for n in (1, 2, 4)}
@@ -96,7 +96,7 @@ def test_scaling_has_zero_infinity_where_peers_run(name: str) -> None:
 
 @pytest.mark.usefixtures("four_gpus")
 def test_17_judges_zero_infinity_where_both_ran_on_several(tmp_path: Path) -> None:
-    dials = sizes.small()
+    dials = sizes.named("small")
     specs = [s for s in find("harmony_17").specs(dials) if s.method != sizes.DP or s.ranks == 1]
     made = on_gpus([run(s, (2.0 if s.method == sizes.ZERO else 1.0) / s.ranks) for s in specs])
     rows = rows_of("harmony_17", made, nowhere(tmp_path), dials)

@@ -129,7 +129,7 @@ def test_every_size_asks_for_valid_runs(
 
 
 def test_paper_is_the_published_setting() -> None:
-    dials = sizes.paper()
+    dials = sizes.named("paper")
     xl = next(each for each in dials.four if each.name == "gpt2_xl")
     assert (xl.model.layers, xl.model.hidden, xl.model.heads) == (48, 1600, 25)
     assert xl.model.parameters == pytest.approx(1638.02e6, rel=1e-4)

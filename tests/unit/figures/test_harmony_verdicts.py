@@ -14,9 +14,7 @@ from tests.unit.figures.harmony_runs import SMOKE, nowhere, rows_of, run, runs
 from workbench.exhibits import find
 from workbench.exhibits.harmony import sizes
 from workbench.figures import rows as tidy
-from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED, Verdict, within
-
-MEASURED = (tidy.MEASURED, "")
+from workbench.figures.verdict import FAILS, HOLDS, MISSING, UNTESTED, Verdict
 
 
 def judged(name: str, rows: pd.DataFrame, words: str) -> Verdict:
@@ -37,12 +35,6 @@ def changed(rows: pd.DataFrame, factor: float, **where: Any) -> pd.DataFrame:
 def on_gpus(records: list) -> list:
     """As if they had run on GPUs."""
     return [replace(record, spec=record.spec | {"device": "cuda"}) for record in records]
-
-
-def test_within_is_a_claim_of_equality() -> None:
-    assert within("c", 100.0, 100.9, 0.01, MEASURED).verdict == HOLDS
-    assert within("c", 100.0, 101.2, 0.01, MEASURED).verdict == FAILS
-    assert within("c", None, 1.0, 0.01, MEASURED).verdict == MISSING
 
 
 # -- figure 8 --------------------------------------------------------------------------------------
@@ -302,5 +294,5 @@ def test_table_1_keeps_packs_and_schedules_apart(table_1: pd.DataFrame) -> None:
 
 def test_every_exhibit_has_a_verdict_at_every_size(tmp_path: Path) -> None:
     for name in ("harmony_8", "harmony_10", "harmony_12", "harmony_13", "harmony_table1"):
-        for size in (sizes.smoke(), sizes.paper()):
+        for size in (sizes.named("smoke"), sizes.named("paper")):
             assert find(name).verdicts(rows_of(name, [], nowhere(tmp_path), size))

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from tests.unit.figures.paper import assert_nothing_leaves, flat, in_report, printed
 from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
 from workbench.exhibits import open_exhibit
+from workbench.exhibits.claims import goals_table
 from workbench.exhibits.hardware import server_panels, servers
-from workbench.exhibits.hardware.judge import as_table
-from workbench.exhibits.hardware.server_goals import goals
 from workbench.exhibits.hardware.table import MODEL, table
 from workbench.exhibits.hardware.table import SERVERS as COLUMNS
 from workbench.figures.style import LOOKS, PAGE_IN
@@ -152,7 +151,9 @@ def test_no_line_joins_runs_of_different_rounds(tmp_path: Path) -> None:
     assert "0123abc" not in words, "commits are no small print"
     (scaled,) = titled(drawn(rows_of(tmp_path, [*lines, ten(2, 3.8)])), "scaling, measured")
     assert [*scaled.lines[1].get_xdata()] == [1, 2], "those of one round alone"
-    goal = goals(rows_of(tmp_path, [ten(1, 2.0), ten(8, 12.0) | {"commit": "9876fed"}]))[9]
+    goal = servers.EXHIBIT.goals(
+        rows_of(tmp_path, [ten(1, 2.0), ten(8, 12.0) | {"commit": "9876fed"}])
+    )[9]
     assert (goal.measured, goal.verdict) == ("6.00 times", MISSING)
 
 
@@ -248,7 +249,7 @@ def test_many_settings_are_several_panels_of_about_equal_width(tmp_path: Path) -
 
 def test_without_the_file_the_exhibit_says_so() -> None:
     assert "nothing to show" in flat(drawn(table([], COLUMNS)))
-    found = goals(table([], COLUMNS))
+    found = servers.EXHIBIT.goals(table([], COLUMNS))
     assert {goal.verdict for goal in found} == {MISSING}
     assert all(goal.why for goal in found)
 
@@ -284,4 +285,6 @@ def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     assert ("data:image/svg+xml" in text) == ("host links (weights)" in text) == bool(lines)
     assert ("nothing to show" in text) != bool(lines)
     assert set(servers.EXHIBIT.columns) <= set(session.rows().columns)
-    assert as_table(goals(session.rows()))["why"].iloc[0] in text.replace("&#x27;", "'")
+    assert goals_table(servers.EXHIBIT.goals(session.rows()))["why"].iloc[0] in text.replace(
+        "&#x27;", "'"
+    )

@@ -78,7 +78,7 @@ def test_sizes_share_axes_since_budgets_are_the_same(tmp_path: Path) -> None:
 
 
 def test_sizes_of_runs_here_are_drawn_in_the_unit_of_the_published_ones() -> None:
-    spec = next(s for s in fig6a.EXHIBIT.specs(sizes.paper()) if s.method == "stronghold")
+    spec = next(s for s in fig6a.EXHIBIT.specs(sizes.named("paper")) if s.method == "stronghold")
     own = fig6a.EXHIBIT.rows([record(spec)])
     assert own["value"].iloc[0] == pytest.approx(spec.model.parameters / 1e6)
     both = fig6a.in_billions(tidy.join(own, tidy.published("6a")))
@@ -228,7 +228,7 @@ def test_beside_runs_of_the_machine_at_hand_each_series_keeps_its_own_ratios(
     tmp_path: Path,
 ) -> None:
     """At size paper on a GPU there are both."""
-    specs = {spec.method: spec for spec in find("8a").specs(sizes.paper())}
+    specs = {spec.method: spec for spec in find("8a").specs(sizes.named("paper"))}
     own = find("8a").rows([record(specs["megatron-lm"], 1.0), record(specs["stronghold"], 2.0)])
     without = [row for row in benchmark() if row["method"] != "megatron-core"]
     rows = tidy.join(own, rows_of("8a", tmp_path, without))

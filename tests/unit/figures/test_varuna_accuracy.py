@@ -54,10 +54,10 @@ def test_shapes_are_those_of_the_benchmark(monkeypatch):
     monkeypatch.setattr(sizes, "gpus", lambda: ["made-up"] * 4)
     exhibit = find("varuna_accuracy")
     every = {(p * d, d, BATCH // d // m) for p, d in SHAPES for m in MICROS}
-    for size in (sizes.small(), sizes.paper()):
+    for size in (sizes.named("small"), sizes.named("paper")):
         specs = exhibit.specs(size)
         assert {(s.ranks, s.options.copies, s.microbatches) for s in specs} == every
-    assert [spec.ranks for spec in exhibit.specs(sizes.smoke())] == [1, 2, 2, 2]
+    assert [spec.ranks for spec in exhibit.specs(sizes.named("smoke"))] == [1, 2, 2, 2]
 
 
 def test_on_a_processor_the_printed_range_is_judged(tmp_path):

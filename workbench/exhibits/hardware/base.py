@@ -11,9 +11,10 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Opened
-from workbench.exhibits.hardware.judge import Goal, as_table
+from workbench.exhibits.claims import Goal, goals_table
 from workbench.exhibits.stronghold import sizes
 from workbench.model.corpus import STDLIB
+from workbench.published.here import SERVERS
 
 
 class HardwareExhibit(Exhibit):
@@ -98,13 +99,15 @@ class HardwareExhibit(Exhibit):
 class GoalsExhibit(HardwareExhibit):
     """An exhibit whose rows are runs, one for each setting, judged by this project's goals."""
 
-    @abstractmethod
+    labels = {"method": SERVERS.labels.__getitem__}
+
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
-        """All goals against the rows of one device; `repeated`: the same with every repeated
-        run."""
+        """All goals against the rows of one device; `repeated`: the same with every repeated run,
+        so that two methods may be compared in the last round that has both."""
+        return self.judge.verdicts(rows, every=repeated)
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         """Goal, what was measured, whether it holds and why."""
         every = self.all_rows(at, repeated=True)
         every = every[every["device"].isin(rows["device"])]
-        return as_table(self.goals(rows, every))
+        return goals_table(self.goals(rows, every))

@@ -1,91 +1,23 @@
-"""A project's own goals as data, and the one function that holds rows against them.
+"""Runs that goals compare: which one stands for a setting, whether it ended well, and two of one
+round.
 
-A goal names a metric of the rows (which picks its runs itself), a bound and how the number is
-written. A goal whose runs are missing, broke, or are of different rounds stays open and says so:
-machines of one kind differ from day to day, and so does the code.
+The goals are rows of ``offload.toml`` and ``servers.toml``; `offload_goals.py` and
+`server_goals.py` have their metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from workbench.core.record import RESULTS
-from workbench.exhibits.hardware.table import mean_deviation, own_ratios, preferred
-from workbench.figures.verdict import FAILS, HOLDS, MISSING
+from workbench.exhibits.hardware.table import preferred
+from workbench.exhibits.metrics import Asked, Found, Undecided, by_name
+from workbench.figures.verdict import FAILS
 from workbench.published.here import in_words
-
-
-class Found(NamedTuple):
-    """A metric's value, and how it came about."""
-
-    value: float
-    why: str
-    rounds: tuple[str, str] = ("", "")
-    """Rounds in which the two runs of a comparison were made."""
-    fair: bool = True
-    """Whether all else is as the goal wants it."""
-
-
-Metric = Callable[[pd.DataFrame, pd.DataFrame], Found]
-"""Takes the rows, one a setting, and of all rows with repeated runs. Raises `Undecided`."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A goal: a metric and its bound."""
-
-    text: str
-    metric: Metric
-    least: float = float("-inf")
-    most: float = float("inf")
-    form: str = "{:.1%}"
-    """Format of the value, with its unit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """One row of the table of goals."""
-
-    goal: str
-    measured: str
-    """With its unit; empty where nothing was."""
-    verdict: str
-    why: str
-
-
-class Undecided(Exception):
-    """Why the rows give no result: what was measured all the same, and the verdict."""
-
-    def __init__(self, why: str, measured: str = "", verdict: str = MISSING) -> None:
-        self.why, self.measured, self.verdict = why, measured, verdict
-
-
-def evaluate(wanted: Wanted, rows: pd.DataFrame, repeated: pd.DataFrame) -> Goal:
-    """Hold the rows of one device against a goal."""
-    try:
-        value, why, rounds, fair = wanted.metric(rows, repeated)
-    except Undecided as found:
-        measured, verdict, why = found.measured, found.verdict, found.why
-    else:
-        measured = wanted.form.format(value)
-        verdict = HOLDS if fair and wanted.least <= value <= wanted.most else FAILS
-        if rounds[0] != rounds[1]:
-            verdict = MISSING
-            why += f"; to be measured in one round: now {rounds[0]} beside {rounds[1]}"
-    return Goal(goal=wanted.text, measured=measured, verdict=verdict, why=why)
-
-
-def as_table(found: list[Goal]) -> pd.DataFrame:
-    """The goals as people read them."""
-    data = [(g.goal, g.measured, g.verdict, g.why) for g in found]
-    return pd.DataFrame(data, columns=["goal", "measured", "verdict", "why"])
-
-
-# -- which runs -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -152,43 +84,40 @@ def runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-# -- metrics --------------------------------------------------------------------------------------
-
-
-def over(ours: Setting, theirs: Setting, *, same: tuple[str, ...] = ()) -> Metric:
+def over(asked: Asked) -> Found:
     """Throughput of a run over that of another, in the last round that has both; the other has the
     columns `same` as the first has them."""
-
-    def metric(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-        run = ours.found(rows)
-        other = theirs.found(rows, **{name: run[name] for name in same})
-        both = set(repeats(every, run)["round"]) & set(repeats(every, other)["round"])
-        run, other = (last_in(both, every, each) for each in (run, other))
-        speeds = trained(run)["samples_per_second"], trained(other, peer=True)["samples_per_second"]
-        why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{variant_of(run)}"
-        return Found(speeds[0] / speeds[1], why, (run["round"], other["round"]))
-
-    return metric
-
-
-def mean_error(
-    column: str, own: tuple[str, ...], describe: Callable[[pd.Series], str] = lambda run: ""
-) -> Metric:
-    """Mean deviation of predictions over measurements, of the methods `own`."""
-
-    def metric(rows: pd.DataFrame, every: pd.DataFrame) -> Found:
-        ratios = predictions(rows, column, own)
-        worst = (ratios - 1).abs().idxmax()
-        off = f"the worst prediction {ratios[worst] - 1:+.1%}{describe(rows.loc[worst])}"
-        why = f"{runs(len(ratios))} on our own runtime, {off}"
-        return Found(mean_deviation(ratios), why)
-
-    return metric
+    rows, every, claim = asked.rows, asked.every, asked.claim
+    ours, theirs = (
+        Setting(asked.given[name], claim.where | which)
+        for name, which in (("ours", claim.of), ("theirs", claim.over))
+    )
+    run = ours.found(rows)
+    other = theirs.found(rows, **{name: run[name] for name in asked.given.get("same", ())})
+    both = set(repeats(every, run)["round"]) & set(repeats(every, other)["round"])
+    run, other = (last_in(both, every, each) for each in (run, other))
+    speeds = trained(run)["samples_per_second"], trained(other, peer=True)["samples_per_second"]
+    why = f"{speeds[0]:.4g} and {speeds[1]:.4g} samples/s{variant_of(run)}"
+    return Found(speeds[0] / speeds[1], why, rounds=(run["round"], other["round"]))
 
 
-def predictions(rows: pd.DataFrame, column: str, own: tuple[str, ...]) -> pd.Series:
-    """Predicted over measured, of runs on our own runtime; raises Undecided without any."""
-    ratios = own_ratios(rows, column, own)
-    if ratios.empty:
-        raise Undecided("no run on our own runtime has a prediction")
-    return ratios
+def worst(asked: Asked) -> Found:
+    """The run that has most of a column, either way, among the claim's rows: how much, or (`mean`)
+    how much all have. `why` tells of it by its columns; `without` of rows that lack the column and
+    have the one that it `wants`; `none` that all lack it."""
+    part, given = asked.part, asked.given
+    known = part.dropna(subset=[given["column"]])
+    if known.empty:
+        raise Undecided(given["none"])
+    sizes = known[given["column"]].abs()
+    run = known.loc[sizes.idxmax()]
+    told = {"runs": runs(len(known)), "count": len(known), "mean": sizes.mean()}
+    why = given["why"].format_map({**run, **told, "variant": variant_of(run)})
+    lacking = part[part[given["column"]].isna() & part[given.get("wants", "method")].notna()]
+    if len(lacking) and "without" in given:
+        listed = ", ".join(lacking.get("described", ()))
+        why += given["without"].format(listed=listed, runs=runs(len(lacking)))
+    return Found(float(sizes.mean() if given.get("mean") else sizes.max()), why)
+
+
+METRICS = by_name(over, worst)

@@ -60,31 +60,7 @@ FULL, CALM = "#444444", "#B8B8B8"
 class LaneByLane(HardwareExhibit):
     """Bars of the lanes and the host memory's traffic, a panel each step."""
 
-    figure = "here_lanes"
-    title = "Where the time of a step goes"
-    claim = (
-        "With a small batch, clipped steps wait for the host's memory, which copies and host "
-        "updates fill together; with a large one the GPU computes nearly all the time."
-    )
-    file, counted = STEPS.file, "steps"
-    about, judgement = (
-        "Single steps of this project's benchmark, measured and committed: nothing runs for them",
-        "Bounds",
-    )
-    link = "lane by lane"
-    columns = {
-        "case": "case",
-        "label": "method",
-        "step_seconds": "step (s)",
-        "samples_per_second": "samples/s",
-        **{f"{lane}_share": f"{WORDS[lane]} busy" for lane in SHOWN},
-        "traffic_bytes_per_s": "host memory, mean (B/s)",
-        "ceiling_bytes_per_s": "its ceiling (B/s)",
-        "full_share": f"above {NEAR:.0%} of it",
-        "bound_samples_per_second": "bound (samples/s)",
-        "goal_samples_per_second": "goal (samples/s)",
-        "commit": "commit",
-    }
+    file = STEPS.file
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         return table(measured_steps(at.roots()), table_of(OFFLOAD.runs(at.roots()), RUNS))
@@ -117,7 +93,7 @@ class LaneByLane(HardwareExhibit):
             _draw_traffic(below, row, traffic(of_case[row.case]))
             kinds |= {event.kind for event in of_case[row.case].events}
         _legend(figure, kinds)
-        drawing.small_print(figure, *notes(shown))
+        drawing.small_print(figure, self.printed(**facts_of(shown)))
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         """In words: what every step reached, what bounds it, and what the goal is."""
@@ -218,29 +194,21 @@ def _verdict(row: Any) -> str:
     return "reached" if reached else f"missed, {_reach(row)}"
 
 
-def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what is drawn, what is missing."""
-    when = days(rows["date"])
+def facts_of(rows: pd.DataFrame) -> dict[str, Any]:
+    """Facts of the rows, for the small print."""
     caps = ", ".join(f"{cap:g} GiB" for cap in sorted(set(rows["device_cap_gib"].dropna())))
     clips = ", ".join(f"a norm of {clip:g}" for clip in sorted(set(rows["clip"].dropna())))
-    out = [
-        f"All of it is measured, on {rows['hardware'].iloc[0]}, {when}: {rows['label'].iloc[0]}"
-        f"{', capped at ' + caps if caps else ''}{', clipped at ' + clips if clips else ''}; of "
-        "the run's last steps the one nearest to its median. What reaches past the step's end is "
-        "drawn at its beginning, where that of the step before ran. Busy: of the step's time.",
-        "Traffic: the bytes of each copy and each host update (26 a parameter in bf16), spread "
-        f"evenly over its time, so that edges are not sharp; dark above {NEAR:.0%} of the ceiling, "
-        "which is what host memory gave copies both ways and updates, all at once, when the "
-        "machine was profiled. The bound is the batch over the longer of compute's busy time and "
-        f"host memory's bytes over its ceiling, as if all else were free{_looseness(rows)}.",
-        "Updates on GPU: of optimizer states that come there for it. Update after norm: it is "
-        "made, made again or let stand once the norm of all gradients is known. "
-        "The goal is a share of the speed of plain training, which has the whole GPU.",
-    ]
     absent = [case for case in CASES if case not in set(rows["case"])]
-    if absent:
-        out.append(f"Not measured: {'; '.join(map(case_words, absent))}.")
-    return out
+    return {
+        "hardware": rows["hardware"].iloc[0],
+        "when": days(rows["date"]),
+        "label": rows["label"].iloc[0],
+        "caps": f", capped at {caps}" if caps else "",
+        "clips": f", clipped at {clips}" if clips else "",
+        "near": NEAR,
+        "looseness": _looseness(rows),
+        "absent": f"Not measured: {'; '.join(map(case_words, absent))}." if absent else "",
+    }
 
 
 def _looseness(rows: pd.DataFrame) -> str:
@@ -311,13 +279,11 @@ def _beside(axes: Any, y: float, words: str, va: str, **look: Any) -> None:
 
 def _legend(figure: Any, kinds: set[str]) -> None:
     """Above it all: each kind of work once."""
-    from matplotlib.patches import Patch
-
     looks = list(dict.fromkeys(look for kind, look in LOOKS.items() if kind in kinds))
     columns = 9
     figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(looks) // columns))
     figure.legend(
-        handles=[Patch(color=look.color, label=look.words) for look in looks],
+        handles=[drawing.patch(color=look.color, label=look.words) for look in looks],
         loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.2,
         borderpad=0.1,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import pandas as pd
 
 from workbench.exhibits.hardware.table import mean_deviation, own_ratios
 from workbench.figures import draw as drawing
-from workbench.figures.style import GREY, Look, lighter
+from workbench.figures.style import GREY, LOOKS, Look, lighter
 from workbench.published.here import in_words
 
 CAP_GAP, GROUP_GAP = 0.8, 2.0
@@ -128,10 +128,8 @@ def variant_words(variant: str) -> str:
 
 def kept(rows: pd.DataFrame) -> list[tuple[Any, str]]:
     """An entry of the legend on runs that keep activations, where there are any."""
-    from matplotlib.patches import Patch
-
     words = "kept: activations are kept, else recomputed"
-    return [(Patch(alpha=0), words)] if KEEP in set(rows["variant"]) else []
+    return [(drawing.patch(alpha=0), words)] if KEEP in set(rows["variant"]) else []
 
 
 def why_missing(status: str, otherwise: str) -> str:
@@ -139,23 +137,26 @@ def why_missing(status: str, otherwise: str) -> str:
     return drawing.upright_words(status) if status != "ok" else otherwise
 
 
+STEP = "step_seconds", "step_ratio", "step time", "s"
+PEAK = "peak_device_gib", "peak_ratio", "device peak", "GiB"
+"""Of a step and of a device: columns of what was measured and of predicted over measured, and
+words."""
+
+
 def draw_predictions(
     axes: Any,
     rows: pd.DataFrame,
-    column: str,
-    ratio: str,
-    words: str,
-    unit: str,
-    *,
-    looks: Mapping[str, Look],
+    of: tuple[str, str, str, str],
     own: Container[str],
     within: float,
     judged: pd.DataFrame | None = None,
 ) -> None:
-    """Predicted over measured, over what was measured, with the band of good ones; in the title how
-    far those of the methods `own` are off on the mean, of the rows that are `judged` (of all)."""
+    """Predicted over measured, over what was measured (`STEP` or `PEAK`), with the band of good
+    ones; in the title how far those of the methods `own` are off on the mean, of the rows that are
+    `judged` (of all)."""
     from matplotlib.ticker import FuncFormatter
 
+    column, ratio, words, unit = of
     axes.set_xscale("log")
     axes.set_xlabel(f"measured {words} ({unit})")
     axes.set_ylabel("predicted ÷ measured")
@@ -167,8 +168,8 @@ def draw_predictions(
         axes.text(0.5, 0.8, "no run has a prediction", transform=axes.transAxes, ha="center")
         return
     for method, part in known.groupby("method", sort=False):
-        thin = {} if looks[method].pale else {"markeredgecolor": "white", "markeredgewidth": 0.5}
-        axes.plot(part[column], part[ratio], **point(looks[method], 4.5) | thin, alpha=0.85)
+        thin = {} if LOOKS[method].pale else {"markeredgecolor": "white", "markeredgewidth": 0.5}
+        axes.plot(part[column], part[ratio], **point(LOOKS[method], 4.5) | thin, alpha=0.85)
     far = max(1.6 * within, 1.15 * float((known[ratio] - 1).abs().max()))
     axes.set_ylim(1 - far, 1 + far)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
@@ -195,11 +196,8 @@ def _set_ticks(axes: Any, values: pd.Series) -> None:
 def legend(figure: Any, looks: Mapping[str, Look], more: Iterable[tuple[Any, str]] = ()) -> None:
     """Above it all: every method (label to look) once, with its marker; then `more` (handle,
     name)."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     entries: list[tuple[Any, str]] = []
     for name, look in looks.items():
-        patch = Patch(facecolor=look.face, edgecolor=look.color)
-        entries.append(((patch, Line2D([], [], **point(look, 4))), name))
+        patch = drawing.patch(facecolor=look.face, edgecolor=look.color)
+        entries.append(((patch, drawing.stroke(**point(look, 4))), name))
     drawing.place_legend(figure, [*entries, *more])

@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.base import Opened
+from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.judge import Goal
-from workbench.exhibits.hardware.offload_goals import goals, of_setting
+from workbench.exhibits.hardware.offload_goals import METRICS, of_setting, told
 from workbench.exhibits.hardware.table import OFFLOAD as COLUMNS
 from workbench.exhibits.hardware.table import OWN_RUNTIME, PLAIN, preferred, table
 from workbench.figures import draw as drawing
@@ -42,33 +42,7 @@ CAP_SHARE = 0.055
 class Offload(GoalsExhibit):
     """Shares of plain training by batch above, predictions below."""
 
-    figure = "here_offload"
-    title = "Offloaded training on named hardware"
-    claim = (
-        "With 32 GiB of a GPU's memory STRONGHOLD keeps most of the speed that plain training has "
-        "with all of it, and its planner says beforehand how fast and how large a run will be."
-    )
-    file = OFFLOAD.file
-    link = "measured on named hardware"
-    columns = {
-        "label": "method",
-        "layers": "layers",
-        "batch": "batch",
-        "dtype": "type",
-        "clip": "clip",
-        "device_cap_gib": "device cap (GiB)",
-        "host_cap_gib": "host cap (GiB)",
-        "status": "status",
-        "samples_per_second": "samples/s",
-        "share": "of plain",
-        "step_ratio": "step: predicted ÷ measured",
-        "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted ÷ measured",
-        "host_gib": "host (GiB)",
-        "disk_gib": "disk (GiB)",
-        "final_loss": "final loss",
-        "how": "how",
-    }
+    file, metrics = OFFLOAD.file, METRICS
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         return table(OFFLOAD.runs(at.roots()), COLUMNS, repeated=repeated)
@@ -86,20 +60,21 @@ class Offload(GoalsExhibit):
         shown = shares_of(rows)
         for batch in BATCHES:
             _draw_shares(places[batch], shown[shown["batch"] == batch], batch)
-        judged = {
-            "looks": LOOKS, "own": OWN_RUNTIME, "within": WITHIN, "judged": of_setting(rows),
-        }  # fmt: skip
-        step, peak = places["step"], places["peak"]
-        columns = ("step_seconds", "step_ratio"), ("peak_device_gib", "peak_ratio")
-        marks.draw_predictions(step, rows, *columns[0], "step time", "s", **judged)
-        marks.draw_predictions(peak, rows, *columns[1], "device peak", "GiB", **judged)
+        judged = of_setting(rows)
+        for place, of in (("step", marks.STEP), ("peak", marks.PEAK)):
+            marks.draw_predictions(places[place], rows, of, OWN_RUNTIME, WITHIN, judged)
         there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
         looks = {OFFLOAD.labels[name]: LOOKS[name] for name in OFFLOAD.labels if name in there}
         marks.legend(figure, looks, marks.kept(shown))
-        drawing.small_print(figure, *notes(rows))
+        lacking = "; ".join(missing_cases(rows))
+        facts = {"hardware": rows["hardware"].iloc[0], "when": days(rows["date"]), "within": WITHIN}
+        absent = f"Not measured: {lacking}." if lacking else ""
+        drawing.small_print(figure, self.printed(absent=absent, **facts))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
-        return goals(rows, repeated)
+        """In their setting only."""
+        every = None if repeated is None else of_setting(repeated)
+        return super().goals(told(of_setting(rows)), every)
 
 
 def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
@@ -146,24 +121,6 @@ def missing_cases(rows: pd.DataFrame) -> list[str]:
         if absent:
             out.append(f"{layers} layers at batch {batch} ({', '.join(absent)})")
     return out
-
-
-def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what a bar and a point is, what is missing."""
-    when = days(rows["date"])
-    hidden, seq, dtype = MODEL
-    absent = missing_cases(rows)
-    return [
-        f"All bars and points are measured, on {rows['hardware'].iloc[0]}, {when}: hidden size "
-        f"{hidden}, sequence {seq}, {dtype}, unless a model is named otherwise. B: billion "
-        "parameters. Caps are of device memory. 100 % is the fastest plain training without a cap, "
-        "of the same sitting where it has one. "
-        "A bar is the last run of its settings, with the lowest clipping limit that was run.",
-        "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
-        "those on this project's runtime, of the setting above, which the goals are about. "
-        f"Methods without points have no plan here. The band is {WITHIN:.0%}.",
-        f"Not measured: {'; '.join(absent)}." if absent else "",
-    ]
 
 
 # -- bars -----------------------------------------------------------------------------------------

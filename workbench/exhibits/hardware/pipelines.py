@@ -7,18 +7,19 @@ order beside torch's own schedule of that order. Nothing runs for this exhibit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from workbench.exhibits.base import Opened
+from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.judge import Goal
 from workbench.exhibits.hardware.table import SERVERS as COLUMNS
 from workbench.exhibits.hardware.table import table
+from workbench.exhibits.metrics import Asked, Found
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN, lighter
-from workbench.figures.verdict import FAILS, HOLDS
 from workbench.methods.pipeline import ideal
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, W
 from workbench.published.here import SERVERS
@@ -39,33 +40,16 @@ SHOWN = (F, B, I, W)
 GANTT_IN, BARS_IN = 0.95, 1.9
 
 
+def speeds(asked: Asked) -> Found:
+    """Our speed over torch's."""
+    ours, theirs = asked.given["ours"], asked.given["theirs"]
+    return Found(ours / theirs, f"{ours:.1f} and {theirs:.1f} samples/s")
+
+
 class Pipelines(GoalsExhibit):
     """Gantt charts of the orders, bubbles, and measured speeds beside torch's."""
 
-    figure = "pipelines"
-    title = "Pipelines and their bubbles"
-    claim = (
-        "An order of a few lines becomes a schedule that is proved, simulated and trained; on "
-        "equal micro-batches each of ours is at least as fast as torch's own."
-    )
-    file = SERVERS.file
-    link = "pipelines"
-    about = (
-        "Pipelines in this project's benchmark of servers, measured and committed: nothing runs "
-        "for them"
-    )
-    counted = "settings"
-    columns = {
-        "label": "method",
-        "variant": "activations",
-        "ranks": "GPUs",
-        "batch": "minibatch",
-        "samples_per_second": "samples/s",
-        "step_ratio": "step: predicted ÷ measured",
-        "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted ÷ measured",
-        "commit": "commit",
-    }
+    file, metrics = SERVERS.file, {"speeds": speeds}
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         rows = table(SERVERS.runs(at.roots()), COLUMNS, repeated=repeated)
@@ -81,23 +65,17 @@ class Pipelines(GoalsExhibit):
             _draw_order(axes, name, last=name == DRAWN[-1])
         _draw_pairs(below, settings) if settings else drawing.empty(below, self.absent)
         where = "".join(f" on {name}" for name in rows["hardware"].head(1))
-        drawing.small_print(
-            figure,
-            f"Above: simulated, {RANKS} ranks, {MICROS} micro-batches, in quanta (forward 1, "
-            f"backward 2). Below: measured{where}, GPT-2 XL, bf16; filled ours, pale torch's.",
-        )
+        drawing.small_print(figure, self.printed(ranks=RANKS, micros=MICROS, where=where))
 
     def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
         """Ours at least as fast as torch's, setting by setting."""
-        return [
-            Goal(
-                goal=f"{SERVERS.labels[ours.method]}, {words}: at least as fast as torch's",
-                measured=f"{ours.samples_per_second / theirs.samples_per_second:.3f} times",
-                verdict=HOLDS if ours.samples_per_second >= theirs.samples_per_second else FAILS,
-                why=f"{ours.samples_per_second:.1f} and {theirs.samples_per_second:.1f} samples/s",
-            )
+        both = [
+            {"method": ours.method, "setting": words, "ours": ours.samples_per_second,
+             "theirs": theirs.samples_per_second}
             for words, ours, theirs in pairs(rows)
-        ]
+        ]  # fmt: skip
+        found = [replace(claim, each=both) for claim in self.claims if both]
+        return self.judge_of(found).verdicts(rows)
 
 
 def pairs(rows: pd.DataFrame) -> list[tuple[str, Any, Any]]:
@@ -114,8 +92,6 @@ def pairs(rows: pd.DataFrame) -> list[tuple[str, Any, Any]]:
 
 
 def _draw_order(axes: Any, name: str, *, last: bool) -> None:
-    from matplotlib.patches import Patch
-
     chunks = CHUNKS if ORDERS[name].chunked else 1
     step = ideal.simulated(ideal.schedule_of(name, RANKS, MICROS, chunks=chunks), chunks)
     for event in step.events:
@@ -132,13 +108,11 @@ def _draw_order(axes: Any, name: str, *, last: bool) -> None:
     axes.tick_params(labelbottom=last, labelsize=6)
     if last:
         axes.set_xlabel("time (quanta)")
-        kinds = [Patch(color=WORK[kind].color, label=WORK[kind].words) for kind in SHOWN]
+        kinds = [drawing.patch(color=WORK[kind].color, label=WORK[kind].words) for kind in SHOWN]
         axes.legend(handles=kinds, loc="center right", fontsize=6, frameon=False)
 
 
 def _draw_pairs(axes: Any, settings: list[tuple[str, Any, Any]]) -> None:
-    from matplotlib.patches import Patch
-
     at, ticks, previous = 0.0, {}, ""
     for words, ours, theirs in settings:
         at += 0.8 * (bool(previous) and words != previous)
@@ -155,7 +129,7 @@ def _draw_pairs(axes: Any, settings: list[tuple[str, Any, Any]]) -> None:
     axes.tick_params(axis="x", length=0, labelsize=6.5)
     axes.margins(y=0.3)
     shown = dict.fromkeys(ours.method for _, ours, _ in settings)
-    names = [Patch(color=LOOKS[name].color, label=ORDERS[name].label) for name in shown]
+    names = [drawing.patch(color=LOOKS[name].color, label=ORDERS[name].label) for name in shown]
     axes.legend(handles=names, loc="upper left", ncols=len(names), fontsize=6, frameon=False)
     axes.set_ylabel("samples/s, measured")
 

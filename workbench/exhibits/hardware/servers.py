@@ -13,13 +13,20 @@ from typing import Any
 import pandas as pd
 
 from workbench.exhibits.base import Opened
+from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware import server_panels as panels
 from workbench.exhibits.hardware.base import GoalsExhibit
-from workbench.exhibits.hardware.judge import Goal
-from workbench.exhibits.hardware.server_goals import PEAK_WITHIN, STEP_WITHIN, goals, missing
-from workbench.exhibits.hardware.table import SERVER_RUNTIME, table
+from workbench.exhibits.hardware.server_goals import (
+    METRICS,
+    PEAK_WITHIN,
+    STEP_WITHIN,
+    missing,
+    told,
+)
+from workbench.exhibits.hardware.table import SERVER_RUNTIME as OWN_RUNTIME
 from workbench.exhibits.hardware.table import SERVERS as COLUMNS
+from workbench.exhibits.hardware.table import table
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN
 from workbench.methods.pipeline.orders import ORDERS
@@ -33,48 +40,31 @@ ACROSS = 3
 ELSEWHERE = (*ORDERS, "torch-interleaved", "torch-zero-bubble")
 """Methods of the sheet that another exhibit shows (pipelines.py)."""
 
+MOVED = (
+    "Host links: loads and stores of a step, all GPUs together, in multiples of the model's "
+    "weights. Bars: counted by the runtime. Half filled: what the plan said before. Methods "
+    "without bars move none or do not count them."
+)
+SCALING = "In proportion: the speed on the fewest GPUs, times as many."
+PREDICTED = (
+    "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
+    f"those on this project's runtime. The bands are {STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
+)
+"""Sentences of the small print on panels that may be absent."""
 UNFINISHED = f"nothing to show: no run in {SERVERS.file} came to an end"
 
 
 class Servers(GoalsExhibit):
     """Throughput, bytes over the host links, scaling and predictions."""
 
-    figure = "here_servers"
-    title = "Training on servers of several capped GPUs"
-    claim = (
-        "On GPUs with the memory of small cards Harmony-PP trains GPT-2 XL several times as fast "
-        "as "
-        "ZeRO-3 with CPU offload, moves the bytes that its plan says, and is faster on more GPUs."
-    )
-    file = SERVERS.file
-    link = "on several GPUs"
-    columns = {
-        "label": "method",
-        "ranks": "GPUs",
-        "layers": "layers",
-        "hidden": "hidden",
-        "batch": "minibatch",
-        "dtype": "type",
-        "clip": "clip",
-        "device_cap_gib": "cap of a GPU (GiB)",
-        "host_cap_gib": "host cap (GiB)",
-        "status": "status",
-        "samples_per_second": "samples/s",
-        "share": "of data parallel",
-        "step_ratio": "step: predicted ÷ measured",
-        "peak_device_gib": "device peak (GiB)",
-        "peak_ratio": "peak: predicted ÷ measured",
-        "host_gib": "host (GiB)",
-        "moved": "host links (weights)",
-        "planned_moved": "planned (weights)",
-        "final_loss": "final loss",
-        "how": "how",
-        "round": "round",
-    }
+    file, metrics = SERVERS.file, METRICS
 
     def all_rows(self, at: Opened, *, repeated: bool = False) -> pd.DataFrame:
         runs = (run for run in SERVERS.runs(at.roots()) if run.method not in ELSEWHERE)
         return table(runs, COLUMNS, repeated=repeated)
+
+    def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
+        return super().goals(told(rows), rows if repeated is None else repeated)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Throughput, bytes, scaling and predictions, as far as there are rows of each. `rows`:
@@ -98,12 +88,11 @@ class Servers(GoalsExhibit):
             for axes, part in zip(every, line, strict=True):
                 panels.draw_scaling(axes, part)
         if _predicted(rows):
-            _draw_predictions(*_side_by_side(figure, next(places), [1.0, 1.0], 2), rows)
+            step, peak = _side_by_side(figure, next(places), [1.0, 1.0], 2)
+            marks.draw_predictions(step, rows, marks.STEP, OWN_RUNTIME, STEP_WITHIN)
+            marks.draw_predictions(peak, rows, marks.PEAK, OWN_RUNTIME, PEAK_WITHIN)
         _legend(figure, rows, moved=len(moved) > 0, scaling=bool(scaling))
-        drawing.small_print(figure, *notes(rows))
-
-    def goals(self, rows: pd.DataFrame, repeated: pd.DataFrame | None = None) -> list[Goal]:
-        return goals(rows, repeated)
+        drawing.small_print(figure, self.printed(**facts_of(rows)))
 
 
 def _draw_bars(figure: Any, place: Any, line: list[panels.Panel]) -> list[tuple[Any, panels.Panel]]:
@@ -127,69 +116,37 @@ def _predicted(rows: pd.DataFrame) -> bool:
     return bool(ok[["step_ratio", "peak_ratio"]].notna().any(axis=None))
 
 
-def _draw_predictions(step: Any, peak: Any, rows: pd.DataFrame) -> None:
-    told = {"looks": LOOKS, "own": SERVER_RUNTIME}
-    marks.draw_predictions(
-        step, rows, "step_seconds", "step_ratio", "step time", "s", within=STEP_WITHIN, **told
-    )
-    marks.draw_predictions(
-        peak, rows, "peak_device_gib", "peak_ratio", "device peak", "GiB", within=PEAK_WITHIN,
-        **told,
-    )  # fmt: skip
-
-
 def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> None:
     """Every method that is there, then what is no method's mark."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     more: list[tuple[Any, str]] = []
     if rows["device_cap_gib"].isna().any():
-        more.append((Patch(facecolor=panels.GROUND), "no limit: all of the GPU"))
+        more.append((drawing.patch(facecolor=panels.GROUND), "no limit: all of the GPU"))
     if moved:
-        more.append((Line2D([], [], **panels.PLANNED), "planned (simulated)"))
+        more.append((drawing.stroke(**panels.PLANNED), "planned (simulated)"))
     if scaling:
-        more.append((Line2D([], [], **panels.IDEAL), "in proportion"))
+        more.append((drawing.stroke(**panels.IDEAL), "in proportion"))
     there = set(rows["method"])
     looks = {SERVERS.labels[method]: LOOKS[method] for method in SERVERS.labels if method in there}
     marks.legend(figure, looks, [*more, *marks.kept(rows)])
 
 
-def notes(rows: pd.DataFrame) -> list[str]:
-    """The small print: where the numbers are from, what a mark is, what is missing."""
-    when = days(rows["date"])
+def facts_of(rows: pd.DataFrame) -> dict[str, Any]:
+    """Facts of the rows, for the small print: where they are from, and what is missing."""
     bars = panels.shown(rows)
-    moved, series = panels.moving(bars), panels.series_of(bars)
-    out = [
-        f"Measured on {rows['hardware'].iloc[0]}, {when}. At a bar: samples/s, and its share of "
-        "data parallelism without a limit of memory on as many GPUs (on one: of plain training "
-        "too) at the same minibatch, where that was measured. In bf16, sequence 1024, unless a "
-        "model is named otherwise. GPT-2 XL: 48 layers of hidden size 1600. B: billion parameters. "
-        "Limits are of the memory of each GPU. A bar is the last run of its settings, with the "
-        "lowest clipping limit that was run. Whiskers: speeds at the quartiles of its step times, "
-        "of which only the distance is kept, laid evenly about the median."
-    ]
-    if len(moved):
-        out.append(
-            "Host links: loads and stores of a step, all GPUs together, in multiples of the "
-            "model's weights. Bars: counted by the runtime. Half filled: what the plan said "
-            "before. Methods without bars move none or do not count them."
-        )
-    if series:
-        out.append("In proportion: the speed on the fewest GPUs, times as many.")
-    if _predicted(rows):
-        out.append(
-            "A point is a run beside what its plan said before it: simulated over measured. Own "
-            "runs: those on this project's runtime. The bands are "
-            f"{STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
-        )
-    absent = _not_drawn(len(moved) > 0, len(series) > 0, _predicted(rows))
-    out += [f"Not drawn: {'; '.join(absent)}."] if absent else []
-    lost = panels.unfinished(rows)
-    out += [f"No run came to an end: {'; '.join(lost)}."] if lost else []
-    lacking = missing(rows)
-    out += [f"Not measured: {'; '.join(lacking)}."] if lacking else []
-    return out
+    moved, series = len(panels.moving(bars)) > 0, len(panels.series_of(bars)) > 0
+    lists = {
+        "Not drawn": _not_drawn(moved, series, _predicted(rows)),
+        "No run came to an end": panels.unfinished(rows),
+        "Not measured": missing(rows),
+    }
+    return {
+        "hardware": rows["hardware"].iloc[0],
+        "when": days(rows["date"]),
+        "moved": MOVED if moved else "",
+        "scaling": SCALING if series else "",
+        "predicted": PREDICTED if _predicted(rows) else "",
+        "lacking": " ".join(f"{words}: {'; '.join(of)}." for words, of in lists.items() if of),
+    }
 
 
 def _not_drawn(moved: bool, scaling: bool, predicted: bool) -> list[str]:

@@ -24,11 +24,11 @@ from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.harmony import sizes
 from workbench.exhibits.harmony.sizes import HarmonySize
-from workbench.exhibits.harmony.table import COLUMNS, RAN, table
+from workbench.exhibits.harmony.table import COLUMNS, model_label, table
 from workbench.exhibits.preview import UNKNOWN, cached, total
 from workbench.figures import draw
 from workbench.figures.rows import MEASURED, join, label_of, pick
-from workbench.figures.verdict import Verdict, as_table, at_least, busy_in, cannot_tell
+from workbench.figures.verdict import Verdict, as_table
 from workbench.model.corpus import STDLIB
 from workbench.published import harmony_plans
 from workbench.published.harmony import profiles_folder
@@ -64,6 +64,7 @@ class HarmonyExhibit(Exhibit):
         "source": "source", "variant": "of", "status": "status", "how": "how", "note": "note",
     }  # fmt: skip
     stored = "Shown from stored results and kept plans."
+    labels = {"model": model_label, "method": label_of, "swapped": label_of}
     plans: ClassVar[tuple[str, ...]] = ()
     """Keys of the kept plans (`harmony_plans.questions`), by their figure: what can be planned
     again."""
@@ -81,6 +82,9 @@ class HarmonyExhibit(Exhibit):
 
     def sized(self, size: str, text: str = STDLIB) -> HarmonySize:
         return sizes.named(size)
+
+    def printed(self, **facts: Any) -> str:
+        return super().printed(estimates=ESTIMATES, other_end=OTHER_END, **facts)
 
     # -- runs -----------------------------------------------------------------------------------
 
@@ -122,17 +126,17 @@ class HarmonyExhibit(Exhibit):
 
     # -- rows -----------------------------------------------------------------------------------
 
-    @abstractmethod
     def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
         """Measured and predicted values of those runs; `store` has their timelines."""
+        return table([])
 
     @abstractmethod
     def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
         """Reference estimates, and plans under our simulator."""
 
-    @abstractmethod
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
         """A row for each thing that was not measured, and why."""
+        return table([])
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         """Reference estimates, plans, what was measured on named hardware, and what the records
@@ -148,13 +152,9 @@ class HarmonyExhibit(Exhibit):
         own = own.assign(size=size)
         return join(self.known(at.size, plans_of(at.store)), kept, own).assign(figure=figure)
 
-    @abstractmethod
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Judge the claim, each part by the series that can tell."""
-
     def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
-        """The judged parts of the claim."""
-        return list(self.claims(rows))
+        """The judged parts of the claim, each by the series that can tell."""
+        return self.judge.verdicts(rows)
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         return as_table(self.verdicts(rows), "reference")
@@ -254,10 +254,3 @@ def not_run(rows: pd.DataFrame, lacking: Iterable[str]) -> str:
     told = "; ".join(lacking)
     size = next(iter(pick(rows, source=MEASURED)["size"]), "")
     return f"Not run at {size} size, which is to take little time: {told}." if told else ""
-
-
-def by_runs(words: str, ratio: float | None, rows: pd.DataFrame, *methods: str) -> Verdict:
-    """A claim of speed (a ratio of at least 1), judged by runs here as far as these rows can tell;
-    `methods` are those that it compares, all by default."""
-    why = {"cannot": cannot_tell(rows), "busy": busy_in(rows, *RAN, *methods)}
-    return at_least(words, None, ratio, 1.0, RAN, **why)

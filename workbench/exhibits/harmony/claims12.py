@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
 from workbench.core.record import BETWEEN, PARTS
 from workbench.exhibits.harmony import volumes
-from workbench.exhibits.harmony.sizes import DP, DP_SWAP, HARMONY, ONE, PP, PP_SWAP, SWAPPED
-from workbench.exhibits.harmony.table import PLANNED, RAN
+from workbench.exhibits.harmony.sizes import DP, HARMONY, ONE, PP, SWAPPED
+from workbench.exhibits.metrics import Asked, Found, NoClaim, by_name
 from workbench.figures.rows import (
-    BEFORE,
     FORMULA,
     MEASURED,
-    OUR_PLAN,
     REFERENCE,
-    SIMULATED,
-    label_of,
     one,
     pick,
     quotient,
 )
-from workbench.figures.verdict import Verdict, at_least, within
 
 MODEL, GPUS = "gpt2_xl", 4
 """Model and number of GPUs of the published schedules."""
@@ -35,52 +29,60 @@ OWN = ("load", "store")
 EQUAL = 0.01
 
 
-def claims(rows: pd.DataFrame) -> Iterator[Verdict]:
-    """Fewer bytes than DP and than swapping, as many on any number of devices, weights within their
-    bounds, and all of it as the formula and the plan say."""
-    place = {"model": MODEL, "ranks": GPUS, "minibatch": 64, "quantity": LINK}
-    told, ours = (
-        {method: sum(pick(rows, method=method, **place, **whose)["value"]) for method in HARMONY}
-        for whose in ({"source": REFERENCE}, {"variant": OUR_PLAN})
-    )
-    words = (
-        "GPT2-XL on 4 GPUs, minibatch 64: Harmony-PP moves fewer bytes over the host's link than "
-        "Harmony-DP (DP over PP)"
-    )
-    ratios = (quotient(each[DP], each[PP]) for each in (told, ours))
-    yield at_least(words, *ratios, 1.0, PLANNED)
-    own = {
+def totals(rows: pd.DataFrame) -> dict[tuple[str, float], float | None]:
+    """(method, devices) -> bytes that all runs of it counted, loads and stores together."""
+    every = sorted(set(pick(rows, source=MEASURED)["ranks"].dropna()))
+    return {
         (method, ranks): _total(rows, method=method, ranks=ranks)
         for method in HARMONY + SWAPPED
-        for ranks in sorted(set(pick(rows, source=MEASURED)["ranks"].dropna()))
+        for ranks in every
     }
-    several = sorted(ranks for (method, ranks), total in own.items() if method == PP and total)
-    most = several[-1] if several else None
-    both = max((ranks for ranks in several if own.get((DP, ranks))), default=None)
-    words = (
-        "Harmony-PP moves fewer bytes than Harmony-DP on the most devices that both ran on (DP "
-        f"over PP{_by_formula(both)})"
-    )
-    there = quotient(told[DP], told[PP]) if both == GPUS else None
+
+
+def _most(own: dict[tuple[str, float], float | None], *methods: str) -> float | None:
+    """The most devices on which all of these methods counted bytes."""
+    return max((n for _, n in own if all(own[name, n] for name in methods)), default=None)
+
+
+def dp_over_pp(asked: Asked) -> Found:
+    """Bytes of Harmony-DP over those of Harmony-PP on the most devices that both ran on."""
+    own = totals(asked.rows)
+    both = _most(own, PP, DP)
+    told = None
+    if both == GPUS:
+        place = {"model": MODEL, "ranks": GPUS, "minibatch": 64, "quantity": LINK}
+        parts = (pick(asked.rows, method=m, source=REFERENCE, **place) for m in (DP, PP))
+        told = quotient(*(sum(part["value"]) for part in parts))
     ratio = quotient(own.get((DP, both)), own.get((PP, both)))
-    yield at_least(words, there, ratio, 1.0, RAN)
-    words = (
-        "Harmony-PP moves no more bytes on the most devices that ran than one device does (one "
-        "over most, within 1 %)"
-    )
-    yield at_least(words, None, quotient(own.get((ONE, 1)), own.get((PP, most))), 1 - EQUAL, RAN)
-    for method, swapped in ((PP, PP_SWAP), (DP, DP_SWAP)):
-        ranks = max(
-            (ranks for name, ranks in own if name == swapped and own[name, ranks]), default=0
-        )
-        words = (
-            f"{label_of(method)} moves fewer bytes than {label_of(swapped)}, on as many "
-            "devices of as much memory (the latter over the former)"
-        )
-        ratio = quotient(own.get((swapped, ranks)), own.get((method, ranks)))
-        yield at_least(words, None, ratio, 1.0, RAN)
-    yield from _bounds(rows)
-    yield from _equalities(rows)
+    return Found(ratio, told=told, names={"formula": _by_formula(both)})
+
+
+def one_over_most(asked: Asked) -> float | None:
+    """Bytes on one device over those of Harmony-PP on the most that it ran on."""
+    own = totals(asked.rows)
+    return quotient(own.get((ONE, 1)), own.get((PP, _most(own, PP))))
+
+
+def swapped_over(asked: Asked) -> float | None:
+    """Bytes of swapping over those of Harmony, on the most devices that swapped."""
+    own, name = totals(asked.rows), asked.given["swapped"]
+    ranks = _most(own, name)
+    return quotient(own.get((name, ranks)), own.get((asked.given["method"], ranks)))
+
+
+def of_its_bound(asked: Asked) -> float | None:
+    """The bound of weights and gradients over what a mode's runs counted, the least."""
+    return min(_shares_of_bound(asked.rows, asked.given["method"]), default=None)
+
+
+def as_told(asked: Asked) -> float | None:
+    """How near counted bytes are to those of a formula or a plan, all or each part, at worst."""
+    told = asked.given
+    quantities = OWN if told["all"] else PARTS + (BETWEEN if told["messages"] else ())
+    rows, source = asked.rows, told["source"]
+    if source == FORMULA and pick(rows, source=source, quantity=quantities).empty:
+        raise NoClaim
+    return quotient(1.0, _worst(rows, quantities, source, told["variant"]))
 
 
 def _by_formula(ranks: float | None) -> str:
@@ -91,21 +93,6 @@ def _by_formula(ranks: float | None) -> str:
     return f"; of weights and gradients alone {ratio:.2f} on {ranks:g} devices"
 
 
-def _bounds(rows: pd.DataFrame) -> list[Verdict]:
-    """Weights in and gradients out, as they were counted, of every run of both modes."""
-    return [
-        at_least(
-            f"{label_of(method)} moves weights and gradients of at most {words} the weights, "
-            "whatever the number of devices (the bound over what was counted, the least)",
-            None,
-            min(_shares_of_bound(rows, method), default=None),
-            1.0,
-            RAN,
-        )
-        for method, words in ((PP, "three times"), (DP, "2 N + 1 times"))
-    ]
-
-
 def _shares_of_bound(rows: pd.DataFrame, method: str) -> list[float]:
     part, found = pick(rows, method=method), []
     for ranks in sorted(set(pick(part, source=MEASURED)["ranks"].dropna())):
@@ -114,22 +101,6 @@ def _shares_of_bound(rows: pd.DataFrame, method: str) -> list[float]:
         if moved and weights:
             found.append(volumes.bound(method, int(ranks)) * weights / moved)
     return found
-
-
-def _equalities(rows: pd.DataFrame) -> Iterator[Verdict]:
-    """Verdicts on counted bytes, all of them and by part, against expected ones."""
-    link = "weights, gradients, activations and sums that every run counted are each"
-    across = "weights, gradients, activations, sums and messages that every run counted are each"
-    for whose, source, variant, what, parts in (
-        ("the formula of its packs", FORMULA, "", link, PARTS),
-        ("its plan", SIMULATED, BEFORE, across, PARTS + BETWEEN),
-    ):
-        for told, quantities in (("all bytes that every run counted are", OWN), (what, parts)):
-            if source == FORMULA and pick(rows, source=source, quantity=quantities).empty:
-                continue
-            worst = _worst(rows, quantities, source, variant)
-            words = f"{told} what {whose} says, within 1 % (the worst one)"
-            yield within(words, worst, None if worst is None else 1.0, EQUAL, RAN)
 
 
 def _total(rows: pd.DataFrame, quantities: tuple[str, ...] = OWN, **where: Any) -> float | None:
@@ -158,3 +129,6 @@ def _worst(
         small, large = sorted(values)
         factors.append(large / small if small else float("inf") if large else 1.0)
     return max(factors, default=None)
+
+
+METRICS = by_name(dp_over_pp, one_over_most, swapped_over, of_its_bound, as_told)

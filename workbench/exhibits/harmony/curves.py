@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,11 +14,11 @@ from workbench.exhibits.harmony import own_text
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.own_text import DEFAULT_TEXT
 from workbench.exhibits.harmony.sizes import HARMONY, HarmonySize, Trained
-from workbench.exhibits.harmony.table import PLAIN, RAN, measured, missing, table
+from workbench.exhibits.harmony.table import PLAIN, measured, missing, table
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
 from workbench.figures.curves import differences, draw_curves, note
 from workbench.figures.rows import label_of, pick
-from workbench.figures.verdict import Verdict, at_least
 from workbench.model.corpus import STDLIB
 from workbench.runs.store import Store
 
@@ -37,9 +36,21 @@ NO_LOSSES = (
 )
 
 
+def as_near(asked: Asked) -> Found:
+    """The tolerance over a mode's worst difference; steps that a curve lacks count as not run."""
+    shown = asked.rows.dropna(subset=["value"])
+    plain, own = _curve(shown, PLAIN), _curve(shown, asked.given["method"])
+    off = differences(own.to_list(), plain.to_list())
+    if not off or not len(off) == len(own) == len(plain):
+        return Found(None)
+    why = f"largest relative difference {max(off):.1e}, tolerance 1e-5"
+    return Found(TOLERANCE / max(*off, LEAST), why=why)
+
+
 class Curves(HarmonyExhibit):
     """The curves over each other, and beside them how far each is from one device."""
 
+    metrics = by_name(as_near)
     takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     without_gpu = NO_LOSSES, "nothing to show"
     form: ClassVar[str]
@@ -115,19 +126,6 @@ class Curves(HarmonyExhibit):
             if hardly_falls(_curve(shown, PLAIN))
             else "",
         )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """The worst difference of each mode; steps that one of them lacks count as not run."""
-        shown = rows.dropna(subset=["value"])
-        plain = _curve(shown, PLAIN)
-        for method in HARMONY:
-            own = _curve(shown, method)
-            off = differences(own.to_list(), plain.to_list())
-            worst = max(off) if off and len(off) == len(own) == len(plain) else None
-            words = f"losses of {label_of(method)} equal those of {label_of(PLAIN)}"
-            ratio = None if worst is None else TOLERANCE / max(worst, LEAST)
-            why = worst is not None and f"largest relative difference {worst:.1e}, tolerance 1e-5"
-            yield at_least(words, None, ratio, 1.0, RAN, why=why or "", is_ratio=False)
 
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """No estimate and no plan, but the text."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -10,26 +9,22 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import (
-    ESTIMATES,
-    OTHER_END,
     HarmonyExhibit,
-    by_runs,
     not_run,
     nothing_reduced,
 )
-from workbench.exhibits.harmony.sizes import DP, HARMONY, PEERS, PP, SWAPPED, HarmonySize
+from workbench.exhibits.harmony.sizes import HARMONY, PEERS, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import (
-    PLANNED,
     as_speed,
+    both,
     estimated,
-    measured,
     missing,
     model_label,
     planned,
-    predicted,
     recomputed,
     table,
 )
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
 from workbench.figures.rows import (
     MEASURED,
@@ -37,11 +32,8 @@ from workbench.figures.rows import (
     REFERENCE,
     join,
     label_of,
-    one,
     pick,
-    quotient,
 )
-from workbench.figures.verdict import Verdict, at_least
 from workbench.published.harmony import FOUR, MODELS
 from workbench.runs.store import Store
 
@@ -54,18 +46,28 @@ ON_ONE = "0 and 1 packs"
 """How a setting ends that leaves all layers to one GPU."""
 
 
+def lead(asked: Asked) -> Found:
+    """Throughput of Harmony-PP over Harmony-DP's, and why it is not the larger one, as far as the
+    estimates say so."""
+    told = asked.inside((REFERENCE, ""))
+    ratio, why = told.ratio(), WHY_DP
+    if ratio is not None and ratio < 1:
+        setting = pick(told.of_series(), method=PP)["setting"]
+        alone = ": the published search gives Harmony-PP one GPU" if any(
+            name.endswith(ON_ONE) for name in setting
+        ) else ""  # fmt: skip
+        why = (
+            f"neither is it in the estimate{alone}; in our plans both modes use all, and replicas "
+            "hide their loads and divide their updates"
+        )
+    return Found(asked.ratio(), why_not=why)
+
+
 class FourModels(HarmonyExhibit):
     """A panel a published model, and what ran here."""
 
-    figure, section = "harmony_10", "VLDB'22, figure 10: four models on 4 GPUs"
-    title = "Throughput of four models"
-    takes = ("batch", "steps", "methods", "seed")
-    claim = (
-        "Harmony-PP trains models larger than the devices at least as fast as Harmony-DP, most of"
-        " all where the minibatch is small, and faster than either kind of parallelism that swaps"
-        " without packs."
-    )
     plans = ("10",)
+    metrics = by_name(lead)
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:
         """Both modes and the baselines on the most devices, for every model and minibatch."""
@@ -83,9 +85,7 @@ class FourModels(HarmonyExhibit):
         out = []
         for record in records:
             model = names[RunSpec.from_dict(record.spec).model]
-            place = {"x": record.spec["batch"]}
-            out.append(measured(record, "samples_per_s", model, **place))
-            out += predicted(record, "samples_per_s", model, **place)
+            out += both(record, "samples_per_s", model, x=record.spec["batch"])
         return table(out)
 
     def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
@@ -128,50 +128,13 @@ class FourModels(HarmonyExhibit):
             nothing_reduced(axes["here"], rows, letters=110)
         shown = join(*drawn, other.dropna(subset=["value"]))
         draw.legend(figure, shown, as_lines=True)
-        draw.small_print(
-            figure,
-            ESTIMATES,
-            f"{OTHER_END} VGG416 and ResNet1026 have no stored schedules: their estimates are of "
-            f"what the published search chooses.{_lone(rows)}",
-            "Bars: hatched as the schedule was simulated before it ran, filled as measured."
-            if ran
-            else "",
-            *_not_run(rows),
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """PP against DP at the smallest minibatch of each model, and whether its lead shrinks."""
-        for model in FOUR:
-            least, most = MODELS[model].minibatches[0], MODELS[model].minibatches[-1]
-            label = model_label(model)
-            told = lead(rows, model, least, REFERENCE, "")
-            words = f"{label}, minibatch {least}: Harmony-PP is at least as fast as Harmony-DP"
-            yield at_least(
-                words,
-                told,
-                lead(rows, model, least, *PLANNED),
-                1.0,
-                PLANNED,
-                why_not=why_slower(rows, model, least, told),
-            )
-            if model in ("bert_96_seq512", "gpt2_xl"):  # the others have no stored schedules
-                small, large = (
-                    tuple(lead(rows, model, n, *each) for each in ((REFERENCE, ""), PLANNED))
-                    for n in (least, most)
-                )
-                words = (
-                    f"{label}: Harmony-PP's lead over Harmony-DP is larger at {least} than at "
-                    f"{most}"
-                )
-                yield at_least(
-                    words,
-                    quotient(small[0], large[0]),
-                    quotient(small[1], large[1]),
-                    1.0,
-                    PLANNED,
-                    why_not=WHY_DP,
-                )
-        yield from _of_runs(rows)
+        bars = "Bars: hatched as the schedule was simulated before it ran, filled as measured."
+        facts = {
+            "lone": _lone(rows),
+            "bars": bars if ran else "",
+            "lacking": " ".join(_not_run(rows)),
+        }
+        draw.small_print(figure, self.printed(**facts))
 
 
 def _lone(rows: pd.DataFrame) -> str:
@@ -203,40 +166,6 @@ def _not_run(rows: pd.DataFrame) -> list[str]:
     if libraries:
         out.append(f"{', '.join(libraries)}: decoders only, which is what these libraries train.")
     return out
-
-
-def why_slower(rows: pd.DataFrame, model: str, batch: int, told: float | None) -> str:
-    """Why our Harmony-PP is not the faster mode, as far as the estimates' ratio `told` says so."""
-    if told is None or told >= 1:
-        return WHY_DP
-    setting = pick(rows, model=model, minibatch=batch, source=REFERENCE, method=PP)["setting"]
-    alone = ": the published search gives Harmony-PP one GPU" if any(
-        name.endswith(ON_ONE) for name in setting
-    ) else ""  # fmt: skip
-    return (
-        f"neither is it in the estimate{alone}; in our plans both modes use all, and replicas hide "
-        "their loads and divide their updates"
-    )
-
-
-def _of_runs(rows: pd.DataFrame) -> Iterator[Verdict]:
-    """PP against DP and the baselines, of every model that ran."""
-    here = pick(rows, source=MEASURED)
-    for model, batch in dict.fromkeys(zip(here["model"], here["minibatch"], strict=True)):
-        part = pick(here, model=model, minibatch=batch)
-        mine = one(part, method=PP)
-        for method in [name for name in dict.fromkeys(part["method"]) if name != PP]:
-            other = one(part, method=method)
-            label = pick(part, method=method)["label"].iloc[0]
-            words = f"minibatch {batch:g}: Harmony-PP is at least as fast as {label}"
-            words, ratio = f"{model_label(model)}, {words}", quotient(mine, other)
-            yield by_runs(words, ratio, part, PP, method)
-
-
-def lead(rows: pd.DataFrame, model: str, batch: int, source: str, variant: str) -> float | None:
-    """Throughput of Harmony-PP over Harmony-DP's."""
-    place = {"model": model, "minibatch": batch, "source": source, "variant": variant}
-    return quotient(one(rows, method=PP, **place), one(rows, method=DP, **place))
 
 
 EXHIBIT = FourModels()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -10,7 +9,7 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.exhibits.harmony import claims12, volumes
-from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit
+from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.claims12 import GPUS, LINK, MODEL, OWN, WEIGHTS
 from workbench.exhibits.harmony.sizes import DP, HARMONY, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import estimated, measured, missing, of_plan, predicted, table
@@ -28,7 +27,6 @@ from workbench.figures.rows import (
     pick,
 )
 from workbench.figures.style import GREY, LOOKS, bar_look
-from workbench.figures.verdict import Verdict
 from workbench.published import harmony_plans
 from workbench.published.harmony import GIB
 from workbench.runs.store import Store
@@ -55,14 +53,8 @@ WEIGHTS_GIB = {MODEL: 6.102 + 0.188}
 class SwapVolume(HarmonyExhibit):
     """Parts of the volume by minibatch, and all of it over devices."""
 
-    figure, section = "harmony_12", "VLDB'22, figure 12: GPT2-XL on 4 GPUs"
-    title = "Swap volume of a step"
-    claim = (
-        "Harmony-PP moves about twice the weights in and once the gradients out whatever the "
-        "number of devices; Harmony-DP brings the weights to every device."
-    )
-    takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     plans = ("10",)
+    metrics = claims12.METRICS
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:
         """Both modes on every number of devices, the same without packs and baselines on the
@@ -125,21 +117,7 @@ class SwapVolume(HarmonyExhibit):
         _over_ranks(right, rows)
         draw.title(right, "over the host's link, by devices")
         _legends(figure, left, right, rows)
-        draw.small_print(
-            figure,
-            ESTIMATES,
-            "Right, formula: three times the weights (Harmony-PP) and 2 N + 1 times (Harmony-DP), "
-            "without activations; hollow and half-filled marks at 4 GPUs are those of the left at "
-            "a minibatch of 64. Swap: data parallel and pipeline without packs, on as much "
-            "memory. Measured: bytes counted by the runtime, activations included, and as a "
-            "stroke weights and gradients alone; what was simulated before the run lies under it.",
-            *absences(rows),
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Fewer bytes than DP and than swapping, weights within their bounds, and all as
-        planned."""
-        return claims12.claims(rows)
+        draw.small_print(figure, self.printed(absences=" ".join(absences(rows))))
 
 
 def _by_formula(nbytes: int) -> dict[str, Any]:
@@ -241,21 +219,18 @@ def weights_alone(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     """Sources above, parts and methods where they are drawn."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     small = {"fontsize": draw.NOTE_PT, "labelspacing": 0.25, "handlelength": 1.4, "borderpad": 0.1}
-    parts = [Patch(color=color, label=words) for words, color in PARTS.values()]
+    parts = [draw.patch(color=color, label=words) for words, color in PARTS.values()]
     left.legend(handles=parts[::-1], loc="upper left", **small)
     lines = set(per_weights(rows)["method"])
     marks = [
-        Line2D([], [], color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))
+        draw.stroke(color=look.color, marker=look.marker, ms=4.5, lw=0.9, label=label_of(method))
         for method, look in LOOKS.items()
         if method in lines
     ]
     if len(weights_alone(rows)):
-        marks.append(Line2D([], [], label="weights, gradients alone", **ALONE, color=GREY))
-    marks.append(Line2D([], [], label="2 N + 1, and 3: formula", **FORMULA_LINE))
+        marks.append(draw.stroke(label="weights, gradients alone", **ALONE, color=GREY))
+    marks.append(draw.stroke(label="2 N + 1, and 3: formula", **FORMULA_LINE))
     right.legend(handles=marks, loc="upper left", **small)
     right.set_ylim(top=LEGEND_ROOM * right.get_ylim()[1])
     drawn = rows[rows["source"] != FORMULA].dropna(subset=["value"])

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, HarmonyExhibit
+from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import PP, HarmonySize
 from workbench.exhibits.harmony.table import (
-    PLANNED,
-    RAN,
     estimated,
     measured,
     missing,
@@ -26,40 +23,22 @@ from workbench.figures.rows import (
     MEASURED,
     OUR_PLAN,
     REFERENCE,
-    SIMULATED,
-    THEIR_PLAN,
     join,
     one,
     pick,
-    quotient,
 )
 from workbench.figures.style import LOOKS, bar_look
-from workbench.figures.verdict import Verdict, at_least, busy_in, cannot_tell
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE
 
 GPUS = 4
-EVEN, UNEVEN = "50/25, packs of 2", "10/5, packs of 14"
 SMALL: dict[str, Any] = {"textcoords": "offset points", "fontsize": draw.NOTE_PT}
-CLEARLY = 1.3
-"""Time of the uneven setting over the even one from which there is an effect; estimated: 1.7."""
-UNEVEN_ON_CORES = (
-    "without GPUs the ranks share the cores: one that waits leaves its share to the others, so an "
-    "uneven setting need not take longer here"
-)
 
 
 class Balance(HarmonyExhibit):
     """Seconds and busy shares by setting."""
 
-    figure, section = "harmony_8", "VLDB'22, figure 8: BERT-Large, minibatch 600"
-    title = "Balance of the devices by packs and micro-batches"
-    claim = (
-        "Packs and micro-batches decide how evenly the devices work: a setting whose packs cannot"
-        " be dealt out evenly leaves devices idle and takes longer."
-    )
-    takes = ("batch", "steps", "seed")
     plans = ("8",)
 
     def specs(self, size: HarmonySize) -> list[RunSpec]:
@@ -124,44 +103,7 @@ class Balance(HarmonyExhibit):
             note = here["note"].iloc[0] if len(here) else "nothing was run at this size"
             draw.empty(axes["here"], f"measured here: {note}")
         draw.legend(figure, rows.dropna(subset=["value"]), methods=False)
-        draw.small_print(
-            figure,
-            "Settings: samples of a micro-batch forward/backward, and layers of a pack (P) or "
-            "numbers of packs; the last one is what our search finds.",
-            ESTIMATES,
-            f"{OTHER_END} Dotted line across a group: the estimate's mean of all GPUs.",
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Evenness pays, and our search finds a setting that is no slower than any of these."""
-        four = pick(rows, ranks=GPUS, model="bert_large_seq512", quantity="iteration_s")
-        mine = one(four, source=SIMULATED, variant=OUR_PLAN)
-        best = pick(four, source=SIMULATED, variant=THEIR_PLAN)["value"].min()
-        told = pick(four, source=REFERENCE)
-        words = (
-            f"the uneven setting ({UNEVEN}) takes at least {CLEARLY:g} times as long as the even "
-            f"one ({EVEN})"
-        )
-        ours = _ratio(pick(four, variant=THEIR_PLAN))
-        yield at_least(words, _ratio(told), ours, CLEARLY, (SIMULATED, THEIR_PLAN))
-        words = "our search's plan is no slower than the fastest published setting"
-        ratio = quotient(None if pd.isna(best) else float(best), mine)
-        yield at_least(words, None, ratio, 1.0, PLANNED)
-        here = pick(rows, source=MEASURED, quantity="iteration_s").dropna(subset=["value"])
-        if len(here) > 1:
-            first, last = float(here["value"].iloc[0]), float(here["value"].iloc[-1])
-            words = (
-                f"{here['setting'].iloc[0]} takes at least as long as {here['setting'].iloc[-1]}"
-            )
-            yield at_least(
-                words,
-                None,
-                first / last,
-                1.0,
-                RAN,
-                cannot=UNEVEN_ON_CORES if cannot_tell(here) else "",
-                busy=busy_in(here),
-            )
+        draw.small_print(figure, self.printed())
 
 
 def _spec(size: HarmonySize, setting: Any, ranks: int) -> RunSpec:
@@ -218,10 +160,6 @@ def _busy(axes: Any, rows: pd.DataFrame, names: dict[str, str]) -> None:
     axes.tick_params(axis="x", length=0, labelsize=6)
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("compute, share of a step")
-
-
-def _ratio(rows: pd.DataFrame) -> float | None:
-    return quotient(one(rows, setting=UNEVEN), one(rows, setting=EVEN))
 
 
 EXHIBIT = Balance()

@@ -11,7 +11,7 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import HARMONY, ZERO, HarmonySize, Trained
-from workbench.exhibits.harmony.table import estimated, measured, missing, planned, predicted, table
+from workbench.exhibits.harmony.table import both, estimated, missing, planned, table
 from workbench.figures.rows import MEASURED, join, one, pick
 from workbench.runs.store import Store
 
@@ -44,10 +44,7 @@ class Scaling(HarmonyExhibit):
         out: list[dict[str, Any]] = []
         for record in records:
             model, ranks = names[RunSpec.from_dict(record.spec).model], record.spec["ranks"]
-            for row in (
-                measured(record, "iteration_s", model, x=ranks),
-                *predicted(record, "iteration_s", model, x=ranks),
-            ):
+            for row in both(record, "iteration_s", model, x=ranks):
                 out += with_both(row)
         return table(out)
 

@@ -163,6 +163,12 @@ def predicted(record: RunRecord, quantity: str, model: str, **more: Any) -> list
     return [row]
 
 
+def both(record: RunRecord, quantity: str, model: str, **more: Any) -> list[dict[str, Any]]:
+    """The measured row, and that of the plan where there was one."""
+    told = predicted(record, quantity, model, **more)
+    return [measured(record, quantity, model, **more), *told]
+
+
 def _moved(told: dict[str, Any], quantity: str) -> int | None:
     """Bytes of a way or a part, of a record or of what was predicted."""
     return told.get("moved_parts" if quantity in PARTS + BETWEEN else "moved_bytes", {}).get(

@@ -6,24 +6,23 @@ time), steps of the plans they found are simulated, and of either there are esti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
-from workbench.core.record import RunRecord
-from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony.base import ESTIMATES, HarmonyExhibit
+from workbench.exhibits.claim_rows import stated
+from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import DP, PP, HarmonySize
 from workbench.exhibits.harmony.table import (
-    PLANNED,
     estimated,
     model_label,
     planned,
     recomputed,
     table,
 )
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
 from workbench.figures.rows import (
     MEASURED,
@@ -40,17 +39,10 @@ from workbench.figures.rows import (
     quotient,
 )
 from workbench.figures.style import GREY
-from workbench.figures.verdict import Verdict, at_least
 from workbench.published.harmony import FOUR, GIB
 from workbench.published.harmony_plans import CARD_BYTES
-from workbench.runs.store import Store
 
 MINIBATCH, GPUS = 64, 4
-MOST_S = 20.0
-"""Most seconds of a search on 2 cores."""
-BETTER = 1.05
-SHARE = 0.5
-"""Share of all settings in which ours should be that much faster."""
 SEARCHES = {OUR_PLAN: OUR_SEARCH, THEIR_PLAN: THEIR_SEARCH}
 """By whose plan was found."""
 OVERLAPPED = "overlapped_estimate_s"
@@ -60,25 +52,25 @@ HEAD = (
 )  # fmt: skip
 
 
+def no_slower(asked: Asked) -> Found:
+    """The least ratio of all settings whose published plan fits the card."""
+    fair = [ratio for _, ratio, fits in compared(asked.rows) if fits]
+    return Found(min(fair, default=None), names={"count": len(fair)})
+
+
+def clearly_faster(asked: Asked) -> Found:
+    """The share of settings in which ours is so much faster, over the share in which it should."""
+    told = asked.given
+    ratios = [ratio for _, ratio, _ in compared(asked.rows, told["seconds"])]
+    share = sum(r >= told["better"] for r in ratios) / len(ratios) if ratios else None
+    return Found(quotient(share, told["share"]), names={"count": len(ratios)})
+
+
 class Searches(HarmonyExhibit):
     """Seconds as bars, and a table of plans."""
 
-    figure, section = "harmony_table1", "VLDB'22, table 1: four models on 4 GPUs, minibatch 64"
-    title = "The scheduler's search"
-    claim = (
-        "The scheduler finds packs and micro-batches of four models of up to 515 layers in "
-        "seconds; ours, which keeps memory as a constraint, finds plans no slower than the "
-        "published ones."
-    )
+    metrics = by_name(no_slower, clearly_faster)
     plans = ("10", "stored")
-
-    def specs(self, size: HarmonySize) -> list[RunSpec]:
-        """Nothing runs: searches are of the published profiles."""
-        return []
-
-    def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
-        """None."""
-        return table([])
 
     def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
         """Seconds of steps and searches of all kept plans, and the reference estimates."""
@@ -107,13 +99,10 @@ class Searches(HarmonyExhibit):
         searched = told[(told["setting"] != "") & (told["source"] == REFERENCE)]
         return join(searched, _not_stored(searched), recomputed(ten), table(steps), table(details))
 
-    def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
-        """Nothing is missing: nothing runs."""
-        return table([])
-
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """The seconds as bars, and the table."""
         draw.prepare(figure, 2)
+        most_s = next(c.given["limit"] for c in stated(self.claims) if c.metric == "limit over")
         axes = figure.subplot_mosaic(
             [["search", "step"], ["table", "table"]], height_ratios=(1, 1.05)
         )
@@ -121,9 +110,9 @@ class Searches(HarmonyExhibit):
         names = {model: model_label(model) for model in FOUR}
         searches = pick(part, quantity="search_s")
         draw.bars(axes["search"], searches, names, "search (s)", column="model", number="{:.3g}")
-        axes["search"].axhline(MOST_S, color="#888888", lw=0.8, ls="--")
-        axes["search"].set_ylim(top=max(1.1 * MOST_S, axes["search"].get_ylim()[1]))
-        draw.title(axes["search"], f"search, Harmony-PP; dashed: {MOST_S:g} s")
+        axes["search"].axhline(most_s, color="#888888", lw=0.8, ls="--")
+        axes["search"].set_ylim(top=max(1.1 * most_s, axes["search"].get_ylim()[1]))
+        draw.title(axes["search"], f"search, Harmony-PP; dashed: {most_s:g} s")
         steps = pick(part, quantity="iteration_s")
         used = pick(part, quantity="gpus", variant=THEIR_PLAN)
         alone = [model for model in FOUR if one(used, model=model) == 1]
@@ -137,60 +126,9 @@ class Searches(HarmonyExhibit):
         draw.title(axes["step"], "step of the plan that was found")
         _table(axes["table"], part)
         draw.legend(figure, join(searches, steps), methods=False)
-        draw.small_print(
-            figure,
-            ESTIMATES,
-            "Search: processor time, measured by this project; thin bars are the range of the "
-            "estimates. The authors keep no search of "
-            f"{_listed(searches[searches['status'] == NOT_STORED]['model'])}.",
-            "Step: of either plan by our simulator, with overlap of transfers and compute, beside "
-            "the authors' own estimate of the published plan, with overlap too; thin bars end at "
-            "the same estimate without overlap.",
-            _why_lone(alone),
-            "Micro-batch, packs: samples of the forward and of the backward pass, and into how "
-            "many packs of layers each is cut. Tried: plans that the search found (published) or "
-            "simulated (our). Memory: all that a GPU must hold, proved; a card has "
-            f"{format_bytes(CARD_BYTES)}. Estimate: the authors', with overlap.",
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """How long searches take, and whether ours finds faster plans: here, and in all
-        settings."""
-        place = {"method": PP, "ranks": GPUS, "minibatch": MINIBATCH}
-        for model in FOUR:
-            label = model_label(model)
-            own = one(rows, model=model, quantity="search_s", variant=OUR_SEARCH, **place)
-            words = f"{label}: searched in under {MOST_S:g} s ({MOST_S:g} s over the time)"
-            yield at_least(words, None, quotient(MOST_S, own), 1.0, (MEASURED, OUR_SEARCH))
-            steps = pick(rows, model=model, quantity="iteration_s", source=SIMULATED, **place)
-            words = f"{label}: our plan is no slower than the published one (published over ours)"
-            yield at_least(
-                words,
-                None,
-                quotient(one(steps, variant=THEIR_PLAN), one(steps, variant=OUR_PLAN)),
-                1.0,
-                PLANNED,
-            )
-        ratios = [ratio for _, ratio, _ in compared(rows)]
-        fair = [ratio for _, ratio, fits in compared(rows) if fits]
-        estimates = [ratio for _, ratio, _ in compared(rows, OVERLAPPED)]
-        words = (
-            f"our plan is no slower than the published one in any of {len(fair)} settings whose "
-            "published plan fits the card (the least)"
-        )
-        yield at_least(words, None, min(fair, default=None), 1.0, PLANNED)
-        for against, found_ratios in (
-            ("the published packs under our runtime", ratios),
-            ("the published schedule as its authors estimate it with overlap", estimates),
-        ):
-            share = (
-                sum(r >= BETTER for r in found_ratios) / len(found_ratios) if found_ratios else None
-            )
-            words = (
-                f"our plan is at least {BETTER - 1:.0%} faster than {against} in at least half of "
-                f"{len(found_ratios)} settings (the share over {SHARE:g})"
-            )
-            yield at_least(words, None, quotient(share, SHARE), 1.0, PLANNED)
+        without = _listed(pick(searches, status=NOT_STORED)["model"])
+        facts = {"lone": _why_lone(alone), "card": format_bytes(CARD_BYTES)}
+        draw.small_print(figure, self.printed(without=without, **facts))
 
 
 def _variant(source: str, plan: str) -> str:

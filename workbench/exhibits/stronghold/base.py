@@ -17,18 +17,24 @@ import pandas as pd
 from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.preview import preview
 from workbench.exhibits.stronghold import measured_here, sizes
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import HERE
 from workbench.figures.style import COLUMN_IN, PAGE_IN, name_of
-from workbench.figures.verdict import Verdict, as_table, series_to_judge
+from workbench.figures.verdict import Verdict, as_table, no_speed_of, series_to_judge
 from workbench.model.corpus import STDLIB
 from workbench.published.here import OFFLOAD
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def advantage(asked: Asked) -> float | None:
+    """STRONGHOLD's value over that of the `given` method."""
+    return tidy.advantage(asked.rows, *asked.series, over=asked.given["method"])
 
 
 class StrongholdExhibit(Exhibit):
@@ -43,7 +49,12 @@ class StrongholdExhibit(Exhibit):
     """Whether three panels stand side by side, instead of the ratios below the others."""
     wide: ClassVar[bool] = False
     """Whether it takes a page's width also at the paper's size."""
+    metrics = by_name(advantage)
 
+    parameters = {
+        "methods": 'methods that run, such as "stronghold, l2l"; None: all',
+        "machine": "at size paper: a folder in results/published-here; else the fullest",
+    }
     name_form, notebook_form, words_form = "fig{figure}", "stronghold_{figure}", "figure {figure}"
     heading_form, place_form = "Figure {figure}: {title}", "section {section}"
     headline_form = "STRONGHOLD (SC'22), figure {figure}"
@@ -158,9 +169,13 @@ class StrongholdExhibit(Exhibit):
 
     # -- verdicts -------------------------------------------------------------------------------
 
-    @abstractmethod
     def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
-        """Judge the claim by the rows of one series."""
+        """Judge the claims by the rows of one series."""
+        return self.judge.verdicts(rows, (source, variant))
+
+    def cannot_tell(self, asked: Asked) -> str:
+        """Libraries that nobody slows down tell nothing without a GPU."""
+        return no_speed_of(asked.rows, asked.series[0], asked.given.get("method", ""))
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         found = [self.verdicts(rows, *series) for series in series_to_judge(rows)]

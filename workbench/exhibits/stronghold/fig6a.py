@@ -20,12 +20,13 @@ from workbench.core.options import takes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Exhibit, Opened, Stage
-from workbench.exhibits.stronghold.base import StrongholdExhibit, notes_of_measured
+from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.stronghold.base import StrongholdExhibit, advantage, notes_of_measured
 from workbench.exhibits.stronghold.sizes import Size
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
-from workbench.figures.rows import advantage
-from workbench.figures.verdict import DEEPSPEED, Verdict, at_least
+from workbench.figures.rows import pick
+from workbench.figures.verdict import DEEPSPEED
 from workbench.runs.search import Search
 from workbench.schedule.plan import Plan
 
@@ -38,17 +39,24 @@ BY_OWNERSHIP = (
 )
 
 
+def size_told(asked: Asked) -> Found:
+    """STRONGHOLD's size over that of a method, of which a processor may know no device."""
+    (source, _), method = asked.series, asked.given["method"]
+    part = pick(asked.rows, source=source, method=method)
+    emulated = method in DEEPSPEED and source == "measured" and "cpu" in set(part["device"])
+    device_bound = emulated and "device" in set(part["bound"])
+    return Found(
+        advantage(asked),
+        why=BY_OWNERSHIP if emulated else "",
+        cannot=f"{BY_OWNERSHIP}, and the device decided" if device_bound else "",
+    )
+
+
 class LargestModel(StrongholdExhibit):
     """Bars by method; the number at a bar names the tier that was full."""
 
-    figure, section = "6a", "VI.A, page 8"
-    title = "Largest trainable model"
-    claim = (
-        "Within the same device and host memory, STRONGHOLD trains a larger model than Megatron-"
-        "LM, L2L, ZeRO-Offload and ZeRO-Infinity."
-    )
-    takes = ("hidden", "batch", "window", "methods", "seed", "machine")
     quantity, unknown_size = "parameters", "reduced size and budgets"
+    metrics = by_name(size_told)
 
     def specs(self, size: Size) -> list[RunSpec]:
         """One spec per method, whose layers a search varies."""
@@ -102,29 +110,6 @@ class LargestModel(StrongholdExhibit):
         self.legend(figure, rows)
         note = "At a bar: the size and, where known, the memory that was full."
         drawing.small_print(figure, note, *drawing.daggers(rows), *notes_of_measured(rows))
-
-    def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
-        """STRONGHOLD against each baseline, in parameters."""
-        result = []
-        for method in METHODS:
-            if method == "stronghold":
-                continue
-            part = rows[(rows["source"] == source) & (rows["method"] == method)]
-            emulated = method in DEEPSPEED and source == "measured" and "cpu" in set(part["device"])
-            device_bound = emulated and "device" in set(part["bound"])
-            words = f"STRONGHOLD trains a larger model than {METHODS[method].label}"
-            result.append(
-                at_least(
-                    words,
-                    advantage(rows, "published", over=method),
-                    advantage(rows, source, variant, over=method),
-                    1.0,
-                    (source, variant),
-                    why=BY_OWNERSHIP if emulated else "",
-                    cannot=f"{BY_OWNERSHIP}, and the device decided" if device_bound else "",
-                )
-            )
-        return result
 
 
 def searches(at: Opened, *, force: bool = False) -> list[Search]:

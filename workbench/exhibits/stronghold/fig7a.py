@@ -12,31 +12,31 @@ from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened, Stage
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.stronghold.base import StrongholdExhibit
 from workbench.exhibits.stronghold.fig6a import ROOMIEST, searches
-from workbench.exhibits.stronghold.fig8a import THRESHOLDS, claim
 from workbench.exhibits.stronghold.sizes import Size
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import part_of, quotient, series_of, value
 from workbench.figures.style import LOOKS
-from workbench.figures.verdict import Verdict, at_least, busy_in, no_speed_of
 from workbench.runs.sweep import Sweep
 
-BASELINES = tuple(THRESHOLDS)
+BASELINES = tuple(name for name in METHODS if name != "stronghold")
+
+
+def paired(asked: Asked) -> Found:
+    """STRONGHOLD over a baseline at that one's largest model."""
+    method = asked.given["method"]
+    here = value(relative(asked.rows), *asked.series, pair=method)
+    return Found(here, why=_other_depth(asked.rows, *asked.series, method))
 
 
 class ThroughputAtLargest(StrongholdExhibit):
     """Bars in pairs, a baseline and STRONGHOLD."""
 
-    figure, section = "7a", "VI.B, page 9"
-    title = "Throughput at each baseline's largest model"
-    claim = (
-        "At the largest model a baseline can train, STRONGHOLD is faster than L2L, ZeRO-Offload "
-        "and ZeRO-Infinity, and keeps most of Megatron-LM's speed."
-    )
-    takes = ("hidden", "batch", "steps", "seed", "machine", "overlay")
     wide, unknown_size = True, "reduced size and budgets"
+    metrics = by_name(paired)
 
     def stages(self, at: Opened, *, force: bool = False, planned: bool = False) -> Iterator[Stage]:
         """Figure 6a's searches of the baselines, which `force` leaves as they are, then runs at
@@ -90,30 +90,11 @@ class ThroughputAtLargest(StrongholdExhibit):
         axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle="--")
 
     def legend(self, figure: Any, rows: pd.DataFrame) -> None:
-        from matplotlib.patches import Patch
-
         pairs = [
-            (Patch(color="#bbbbbb"), "the baseline named below"),
-            (Patch(color=LOOKS["stronghold"].color), METHODS["stronghold"].label),
+            (drawing.patch(color="#bbbbbb"), "the baseline named below"),
+            (drawing.patch(color=LOOKS["stronghold"].color), METHODS["stronghold"].label),
         ]
         drawing.legend(figure, rows, methods=False, more=pairs)
-
-    def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
-        """STRONGHOLD over each baseline."""
-        ratios = relative(rows)
-        return [
-            at_least(
-                f"{claim(method, threshold)} at its largest model",
-                value(ratios, "published", pair=method),
-                value(ratios, source, variant, pair=method),
-                threshold,
-                (source, variant),
-                why=_other_depth(rows, source, variant, method),
-                cannot=no_speed_of(rows, source, method),
-                busy=busy_in(rows[rows["pair"] == method], source, variant, "stronghold", method),
-            )
-            for method, threshold in THRESHOLDS.items()
-        ]
 
 
 def _spec(size: Size, method: str, layers: int) -> RunSpec:

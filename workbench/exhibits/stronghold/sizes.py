@@ -1,13 +1,8 @@
-"""Runs of each size of an exhibit, as named functions that return whole specs.
+"""Dials of STRONGHOLD's exhibits (``sizes/stronghold.toml``), and the runs that they ask for.
 
-* ``smoke``: any laptop, no GPU, real DeepSpeed, real text; budgets of some MiB make memory scarce,
-  in the published proportion of device to host, and an emulated link makes transfers as dear as
-  they are on a GPU, where the copies of a machine without one would cost nothing.
-* ``small``: one GPU, minutes.
-* ``paper``: the published model (hidden 2048, 16 heads, sequence 1024, batch 4) under the published
-  budgets. Without a GPU it is not run but simulated on the published machine.
-
-Tests have a fourth, ``tiny``, of seconds.
+Budgets of size ``smoke`` are some MiB, which make memory scarce, in the published proportion of
+device to host, and an emulated link makes transfers as dear as they are on a GPU, where the copies
+of a machine without one would cost nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.core.bytesize import parse_bytes
 from workbench.core.host import available_cores
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
+from workbench.exhibits import dials
 from workbench.figures.verdict import DEEPSPEED
-
-SIZES = ("smoke", "small", "paper")
-LINK_PER_CORE = 75e6
-"""Bytes per second of the emulated link for each core: a load of a block then takes about as
-long as two forward passes of it, so a window of two cannot hide it and a larger one can, on few
-cores or many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +45,8 @@ class Size:
     """No search looks beyond this many layers."""
     link_bytes_per_s: float | None = None
     """Emulated link between host and device, each way, of timed runs on our own runtime."""
+    link_bytes_per_s_of_a_core: float | None = None
+    """The link's for each core of this machine, of two at least, instead."""
     device_memory: int | None = None
     """Cap of the device in the throughput comparisons, in bytes."""
     seed: int | None = None
@@ -99,85 +90,13 @@ class Size:
 
         DeepSpeed's copies are not ours to slow down.
         """
-        link = None if method in DEEPSPEED else self.link_bytes_per_s
+        link, of_a_core = self.link_bytes_per_s, self.link_bytes_per_s_of_a_core
+        if of_a_core is not None:
+            link = of_a_core * max(2, available_cores())
+        link = None if method in DEEPSPEED else link
         return self.spec(method, link_bytes_per_s=link, **changes)
-
-
-def smoke() -> Size:
-    """Minutes on two cores: blocks of 0.79 M parameters, budgets of MiB, bytes as tokens."""
-    return Size(
-        name="smoke",
-        model=ModelSpec(layers=8, hidden=256, heads=4, seq=128, vocab=256),
-        steps=5,
-        device="cpu",
-        window=4,
-        depths=(4, 8, 12),
-        windows=(2, 4, 6, 8),
-        search_device_memory=parse_bytes("64MiB"),
-        search_host_memory=parse_bytes("170MiB"),
-        search_hidden=256,
-        search_limit=96,
-        link_bytes_per_s=LINK_PER_CORE * max(2, available_cores()),
-    )
-
-
-def small() -> Size:
-    """Minutes on one GPU: hidden 1024, a cap of 12 GiB for speed and of 6 GiB for size."""
-    return Size(
-        name="small",
-        model=ModelSpec(layers=24, hidden=1024, heads=16, seq=1024, vocab=50304),
-        device="cuda",
-        window=8,
-        depths=(8, 12, 16, 24, 32, 48),
-        windows=(2, 4, 6, 8, 10, 12, 15),
-        search_device_memory=parse_bytes("6GiB"),
-        search_host_memory=parse_bytes("16GiB"),
-        search_hidden=1024,
-        search_limit=160,
-        device_memory=parse_bytes("12GiB"),
-    )
-
-
-def paper() -> Size:
-    """The published runs: fp32, batch 4, 32 GiB of device and 90 GB of host memory."""
-    return Size(
-        name="paper",
-        model=ModelSpec(layers=32, hidden=2048, heads=16, seq=1024, vocab=50304),
-        device="cuda",
-        window=15,
-        depths=(16, 24, 32, 40, 48, 56, 64, 78, 92),
-        windows=(2, 4, 6, 8, 10, 12, 14, 15),
-        search_device_memory=parse_bytes("32GiB"),
-        search_host_memory=parse_bytes("90GB"),
-        search_hidden=2048,
-        search_limit=200,
-        device_memory=parse_bytes("32GiB"),
-    )
-
-
-def tiny() -> Size:
-    """Size of tests: three layers of 32, and a search that ends at once."""
-    return Size(
-        name="tiny",
-        model=ModelSpec(layers=3, hidden=32, heads=2, seq=16, vocab=256),
-        batch=2,
-        steps=3,
-        device="cpu",
-        window=2,
-        small_window=2,
-        depths=(2, 3),
-        windows=(2, 3),
-        search_device_memory=parse_bytes("1MiB"),
-        search_host_memory=parse_bytes("2MiB"),
-        search_hidden=32,
-        search_limit=40,
-        link_bytes_per_s=200e6,
-    )
 
 
 def named(size: str) -> Size:
     """A size by name; raises ValueError naming the known ones."""
-    known = {"smoke": smoke, "small": small, "paper": paper, "tiny": tiny}
-    if size not in known:
-        raise ValueError(f"unknown size {size!r}; known: {', '.join(SIZES)}")
-    return known[size]()
+    return dials.named("stronghold", Size, size)

@@ -11,13 +11,15 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
+from workbench.exhibits.claim_rows import stated
+from workbench.exhibits.metrics import Asked, Found, NoClaim, by_name
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.scaling import GPUS, XL
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import MEASURED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, lighter
-from workbench.figures.verdict import Verdict, at_least, busy_in
+from workbench.figures.verdict import as_table
 from workbench.published.here import PIPELINES, Run, latest
 
 SHAPES = {
@@ -29,33 +31,55 @@ SETTING, STEPS = {"cuda": (XL["batch"], XL["dtype"]), "cpu": (8, "fp32")}, 10
 """Batch and dtype; steps of a run."""
 STEP, PEAK = "step", "device peak"
 UNITS = {STEP: "s", PEAK: "GiB"}
-WORST, CHOICE = 0.12, 0.03
-BOUNDS = (
-    ("a step, in the mean", STEP, "mean", 0.05),
-    ("a step, at worst", STEP, "max", WORST),
-    ("a device's peak, at worst", PEAK, "max", 0.05),
-)
-"""Of errors on GPUs, and how these are summed up. `CHOICE`: share of speed that a choice loses."""
 GIB = 1 << 30
 COMMITTED = XL | {"method": "varuna", "variant": "", "device_cap_gib": None}
 SHARED = "ranks share a processor here, and equal runs differ by more than that"
 CROSS = {"color": GREY, "marker": "x", "ms": 3.5, "ls": ""}
 
 
+def in_range(asked: Asked) -> Found:
+    """The share of steps on processors that are within the range of their plan."""
+    steps = _judged(asked, STEP)
+    if not _shared(asked):
+        raise NoClaim
+    inside = steps["value"].between(steps["low_said"], steps["high_said"])
+    return Found(inside.mean() if len(steps) else None, why=_told(steps))
+
+
+def error(asked: Asked) -> Found:
+    """1 less the error of predictions on GPUs."""
+    both = _judged(asked, asked.given["quantity"])
+    if _shared(asked):
+        raise NoClaim
+    here = 1 - both["error"].abs().agg(asked.given["of"]) if len(both) else None
+    return Found(here, why=_told(both), names={"error": 1 - asked.claim.least})
+
+
+def choice(asked: Asked) -> Found:
+    """Speed of the shape that is predicted to be fastest, of shapes on as many ranks, over that of
+    the fastest: the least."""
+    kept, told = [], [SHARED] if _shared(asked) else []
+    for ranks, part in _judged(asked, STEP).groupby("ranks"):
+        chosen, best = (part.loc[part[name].idxmin()] for name in ("value_said", "value"))
+        kept.append(best["value"] / chosen["value"])
+        told.append(f"{ranks:g} ranks: {chosen['pair']}, the fastest is {best['pair']}")
+    here, why = min(kept, default=None), "; ".join(told)
+    return Found(here, why=why, cannot=why if _shared(asked) else "")
+
+
+def _judged(asked: Asked, quantity: str) -> pd.DataFrame:
+    return beside(asked.rows, quantity).dropna(subset="error")
+
+
+def _shared(asked: Asked) -> bool:
+    """Whether ranks share a processor."""
+    return "cpu" in set(asked.rows["device"])
+
+
 class Accuracy(VarunaExhibit):
     """Predicted over measured, errors by shape, and whether predictions choose well."""
 
-    figure, title = "varuna_accuracy", "Predictions of Varuna's steps"
-    section = "this project's goals"
-    claim = (
-        "How long a step takes in any shape, and what a device holds, is known before it is run."
-    )
-    takes = ("layers", "hidden", "batch", "steps", "seed", "machine")
-    columns = {
-        "pair": "shape", "quantity": "quantity", "value": "value", "unit": "unit",
-        "source": "source", "hardware": "hardware", "status": "status", "how": "how",
-    }  # fmt: skip
-    about = "no GPU can be used here, so nothing runs: committed measurements alone are shown"
+    metrics = by_name(in_range, error, choice)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """A run for each shape that this machine has devices for."""
@@ -84,48 +108,33 @@ class Accuracy(VarunaExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """For each series predicted over measured seconds, and errors by shape."""
-        from matplotlib.lines import Line2D
-
         names, ranks = [*dict.fromkeys(rows["variant"])], sorted(set(rows["ranks"]))
         if not names:
             drawing.empty(figure.subplots(), "nothing was measured here, nor committed")
             return
         drawing.prepare(figure, len(names))
+        worst = max(1 - goal.least for goal in stated(self.claims) if goal.metric == "error")
         panels = figure.subplots(len(names), 2, squeeze=False, width_ratios=(2, 5))
         for name, (left, right) in zip(names, panels, strict=True):
             steps, peaks = (beside(pick(rows, variant=name), quantity) for quantity in UNITS)
             _scatter(left, steps.dropna(subset="error"))
-            _errors(right, steps, peaks)
+            _errors(right, steps, peaks, worst)
             link = ", over sockets" if name.endswith("-sockets") else ""
             drawing.title(right, f"measured on {steps['hardware'].iloc[0]}{link}")
-        handles = [Line2D([], [], **_look(n)) for n in ranks] + [Line2D([], [], **CROSS)]
+        handles = [drawing.stroke(**_look(n)) for n in ranks] + [drawing.stroke(**CROSS)]
         words = [f"step on {n:g} rank{'s' * (n > 1)}" for n in ranks] + [f"{PEAK} (right)"]
         drawing.place_legend(figure, [*zip(handles, words, strict=True)])
-        drawing.small_print(
-            figure,
-            "P stages x D replicas, m samples of a micro-batch. Error: predicted over measured, "
-            "less 1; dashed: bounds of a step on GPUs. Upright: the range that a plan prints. "
-            f"On GPUs: GPT-2 XL, batch {XL['batch']}, {XL['dtype']}.",
-        )
+        drawing.small_print(figure, self.printed(**XL))
 
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Of each series: errors, or (on processors) ranges that plans print; and the choice."""
-        for name in dict.fromkeys(rows["variant"]) or [""]:
-            own, series = pick(rows, variant=name), (MEASURED, name)
-            steps = beside(own, STEP).dropna(subset="error")
-            busy = busy_in(pick(own, quantity=STEP), MEASURED, name)
-            if shared := "cpu" in set(own["device"]):
-                inside = steps["value"].between(steps["low_said"], steps["high_said"])
-                words = "steps are within the range that their plan prints (share of the runs)"
-                here = inside.mean() if len(steps) else None
-                yield at_least(words, None, here, 1.0, series, why=_told(steps), busy=busy)
-            for words, quantity, of, bound in () if shared else BOUNDS:
-                both = beside(own, quantity).dropna(subset="error")
-                here = 1 - both["error"].abs().agg(of) if len(both) else None
-                words, why = f"error of {words}: at most {bound:.0%}", _told(both)
-                told = {"why": why, "busy": busy if quantity == STEP else ""}
-                yield at_least(words, None, here, 1 - bound, series, **told, is_ratio=False)
-            yield _choice(steps, series, SHARED if shared else "", busy)
+    def cannot_tell(self, asked: Asked) -> str:
+        """Errors may be told on any machine."""
+        return ""
+
+    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
+        """Errors of each series, or (on processors) ranges that plans print; and the choice."""
+        names = dict.fromkeys(rows["variant"]) or [""]
+        found = [self.judge.verdicts(pick(rows, variant=name), (MEASURED, name)) for name in names]
+        return as_table([verdict for verdicts in found for verdict in verdicts])
 
 
 def _committed(at: Opened) -> list[Run]:
@@ -144,19 +153,6 @@ def beside(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     said = pick(part, source=SIMULATED)[[*keys, "value", "low", "high"]]
     both = pick(part, source=MEASURED).merge(said, "left", on=keys, suffixes=("", "_said"))
     return both.assign(error=both["value_said"] / both["value"] - 1)
-
-
-def _choice(steps: pd.DataFrame, series: tuple[str, str], cannot: str, busy: str) -> Verdict:
-    """Of shapes on as many ranks, the one that is predicted to be fastest beside the fastest."""
-    kept, told = [], [cannot] if cannot else []
-    for ranks, part in steps.groupby("ranks"):
-        chosen, best = (part.loc[part[name].idxmin()] for name in ("value_said", "value"))
-        kept.append(best["value"] / chosen["value"])
-        told.append(f"{ranks:g} ranks: {chosen['pair']}, the fastest is {best['pair']}")
-    words = f"what predictions choose is at most {CHOICE:.0%} slower than the fastest (speed over "
-    here, why = min(kept, default=None), "; ".join(told)
-    reasons = {"why": why, "cannot": cannot and why, "busy": busy}
-    return at_least(f"{words}its)", None, here, 1 - CHOICE, series, **reasons)
 
 
 def _told(both: pd.DataFrame) -> str:
@@ -220,7 +216,7 @@ def _scatter(axes: Any, steps: pd.DataFrame) -> None:
         axis.set_major_formatter("{x:g}")
 
 
-def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
+def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame, worst: float) -> None:
     """Errors in percent by shape; a run without one says why."""
     place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "ha": "center", "va": "center"}
     for at, row in enumerate(steps.itertuples()):
@@ -229,7 +225,7 @@ def _errors(axes: Any, steps: pd.DataFrame, peaks: pd.DataFrame) -> None:
             words = "no prediction" if row.value > 0 else drawing.upright_words(row.status)
             axes.annotate(words, (at, 0.5), fontsize=drawing.NOTE_PT, color=GREY, **place)
     axes.plot([at + 0.25 for at in range(len(peaks))], 100 * peaks["error"], **CROSS)  # same runs
-    for bound in (0.0,) if "cpu" in set(steps["device"]) else (-WORST, 0.0, WORST):
+    for bound in (0.0,) if "cpu" in set(steps["device"]) else (-worst, 0.0, worst):
         axes.axhline(100 * bound, color=GREY, lw=0.6, ls="--" if bound else "-", zorder=0)
     axes.set_xticks(range(len(steps)), steps["pair"], rotation=90 if len(steps) > 8 else 0)
     axes.set(xlim=(-0.6, len(steps) - 0.4), ylabel="error (%)")

@@ -3,8 +3,6 @@ its released code, and of its simulator, take their place."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -12,7 +10,7 @@ import pandas as pd
 from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.harmony import sizes
 from workbench.exhibits.preview import preview
-from workbench.figures.verdict import Verdict, as_table
+from workbench.figures.verdict import as_table
 from workbench.model.corpus import STDLIB
 
 
@@ -27,6 +25,10 @@ class VarunaExhibit(Exhibit):
         "simulator of the same rules gives; hatched (in lines: half filled) is simulated, filled "
         "is measured.",
     )
+
+    parameters = {
+        "size": "smoke: any machine; small: the GPUs there are; paper: the GPUs, or nothing",
+    }
 
     @property
     def words(self) -> str:
@@ -44,9 +46,9 @@ class VarunaExhibit(Exhibit):
             return preview(self.stages(at), at.store)
         return pd.DataFrame([{"run": "nothing runs", "note": self.about}])
 
-    @abstractmethod
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Judge the claim, part by part."""
+    def unmeasured(self, at: Opened) -> str:
+        """Why no run is shown."""
+        return self.about if at.simulated else "not run yet"
 
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
-        return as_table([*self.claims(rows)])
+        return as_table(self.judge.verdicts(rows))

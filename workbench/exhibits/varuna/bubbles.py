@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -10,25 +9,21 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.exhibits.base import Opened
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import PUBLISHED, SIMULATED, pick, table
 from workbench.figures.style import LOOKS, lighter
-from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.pipeline.orders import varuna_quanta
 from workbench.published.tables import FOLDER
 
 FILE = FOLDER / "varuna_bubbles.csv"
-NEAR = 0.1
-"""Percentage points between a published value, which has one decimal, and ours."""
 WRONG = (25, 10)
 """Depth, and micro-batches over it, of the published point that is wrong."""
 WHY_WRONG = (
     "depth 25 with 250 micro-batches: a step has 1,071 quanta, and the published 5.2 % is that of "
     "its first 1,000; ours is of all"
 )
-ENOUGH, SMALL = 9, 10.0
-"""Micro-batches over the depth from which bubbles are small, and how small, in percent."""
 
 
 def bubble_percent(depth: int, micros: int) -> float:
@@ -37,23 +32,27 @@ def bubble_percent(depth: int, micros: int) -> float:
     return 100 * first.count(None) / (len(first) - 1)
 
 
+def small(asked: Asked) -> float | None:
+    """A limit over the largest bubbles with enough micro-batches a stage."""
+    part = asked.of_series()
+    many = part[part["x"] >= asked.given["enough"]]
+    return asked.given["limit"] / many["value"].max() if len(many) else None
+
+
+def near(asked: Asked) -> Found:
+    """The share of published points, which have one decimal, that ours are near to."""
+    theirs, ours = (pick(asked.rows, source=source) for source in (PUBLISHED, SIMULATED))
+    both = theirs.merge(ours, on=["layers", "x"])
+    apart = (both["value_x"] - both["value_y"].round(1)).round(6)
+    share = float((apart.abs() <= asked.given["near"]).mean()) if len(both) else None
+    return Found(share, why_not=WHY_WRONG, names={"count": len(both)})
+
+
 class Bubbles(VarunaExhibit):
     """54 published points, and the lists that they follow from."""
 
-    figure = "varuna_bubbles"
-    title = "Bubbles of Varuna's lists"
-    section = "the tools of the released code"
-    claim = (
-        "With nine micro-batches a stage, stages of a pipeline of any depth wait less than a tenth "
-        "of their time."
-    )
-    runs, takes = False, ("ranks", "microbatches")
-    lists = takes
-    about = "Published values beside what the lists give: nothing runs for them"
-    columns = {
-        "label": "pipeline", "x": "micro-batches over depth", "value": "bubbles (%)",
-        "source": "source", "how": "how",
-    }  # fmt: skip
+    metrics = by_name(small, near)
+    runs = False
 
     def published(self) -> pd.DataFrame:
         """Depth, micro-batches over it, and the published bubbles in percent."""
@@ -99,33 +98,9 @@ class Bubbles(VarunaExhibit):
         axes.set_ylabel("first stage waits (%)")
         axes.set_ylim(bottom=0)
         axes.legend(ncols=2, fontsize=6)
-        published = "Hollow: published. " if PUBLISHED in set(rows["source"]) else ""
-        drawing.small_print(
-            figure,
-            f"{published}Dashed: simulated, quanta of the lists (forward and recomputation 1, "
-            "backward 2).",
-            *(f"{why[0].upper()}{why[1:]}." for why in {WHY_WRONG} & {*rows["note"]}),
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """The claim itself, and how near the published points are."""
-        series = (SIMULATED, "")
-        theirs, ours = (pick(rows, source=source) for source in (PUBLISHED, SIMULATED))
-        told, here = (
-            SMALL / many["value"].max() if len(many := part[part["x"] >= ENOUGH]) else None
-            for part in (theirs, ours)
-        )
-        words = f"with {ENOUGH} micro-batches a stage bubbles are at most {SMALL:g} %"
-        yield at_least(f"{words} ({SMALL:g} over ours)", told, here, 1.0, series)
-        both = theirs.merge(ours, on=["layers", "x"])
-        apart = (both["value_x"] - both["value_y"].round(1)).round(6)
-        near = float((apart.abs() <= NEAR).mean()) if len(both) else None
-        yield at_least(
-            f"all {len(both)} points are the published ones to {NEAR:g} percentage points (share "
-            "that is)",
-            1.0, near, 1.0, series,
-            why_not=WHY_WRONG,
-        )  # fmt: skip
+        published = "Hollow: published." if PUBLISHED in set(rows["source"]) else ""
+        wrong = "".join(f"{why[0].upper()}{why[1:]}." for why in {WHY_WRONG} & {*rows["note"]})
+        drawing.small_print(figure, self.printed(published=published, wrong=wrong))
 
 
 EXHIBIT = Bubbles()

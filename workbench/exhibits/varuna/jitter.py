@@ -14,11 +14,11 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import COLUMNS, MEASURED, REFERENCE, SIMULATED, pick, table
-from workbench.figures.verdict import Verdict, at_least, busy_in
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.policies import (
@@ -34,33 +34,62 @@ from workbench.methods.pipeline.policies import (
 from workbench.published.tables import FOLDER
 
 SEEDS = 8
-ROUNDED, NEAR = 0.0005, 0.02
-"""Of efficiencies; share by which a paced step may be off."""
-CLEAR = 0.02
-"""Gap of two efficiencies from which their order must be the reference's."""
-ABSTRACT = 1.26
-"""Of the paper's abstract: over other pipelines on commodity machines, at most."""
+ROUNDED = 0.0005
+"""Of efficiencies."""
 PIPELINES = ("gpipe", "1f1b-late", "1f1b-early")
 EFFICIENCY, STASH = "efficiency", "stash"
 IDEAL_S = MICROS * sum(SECONDS.values())
 """A step in which no rank waits."""
 
 
+def efficiencies(asked: Asked, source: str = SIMULATED) -> pd.DataFrame:
+    """By policy and jitter."""
+    told = pick(asked.rows, quantity=EFFICIENCY, source=source)
+    return told.pivot(index="label", columns="pair", values="value")
+
+
+def calm(asked: Asked) -> float:
+    """The share of policies that have the reference's efficiency where nothing varies."""
+    ours, theirs = (efficiencies(asked, source)["0/0"] for source in (SIMULATED, REFERENCE))
+    return float(((ours - theirs).abs() <= ROUNDED).mean())
+
+
+def in_order(asked: Asked) -> float:
+    """The share of pairs of policies, clearly apart, that are in the reference's order."""
+    pair, clear = asked.given["pair"], asked.given["points"] / 100
+    ours, theirs = (efficiencies(asked, source)[pair] for source in (SIMULATED, REFERENCE))
+    apart = [(a, b) for a, b in permutations(theirs.index, 2) if theirs[a] - theirs[b] > clear]
+    return sum(ours[a] > ours[b] for a, b in apart) / len(apart)
+
+
+def loses_least(asked: Asked) -> float:
+    """The loss of efficiency of the policy after Varuna over Varuna's."""
+    ours = efficiencies(asked)
+    lost = ours["0/0"] - ours[asked.given["pair"]]
+    varuna, *others = (policy.label for policy in POLICIES.values())
+    return lost[others].min() / lost[varuna]
+
+
+def faster(asked: Asked) -> Found:
+    """Varuna's efficiency over those of other pipelines, at most."""
+    ours = efficiencies(asked)[asked.given["pair"]]
+    labels = [POLICIES[name].label for name in PIPELINES]
+    over = {label: ours[POLICIES["varuna"].label] / ours[label] for label in labels}
+    told = ", ".join(f"{n:.2f} over {name}" for name, n in over.items())
+    return Found(max(over.values()), why=f"jitter of our choice: {told}")
+
+
+def as_paced(asked: Asked) -> Found:
+    """The share of paced steps that take as long as they are simulated."""
+    far = asked.of_series()["error"]
+    share = None if far.isna().any() else float((far <= asked.given["near"]).mean())
+    return Found(share, why=f"the worst is {far.max():.1%} off")
+
+
 class UnderJitter(VarunaExhibit):
     """Efficiencies beside those of an independent simulator, paced steps, and stashed inputs."""
 
-    figure, title = "varuna_jitter", "Policies under jitter"
-    section = "EuroSys'22; the rules of the released simulator"
-    claim = (
-        "Varuna's rule at run time, which lets forward passes go first where a gradient is late, "
-        "loses the least to jitter; it pays in stashed inputs."
-    )
-    takes = ("steps",)
-    about = "the size paper is simulated without a GPU; paced steps are in size smoke"
-    columns = {
-        "label": "policy", "pair": "jitter (ms)", "quantity": "quantity", "value": "value",
-        "low": "least", "high": "most", "source": "source", "how": "how",
-    }  # fmt: skip
+    metrics = by_name(calm, in_order, loses_least, faster, as_paced)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """Smoke: a step of each policy, shorter; else one of each seed and setting."""
@@ -85,10 +114,10 @@ class UnderJitter(VarunaExhibit):
         return pd.DataFrame([{"run": run, "state": state or "to run"} for run, state in told])
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
-        why = self.about if at.simulated else "not run yet"
         told = [(RunSpec.from_dict(one.spec), one) for one in records]
         told = told or [(spec, None) for spec in self.specs(at.size)]
-        rows = [*_reference(), *_simulated(), *(row for one in told for row in _paced(*one, why))]
+        paced = (row for one in told for row in _paced(*one, self.unmeasured(at)))
+        rows = [*_reference(), *_simulated(), *paced]
         columns = (*COLUMNS, "quantity", "error")
         return table(rows, columns, figure=self.figure, size=at.size.name)
 
@@ -106,56 +135,10 @@ class UnderJitter(VarunaExhibit):
         drawing.bars(panels[-1], most, names, "stashed inputs", column="label")
         drawing.title(panels[-1], f"most inputs on a rank, {[*SETTINGS][-1]} ms")
         drawing.legend(figure, told, methods=False)
-        drawing.small_print(
-            figure,
-            f"{RANKS} ranks, {MICROS} micro-batches; forward and recomputation 50 ms, backward 100 "
-            "ms, messages 5 ms. Efficiency: time of the passes of a rank over that of the step. "
-            "As listed: Varuna's lists without the rule. Early: 1F1B recomputes before the "
-            "gradient has come, else then.",
-            f"Jitter: normal deviations of passes, and of messages the size; {SEEDS} seeds: mean, "
-            "least and most. Every policy meets the same draws. "
-            "Reference: an independent simulator of the released rules, its own draws. GPipe as "
-            "Varuna's simulator has it. Measured: steps of four processes on one machine, "
-            "whose passes and messages are paced by sleeping; they compute nothing.",
-            *(f"Not measured: {why}." for why in dict.fromkeys(told["status"]) if why != "ok"),
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Values without jitter, orders with it, who loses least, and what that costs."""
-        series, told = (SIMULATED, ""), pick(rows, quantity=EFFICIENCY)
-        ours, theirs = (
-            pick(told, source=source).pivot(index="label", columns="pair", values="value")
-            for source in (SIMULATED, REFERENCE)
-        )
-        near = float(((ours["0/0"] - theirs["0/0"]).abs() <= ROUNDED).mean())
-        words = "no jitter: efficiencies are the reference's to three decimals (share)"
-        yield at_least(words, None, near, 1.0, series)
-        for pair in SETTINGS:
-            apart = [(a, b) for a, b in permutations(theirs.index, 2)
-                     if theirs[pair][a] - theirs[pair][b] > CLEAR]  # fmt: skip
-            kept = sum(ours[pair][a] > ours[pair][b] for a, b in apart) / len(apart)
-            words = f"jitter {pair}: policies over {CLEAR * 100:g} points apart are in the "
-            yield at_least(words + "reference's order (share of pairs)", None, kept, 1.0, series)
-        varuna, *others = (policy.label for policy in POLICIES.values())
-        lost = ours["0/0"] - ours[pair]
-        words = f"jitter {pair}: Varuna loses the least efficiency (the next one's loss over its)"
-        yield at_least(words, None, lost[others].min() / lost[varuna], 1.0, series)
-        labels = [POLICIES[name].label for name in PIPELINES]
-        over = {label: ours[pair][varuna] / ours[pair][label] for label in labels}
-        words = f"abstract: up to 26 % faster than other pipelines (the most, jitter {pair})"
-        why = (
-            f"jitter of our choice: {', '.join(f'{n:.2f} over {name}' for name, n in over.items())}"
-        )
-        yield at_least(words, ABSTRACT, max(over.values()), ABSTRACT, series, why=why)
-        stash = pick(rows, quantity=STASH, pair=pair).set_index("label")["value"]
-        words = f"jitter {pair}: Varuna stashes more inputs than 1F1B (times as many)"
-        yield at_least(words, None, stash[varuna] / stash["1F1B"], 1.0, series)
-        far = pick(told, source=MEASURED)["error"]
-        words = f"paced steps are within {NEAR:.0%} of those simulated with equal draws (share)"
-        share = None if far.isna().any() else float((far <= NEAR).mean())
-        why = f"the worst is {far.max():.1%} off"
-        busy = busy_in(told)
-        yield at_least(words, None, share, 1.0, (MEASURED, ""), why=why, busy=busy)
+        lacking = [why for why in dict.fromkeys(told["status"]) if why != "ok"]
+        facts = {"ranks": RANKS, "micros": MICROS, "seeds": SEEDS}
+        facts["lacking"] = " ".join(f"Not measured: {why}." for why in lacking)
+        drawing.small_print(figure, self.printed(**facts))
 
 
 def _reference() -> Iterator[dict[str, Any]]:

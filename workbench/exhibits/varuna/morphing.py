@@ -12,12 +12,12 @@ from workbench.core.record import RunRecord
 from workbench.core.sealed import parse_sealed
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import COLUMNS, MEASURED, hardware_of, pick, table
 from workbench.figures.style import GREY, LOOKS
-from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.varuna.replay.job import ALONE, EDITS, JOB, LOSSES, TAIL
 from workbench.published.tables import FOLDER
 from workbench.runs.store import Store
@@ -29,9 +29,8 @@ PARTS = {"tiny": (2, 6000, 700), "smoke": (4, 60, 1764)}
 replay all of it tenfold, on the GPUs that are there."""
 LIST, STEP, ALONE_STEP, ROUND = "hosts", "step", "undisturbed step", "round"
 """Quantities: hosts on the list, losses of steps, and rounds with their samples/s."""
-NEAR, BINS = 1e-5, 80
-"""Relative difference of losses; bins of the time."""
-SERIES = (MEASURED, "")
+BINS = 80
+"""Of the time."""
 
 
 def trace(hosts: int, speed: float, until: float) -> str:
@@ -42,22 +41,44 @@ def trace(hosts: int, speed: float, until: float) -> str:
     return " ".join(f"{row.time_s / speed:g}:{row.hosts}" for row in told.itertuples())
 
 
+def once(asked: Asked) -> float | None:
+    """Number that tells whether the job made each step once and in order: 1 or 0."""
+    losses, wanted = _losses(asked)
+    return float([*losses.index] == [*range(1, len(wanted) + 1)]) if len(losses) else None
+
+
+def near_losses(asked: Asked) -> float | None:
+    """The share of steps whose losses are near the undisturbed run's."""
+    if not (whole := once(asked)):
+        return whole
+    losses, wanted = _losses(asked)
+    off = losses.to_numpy() / wanted.to_numpy() - 1.0
+    return float((abs(off) <= asked.given["near"]).mean())
+
+
+def followed(asked: Asked) -> Found:
+    """The share of changes after which a round began on all hosts."""
+    hosts, rounds, *_ = _parts(asked.rows)
+    waits, left = [], [*zip(rounds["x"], rounds["ranks"], strict=True)]
+    for change in hosts.iloc[1:].itertuples():
+        while left and (left[0][0] < change.x or left[0][1] != change.value):
+            left.pop(0)
+        waits += [f"{at - change.x:.1f}" for at, _ in left[:1]]
+    share = len(waits) / (len(hosts) - 1) if len(hosts) > 1 else None
+    return Found(share, why=f"their first steps came after {', '.join(waits)} s")
+
+
+def _losses(asked: Asked) -> list[pd.Series]:
+    """The job's and the undisturbed run's, by step."""
+    return [
+        pick(asked.rows, quantity=name).set_index("step")["value"] for name in (STEP, ALONE_STEP)
+    ]
+
+
 class Morphing(VarunaExhibit):
     """A job's shapes, speed and losses, beside an undisturbed run."""
 
-    figure, title = "varuna_morphing", "Varuna while hosts come and go"
-    section = "the paper's timeline of morphing, and a trace of a user of its code"
-    claim = (
-        "A job follows the machines that there are, by changing its pipelines and replicas, and "
-        "trains as if nothing had happened."
-    )
-    takes = ("layers", "hidden", "batch", "seed")
-    columns = {
-        "quantity": "quantity", "x": "after (s)", "step": "from step", "pair": "P x D",
-        "seconds": "morph (s)", "value": "value", "unit": "unit", "source": "source",
-        "status": "status", "how": "how",
-    }  # fmt: skip
-    about = "no GPU can be used here; size smoke replays a part of the trace on the processors"
+    metrics = by_name(near_losses, once, followed)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """One job; a host is a GPU, or a process."""
@@ -83,8 +104,8 @@ class Morphing(VarunaExhibit):
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [row for record in records for row in _ran(record, at.store)]
-        why = self.about if at.simulated else "not run yet"
-        rows = rows or [{"quantity": ROUND, "source": MEASURED, "status": why}]
+        none = {"quantity": ROUND, "source": MEASURED, "status": self.unmeasured(at)}
+        rows = rows or [none]
         columns = (*COLUMNS, "quantity", "step", "seconds", "ranks", "minibatch")
         return table(rows, columns, figure=self.figure, size=at.size.name, method="varuna")
 
@@ -124,34 +145,8 @@ class Morphing(VarunaExhibit):
         bottom.set(xlabel="step", ylabel="loss")
         bottom.legend(fontsize=6)
         drawing.title(bottom, "loss by step; dotted: a new shape")
-        drawing.small_print(
-            figure,
-            "All is measured. The paper's own timeline was not available. The trace (GPUs over "
-            f"time, of a user of the released code) is scaled to {hosts['value'].max():g} hosts "
-            f"for {LARGEST} GPUs and runs faster; it begins with the first step, and the job ends "
-            f"{TAIL} steps after its last change was followed. Hosts are agents of one machine, "
-            "with a slot each; without GPUs they share its processors: their speeds say little.",
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Losses, steps and changes."""
-        hosts, rounds, steps, alone = _parts(rows)
-        losses, wanted = (part.set_index("step")["value"] for part in (steps, alone))
-        once = float([*losses.index] == [*range(1, len(wanted) + 1)]) if len(steps) else None
-        near = (losses.to_numpy() / wanted.to_numpy() - 1.0).__abs__() <= NEAR if once else None
-        words = f"losses are the undisturbed run's, to {NEAR:g} relative (share of steps)"
-        yield at_least(words, None, float(near.mean()) if once else once, 1.0, SERIES)
-        words = "each step was done once, in order, none again after a notice (1: so it was)"
-        yield at_least(words, None, once, 1.0, SERIES)
-        waits, left = [], [*zip(rounds["x"], rounds["ranks"], strict=True)]
-        for change in hosts.iloc[1:].itertuples():
-            while left and (left[0][0] < change.x or left[0][1] != change.value):
-                left.pop(0)
-            waits += [f"{at - change.x:.1f}" for at, _ in left[:1]]
-        share = len(waits) / (len(hosts) - 1) if len(hosts) > 1 else None
-        words = "each change of the list was followed, by a round on all its hosts (share)"
-        why = f"their first steps came after {', '.join(waits)} s"
-        yield at_least(words, None, share, 1.0, SERIES, why=why)
+        facts = {"hosts": hosts["value"].max(), "largest": LARGEST, "tail": TAIL}
+        drawing.small_print(figure, self.printed(**facts))
 
 
 def _parts(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:

@@ -16,9 +16,8 @@ from workbench.exhibits.hardware.table import SERVERS as TOLD
 from workbench.exhibits.hardware.table import table as rows_of
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, join, one, pick, quotient, table
+from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, join, pick, table
 from workbench.figures.style import LOOKS, bar_look
-from workbench.figures.verdict import UNTESTED, Verdict, at_least
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.orders import B, F, R
 from workbench.methods.pipeline.policies import POLICIES
@@ -38,33 +37,12 @@ METHODS = {"plain": GPUS[:1], "varuna": GPUS, **dict.fromkeys(OTHERS, GPUS[1:])}
 REPLICAS = (16, 32, 64, 128)
 """Pipelines side by side."""
 RULE = POLICIES["varuna"]
-NO_SUCH_RUNS = (
-    ("up to 18 times as fast as splitting layers across machines", 18.0,
-     "no method here splits layers"),
-    ("about 5 times cheaper on spot machines than on dedicated ones", 5.0, "no prices are kept "
-     "here"),
-    ("trains 200 billion parameters on spot machines", None, "there are no such machines here; "
-     "configurations in the released scripts end at 20 billion"),
-)  # fmt: skip
-"""Claims of the abstract, their ratio, and why they are not judged. The other one, on pipelines, is
-judged where messages vary (jitter.py)."""
 
 
 class Scaling(VarunaExhibit):
     """Speeds of servers, and of the configurations in the released scripts."""
 
-    figure, title = "varuna_scaling", "Varuna on more GPUs"
-    section = "the paper's abstract, and scripts of the released code"
-    claim = (
-        "Varuna trains models of up to 200 billion parameters on commodity machines, up to 18 times"
-        " as fast as by splitting layers across them."
-    )
-    runs, takes = False, ("machine",)
-    about = "Measured rows of this project's benchmark, and simulations: nothing runs for them"
-    columns = {
-        "label": "method or model", "pair": "pipeline", "x": "GPUs", "value": "value",
-        "unit": "unit", "source": "source", "hardware": "hardware", "how": "how",
-    }  # fmt: skip
+    runs = False
 
     def machines(self, at: Opened) -> set[str]:
         return {*_committed(at)["device"]}
@@ -75,8 +53,6 @@ class Scaling(VarunaExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Measured by method; simulated by model."""
-        from matplotlib.patches import Patch
-
         drawing.prepare(figure, 1.1)
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
         here, beyond = (pick(rows, source=source) for source in (MEASURED, SIMULATED))
@@ -92,35 +68,16 @@ class Scaling(VarunaExhibit):
         }
         drawing.bars(right, beyond, groups, "TFLOP/s a GPU", column="label", number="{:.1f}")
         drawing.title(right, "simulated: configurations of the scripts, and GPUs")
-        hatched = Patch(**bar_look(LOOKS["varuna"].color, SIMULATED)), "Varuna, simulated"
+        hatched = drawing.patch(**bar_look(LOOKS["varuna"].color, SIMULATED)), "Varuna, simulated"
         drawing.legend(figure, here, as_lines=True, more=[hatched])
         lacking = [
             f"{SERVERS.labels[name]} on {', '.join(map(str, absent))} GPU{'s' * (absent != [1])}"
             for name, numbers in METHODS.items()
             if (absent := sorted({*numbers} - {*pick(here, method=name)["x"]}))
         ]
-        drawing.small_print(
-            figure,
-            "The paper's own values were not available: only its abstract is quoted, in the "
-            "verdicts. Measured: bf16, sequence 1024, all of a GPU's memory, each method's fastest "
-            f"setting. Not measured: {'; '.join(lacking) or 'nothing'}.",
-            f"Simulated (hatched): {', '.join(map(str, REPLICAS))} pipelines, depth, micro-batch "
-            "and batch of 8,192 as in the released scripts, fp32 on V100s by published constants "
-            f"({hardware.DEFAULT}); messages, and sums of gradients after the last pass, at the "
-            "11.9 GB/s of their link; no jitter, any number of stashed inputs. Operations that are "
-            "done again are not counted.",
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Beside torch where that was measured; what the abstract says, and why it stays open."""
-        here = pick(rows, source=MEASURED, x=GPUS[-1])
-        ours = one(here, method="varuna")
-        theirs = max((v for name in TORCH if (v := one(here, method=name))), default=None)
-        words = f"GPT-2 XL on {GPUS[-1]} GPUs: Varuna over torch's faster pipeline"
-        yield at_least(words, None, quotient(ours, theirs), 1.0, (MEASURED, ""))
-        for words, ratio, why in NO_SUCH_RUNS:
-            told = {"published": ratio, "here": None, "judged": "", "why": why}
-            yield Verdict(claim=f"abstract: {words}", verdict=UNTESTED, **told)
+        facts = {"replicas": ", ".join(map(str, REPLICAS)), "machine": hardware.DEFAULT}
+        words = "; ".join(lacking) or "nothing"
+        drawing.small_print(figure, self.printed(lacking=words, **facts))
 
 
 def _committed(at: Opened) -> pd.DataFrame:

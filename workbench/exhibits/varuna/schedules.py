@@ -11,12 +11,12 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.base import Opened
+from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
-from workbench.figures.rows import HERE, MEASURED, SIMULATED, one, pick, quotient
+from workbench.figures.rows import HERE, MEASURED, SIMULATED, pick, quotient
 from workbench.figures.style import PAGE_IN
-from workbench.figures.verdict import Verdict, at_least
 from workbench.methods.pipeline import ideal, quick
 from workbench.methods.pipeline.orders import B, F, R
 from workbench.methods.pipeline.policies import POLICIES
@@ -38,21 +38,38 @@ Span = tuple[int, str, int, float, float]
 """Rank, kind, micro-batch, start and end of a pass."""
 
 
+def published_lists(asked: Asked) -> Found:
+    """Share of the published lists that are ours."""
+    listed = pick(asked.rows, quantity=LIST)["sound"]
+    return Found(float(listed.mean()), names={"count": len(listed)})
+
+
+def over_varuna(asked: Asked) -> float | None:
+    """Quanta of a step of GPipe over Varuna's."""
+    return quotient(*(asked.value({"label": POLICIES[name].label}) for name in ("gpipe", "varuna")))
+
+
+def in_order(asked: Asked) -> float | None:
+    """Share of ranks whose forward passes, and whose others, are in the order of Varuna's list."""
+    passes = pick(asked.rows, quantity=PASS, source=MEASURED)
+    if passes.empty:
+        return None
+    ranks, micros = (1 + int(passes[name].max()) for name in ("rank", "micro"))
+    kept = []
+    for rank, listed in enumerate(POLICIES["varuna"].passes(ranks, micros)):
+        own = pick(passes, rank=rank).sort_values("start")
+        ran = [*zip(own["kind"], own["micro"], strict=True)]
+        told = [(each.kind, each.micro) for each in listed]
+        # Sorting is stable: forward passes first, each part in its own order.
+        first, other = (sorted(those, key=lambda each: each[0] != F) for those in (ran, told))
+        kept.append(first == other)
+    return sum(kept) / ranks
+
+
 class Schedules(VarunaExhibit):
     """Lists of ranks, charts in theory, and one step simulated and measured."""
 
-    figure, title = "varuna_schedules", "Varuna's schedule, in theory and as it ran"
-    section = "the paper's schedule figure, and the generator of the released code"
-    claim = (
-        "One rule makes Varuna's lists, and as forward passes go first where a gradient is late, a "
-        "step takes less time than GPipe's."
-    )
-    takes = ("layers", "hidden", "steps", "seed")
-    columns = {
-        "quantity": "quantity", "label": "what", "chart": "chart", "value": "value", "unit": "unit",
-        "source": "source", "status": "status", "note": "published", "how": "how",
-    }  # fmt: skip
-    about = "no GPU can be used here, so all charts are theory"
+    metrics = by_name(published_lists, over_varuna, in_order)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """Varuna on all ranks of the size."""
@@ -63,8 +80,8 @@ class Schedules(VarunaExhibit):
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [*_lists(), *_theory(), *(row for each in records for row in _ran(each, at.store))]
         if not records:
-            why = self.about if at.simulated else "not run yet"
-            rows.append({"quantity": STEP, "method": "varuna", "source": MEASURED, "status": why})
+            none = {"quantity": STEP, "method": "varuna", "source": MEASURED}
+            rows.append(none | {"status": self.unmeasured(at)})
         columns = (*tidy.COLUMNS, "quantity", "chart", "rank", "kind", "micro", "start", "end")
         return tidy.table(rows, columns, figure=self.figure, size=at.size.name)
 
@@ -73,8 +90,6 @@ class Schedules(VarunaExhibit):
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """A chart for each step: in quanta, then simulated and measured in milliseconds."""
-        from matplotlib.patches import Patch
-
         steps, passes = pick(rows, quantity=STEP), pick(rows, quantity=PASS)
         figure.set_size_inches(PAGE_IN, CHART_IN * len(steps))
         until = passes.groupby("unit")["end"].max()
@@ -87,30 +102,9 @@ class Schedules(VarunaExhibit):
             drawing.title(axes, f"{step.chart}, {step.source}: {step.value:.4g} {step.unit}")
             axes.tick_params(labelbottom=step.Index in last, labelsize=6)
             axes.set_xlabel(f"time ({step.unit})" if step.Index in last else "", fontsize=7)
-        kinds = [(Patch(color=LOOKS[kind].color), LOOKS[kind].words) for kind in KINDS]
+        kinds = [(drawing.patch(color=LOOKS[kind].color), LOOKS[kind].words) for kind in KINDS]
         drawing.place_legend(figure, kinds)
-        drawing.small_print(
-            figure,
-            "Letters: pass and micro-batch. Hatched: simulated; filled: measured. Quanta: forward "
-            "and recomputation 1, backward 2, messages none; a gradient is sent when the whole "
-            "backward pass is over. GPipe as Varuna's simulator has it: backward passes in reverse,"
-            " recomputation on the last rank too. Milliseconds: the last step of a run here, and "
-            "its schedule as it was simulated before it ran; ranks that share a processor disturb "
-            "each other.",
-        )
-
-    def claims(self, rows: pd.DataFrame) -> Iterator[Verdict]:
-        """Lists are the published ones, Varuna is shorter than GPipe, and it ran as listed."""
-        theory, listed = (SIMULATED, ""), pick(rows, quantity=LIST)["sound"]
-        words = f"all {len(listed)} published lists are ours, pass by pass (share)"
-        yield at_least(words, 1.0, float(listed.mean()), 1.0, theory)
-        quanta = pick(rows, quantity=STEP, unit="quanta")
-        ours, theirs = (one(quanta, label=POLICIES[name].label) for name in ("varuna", "gpipe"))
-        words = f"{RANKS} ranks, {MICROS} micro-batches: GPipe's quanta over Varuna's"
-        yield at_least(words, None, quotient(theirs, ours), 1.0, theory)
-        ran = pick(rows, quantity=PASS, source=MEASURED)
-        words = "measured: forward passes in the list's order, and the others (share of ranks)"
-        yield at_least(words, None, _in_order(ran) if len(ran) else None, 1.0, (MEASURED, ""))
+        drawing.small_print(figure, self.printed())
 
 
 def _lists() -> Iterator[dict[str, Any]]:
@@ -172,20 +166,6 @@ def _step(spans: list[Span], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for rank, kind, micro, start, end in spans:
         span = {"rank": rank, "kind": str(kind), "micro": micro, "start": start, "end": end}
         yield about | {"quantity": PASS, "value": end - start, **span}
-
-
-def _in_order(passes: pd.DataFrame) -> float:
-    """Share of ranks whose forward passes, and whose others, are in the order of Varuna's list."""
-    ranks, micros = (1 + int(passes[name].max()) for name in ("rank", "micro"))
-    kept = []
-    for rank, listed in enumerate(POLICIES["varuna"].passes(ranks, micros)):
-        own = pick(passes, rank=rank).sort_values("start")
-        ran = [*zip(own["kind"], own["micro"], strict=True)]
-        told = [(each.kind, each.micro) for each in listed]
-        # Sorting is stable: forward passes first, each part in its own order.
-        first, other = (sorted(those, key=lambda each: each[0] != F) for those in (ran, told))
-        kept.append(first == other)
-    return sum(kept) / ranks
 
 
 def _draw_chart(axes: Any, passes: pd.DataFrame, until: float) -> None:
