@@ -9,16 +9,15 @@ import torch
 
 from tests.varuna import net
 from tests.varuna.workers import Workers
-from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.cutting import measured_cut
+from workbench.methods.pipeline.cutting import measured
 from workbench.methods.pipeline.network_timing import sizes_to, wire_of
-from workbench.methods.pipeline.shares import Shares
+from workbench.methods.pipeline.slice_sizes import stages_of
 from workbench.methods.varuna import AutoConfig, Profiler
 from workbench.model.slices import Slices
 from workbench.profile.slice_timing import SliceBench
 from workbench.profile.slices import Named, load, machine_of
 from workbench.profile.timing import Sample
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
 
 
 def test_two_ranks_measure_a_net_and_autoconfig_answers(tmp_path):
@@ -87,9 +86,9 @@ def test_a_cut_is_measured_on_one_slice_of_a_kind(monkeypatch):
         return [[Sample(each, each)] * 4 for each in times[seen[-1]]]
 
     monkeypatch.setattr(SliceBench, "_seconds", seconds)
-    asked = Slices(net.net(), net.batch), StageMap.of(2, 2), Shares(batch=7, replicas=2, chunk=3)
-    random, how = torch.random.get_rng_state(), {"device": torch.device("cpu")}
-    first, last = measured_cut(*asked, "varuna", dtype=torch.float32, **how)
+    slices, random = Slices(net.net(), net.batch), torch.random.get_rng_state()
+    profile = measured(slices, 2, device=torch.device("cpu"), dtype=torch.float32)
+    first, last = stages_of(profile, "varuna", 2, 2, 2, 7)
     assert (len(first), len(last), seen) == (2, 3, [*times]), "3, if the last one ran twice"
     assert torch.equal(torch.random.get_rng_state(), random)
 
