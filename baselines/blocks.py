@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.memory.storage import DTYPES
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 

@@ -21,7 +21,7 @@ from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.weighing import weights_of
 from workbench.model.whole import Whole
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.memory.storage import DTYPES
 
 
 class MicroBatch(NamedTuple):

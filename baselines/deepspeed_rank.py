@@ -17,8 +17,8 @@ import torch.distributed as dist
 from baselines import deepspeed_ops
 from baselines.states import Together
 from workbench.core.reporter import Reporter
-from workbench.runtime.loopback import join
-from workbench.runtime.manifest import Saved
+from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.transport.loopback import join
 
 
 def make_operators(

@@ -13,7 +13,7 @@ from baselines.parallel_step import B, F, Order, Step
 from baselines.stages import check_shares, cut
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import STEPS
+from workbench.methods.offload.evaluate import STEPS
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile

@@ -39,14 +39,14 @@ from baselines.states import StageHolder, masters_by_unit
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.history import History
-from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.groups import new_group
-from workbench.runtime.storage import DTYPES
-from workbench.runtime.threads import use_rank_threads
+from workbench.runtime.executor.threads import use_rank_threads
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.transport.groups import new_group
+from workbench.training.history import History
+from workbench.training.run import load_batches, resolve_device
 
 PipelineSchedule = PipelineScheduleSingle | PipelineScheduleMulti
 

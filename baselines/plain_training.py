@@ -28,18 +28,18 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.driven import InOneProcess, Steps, Task
-from workbench.methods.history import History
-from workbench.methods.train import load_batches, resolve_device, tell_of
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.whole import make_whole
 from workbench.model.written import AsWritten
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.statistics import take_up, undivided
-from workbench.runtime.storage import DTYPES
-from workbench.runtime.threads import use_rank_threads
+from workbench.runtime.executor.threads import use_rank_threads
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.statistics import take_up, undivided
+from workbench.training.history import History
+from workbench.training.loop import InOneProcess, Steps, Task
+from workbench.training.run import load_batches, resolve_device, tell_of
 
 WIDENED_ELEMENTS = 1 << 28
 """Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""

@@ -23,14 +23,14 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.train import check_data, resolve_device
 from workbench.ranks import stack_probe
 from workbench.ranks.launcher import RankLauncher
 from workbench.ranks.process import RankContext
 from workbench.ranks.watchdog import Limits, Watchdog
-from workbench.runtime.board import Board, Stage
+from workbench.runtime.executor.board import Board, Stage
 from workbench.schedule.action import COMPUTE, Action, Kind
 from workbench.schedule.schedule import Schedule
+from workbench.training.run import check_data, resolve_device
 
 EVENTS = "events.jsonl"
 """File of the ranks' folder: what rank 0 tells."""

@@ -1,7 +1,7 @@
 """Weights and moments of torch's own training, in checkpoints that every method can read.
 
-The files are those of our runtimes (workbench/runtime/checkpoint.py), so a run of a library goes on
-under another method, and the other way round.
+The files are those of our runtimes (workbench/checkpoint/checkpoint.py), so a run of a library goes
+on under another method, and the other way round.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from baselines.common import named_units
 from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
-from workbench.runtime.checkpoint import KINDS, label_of, reader, write_unit
-from workbench.runtime.groups import as_one, of_first
-from workbench.runtime.manifest import Saved
+from workbench.runtime.checkpoint.checkpoint import KINDS, label_of, reader, write_unit
+from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.transport.groups import as_one, of_first
 
 
 class AdamW(Protocol):

@@ -8,8 +8,8 @@ host of a machine with a GPU, everything else on its device. So this mode writes
 that is born or dies and every copy while a step runs, and adds them up after the step, when it is
 known which storages are the optimizer's.
 
-It counts storages, as `workbench.runtime.device_budget` does for our own methods: no fragmentation,
-no rounding, no temporaries inside a kernel.
+It counts storages, as `workbench.runtime.memory.device_budget` does for our own methods: no
+fragmentation, no rounding, no temporaries inside a kernel.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.history import History
-from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
-from workbench.runtime.groups import of_first
-from workbench.runtime.threads import use_rank_threads
+from workbench.runtime.executor.threads import use_rank_threads
+from workbench.runtime.transport.groups import of_first
+from workbench.training.history import History
+from workbench.training.run import load_batches, resolve_device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from baselines.transfer_counter import TransferCounter, bytes_of, tensors_in
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.model.whole import Whole
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
 
 HOST_STATE = (
     # ZeRO-2: masters with their gradients, staging of weights, of gradients, accumulated gradients

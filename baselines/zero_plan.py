@@ -29,7 +29,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.methods.outside import plan_of
+from workbench.methods.offload.outside import plan_of
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.profile.server import Server, of_a_rank, server_of

@@ -16,7 +16,7 @@ from baselines.common import named_units
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel, set_parameter
 from workbench.model.whole import Whole, make_whole
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.memory.storage import DTYPES
 
 
 def build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -> Whole:

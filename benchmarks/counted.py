@@ -32,7 +32,7 @@ from workbench.profile.footprint import footprints
 from workbench.profile.measure import model_units
 from workbench.profile.profile import Profile
 from workbench.published import hardware
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.memory.storage import DTYPES
 
 MACHINE = "h200-141gb"
 DECODERS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ size: str = "smoke"  # smoke, small or paper
 results: str = "results"  # folder of the run records, as --results of the command line
 
 # %%
-from workbench.ui.evaluation_panel import EvaluationPanel
+from workbench.ui.evaluation.panel import EvaluationPanel
 
 panel = EvaluationPanel(size, results)
 panel.widget

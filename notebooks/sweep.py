@@ -18,8 +18,8 @@ sweep: str = ""  # a sweep file to run to its end now; a relative one lies here 
 results: str = "results"  # folder of the run records, as --results of the command line
 
 # %%
-from workbench.ui.runs_table_panel import RunsTablePanel
-from workbench.ui.sweep_panel import open_panel
+from workbench.ui.runs.panel import RunsTablePanel
+from workbench.ui.sweeps.panel import open_panel
 
 panel = open_panel(results, sweep)
 panel.widget

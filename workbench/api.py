@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli_spec import specs_for
+from workbench.cli.spec import specs_for
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.paths import user_path
 from workbench.core.record import RunRecord

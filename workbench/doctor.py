@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines import deepspeed_ops
-from workbench.cli_spec import Parser, add_results_flag
+from workbench.cli.spec import Parser, add_results_flag
 from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.exhibits.dials import SIZES
@@ -93,7 +93,7 @@ def _software(results: Path, here: Machine) -> list[Finding]:
     compiler = deepspeed_ops.compiler()
     browser = _first(("chromium", "chromium-browser", "google-chrome"))
     free = shutil.disk_usage(results).free
-    from workbench.runtime import host_adam
+    from workbench.runtime.updates import host_adam
 
     backend = host_adam.backend()
     return [

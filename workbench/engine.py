@@ -34,19 +34,19 @@ from workbench.core.model_spec import ENGINE, MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import user_path
 from workbench.core.reporter import Lines, Untold
-from workbench.methods.continues import OtherTraining
-from workbench.methods.driven import OutsideRate, Steps, Task
-from workbench.methods.optimizer_settings import in_common, settings_of
-from workbench.methods.train import resolve_device
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
 from workbench.model.unchanged import Unchanged
 from workbench.ranks.alike import RATE, training
 from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
-from workbench.runtime.adam_step import Diverged
-from workbench.runtime.manifest import Saved, newest, step_name, steps_in
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.checkpoint.manifest import Saved, newest, step_name, steps_in
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.updates.adam_step import Diverged
+from workbench.training.continues import OtherTraining
+from workbench.training.loop import OutsideRate, Steps, Task
+from workbench.training.optimizer_settings import in_common, settings_of
+from workbench.training.run import resolve_device
 
 TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""

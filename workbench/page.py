@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from workbench.cli_spec import Parser, add_results_flag
+from workbench.cli.spec import Parser, add_results_flag
 from workbench.runs.store import Store
 
 HOST = "127.0.0.1"

@@ -30,13 +30,13 @@ from baselines.stages import share_of
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.history import History
-from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, set_parameter
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.threads import use_rank_threads
+from workbench.runtime.executor.threads import use_rank_threads
+from workbench.runtime.memory.device_budget import device_meter
 from workbench.schedule.mesh import Mesh
+from workbench.training.history import History
+from workbench.training.run import load_batches, resolve_device
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:

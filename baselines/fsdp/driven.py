@@ -21,17 +21,17 @@ from baselines.common import named_units
 from baselines.fsdp.run import Training, refuse
 from baselines.states import ModuleHolder, Together, masters_by_unit
 from workbench.core.spec import RunSpec
-from workbench.methods.driven import InOneProcess, Steps, Task
-from workbench.methods.history import History
-from workbench.methods.train import resolve_device
 from workbench.model.draws import Draws
 from workbench.model.keyed import norms_in
 from workbench.model.modules import Decomposed
 from workbench.model.objective import PREFIX
-from workbench.runtime.checkpoint import KINDS, reader, write_unit
-from workbench.runtime.groups import as_one, tensors_of_all
-from workbench.runtime.manifest import Saved
-from workbench.runtime.threads import use_rank_threads
+from workbench.runtime.checkpoint.checkpoint import KINDS, reader, write_unit
+from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.executor.threads import use_rank_threads
+from workbench.runtime.transport.groups import as_one, tensors_of_all
+from workbench.training.history import History
+from workbench.training.loop import InOneProcess, Steps, Task
+from workbench.training.run import resolve_device
 
 
 def driven(task: Task) -> Steps:

@@ -39,16 +39,16 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.history import History
-from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, set_parameter
 from workbench.model.text import Batches
 from workbench.model.whole import Whole
-from workbench.runtime.loopback import join
-from workbench.runtime.storage import DTYPES
-from workbench.runtime.threads import use_device_threads
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.executor.threads import use_device_threads
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.transport.loopback import join
+from workbench.training.history import History
+from workbench.training.run import load_batches, resolve_device
 
 LABEL = "FSDP2"
 

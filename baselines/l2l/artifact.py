@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.core.spec import RunSpec
-from workbench.methods.outside import OneBatch, plan_of
+from workbench.methods.offload.outside import OneBatch, plan_of
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 from workbench.schedule.action import D2H, H2D, HOST, Kind

@@ -15,9 +15,9 @@ device, L2L's first variant, unless activations are set to ``host``, its constan
 from __future__ import annotations
 
 from workbench.core.spec import RunSpec
-from workbench.methods.draft import Layout
-from workbench.methods.evaluate import as_plan, evaluate
-from workbench.methods.module_layers import in_layers
+from workbench.methods.offload.draft import Layout
+from workbench.methods.offload.evaluate import as_plan, evaluate
+from workbench.methods.offload.module_layers import in_layers
 from workbench.profile.budgets import Budgets
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile

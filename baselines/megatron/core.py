@@ -21,13 +21,13 @@ from baselines.megatron import gpt
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.history import History
-from workbench.methods.train import load_batches, resolve_device
 from workbench.model import make_model
-from workbench.runtime.loopback import join
-from workbench.runtime.manifest import Saved
-from workbench.runtime.storage import DTYPES
-from workbench.runtime.threads import use_device_threads
+from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.executor.threads import use_device_threads
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.transport.loopback import join
+from workbench.training.history import History
+from workbench.training.run import load_batches, resolve_device
 
 STATE_FILE = "state.pt"
 

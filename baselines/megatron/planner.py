@@ -4,6 +4,6 @@ The memory formula is the same, 16 bytes a parameter in fp32: weights, gradients
 The published logs agree within 2 MiB (26 195 against 26 193 at 32 layers).
 """
 
-from workbench.methods.resident import plan
+from workbench.methods.offload.resident import plan
 
 __all__ = ["plan"]

@@ -24,7 +24,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         from baselines.megatron.core import train as train_core
 
         return train_core(spec, report, folder)
-    from workbench.methods.resident import train as train_resident
+    from workbench.methods.offload.resident import train as train_resident
 
     outcome = train_resident(spec, report, folder)
     return replace(outcome, notes=[*outcome.notes, f"not megatron-core: {why}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods import resident
+from workbench.methods.offload import resident
 from workbench.profile.profile import Profile
 from workbench.schedule.plan import Plan
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from baselines.swapping import planner
 from workbench.core.division import PP
-from workbench.methods.rank_driver import on_ranks
+from workbench.training.on_ranks import on_ranks
 
 check, plan, plan_sizes, train, measure = on_ranks(planner, PP)
 fits = partial(planner.fits, mode=PP)

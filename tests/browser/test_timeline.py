@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.ui.made_up import event, two_steps
-from workbench.ui.timeline_data import timeline_data
-from workbench.ui.timeline_page import save_html, script, style
+from workbench.ui.timeline.data import timeline_data
+from workbench.ui.timeline.page import save_html, script, style
 
 if TYPE_CHECKING:
     from tests.browser.conftest import Open, Watched

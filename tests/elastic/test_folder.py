@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import pytest
 
 from tests.runs.helpers import wait_for
-from workbench import cli_varuna
+from workbench.cli import varuna as cli_varuna
 from workbench.elastic import manager
 from workbench.elastic.folder import Door, Folder
 from workbench.elastic.manager import Manager
 from workbench.elastic.placement import fixed
 from workbench.elastic.worker import AGENT, NOTE, Worker
-from workbench.runtime.manifest import Manifest, newest_of_job, publish, set_aside
+from workbench.runtime.checkpoint.manifest import Manifest, newest_of_job, publish, set_aside
 
 DOOR = {"pid": os.getpid(), "address": "127.0.0.1", "port": 9, "token": "x"}
 

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from workbench import cli_varuna
+from workbench.cli import varuna as cli_varuna
 from workbench.elastic.messages import Message, Order, pack, unpack
 from workbench.elastic.placement import address_towards, fixed, place, read_list, shares
 

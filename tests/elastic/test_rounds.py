@@ -15,7 +15,7 @@ import pytest
 
 from tests.elastic import hosts
 from tests.runs.helpers import living, wait_for, workbench
-from workbench import cli_varuna
+from workbench.cli import varuna as cli_varuna
 
 TOY = Path(__file__).with_name("toy.py")
 HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "far"]

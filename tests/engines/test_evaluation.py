@@ -9,9 +9,9 @@ import pytest
 from tests.runs.helpers import processes_of, wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.store import Store
-from workbench.ui import evaluation
-from workbench.ui.evaluation import Evaluation
-from workbench.ui.evaluation_panel import EvaluationPanel
+from workbench.ui.evaluation import control as evaluation
+from workbench.ui.evaluation.control import Evaluation
+from workbench.ui.evaluation.panel import EvaluationPanel
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.methods import rank_host, rank_work
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import ProfiledSizes
-from workbench.runtime import host_adam
-from workbench.runtime.adam_step import AdamStep
-from workbench.runtime.storage import States
+from workbench.runtime.memory.storage import States
+from workbench.runtime.updates import host_adam
+from workbench.runtime.updates.adam_step import AdamStep
+from workbench.training import rank as rank_work
+from workbench.training import rank_host
 
 FP64_BYTES = 8
 

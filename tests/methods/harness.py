@@ -16,10 +16,10 @@ from torch import Tensor
 from tests.methods.plain import judge, made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.spec import RunSpec
-from workbench.methods.train import Training
 from workbench.ranks.launcher import RankLauncher
-from workbench.runtime.executor import Perturb
-from workbench.runtime.manifest import MANIFEST
+from workbench.runtime.checkpoint.manifest import MANIFEST
+from workbench.runtime.executor.executor import Perturb
+from workbench.training.run import Training
 
 LOSS_TOLERANCE = 1e-6
 """Relative."""

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from tests.methods.harness import Silent
 from workbench.core.spec import RunSpec
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
-from workbench.methods.rank_training import RankTraining
 from workbench.profile.unit_costs import ProfiledSizes
-from workbench.runtime import checkpoint
+from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule.schedule import Schedule
+from workbench.training.rank_processes import RankTraining
 
 MODEL = ModelSpec(layers=6, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 UNITS = MODEL.layers + 2

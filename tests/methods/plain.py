@@ -14,12 +14,12 @@ from torch import Tensor
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import takes
 from workbench.core.spec import RunSpec
-from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.model.whole import make_whole
 from workbench.profile.profile import Hardware, Profile, UnitCost
-from workbench.runtime.bundle import Boundary
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.bundle import Boundary
+from workbench.training.run import load_batches
 
 MODEL = ModelSpec(layers=5, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 

@@ -25,10 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.methods import double
 from workbench.ranks import process
 from workbench.runtime import rank
-from workbench.runtime.executor import Executor
-from workbench.runtime.lane_threads import ISSUED
-from workbench.runtime.pack_engine import PackEngine
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.executor.executor import Executor
+from workbench.runtime.executor.lane_threads import ISSUED
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.passes.pack_engine import PackEngine
 from workbench.schedule.action import COMPUTE, Action, lane_kind
 
 HANG_S = 600.0

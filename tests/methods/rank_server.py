@@ -31,9 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LATE = (
     "torch._dynamo", "torch.distributed.pipelining", "torch.nn.parallel",
     "torch.utils.flop_counter", "torch.utils.module_tracker", "baselines.torch_pipelines",
-    "workbench.methods.harmony", "workbench.methods.stronghold", "workbench.methods.updates",
-    "workbench.model.bert", "workbench.model.custom_model", "workbench.model.pairs",
-    "workbench.model.pictures", "workbench.model.vision", "workbench.model.written",
+    "workbench.methods.harmony", "workbench.methods.stronghold",
+    "workbench.methods.offload.updates", "workbench.model.bert", "workbench.model.custom_model",
+    "workbench.model.pairs", "workbench.model.pictures", "workbench.model.vision",
+    "workbench.model.written",
 )  # fmt: skip
 """Modules that ranks would import late, each for a second."""
 

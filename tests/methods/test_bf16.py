@@ -9,7 +9,8 @@ import torch
 
 from baselines import l2l
 from tests.methods.harness import run
-from workbench.methods import resident, stronghold
+from workbench.methods import stronghold
+from workbench.methods.offload import resident
 
 
 @pytest.fixture(scope="module")

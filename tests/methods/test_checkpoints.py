@@ -11,9 +11,10 @@ from baselines import l2l
 from tests.methods.harness import Silent, assert_equals_plain, run, start, unseal
 from tests.methods.plain import MODEL
 from workbench import cli
-from workbench.methods import resident, stronghold
-from workbench.runtime import checkpoint
-from workbench.runtime.manifest import MANIFEST
+from workbench.methods import stronghold
+from workbench.methods.offload import resident
+from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.checkpoint.manifest import MANIFEST
 
 
 def saved(folder) -> list[str]:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.methods.test_planner_quick import question
-from workbench.methods.program import build
+from workbench.methods.offload.program import build
 from workbench.methods.stronghold.choice import Choice
 from workbench.methods.stronghold.memory import device_bytes
 from workbench.methods.stronghold.planner import layout_of

@@ -27,10 +27,10 @@ from workbench.core.spec import RunSpec
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.rank_training import RankTraining
-from workbench.runtime import checkpoint
+from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.schedule import Schedule
+from workbench.training.rank_processes import RankTraining
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, dropout=0.1, tied=True)
 UNITS = MODEL.units

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests.methods.loops import LR, by_torch, made_in, of_outputs
-from workbench.methods import bounded
-from workbench.methods.bounded import Compared
+from workbench.training import bounded
+from workbench.training.bounded import Compared
 
 transformers = pytest.importorskip("transformers")
 WORDS, SEQ = 64128, 48
@@ -48,7 +48,7 @@ def seen(monkeypatch) -> list[Compared]:
         found.append(compare(*given, **how))
         return found[-1]
 
-    monkeypatch.setattr("workbench.methods.driven.compare_in_time", noted)
+    monkeypatch.setattr("workbench.training.loop.compare_in_time", noted)
     return found
 
 

@@ -21,7 +21,7 @@ from tests.methods.loops import (
     net,
 )
 from workbench import Engine
-from workbench.methods import driven
+from workbench.training import loop as driven
 
 
 def test_what_would_weigh_wrong_is_refused(engine) -> None:

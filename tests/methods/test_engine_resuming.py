@@ -10,8 +10,8 @@ import pytest
 from torch.optim import lr_scheduler
 
 from tests.methods.loops import LR, Net, batches, in_groups, loss_of, net
-from workbench.methods.continues import FROZEN, NO_DECAY
-from workbench.runtime.manifest import Saved
+from workbench.runtime.checkpoint.manifest import Saved
+from workbench.training.continues import FROZEN, NO_DECAY
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -18,7 +18,7 @@ from tests.methods.loops import (
     normed,
     of_outputs,
 )
-from workbench.runtime import unit_passes
+from workbench.runtime.passes import unit_passes
 
 SHAPES = ((4, 6), (3, 6), (4, 6), (4, 3), (2, 5), (3, 3), (4, 6))
 """Rows and tokens of each step's batch."""

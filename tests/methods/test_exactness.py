@@ -13,9 +13,10 @@ import torch
 from baselines import l2l
 from tests.methods.harness import Silent, assert_equals_plain, half, paired, run
 from tests.methods.plain import MODEL, made_up_profile
-from workbench.methods import resident, stronghold
-from workbench.methods.train import Training
+from workbench.methods import stronghold
+from workbench.methods.offload import resident
 from workbench.schedule.action import Kind
+from workbench.training.run import Training
 
 WINDOWS = range(2, MODEL.layers + 1)
 TIERS = ("host", "disk")

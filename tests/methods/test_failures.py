@@ -23,13 +23,13 @@ from tests.methods.harness import Silent, assert_equals_plain, run, start
 from tests.methods.plain import MODEL, made_up_profile
 from tests.runs.helpers import HANG_S
 from workbench.methods import stronghold
-from workbench.methods.train import Training
 from workbench.model.gpt import GPT
-from workbench.runtime.executor import Stopped
-from workbench.runtime.memory import Memory
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.executor.executor import Stopped
+from workbench.runtime.memory.memory import Memory
+from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import DEVICE
+from workbench.training.run import Training
 
 LANES = ("compute", "h2d", "d2h", "host", "host.1", "disk-in", "disk-out")
 EVERY_LANE = {

@@ -12,11 +12,11 @@ from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.rank_server import process
 from workbench.methods.harmony import pp
-from workbench.methods.rank_training import RankTraining
 from workbench.model import make_model
 from workbench.profile.footprint import footprints
 from workbench.profile.measure import model_units
-from workbench.runtime import checkpoint
+from workbench.runtime.checkpoint import checkpoint
+from workbench.training.rank_processes import RankTraining
 
 
 def weighed(spec):

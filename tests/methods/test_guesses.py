@@ -10,7 +10,7 @@ import pytest
 from tests.methods import plain
 from tests.methods.harness import assert_equals_plain, assert_near
 from tests.methods.test_ranks import PACKS, spec_for, trained
-from workbench.runtime.adam_step import Diverged
+from workbench.runtime.updates.adam_step import Diverged
 from workbench.schedule.action import Kind
 
 MODES = ["pp", "dp"]

@@ -9,7 +9,8 @@ import pytest
 from baselines import l2l
 from tests.methods.harness import assert_equals_plain, run
 from workbench.core.model_spec import ModelSpec
-from workbench.methods import resident, stronghold
+from workbench.methods import stronghold
+from workbench.methods.offload import resident
 from workbench.model.hf_config import spec_from_config
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

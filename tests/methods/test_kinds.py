@@ -18,15 +18,15 @@ from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.test_modules import crew_for, packs_for
 from workbench.core import methods
 from workbench.core.division import packs_of
-from workbench.methods.compared import ensure
-from workbench.methods.rank_host import statistics
-from workbench.methods.train import Training as Planned
 from workbench.model import ModelSpec, make_model
 from workbench.model.drawn import generators
 from workbench.model.keyed import make_keyed
 from workbench.profile import store
-from workbench.runtime import checkpoint
-from workbench.runtime.statistics import undivided
+from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.passes.statistics import undivided
+from workbench.training.compared import ensure
+from workbench.training.rank_host import statistics
+from workbench.training.run import Training as Planned
 
 TRAIN = (
     "augmented", "half_frozen", "counted_twice", "deltas", "numbered", "fourier", "taught",

@@ -21,18 +21,18 @@ from workbench.methods.harmony import planner
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.rank_host import statistics
-from workbench.methods.rank_training import RankTraining
-from workbench.methods.train import load_batches
 from workbench.model import bert, make_model, units_of, vision
 from workbench.model.whole import make_whole
 from workbench.profile.kinds import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import profiled_sizes
-from workbench.runtime import checkpoint
-from workbench.runtime.statistics import undivided
+from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.passes.statistics import undivided
 from workbench.schedule import validate
 from workbench.schedule.build.ring import aligned
+from workbench.training.rank_host import statistics
+from workbench.training.rank_processes import RankTraining
+from workbench.training.run import load_batches
 
 BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300, tied=False)
 VGG = ModelSpec(family="vgg", layers=7, hidden=4, heads=1, seq=32, vocab=10, tied=False)

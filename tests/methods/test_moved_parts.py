@@ -13,12 +13,12 @@ from tests.methods.harness import Silent
 from tests.methods.rank_server import process
 from workbench.core.record import BETWEEN, PARTS
 from workbench.exhibits.harmony import volumes
-from workbench.methods.rank_training import RankTraining
-from workbench.methods.train_ranks import outcome
-from workbench.runtime.traffic import planned_parts
+from workbench.runtime.memory.traffic import planned_parts
 from workbench.schedule.action import SENDS, Kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import Schedule
+from workbench.training.rank_processes import RankTraining
+from workbench.training.ranks import outcome
 
 SPEC = test_ranks.spec_for(ranks=2, steps=3)
 

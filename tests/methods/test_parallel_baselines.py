@@ -30,8 +30,8 @@ from workbench.model import make_model
 from workbench.ranks import launcher
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.watchdog import Watchdog
-from workbench.runtime import checkpoint
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.schedule import validate
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import DEVICE

@@ -10,11 +10,12 @@ import torch
 from baselines import l2l
 from tests.methods.harness import Silent
 from tests.methods.plain import MODEL, made_up_profile, spec_for
-from workbench.methods import resident, stronghold
-from workbench.methods.train import Training
+from workbench.methods import stronghold
+from workbench.methods.offload import resident
 from workbench.model import make_model
 from workbench.profile.footprint import footprints
 from workbench.profile.measure import model_units
+from workbench.training.run import Training
 
 WIDE = replace(MODEL, layers=4, hidden=96, dropout=0.0)
 """Blocks whose gradients are more than what autograd keeps of a small micro-batch."""

@@ -9,9 +9,10 @@ import pytest
 
 from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.core.model_spec import ModelSpec
-from workbench.methods import resident, stronghold
-from workbench.methods.draft import SCALAR_BYTES
-from workbench.methods.evaluate import evaluate
+from workbench.methods import stronghold
+from workbench.methods.offload import resident
+from workbench.methods.offload.draft import SCALAR_BYTES
+from workbench.methods.offload.evaluate import evaluate
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.planner import Choice, layout_of
 from workbench.methods.stronghold.search import EQUAL, Search, objective

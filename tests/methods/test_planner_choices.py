@@ -9,7 +9,7 @@ import pytest
 
 from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.methods import stronghold
-from workbench.methods.evaluate import evaluate
+from workbench.methods.offload.evaluate import evaluate
 from workbench.methods.stronghold.planner import Choice, layout_of
 from workbench.methods.stronghold.search import objective
 from workbench.profile.budgets import Budgets

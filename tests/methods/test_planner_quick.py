@@ -11,7 +11,7 @@ import pytest
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
-from workbench.methods.program import build
+from workbench.methods.offload.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.loads import Loads

@@ -23,19 +23,19 @@ from tests.methods.test_ranks import PACKS, crew_of, schedule_for, spec_for
 from tests.runs.helpers import HANG_S, wait_for
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
-from workbench.methods import rank_host
-from workbench.methods import rank_training as trainings
-from workbench.methods.history import History
-from workbench.methods.rank_training import RankTraining
 from workbench.ranks import launcher
 from workbench.ranks import watchdog as watching
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.watchdog import LIMITS, Watchdog
-from workbench.runtime import board as boards
-from workbench.runtime import checkpoint
-from workbench.runtime.board import AHEAD, KEPT, Board, Stage
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.executor import board as boards
+from workbench.runtime.executor.board import AHEAD, KEPT, Board, Stage
+from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.schedule.action import MEETING
+from workbench.training import rank_host
+from workbench.training import rank_processes as trainings
+from workbench.training.history import History
+from workbench.training.rank_processes import RankTraining
 
 REPLICAS = replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3]))
 LOSES_ITS_PEER = """

@@ -13,11 +13,11 @@ from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.rank_server import process
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
 from workbench.core.division import share_bytes
-from workbench.methods.rank_training import RankTraining
-from workbench.runtime import checkpoint
+from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule import Kind, validate
 from workbench.schedule.action import MEETING, format_name, parse_name
 from workbench.schedule.buffers import gradients, on_rank
+from workbench.training.rank_processes import RankTraining
 
 COPIES = 2
 ENDS = (Kind.GRAD_OUT, Kind.NORM, Kind.UPDATE)

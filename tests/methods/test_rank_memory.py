@@ -20,9 +20,9 @@ from tests.methods.harness import Silent
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.packs import Packs
-from workbench.methods.rank_training import RankTraining
-from workbench.runtime.shared import host_layout
-from workbench.runtime.unit_modules import WRITERS
+from workbench.runtime.memory.shared import host_layout
+from workbench.runtime.passes.unit_modules import WRITERS
+from workbench.training.rank_processes import RankTraining
 
 RANKS, BATCH, SIZE = 2, 4, 2
 SHALLOW, DEEP = 6, 24

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.methods.test_ranks import MODEL, PACKS, schedule_for, spec_for
-from workbench.methods.rank_training import RankTraining
 from workbench.schedule.action import Kind
+from workbench.training.rank_processes import RankTraining
 
 
 def refused(schedule, spec, folder, message):

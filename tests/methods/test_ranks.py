@@ -21,13 +21,13 @@ from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.rank_training import RankTraining
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.ranks.failures import RankFailed
-from workbench.runtime import checkpoint
+from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.action import Kind
 from workbench.schedule.build.ring import aligned
+from workbench.training.rank_processes import RankTraining
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 PACKS = Packs(

@@ -14,15 +14,15 @@ from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
 from tests.methods.test_ranks import spec_for
 from tests.runs.helpers import living
-from workbench.methods import train_ranks
 from workbench.methods.harmony import planner
-from workbench.methods.rank_training import RankTraining
-from workbench.methods.train_ranks import profiles_for
 from workbench.profile import measure, rehearsal
 from workbench.profile.profile import Wires
 from workbench.profile.rehearsal import with_overhead
 from workbench.profile.several import of_size
 from workbench.profile.store import rehearsed, silent, stored_profile
+from workbench.training import ranks as train_ranks
+from workbench.training.rank_processes import RankTraining
+from workbench.training.ranks import profiles_for
 
 WIRES = Wires(
     ranks=2, load_bytes_per_s=1e9, store_bytes_per_s=1e9, message_bytes_per_s=1e9,

@@ -20,19 +20,20 @@ from tests.methods.test_ranks import MODEL as SMALL
 from tests.methods.test_ranks import PACKS, schedule_for, sizes_for
 from tests.methods.test_ranks import spec_for as spec_of_ranks
 from workbench.core.division import packs_of
-from workbench.methods import resident, stronghold
+from workbench.methods import stronghold
+from workbench.methods.offload import resident
 from workbench.methods.pipeline import planner as pipeline
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
-from workbench.methods.rank_training import RankTraining
-from workbench.methods.train import Training
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import RECORDED_BELOW_S
 from workbench.profile.server import records
-from workbench.runtime import checkpoint
+from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
+from workbench.training.rank_processes import RankTraining
+from workbench.training.run import Training
 
 PURE = replace(MODEL, dropout=0.0)
 

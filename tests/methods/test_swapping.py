@@ -19,11 +19,11 @@ from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.places import Places
-from workbench.methods.rank_training import RankTraining
 from workbench.profile.unit_costs import ProfiledSizes
-from workbench.runtime import checkpoint
+from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.plan import DoesNotFit
+from workbench.training.rank_processes import RankTraining
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 UNITS = MODEL.units

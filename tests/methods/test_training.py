@@ -14,14 +14,15 @@ from baselines import l2l
 from tests.methods.harness import Silent, assert_equals_plain, paired, run, start
 from tests.methods.plain import MODEL, made_up_profile
 from tests.runs.helpers import HANG_S
-from workbench.methods import resident, stronghold
-from workbench.methods.train import Training, train_planned
+from workbench.methods import stronghold
+from workbench.methods.offload import resident
 from workbench.model import make_model
 from workbench.model.whole import make_whole
-from workbench.runtime.adam_step import Diverged
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.updates.adam_step import Diverged
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit
+from workbench.training.run import Training, train_planned
 
 BLOCK = make_model(MODEL).unit_parameters(1) * 4
 """Bytes of one block's fp32 weights."""

@@ -21,12 +21,12 @@ from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.rank_training import RankTraining
-from workbench.methods.train import load_batches
 from workbench.model import make_model
-from workbench.runtime import checkpoint
-from workbench.runtime.traffic import planned_parts
+from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.memory.traffic import planned_parts
 from workbench.schedule.schedule import Schedule
+from workbench.training.rank_processes import RankTraining
+from workbench.training.run import load_batches
 
 BATCH = 7
 MODEL = ModelSpec(

@@ -11,9 +11,9 @@ import pytest
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
 from workbench.ranks import watchdog as watching
 from workbench.ranks.watchdog import Limits, Watchdog
-from workbench.runtime import board as boards
-from workbench.runtime.board import Board, Stage
-from workbench.runtime.shared import host_layout
+from workbench.runtime.executor import board as boards
+from workbench.runtime.executor.board import Board, Stage
+from workbench.runtime.memory.shared import host_layout
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from workbench.core.spec import RunSpec
-from workbench.methods.train import load_batches
 from workbench.model import make_model
 from workbench.model.base import Context
 from workbench.model.drawn import Pass, drawing
+from workbench.training.run import load_batches
 
 
 def train(

@@ -67,7 +67,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
         )
     elif word == "tier":
-        from workbench.runtime.tiers import OutOfMemory
+        from workbench.runtime.memory.tiers import OutOfMemory
 
         raise OutOfMemory(tier=argument, what="weights", asked=10, in_use=5, budget=12)
     elif word == "kill_self":

@@ -12,7 +12,7 @@ import pytest
 
 from tests.runs.helpers import HERE, ROOT, start_driver, workbench
 from workbench import cli
-from workbench.cli_spec import FIELDS
+from workbench.cli.spec import FIELDS
 from workbench.core.options import catalogue
 
 SMALL = ("-l", "4", "--hidden", "64", "--heads", "4", "--seq", "32", "--vocab", "256")

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from workbench import cli, doctor, page
-from workbench.cli_spec import FIELDS
+from workbench.cli.spec import FIELDS
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import catalogue
 from workbench.runs.overrides import hints

@@ -18,10 +18,10 @@ from tests.methods.plain import spec_for
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
-from workbench.methods.train_ranks import profiles_for
 from workbench.model import custom
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
+from workbench.training.ranks import profiles_for
 
 pytestmark = pytest.mark.slow
 

@@ -17,10 +17,11 @@ from tests.methods.rank_server import process
 from tests.methods.torch_named import gpipe, one_f_one_b
 from workbench.core import methods
 from workbench.core.spec import RunSpec
-from workbench.methods import stronghold, train_ranks
-from workbench.methods.rank_training import RankTraining
+from workbench.methods import stronghold
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
+from workbench.training import ranks as train_ranks
+from workbench.training.rank_processes import RankTraining
 
 FIRST, STEPS = 3, 6
 

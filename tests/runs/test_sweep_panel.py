@@ -20,10 +20,11 @@ from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
 from workbench.runs.confines import confine
 from workbench.runs.store import Store
-from workbench.ui import sweep_control, sweep_html
-from workbench.ui.runs_table_fields import label
-from workbench.ui.sweep_batch import run_to_end
-from workbench.ui.sweep_panel import SweepPanel
+from workbench.ui.runs.fields import label
+from workbench.ui.sweeps import control as sweep_control
+from workbench.ui.sweeps import html as sweep_html
+from workbench.ui.sweeps.batch import run_to_end
+from workbench.ui.sweeps.panel import SweepPanel
 from workbench.ui.watch import Tail, WatchedPoint
 
 

@@ -115,7 +115,7 @@ def torch_free_modules() -> list[str]:
         *(ROOT / "baselines").glob("*/planner.py"),
         *(ROOT / "workbench" / "methods").rglob("options.py"),
         *((ROOT / "workbench" / "runs" / f"{name}.py") for name in ("store",)),
-        ROOT / "workbench" / "cli.py",
+        ROOT / "workbench" / "cli" / "__init__.py",
     ]
     return sorted(map(module_name, files))
 
@@ -139,8 +139,9 @@ MAY_IMPORT = {
     "runtime": {"schedule", "model"},
     "ranks": {"schedule", "model", "runtime"},
     "profile": {"schedule", "model", "runtime", "ranks"},
-    "methods": FLOOR | {"ranks", "partition", "elastic"},
-    "baselines": FLOOR | {"ranks", "partition", "methods"},
+    "training": FLOOR | {"ranks"},
+    "methods": FLOOR | {"ranks", "partition", "elastic", "training"},
+    "baselines": FLOOR | {"ranks", "partition", "methods", "training"},
     "published": {"schedule", "model", "profile", "methods", "baselines"},
     "figures": {"published", "runs"},
     "runs": FLOOR | {"published"},
@@ -155,20 +156,14 @@ MAY_IMPORT = {
     "report": {"exhibits", "figures", "model", "published", "runs", "schedule", "ui"},
     "reproduce": {"exhibits", "model", "report", "runs"},
     "sweep_process": {"exhibits", "runs"},
-    "api": {"cli_spec", "runs", "sweep_process"},
-    "engine": {"methods", "model", "ranks", "runs", "runtime"},
-    "doctor": {"baselines", "cli_spec", "exhibits", "profile", "published", "runs", "runtime"},
-    "page": {"cli_spec", "runs"},
+    "api": {"cli", "runs", "sweep_process"},
+    "engine": {"methods", "model", "ranks", "runs", "runtime", "training"},
+    "doctor": {"baselines", "cli", "exhibits", "profile", "published", "runs", "runtime"},
+    "page": {"cli", "runs"},
     "cli": {
-        "cli_layers", "cli_plan", "cli_schedule", "cli_spec", "cli_trust", "exhibits", "published",
-        "reproduce", "runs", "sweep_process",
+        "elastic", "exhibits", "methods", "model", "profile", "published", "reproduce", "runs",
+        "runtime", "schedule", "sweep_process", "training",
     },
-    "cli_layers": {"methods", "model"},
-    "cli_plan": {"published", "runs", "schedule"},
-    "cli_schedule": {"methods", "schedule"},
-    "cli_spec": {"model", "runs"},
-    "cli_trust": {"runtime"},
-    "cli_varuna": {"cli_spec", "elastic", "methods", "profile", "runtime"},
     "__main__": {"cli"},
     "workbench": {"api", "engine"},
 }  # fmt: skip
@@ -228,8 +223,8 @@ def test_imports_follow_the_layers() -> None:
 
 METHODS = (ROOT / "workbench" / "methods", ROOT / "baselines")
 """Their folders are methods; the files beside those are what methods share."""
-ROOM = METHODS[0] / "pipeline"
-"""Orders of passes and the program that serves them, which every method may use."""
+ROOMS = {METHODS[0] / "pipeline", METHODS[0] / "offload"}
+"""Parts that methods share: pipelines of any order, layouts on one device."""
 
 
 def method(module: str) -> Path | None:
@@ -244,7 +239,7 @@ def test_no_method_imports_another() -> None:
     """What methods share imports none."""
     for path in sources("workbench/methods", "baselines"):
         for name in imported(path):
-            assert method(name) in (None, ROOM, method(module_name(path))), f"{path}: {name}"
+            assert method(name) in {None, *ROOMS, method(module_name(path))}, f"{path}: {name}"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -256,7 +251,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not left, "these import each other, or stand on modules that do"
 
 
-GENERAL = ("schedule", "model", "partition", "runtime", "ranks", "profile")
+GENERAL = ("schedule", "model", "partition", "runtime", "ranks", "profile", "training")
 """Packages that serve all methods."""
 SYSTEMS = re.compile(
     r"(?<![a-z])(stronghold|harmony|varuna|ftpipe|aceso|megatron|l2l|zero.?(offload|infinity)"
@@ -295,9 +290,9 @@ def test_no_general_package_names_a_system() -> None:
 
 
 ENGINES = {
-    "workbench.runtime.engine",
-    "workbench.runtime.pack_engine",
-    "workbench.runtime.stage_engine",
+    "workbench.runtime.passes.engine",
+    "workbench.runtime.passes.pack_engine",
+    "workbench.runtime.passes.stage_engine",
     "workbench.methods.pipeline.paced",  # whose passes sleep
 }
 
@@ -327,8 +322,8 @@ def test_only_panels_know_widgets() -> None:
         if {"ipywidgets", "anywidget"} & {name.partition(".")[0] for name in imports(path)}
     }
     assert knows
-    named = {"dashboard", "timeline", "planner_dial"}
-    odd = {stem for stem in knows if not stem.endswith("_panel")} - named
+    named = {"dashboard", "timeline", "dial"}
+    odd = {stem for stem in knows if not stem.endswith("panel")} - named
     assert not odd, "controllers are driven and tested without widgets"
 
 

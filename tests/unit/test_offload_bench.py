@@ -16,7 +16,7 @@ from benchmarks.offload_bench import Bench, busy
 from benchmarks.offload_cases import CASES, GIB, Entry, entries, estimated_seconds, probe
 from benchmarks.offload_sheet import ROOT, Sheet, describe
 from workbench.cli import make_parser
-from workbench.cli_spec import specs_from
+from workbench.cli.spec import specs_from
 from workbench.core import methods
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec, flat

@@ -279,9 +279,9 @@ def failing(stages: int, replicas: int, method: str, results: str, how: str) -> 
     second step, fails in its third, in some way, and stays until the first has heard of it."""
     from tests.methods import loops as user
     from workbench import Engine
-    from workbench.methods import ranks_driven
     from workbench.ranks import peers
-    from workbench.runtime.tiers import OutOfMemory
+    from workbench.runtime.memory.tiers import OutOfMemory
+    from workbench.training import loop_ranks as ranks_driven
 
     def fails(*_) -> None:
         if how == "stopped":

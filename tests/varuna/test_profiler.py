@@ -17,7 +17,7 @@ from workbench.model.slices import Slices
 from workbench.profile.slice_timing import SliceBench
 from workbench.profile.slices import Named, load, machine_of
 from workbench.profile.timing import Sample
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
 
 
 def test_two_ranks_measure_a_net_and_autoconfig_answers(tmp_path):

@@ -62,7 +62,7 @@ def _work(what: str, case: dict[str, Any], rank: int, ranks: int, folder: Path) 
     import torch
 
     from tests.varuna import cases
-    from workbench.runtime.loopback import join
+    from workbench.runtime.transport.loopback import join
 
     try:
         join(torch.device("cpu"), file=folder / "meeting", rank=rank, ranks=ranks)

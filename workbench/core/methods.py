@@ -47,16 +47,16 @@ class Method:
     portable: bool = False
     """Whether its checkpoints are this project's own, which all such methods continue."""
     driven: str = ""
-    """Maker of steps that a user's own loop asks for (methods/driven.py), of a method that has one;
+    """Maker of steps that a user's own loop asks for (training/loop.py), of a method that has one;
     of one that is `parallel` in the processes of torchrun."""
     sharded: bool = False
     """Whether such steps may also be taken in processes of torchrun, each with rows of its own
     and a part of all weights."""
 
 
-PLANNED = "workbench.methods.driven:planned"
+PLANNED = "workbench.training.loop:planned"
 """Maker for all that plan for one device of this runtime."""
-RANKED = "workbench.methods.ranks_driven:Ranked"
+RANKED = "workbench.training.loop_ranks:Ranked"
 """Maker for schedules of several ranks of one host."""
 PIPELINED = "workbench.methods.pipeline.driven:Pipelined"
 """Maker for orders of pipelines."""

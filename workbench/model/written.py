@@ -1,7 +1,7 @@
 """A module as its author wrote it, run over the weights of its layers.
 
 Plain training trains this, and the layers that other methods run are compared with it
-(methods/compare.py).
+(training/compare.py).
 No code of ours stands between its submodules; the random numbers that it draws are those of the
 samples, as in the layers (drawn.py).
 """

@@ -17,11 +17,11 @@ from workbench.profile.bench import NOISE, WEIGHT_STD
 from workbench.profile.footprint import library_bytes_of
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import UnitCost
-from workbench.runtime.bundle import Boundary, Bundle, bundled, single
-from workbench.runtime.device_budget import DeviceMeter, device_meter
-from workbench.runtime.storage import Flat
-from workbench.runtime.template import Template, compiles
-from workbench.runtime.threads import use_device_threads
+from workbench.runtime.executor.threads import use_device_threads
+from workbench.runtime.memory.device_budget import DeviceMeter, device_meter
+from workbench.runtime.memory.storage import Flat
+from workbench.runtime.passes.bundle import Boundary, Bundle, bundled, single
+from workbench.runtime.passes.template import Template, compiles
 
 
 class Alone:

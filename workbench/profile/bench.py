@@ -1,6 +1,6 @@
 """A few units of a model, laid out and run as the engine does, one compute action at a time.
 
-The bench keeps to `runtime/engine.py`: parameters are views of flat slabs, a forward pass runs
+The bench keeps to `passes/engine.py`: parameters are views of flat slabs, a forward pass runs
 without autograd and is repeated with it before the backward pass; the head alone keeps its graph
 from the start. Gradients of the embedding and the head add up in slabs, those of a block are what
 autograd returns, and a block that is not resident copies them into a slab. A whole small step is
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from workbench.model.base import Context, LayeredModel
-from workbench.runtime.device_budget import DeviceMeter
-from workbench.runtime.storage import Flat
-from workbench.runtime.template import Template
+from workbench.runtime.memory.device_budget import DeviceMeter
+from workbench.runtime.memory.storage import Flat
+from workbench.runtime.passes.template import Template
 
 Visit = Callable[[str, int, Callable[[], None]], None]
 """``visit(phase, unit, action)`` calls ``action()`` once. Phases: forward, recompute, backward,

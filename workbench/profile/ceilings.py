@@ -5,7 +5,7 @@ costs to start a transfer or an action, the latter taken from the runtime's own 
 of actions that do nothing; and the interference table (interference.py).
 
 Without a GPU the link is a copy from one place of host memory to another by the lane's thread, both
-directions being the same work, and compute gets half of the cores (runtime/threads.py).
+directions being the same work, and compute gets half of the cores (runtime/executor/threads.py).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from workbench.profile.timing import (
     sample,
     summarize,
 )
-from workbench.runtime import host_adam
-from workbench.runtime.disk import DiskStore
-from workbench.runtime.executor import Executor
-from workbench.runtime.threads import cpu_threads, use_device_threads
+from workbench.runtime.executor.executor import Executor
+from workbench.runtime.executor.threads import cpu_threads, use_device_threads
+from workbench.runtime.memory.disk import DiskStore
+from workbench.runtime.updates import host_adam
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Action, Kind
 from workbench.schedule.schedule import Schedule
 

@@ -1,4 +1,4 @@
-"""Costs of a block's passes where its backward pass begins at a checkpoint (runtime/template.py).
+"""Costs of a block's passes where its backward pass begins at a checkpoint (passes/template.py).
 
 A backward pass that computes again only what it needs is shorter than a forward and a backward
 pass: the last matrix product of a block is not needed. Blocks are timed one pass behind the other,
@@ -18,9 +18,9 @@ from workbench.profile.alone import Alone, of_each_kind
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import UnitCost
 from workbench.profile.recorded import Block, with_recorded_checkpoint
-from workbench.runtime.bundle import bytes_of
-from workbench.runtime.storage import DTYPES
-from workbench.runtime.template import compiles
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.bundle import bytes_of
+from workbench.runtime.passes.template import compiles
 
 LONG_S = 0.1
 """Forward passes that take longer are not timed anew: the whole of them is counted again."""

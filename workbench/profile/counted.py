@@ -28,7 +28,7 @@ from workbench.model.modules import Decomposed
 from workbench.profile.footprint import footprints
 from workbench.profile.measure import model_units
 from workbench.profile.profile import UnitCost
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.memory.storage import DTYPES
 
 FP32_BYTES = VALUE_BYTES["fp32"]
 SCRATCH = 2

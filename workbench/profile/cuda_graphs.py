@@ -1,7 +1,7 @@
 """Whether the passes of blocks are recorded, so that the GPU launches them, and in what memory.
 
 That pays where one thread cannot launch a block's kernels as fast as the GPU is done with them,
-beside the threads of copies and host updates (runtime/replay.py has what was seen), and costs the
+beside the threads of copies and host updates (passes/replay.py has what was seen), and costs the
 device the memory of one block's pass. Recordings know addresses only: of a block that draws random
 numbers, or does anything else that differs from step to step, there can be none.
 """

@@ -16,7 +16,7 @@ import torch
 from workbench.model.base import LayeredModel
 from workbench.profile.as_on_gpu import AttentionAsOnGpu, EmbeddingAsOnGpu
 from workbench.profile.bench import Bench
-from workbench.runtime.device_budget import CudaMeter, DeviceMeter, device_meter
+from workbench.runtime.memory.device_budget import CudaMeter, DeviceMeter, device_meter
 
 TOKEN_BYTES = 8
 LOSS_BYTES = 4

@@ -1,4 +1,4 @@
-"""Costs of the two halves of a unit's backward pass (runtime/halves.py), each measured by itself.
+"""Costs of the two halves of a unit's backward pass (passes/halves.py), each measured by itself.
 
 Only orders with halved backward passes ask for it. The halves of a unit by itself are timed beside
 its whole backward pass; the profile's own backward time is then divided as they divide it.
@@ -17,9 +17,9 @@ from workbench.model.base import LayeredModel
 from workbench.profile.alone import Alone, of_each_kind
 from workbench.profile.footprint import LOSS_BYTES
 from workbench.profile.profile import UnitCost
-from workbench.runtime.bundle import bytes_of
-from workbench.runtime.halves import WeightHalf, input_half
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.bundle import bytes_of
+from workbench.runtime.passes.halves import WeightHalf, input_half
 
 TIMES, IN_TURN = 3, 5
 """Timings, and passes in each."""

@@ -21,7 +21,7 @@ from workbench.profile.alone import Alone, of_each_kind
 from workbench.profile.footprint import LOSS_BYTES
 from workbench.profile.profile import UnitCost
 from workbench.profile.timing import Sample, lasting, summarize
-from workbench.runtime.bundle import bytes_of
+from workbench.runtime.passes.bundle import bytes_of
 
 SECONDS = 0.15
 """About what the timing of one phase of one kind takes."""

@@ -23,11 +23,11 @@ from torch import Tensor
 from workbench.model import ModelSpec, make_model
 from workbench.model.base import Context
 from workbench.profile.timing import Sample
-from workbench.runtime import device_adam, host_adam
-from workbench.runtime.adam_step import AdamStep
-from workbench.runtime.disk import DiskStore
-from workbench.runtime.threads import POLITENESS, cpu_threads
-from workbench.runtime.tiers import Slab, Tier, slab
+from workbench.runtime.executor.threads import POLITENESS, cpu_threads
+from workbench.runtime.memory.disk import DiskStore
+from workbench.runtime.memory.tiers import Slab, Tier, slab
+from workbench.runtime.updates import device_adam, host_adam
+from workbench.runtime.updates.adam_step import AdamStep
 
 PIECE_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
 """One copy: about a layer's slab at the sizes each device is used for."""

@@ -25,10 +25,10 @@ from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, UnitCost
 from workbench.profile.recorded import Block, with_recorded
 from workbench.profile.timing import TRIES, Sample, Timing, lasting, quietest, sample, summarize
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.storage import DTYPES
-from workbench.runtime.template import compiles
-from workbench.runtime.threads import use_device_threads
+from workbench.runtime.executor.threads import use_device_threads
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.template import compiles
 
 BLOCKS = 6
 """Blocks in the small step, so that a block finds the caches full of others' data, as it will."""

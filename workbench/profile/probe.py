@@ -43,9 +43,9 @@ from workbench.profile.alone import Alone
 from workbench.profile.footprint import fake_tensors
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import Limits
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.storage import DTYPES
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.memory.tiers import OutOfMemory
 
 PLENTY = 0.5
 """Part of a budget that what is foreseen may take without being tried."""

@@ -172,14 +172,14 @@ class UnitCost:
     gradients it returns; with the unit's output, which autograd holds until the pass is done.
     Negative where kept bytes that are gone by then are more: they make room for gradients."""
     checkpointed_backward_s: float = 0.0
-    """A backward pass that begins at a checkpoint (runtime/template.py); 0 where that was not
+    """A backward pass that begins at a checkpoint (passes/template.py); 0 where that was not
     measured."""
     checkpoint_bytes: int = 0
     """Kept by a checkpoint, without input and output."""
     checkpointed_scratch_bytes: int = 0
     """Peak inside such a backward pass, counted as `backward_scratch_bytes` are."""
     input_half_s: float = 0.0
-    """The two halves of a backward pass (runtime/halves.py); 0 where they were not measured."""
+    """The two halves of a backward pass (passes/halves.py); 0 where they were not measured."""
     weight_half_s: float = 0.0
     half_bytes: int = 0
     """Kept between the halves beside `kept_bytes`, input, output and output gradient."""

@@ -1,4 +1,4 @@
-"""Times of a block's passes as recordings, which the GPU launches by itself (runtime/replay.py).
+"""Times of a block's passes as recordings, which the GPU launches by itself (passes/replay.py).
 
 A launched pass of a few samples takes as long as one thread needs to launch its kernels, on an H100
 0.6 ms for 0.2 ms of work. Who knows only that time plans micro-batches that are too large where
@@ -19,11 +19,11 @@ from workbench.model.base import LayeredModel
 from workbench.profile.bench import WEIGHT_STD
 from workbench.profile.footprint import give_back_workspaces
 from workbench.profile.profile import RECORDED_BELOW_S, UnitCost
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.replay import Chain, Replays
-from workbench.runtime.storage import Flat
-from workbench.runtime.template import Template
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.storage import Flat
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.passes.replay import Chain, Replays
+from workbench.runtime.passes.template import Template
 
 WARM_UP, TIMES = 3, 20
 """Rounds of all passes."""

@@ -1,7 +1,7 @@
 """Profiles of one model at several micro-batch sizes: which a run takes, and which are stored.
 
 A method that chooses its own micro-batches measures several before it plans
-(methods/train_ranks.py). A question before a run measures nothing: it takes of the same sizes those
+(training/ranks.py). A question before a run measures nothing: it takes of the same sizes those
 that are stored, so that its answer is the run's plan where all of them are, and says so where they
 are not. A method with one micro-batch that is not stored is asked with the nearest that is, in
 proportion; so methods that are compared have costs of one origin. Imports no torch.

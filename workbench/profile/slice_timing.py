@@ -23,12 +23,12 @@ from workbench.profile.footprint import library_bytes_of
 from workbench.profile.measure import cpu_clock, cuda_clock
 from workbench.profile.slices import Slice, SlicePasses, Tied
 from workbench.profile.timing import Sample, lasting, summarize, undisturbed
-from workbench.runtime.bundle import Bundle, bytes_of
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.group_transport import Form
-from workbench.runtime.stage import Given, Stage
-from workbench.runtime.stage_weights import StageWeights
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.passes.bundle import Bundle, bytes_of
+from workbench.runtime.passes.stage import Given, Stage
+from workbench.runtime.transport.group_transport import Form
+from workbench.runtime.updates.stage_weights import StageWeights
 
 LEAST, BURST, UPDATES = 8, 4, 5
 """Fewest passes of a size, those between two looks at the clock, and updates."""

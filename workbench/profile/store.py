@@ -264,7 +264,7 @@ def _measure_kinds(
     spec: RunSpec, model: LayeredModel, machine: Machine
 ) -> tuple[dict[str, UnitCost], int]:
     from workbench.profile.kinds import kind_costs
-    from workbench.runtime.storage import DTYPES
+    from workbench.runtime.memory.storage import DTYPES
 
     inputs, targets = _micro_batch(spec, model)
     try:

@@ -183,8 +183,8 @@ def profiled_sizes(
     device runs them (profile/bench.py): gradients go to slabs one by one, and the largest is in
     their scratch, or was made by the loss. Here all are there at once.
     """
-    from workbench.runtime.bundle import Boundary
-    from workbench.runtime.storage import DTYPES
+    from workbench.runtime.memory.storage import DTYPES
+    from workbench.runtime.passes.bundle import Boundary
 
     profile, tied, fresh = profiles[min(profiles)], borrowed(model), {}
     if spec.model.decomposed:  # whose gradients of borrowed weights are in the scratch

@@ -3,11 +3,11 @@ once.
 
 A link that is measured alone says little of four that share the host's memory, and nothing of the
 way from device to device. So as many processes as there will be ranks do together what a run does:
-load and store pinned memory, write into each other's inboxes (runtime/inbox.py), add up a buffer
+load and store pinned memory, write into each other's inboxes (transport/inbox.py), add up a buffer
 over all and over groups, and with GPUs update on the host, alone and beside the rest
 (contention.py). How long a message takes that weighs nothing is seen when one goes around: the
 copy, the wait for its end, the word on the board, the look there. It is a bound: in a run the
-devices wait for a message themselves (runtime/signals.py), and hosts may be ahead of them.
+devices wait for a message themselves (transport/signals.py), and hosts may be ahead of them.
 
 `measure` starts them (workbench/ranks/) and reads what they found.
 """
@@ -31,11 +31,11 @@ from workbench.profile.profile import Wires
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import RankLauncher
 from workbench.ranks.process import RankContext
-from workbench.runtime.board import Board
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.inbox import Inbox
-from workbench.runtime.threads import update_threads
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.executor.board import Board
+from workbench.runtime.executor.threads import update_threads
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.transport.inbox import Inbox
 from workbench.schedule.action import D2H, H2D, HOST
 
 BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}

@@ -22,7 +22,7 @@ import pandas as pd
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods.evaluate import largest
+from workbench.methods.offload.evaluate import largest
 from workbench.published.hardware import DEFAULT, calibrated, constants, published_profile
 from workbench.published.tables import published
 from workbench.schedule.plan import Plan

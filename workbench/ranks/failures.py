@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from workbench.runtime.adam_step import Diverged
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.updates.adam_step import Diverged
 
 NOTICE_S = 1.0
 """How long after a failure the others may still say theirs, which may be the cause."""

@@ -24,8 +24,8 @@ from typing import Any
 
 from workbench.core.paths import import_path
 from workbench.ranks.failures import NOTICE_S, RankFailed, first_cause, raise_cause
-from workbench.runtime.board import Board
-from workbench.runtime.shared import make_shared
+from workbench.runtime.executor.board import Board
+from workbench.runtime.memory.shared import make_shared
 
 PROCESS = (sys.executable, "-m", "workbench.ranks.process")
 POLL_S = 0.005

@@ -37,9 +37,9 @@ from workbench.ranks.failures import (
     precedence,
     raise_cause,
 )
-from workbench.runtime.board import Failed
-from workbench.runtime.groups import as_one, device_of, join, new_group
-from workbench.runtime.notes import leave
+from workbench.runtime.executor.board import Failed
+from workbench.runtime.executor.notes import leave
+from workbench.runtime.transport.groups import as_one, device_of, join, new_group
 
 LOOK_S = 0.02
 """Between two looks at the others."""

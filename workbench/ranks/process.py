@@ -27,10 +27,10 @@ from workbench.model.custom import look_here
 from workbench.ranks.failures import Failure, failure_of
 from workbench.ranks.launcher import LED
 from workbench.ranks.stack_probe import answer_from
-from workbench.runtime.board import Board, Failed, Stage
-from workbench.runtime.loopback import join
-from workbench.runtime.notes import leave
-from workbench.runtime.threads import use_rank_threads
+from workbench.runtime.executor.board import Board, Failed, Stage
+from workbench.runtime.executor.notes import leave
+from workbench.runtime.executor.threads import use_rank_threads
+from workbench.runtime.transport.loopback import join
 
 GRACE_S = 2.0
 """After a failure, for lanes to end by themselves."""

@@ -2,7 +2,7 @@
 
 A rank that fails or is killed shows it by its exit status. One that hangs shows nothing, and all
 others wait for it sooner or later, so the question is who is to blame. The board tells how far each
-rank has come, and what it has begun and not ended (runtime/board.py). To blame is one that is at
+rank has come, and what it has begun and not ended (executor/board.py). To blame is one that is at
 work on something, rather than one that waits for a message or a sum of another. While the watching
 process itself was stopped, as a whole job may be, nothing is known of anybody, and nobody is blamed
 for it.
@@ -20,8 +20,8 @@ from subprocess import Popen
 
 from workbench.core.others import read
 from workbench.core.parents import is_stopped
-from workbench.runtime.board import Board, Stage
-from workbench.runtime.shared import host_layout
+from workbench.runtime.executor.board import Board, Stage
+from workbench.runtime.memory.shared import host_layout
 from workbench.schedule.action import MEETING
 from workbench.schedule.schedule import Schedule
 

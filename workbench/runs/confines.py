@@ -1,6 +1,6 @@
 """Confines a page that others than its owner may use to names that it may give.
 
-All that people type in a page becomes a sweep as plain data (ui/sweep_control.py); so does a file
+All that people type in a page becomes a sweep as plain data (ui/sweeps/control.py); so does a file
 they choose. `confine` looks at all of it before a spec, a digest, a preview or a process is
 made of it: paths must lie in the results folder, links followed, no function may be named, and no
 other machine. A user of a notebook may name anything.

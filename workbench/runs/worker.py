@@ -47,7 +47,7 @@ CANCELLED_EXIT = 128 + signal.SIGTERM
 STORE_EXIT = 74
 """The results folder could not be written; EX_IOERR of sysexits."""
 
-COMPARED = "workbench.methods.compared"
+COMPARED = "workbench.training.compared"
 """Has what is asked of a module that is not ours before any method trains it."""
 
 TEARDOWN_S = 20
@@ -233,13 +233,13 @@ def does_not_fit(error: BaseException) -> bool:
 
 
 def _diverged(error: BaseException) -> bool:
-    adam_step = sys.modules.get("workbench.runtime.adam_step")
+    adam_step = sys.modules.get("workbench.runtime.updates.adam_step")
     return adam_step is not None and isinstance(error, adam_step.Diverged)
 
 
 def _memory_status(error: BaseException) -> Status | None:
     # Looked up, not imported: an exception of theirs cannot exist unless they were imported.
-    tiers, torch = sys.modules.get("workbench.runtime.tiers"), sys.modules.get("torch")
+    tiers, torch = sys.modules.get("workbench.runtime.memory.tiers"), sys.modules.get("torch")
     if does_not_fit(error) or (tiers is not None and isinstance(error, tiers.OutOfMemory)):
         return f"oom_{error.tier}"  # type: ignore[attr-defined]
     if torch is not None and isinstance(error, torch.OutOfMemoryError):

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from workbench.runtime.bundle import Bundle
-from workbench.runtime.storage import States
+from workbench.runtime.memory.storage import States
+from workbench.runtime.passes.bundle import Bundle
 from workbench.schedule.action import Action
 
 

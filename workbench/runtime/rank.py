@@ -1,6 +1,6 @@
 """One rank of a run on several: memory, engine and executor of one process.
 
-Started by the process that made the shared memory and the board (methods/rank_training.py), which
+Started by the process that made the shared memory and the board (training/rank_processes.py), which
 also gives the layers their first weights, reports the steps, and saves what is in host memory.
 """
 
@@ -15,18 +15,18 @@ from torch.distributed import ProcessGroup
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
-from workbench.runtime.board import Board
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.executor import Executor, Perturb
-from workbench.runtime.host_updates import HostUpdates
-from workbench.runtime.inbox import Inbox
-from workbench.runtime.links import residents
-from workbench.runtime.pack_engine import PackEngine
-from workbench.runtime.shared import SharedHost
-from workbench.runtime.statistics import statistics_file
-from workbench.runtime.storage import Flat
-from workbench.runtime.threads import update_threads
-from workbench.runtime.visits import VisitLayout
+from workbench.runtime.executor.board import Board
+from workbench.runtime.executor.executor import Executor, Perturb
+from workbench.runtime.executor.threads import update_threads
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.shared import SharedHost
+from workbench.runtime.memory.storage import Flat
+from workbench.runtime.memory.visits import VisitLayout
+from workbench.runtime.passes.links import residents
+from workbench.runtime.passes.pack_engine import PackEngine
+from workbench.runtime.passes.statistics import statistics_file
+from workbench.runtime.transport.inbox import Inbox
+from workbench.runtime.updates.host_updates import HostUpdates
 from workbench.schedule.action import GUESS, Kind
 from workbench.schedule.schedule import DEVICE, Schedule
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from workbench.schedule.action import Action
 
 REPLAYS = "replays"
-"""Device memory in which recorded passes work (`runtime/replay.py`)."""
+"""Device memory in which recorded passes work (`runtime/passes/replay.py`)."""
 DISK_BOUNCE_BYTES = 2 << 20
 """Host memory through which the disk tier moves what is not aligned."""
 

@@ -61,12 +61,12 @@ class Dashboard:
             self.tabs.selected_index = index
 
     def _results(self) -> object:
-        from workbench.ui.runs_table_panel import RunsTablePanel
+        from workbench.ui.runs.panel import RunsTablePanel
 
         return RunsTablePanel(self.store)
 
     def _plan(self) -> object:
-        from workbench.ui.planner_panel import PlannerPanel
+        from workbench.ui.planner.panel import PlannerPanel
 
         return PlannerPanel(self.store, on_use=self._use)
 
@@ -76,11 +76,11 @@ class Dashboard:
         self.panels["Sweep"].take(spec)
 
     def _sweep(self) -> object:
-        from workbench.ui.sweep_panel import SweepPanel
+        from workbench.ui.sweeps.panel import SweepPanel
 
         return SweepPanel(self.store, confined=self._confined)
 
     def _evaluate(self) -> object:
-        from workbench.ui.evaluation_panel import EvaluationPanel
+        from workbench.ui.evaluation.panel import EvaluationPanel
 
         return EvaluationPanel(self._size, self.store.root)

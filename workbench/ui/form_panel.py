@@ -16,7 +16,7 @@ from workbench.ui import html
 from workbench.ui.axis import RULE, parse_axis
 from workbench.ui.folds_panel import Folds
 from workbench.ui.form import Field, Form, form_fields
-from workbench.ui.runs_table_fields import label
+from workbench.ui.runs.fields import label
 
 COLUMNS = "repeat(auto-fill, minmax(250px, 1fr))"
 LABEL = "8.5em"

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.core.spec import RunSpec
 from workbench.ui.axis import format_value
-from workbench.ui.runs_table_fields import label, label_of
+from workbench.ui.runs.fields import label, label_of
 
 ALWAYS = ("method", "layers")
 """Named even where all runs of a sweep have the same."""

@@ -21,7 +21,7 @@ from tests.unit.baselines.test_zero_plan import profile
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
 
 BASE = spec_for(method="fsdp", microbatches=2, steps=8)
 PARAMETERS = make_model(MODEL).parameters_count()

@@ -18,10 +18,10 @@ from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_judged, run
 from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods import resident
+from workbench.methods.offload import resident
 from workbench.model import make_model
 from workbench.model.whole import make_whole
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
 
 BASE = spec_for(method="plain", microbatches=2, steps=8)
 SHARP = ModelSpec(layers=3, hidden=32, heads=4, seq=16, vocab=256)

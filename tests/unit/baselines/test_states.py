@@ -27,8 +27,8 @@ from baselines import states
 from baselines.adamw import ClippedAdamW
 from tests.methods.plain import spec_for
 from workbench.model import make_model
-from workbench.runtime import checkpoint
-from workbench.runtime.manifest import Manifest, Saved
+from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.checkpoint.manifest import Manifest, Saved
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)

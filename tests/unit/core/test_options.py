@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workbench.cli import make_parser
-from workbench.cli_spec import specs_from
+from workbench.cli.spec import specs_from
 from workbench.core import methods
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import catalogue, choose, options_of
@@ -20,7 +20,7 @@ from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store, row
 from workbench.runs.sweep import expand
 from workbench.ui.form import Form, form_fields
-from workbench.ui.runs_table_commands import run_command
+from workbench.ui.runs.commands import run_command
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specs_before_options.jsonl"
 OLD = {line["spec"]["method"]: line for line in map(json.loads, GOLDEN.read_text().splitlines())}

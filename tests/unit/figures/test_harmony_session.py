@@ -17,7 +17,7 @@ from workbench.figures import rows as tidy
 from workbench.published import harmony_plans
 from workbench.report.sections import shown_exhibits, verdicts_of
 from workbench.runs.resolve import key_of
-from workbench.ui import evaluation_work
+from workbench.ui.evaluation import work as evaluation_work
 
 SHORT = {"model": "bert_large_seq512", "figure": "stored", "mode": "pp"}
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.figures.records import record
 from workbench.cli import make_parser
-from workbench.cli_spec import specs_from
+from workbench.cli.spec import specs_from
 from workbench.core import host
 from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.session import Session

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from tests.methods.plain import spec_for
-from workbench.methods.train import load_batches
 from workbench.model import ModelSpec, custom, custom_data, make_model, units_of
 from workbench.model.families import blank_rows
 from workbench.model.modules import Decomposed
 from workbench.model.whole import make_whole
 from workbench.runs.resolve import key_of, resolve
+from workbench.training.run import load_batches
 
 SOURCE = """
 import torch

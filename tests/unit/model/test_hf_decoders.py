@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workbench.cli_layers import looked_at
+from workbench.cli.layers import looked_at
 from workbench.core.spec import RunSpec
 from workbench.model.base import Context, set_parameter
 from workbench.model.hf import HFModel

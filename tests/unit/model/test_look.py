@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from tests.methods.plain import spec_for
 from tests.unit.model import own_nets
-from workbench.methods.train import load_batches
 from workbench.model import ModelSpec, look, make_model
 from workbench.model.whole import make_whole
 from workbench.profile import counted
+from workbench.training.run import load_batches
 
 
 def spec_of(function: str) -> ModelSpec:

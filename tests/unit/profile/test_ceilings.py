@@ -12,9 +12,9 @@ from workbench.profile.ceilings import measure_ceilings
 from workbench.profile.interference import crowd
 from workbench.profile.loads import Copy, host_adam_load
 from workbench.profile.table import Ceilings, Table, format_figure
-from workbench.runtime import timings
-from workbench.runtime.executor import Executor
-from workbench.runtime.threads import Threads, cpu_threads
+from workbench.runtime.executor import timings
+from workbench.runtime.executor.executor import Executor
+from workbench.runtime.executor.threads import Threads, cpu_threads
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST
 
 LANES = (COMPUTE, H2D, D2H, HOST, DISK_IN, DISK_OUT)

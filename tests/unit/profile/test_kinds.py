@@ -13,7 +13,7 @@ from workbench.profile import kinds, recorded
 from workbench.profile.alone import Alone
 from workbench.profile.measure import unit_costs
 from workbench.profile.profile import RECORDED_BELOW_S, Hardware, UnitCost
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
 
 BERT = ModelSpec(family="bert", layers=3, hidden=64, heads=4, seq=32, vocab=300)
 VGG = ModelSpec(family="vgg", layers=5, hidden=8, heads=4, seq=32, vocab=10)

@@ -11,7 +11,7 @@ from workbench.profile import footprint
 from workbench.profile.footprint import footprints
 from workbench.profile.measure import model_units, unit_costs
 from workbench.profile.profile import Hardware, Profile
-from workbench.runtime.storage import DTYPES
+from workbench.runtime.memory.storage import DTYPES
 
 B, S, H, HEADS, VOCAB, LAYERS = 2, 24, 32, 4, 80, 5
 

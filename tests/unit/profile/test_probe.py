@@ -15,7 +15,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.profile import probe
 from workbench.profile.profile import Limits
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
 
 RESNET = ModelSpec(family="resnet", layers=4, hidden=4, heads=1, seq=32, vocab=10, tied=False)
 ROOT = Path(__file__).resolve().parents[3]

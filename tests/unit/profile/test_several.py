@@ -9,11 +9,11 @@ import pytest
 
 from tests.methods.harness import Silent
 from tests.methods.plain import made_up_profile, spec_for
-from workbench.methods import train_ranks
 from workbench.methods.harmony import planner
 from workbench.profile import several
 from workbench.profile.profile import Limits
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.training import ranks as train_ranks
 
 
 @pytest.fixture

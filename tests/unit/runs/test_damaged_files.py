@@ -39,7 +39,7 @@ from workbench.runs.resolve import key_of, resolve
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
 from workbench.schedule.simulate import Event, Occupied
-from workbench.ui.timeline_run import run_timeline
+from workbench.ui.timeline.run import run_timeline
 from workbench.ui.watch import SweepWatch
 
 PARTS = [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 10))]

@@ -78,7 +78,7 @@ def test_exceptions_of_torch() -> None:
 
 
 def test_gradients_that_are_no_numbers() -> None:
-    adam_step = pytest.importorskip("workbench.runtime.adam_step")
+    adam_step = pytest.importorskip("workbench.runtime.updates.adam_step")
 
     status, message = classify(_wrapped(adam_step.Diverged(7, 3)))
     assert status == "diverged"

@@ -94,12 +94,12 @@ def test_the_code_of_a_method_is_what_it_imports(
         "workbench/methods/harmony/published/bound.py": (*names[:2], names[3]),
         "workbench/methods/stronghold/planner.py": names[1:],
         "baselines/ranks.py": names[:3],
-        "workbench/methods/rank_work.py": (*names[:2], names[3]),  # started by its name
+        "workbench/training/rank.py": (*names[:2], names[3]),  # started by its name
         "workbench/profile/profile.py": (),
         "workbench/core/native.py": (),
         "workbench/schedule/event_loop.cpp": (),
         "workbench/core/methods.py": names,
-        "workbench/ui/runs_table.py": names,
+        "workbench/ui/runs/table.py": names,
     }.items():
         before = {name: methods.code_version(name) for name in names}
         comment = "\n//\n" if path.endswith("cpp") else "\n#\n"

@@ -15,8 +15,8 @@ from workbench.profile import several
 from workbench.profile import store as profiles
 from workbench.runs import planning
 from workbench.runs.store import Store
-from workbench.ui.planner import Question
-from workbench.ui.planner_work import PlannerWork
+from workbench.ui.planner.control import Question
+from workbench.ui.planner.work import PlannerWork
 
 SMALL = {"device_memory": 500_000, "batch": 16, "ranks": 2}
 CLI = (

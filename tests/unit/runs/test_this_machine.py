@@ -26,11 +26,12 @@ from workbench.runs import device_locks, planning
 from workbench.runs.expected import LAYERS_S, START_S, expected, with_record
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import Store
-from workbench.ui import planner_words, previewer
-from workbench.ui.planner import Question, Reply
-from workbench.ui.planner_work import PlannerWork
-from workbench.ui.sweep_control import SweepControl
-from workbench.ui.sweep_preview import PreviewPoint
+from workbench.ui import previewer
+from workbench.ui.planner import words as planner_words
+from workbench.ui.planner.control import Question, Reply
+from workbench.ui.planner.work import PlannerWork
+from workbench.ui.sweeps.control import SweepControl
+from workbench.ui.sweeps.preview import PreviewPoint
 
 BOX = Machine(
     device="cpu", processor="A box", cores=2, memory_bytes=parse_bytes("23.5GiB"), gpu=None,

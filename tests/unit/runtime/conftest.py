@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.runtime import host_adam
+from workbench.runtime.updates import host_adam
 
 
 @pytest.fixture(params=["compiled", "torch"])

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from workbench.runtime import host_adam
-from workbench.runtime.host_adam import AdamStep
-from workbench.runtime.split import join, split
+from workbench.runtime.updates import host_adam
+from workbench.runtime.updates.host_adam import AdamStep
+from workbench.runtime.updates.split import join, split
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

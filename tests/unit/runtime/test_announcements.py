@@ -11,8 +11,8 @@ import torch
 
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
 from tests.runs.helpers import HANG_S, wait_for
-from workbench.runtime.board import Board, Failed
-from workbench.runtime.executor import Executor
+from workbench.runtime.executor.board import Board, Failed
+from workbench.runtime.executor.executor import Executor
 from workbench.schedule.action import RECEIVES
 from workbench.schedule.build.inbox import PLACES
 

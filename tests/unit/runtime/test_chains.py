@@ -12,8 +12,8 @@ from baselines.swapping.division import divided
 from tests.unit.harmony.made_up import Layers, drawn, largest_pack, mirrored
 from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.program import build
-from workbench.runtime.chains import recorded_passes
-from workbench.runtime.links import links_of
+from workbench.runtime.passes.chains import recorded_passes
+from workbench.runtime.passes.links import links_of
 from workbench.schedule import buffers as name
 from workbench.schedule import validate
 from workbench.schedule.action import COMPUTE

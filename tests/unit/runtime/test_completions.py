@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from tests.runs.helpers import HANG_S
-from workbench.runtime.completions import Completion, Completions
+from workbench.runtime.executor.completions import Completion, Completions
 
 
 def test_all_who_wait_are_woken():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.methods.test_ranks import PACKS, schedule_for, spec_for
-from workbench.runtime.deferred_frees import DeferredFrees
+from workbench.runtime.memory.deferred_frees import DeferredFrees
 from workbench.schedule.action import COMPUTE, D2H, Kind
 from workbench.schedule.issue import Issue
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tests.unit.runtime.slabs import hyper
-from workbench.runtime import adam_step, device_adam, host_adam
-from workbench.runtime.split import join, split
+from workbench.runtime.updates import adam_step, device_adam, host_adam
+from workbench.runtime.updates.split import join, split
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
@@ -132,7 +132,7 @@ def interpreted(monkeypatch) -> Kernel:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    from workbench.runtime import device_adam_kernel
+    from workbench.runtime.updates import device_adam_kernel
 
     def fma(self, x, y, z):
         """Rounds once. Double holds the product; its sum is rounded to odd, so that rounding it

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.runs.helpers import at_once
-from workbench.runtime.device_budget import CudaMeter, StorageMeter, device_meter
-from workbench.runtime.tiers import OutOfMemory, Tier, slab
+from workbench.runtime.memory.device_budget import CudaMeter, StorageMeter, device_meter
+from workbench.runtime.memory.tiers import OutOfMemory, Tier, slab
 
 CPU = torch.device("cpu")
 ROWS, INPUTS, OUTPUTS = 64, 512, 256

@@ -9,10 +9,10 @@ import pytest
 
 from tests.runs.helpers import at_once
 from workbench.methods.pipeline import ideal
-from workbench.runtime.board import Failed
-from workbench.runtime.completions import Completions
-from workbench.runtime.device_turns import LANES, DeviceTurns, device_turns
-from workbench.runtime.lane_threads import lane_threads
+from workbench.runtime.executor.board import Failed
+from workbench.runtime.executor.completions import Completions
+from workbench.runtime.executor.device_turns import LANES, DeviceTurns, device_turns
+from workbench.runtime.executor.lane_threads import lane_threads
 from workbench.schedule import Kind
 from workbench.schedule.action import COMPUTE, LATER
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.runs.helpers import at_once
-from workbench.runtime import disk
-from workbench.runtime.disk import DiskStore
-from workbench.runtime.staging import ALIGNMENT
-from workbench.runtime.tiers import OutOfMemory, Tier, slab
+from workbench.runtime.memory import disk
+from workbench.runtime.memory.disk import DiskStore
+from workbench.runtime.memory.tiers import OutOfMemory, Tier, slab
+from workbench.runtime.passes.staging import ALIGNMENT
 
 
 @pytest.fixture(params=[True, False], ids=["direct", "buffered"])
@@ -165,8 +165,8 @@ def test_a_full_disk_is_found_at_allocation(tmp_path):
     code = """
         import resource, sys
         from pathlib import Path
-        from workbench.runtime.disk import DiskStore
-        from workbench.runtime.tiers import OutOfMemory
+        from workbench.runtime.memory.disk import DiskStore
+        from workbench.runtime.memory.tiers import OutOfMemory
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
         store = DiskStore(Path(sys.argv[1]))
         store.allocate("fits", 1 << 19)
@@ -281,7 +281,7 @@ def test_a_killed_process_leaves_nothing(tmp_path):
         """
         import os, signal, sys
         from pathlib import Path
-        from workbench.runtime.disk import DiskStore
+        from workbench.runtime.memory.disk import DiskStore
         store = DiskStore(Path(sys.argv[1]))
         store.allocate("states", 1 << 20)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -20,11 +20,11 @@ from baselines.plain_training import Training
 from baselines.states import masters_by_unit
 from tests.methods.harness import Silent
 from tests.methods.plain import spec_for
-from workbench.runtime import distributed_checkpoint as ours
-from workbench.runtime.distributed_checkpoint import Fenced, load, load_newest, save
-from workbench.runtime.loopback import join
-from workbench.runtime.manifest import MANIFEST, Manifest, Saved, newest
-from workbench.runtime.optimizer_state import optimizer_tensors, restore_optimizer, weights
+from workbench.runtime.checkpoint import distributed_checkpoint as ours
+from workbench.runtime.checkpoint.distributed_checkpoint import Fenced, load, load_newest, save
+from workbench.runtime.checkpoint.manifest import MANIFEST, Manifest, Saved, newest
+from workbench.runtime.transport.loopback import join
+from workbench.runtime.updates.optimizer_state import optimizer_tensors, restore_optimizer, weights
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, betas=(0.8, 0.9), amsgrad=True),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.runtime.halves import input_half
+from workbench.runtime.passes.halves import input_half
 
 
 class Product(torch.autograd.Function):

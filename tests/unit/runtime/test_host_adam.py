@@ -9,8 +9,8 @@ import torch
 from tests.runs.helpers import at_once
 from tests.unit.runtime.slabs import BETAS, Slabs, equal, hyper, rounds_like_torch
 from workbench.core import native
-from workbench.runtime import adam_step, host_adam
-from workbench.runtime.split import split
+from workbench.runtime.updates import adam_step, host_adam
+from workbench.runtime.updates.split import split
 
 
 def train_both(numel: int, border: int, beta1: float = 0.9, halves: bool = False, **form: bool):

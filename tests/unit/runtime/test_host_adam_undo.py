@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.unit.runtime.slabs import Slabs, equal, hyper, on_gpu, rounds_like_torch, ulps
-from workbench.runtime import adam_step, host_adam
-from workbench.runtime.split import join
+from workbench.runtime.updates import adam_step, host_adam
+from workbench.runtime.updates.split import join
 
 
 # Of steps whose gradients are like those before, are much smaller, and dwarf the moments.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workbench.core import native
-from workbench.runtime import host_sums
+from workbench.runtime.updates import host_sums
 
 
 @pytest.mark.parametrize("threads", [1, 3])

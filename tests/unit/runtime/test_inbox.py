@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.runtime.board import Failed
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.inbox import Inbox
+from workbench.runtime.executor.board import Failed
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.transport.inbox import Inbox
 
 WRITER = """
 import sys, torch
 from pathlib import Path
-from workbench.runtime.device_budget import device_meter
-from workbench.runtime.inbox import Inbox
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.transport.inbox import Inbox
 kind = sys.argv[2]
 device = torch.device("cuda", 1) if kind == "cuda" else torch.device("cpu")
 if kind == "cuda":

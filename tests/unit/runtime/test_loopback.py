@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from workbench.runtime.loopback import LOOPBACK, join
+from workbench.runtime.transport.loopback import LOOPBACK, join
 
 
 def test_a_process_group_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:

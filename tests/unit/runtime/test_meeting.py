@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from tests.runs.helpers import ROOT
 from tests.unit.runtime.test_distributed_checkpoint import processes
-from workbench.runtime import groups, meeting
-from workbench.runtime.distributed_checkpoint import Fenced
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.checkpoint.distributed_checkpoint import Fenced
+from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.transport import groups, meeting
 
 COLLECTIVES = r"(gather|scatter|broadcast|send|recv)_object"
 OBJECTS = re.compile(

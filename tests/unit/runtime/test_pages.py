@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.runtime import pages, shared
-from workbench.runtime.tiers import OutOfMemory
+from workbench.runtime.memory import pages, shared
+from workbench.runtime.memory.tiers import OutOfMemory
 
 NBYTES = 2 * pages.PIECE + 5 * shared.PAGE
 

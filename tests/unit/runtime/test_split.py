@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from workbench.runtime import split as module
-from workbench.runtime.split import join, split
+from workbench.runtime.updates import split as module
+from workbench.runtime.updates.split import join, split
 
 
 def halves(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,8 +10,8 @@ from torch._dynamo.testing import CompileCounter
 
 from workbench.core.model_spec import ModelSpec
 from workbench.model import make_model
-from workbench.runtime.storage import Flat
-from workbench.runtime.template import Template, compiles
+from workbench.runtime.memory.storage import Flat
+from workbench.runtime.passes.template import Template, compiles
 
 SPEC = ModelSpec(layers=2, hidden=16, heads=2, seq=8, vocab=64)
 

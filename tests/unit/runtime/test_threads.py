@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from workbench.runtime import threads
+from workbench.runtime.executor import threads
 
 
 def in_a_new_thread(work) -> None:

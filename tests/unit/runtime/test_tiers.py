@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.runs.helpers import at_once
-from workbench.runtime import tiers
-from workbench.runtime.staging import ALIGNMENT, StagingPool
-from workbench.runtime.tiers import OutOfMemory, Tier, slab
+from workbench.runtime.memory import tiers
+from workbench.runtime.memory.tiers import OutOfMemory, Tier, slab
+from workbench.runtime.passes.staging import ALIGNMENT, StagingPool
 
 
 def test_a_ledger_adds_up():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from workbench.core.record import BETWEEN, PARTS
-from workbench.runtime.traffic import Traffic, counted_parts, planned_parts
+from workbench.runtime.memory.traffic import Traffic, counted_parts, planned_parts
 from workbench.schedule.action import D2H, H2D, Action, Kind
 from workbench.schedule.schedule import Schedule
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.runs.helpers import HANG_S
 from workbench.core import native
-from workbench.runtime import counts as counting
-from workbench.runtime.board import AHEAD, KEPT, Board, Failed
-from workbench.runtime.counts import SOURCE, Counts
+from workbench.runtime.executor.board import AHEAD, KEPT, Board, Failed
+from workbench.runtime.memory import counts as counting
+from workbench.runtime.memory.counts import SOURCE, Counts
 
 SIZES = {"actions": 3, "ranks": 2, "units": 1}
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.methods.test_ranks import PACKS, UNEVEN, schedule_for, spec_for
 from workbench.core.division import packs_of
-from workbench.runtime.lane_threads import PUBLISH, lane_threads
+from workbench.runtime.executor.lane_threads import PUBLISH, lane_threads
 from workbench.schedule.action import COMPUTE, RECEIVES, SENDS, Kind
 from workbench.schedule.graph import resolve
 from workbench.schedule.issue import ANNOUNCED, Issue

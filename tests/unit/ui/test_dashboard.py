@@ -13,7 +13,7 @@ from tornado.testing import bind_unused_port
 
 from workbench.page import TEMPLATE, configuration, notebook, serve, strange
 from workbench.ui.dashboard import Dashboard
-from workbench.ui.planner import Question
+from workbench.ui.planner.control import Question
 
 
 @pytest.fixture

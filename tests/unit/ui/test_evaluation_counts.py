@@ -14,8 +14,8 @@ from workbench.core.record import RunRecord
 from workbench.exhibits import open_exhibit
 from workbench.runs.campaign import Campaign, Status
 from workbench.runs.resolve import key_of
-from workbench.ui import evaluation
-from workbench.ui.evaluation_panel import EvaluationPanel
+from workbench.ui.evaluation import control as evaluation
+from workbench.ui.evaluation.panel import EvaluationPanel
 
 
 @pytest.fixture

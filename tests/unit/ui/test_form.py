@@ -16,7 +16,7 @@ from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
 from workbench.ui.axis import format_axis, parse_axis
 from workbench.ui.form import MOST_RUNS, OF_SWEEP, Form, form_fields
-from workbench.ui.sweep_preview import Preview
+from workbench.ui.sweeps.preview import Preview
 
 GIB = 2**30
 

@@ -11,7 +11,7 @@ import pytest
 from tests.runs.helpers import wait_for
 from workbench.runs.best import fastest
 from workbench.runs.store import Store
-from workbench.ui.planner import PlannerControl, Question
+from workbench.ui.planner.control import PlannerControl, Question
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ import pytest
 from tests.runs.helpers import HANG_S, wait_for
 from workbench.core.spec import RunSpec
 from workbench.runs.store import Store
-from workbench.ui import planner
-from workbench.ui.planner_dial import GIB, link, memory, whole
-from workbench.ui.planner_panel import PlannerPanel
+from workbench.ui.planner import control as planner
+from workbench.ui.planner.dial import GIB, link, memory, whole
+from workbench.ui.planner.panel import PlannerPanel
 
 pytestmark = pytest.mark.slow
 

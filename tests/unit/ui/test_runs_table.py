@@ -27,15 +27,19 @@ from tests.unit.ui.made_up_records import (
     record,
 )
 from workbench.cli import make_parser
-from workbench.cli_spec import specs_from
+from workbench.cli.spec import specs_from
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.figures.draw import SHORT
 from workbench.figures.style import lighter
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
-from workbench.ui import runs_table_work as work
-from workbench.ui.runs_plot import (
+from workbench.ui.runs import work
+from workbench.ui.runs.commands import run_command, sweep_commands
+from workbench.ui.runs.compare import compare, losses_of
+from workbench.ui.runs.fields import ENDINGS, Row, cell, label, plain
+from workbench.ui.runs.files import export, export_rows, log_lines
+from workbench.ui.runs.plot import (
     EDGE,
     NOWHERE,
     VALUE,
@@ -45,11 +49,7 @@ from workbench.ui.runs_plot import (
     plot_rows,
     words_of,
 )
-from workbench.ui.runs_table import RunsTable
-from workbench.ui.runs_table_commands import run_command, sweep_commands
-from workbench.ui.runs_table_compare import compare, losses_of
-from workbench.ui.runs_table_fields import ENDINGS, Row, cell, label, plain
-from workbench.ui.runs_table_files import export, export_rows, log_lines
+from workbench.ui.runs.table import RunsTable
 
 THROUGHPUT = Plot(x="layers", y="samples_per_second")
 

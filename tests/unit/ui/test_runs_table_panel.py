@@ -34,10 +34,10 @@ from tests.unit.ui.made_up_records import (
     record,
 )
 from workbench.runs.store import Store
-from workbench.ui import runs_table_panel
 from workbench.ui.helper_process import HelperProcess
-from workbench.ui.runs_plot import Plot, draw, plot_rows
-from workbench.ui.runs_table_panel import RunsTablePanel
+from workbench.ui.runs import panel as runs_table_panel
+from workbench.ui.runs.panel import RunsTablePanel
+from workbench.ui.runs.plot import Plot, draw, plot_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -365,7 +365,7 @@ began = time.perf_counter() - time.clock_gettime(time.CLOCK_BOOTTIME) + float(sy
 from contextlib import suppress
 import psutil
 from workbench.runs.store import Store
-from workbench.ui.runs_table_panel import RunsTablePanel
+from workbench.ui.runs.panel import RunsTablePanel
 
 def mebibytes():
     me = psutil.Process()

@@ -14,8 +14,8 @@ from workbench.schedule.action import LANES, Action, Kind
 from workbench.schedule.looks import LOOKS, WAITING
 from workbench.schedule.schedule import Buffer, Schedule
 from workbench.schedule.simulate import Occupied
-from workbench.ui import timeline_data as module
-from workbench.ui.timeline_data import PHRASES, in_words, printable, timeline_data
+from workbench.ui.timeline import data as module
+from workbench.ui.timeline.data import PHRASES, in_words, printable, timeline_data
 
 
 def block_of(data: dict, source: str) -> dict:

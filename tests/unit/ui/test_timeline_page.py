@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.ui.made_up import event, two_steps
 from workbench.runs.store import Store
-from workbench.ui.timeline import Timeline, timeline_of
-from workbench.ui.timeline_data import timeline_data
-from workbench.ui.timeline_page import save_html, script, style, timeline_html
+from workbench.ui.timeline.data import timeline_data
+from workbench.ui.timeline.page import save_html, script, style, timeline_html
+from workbench.ui.timeline.timeline import Timeline, timeline_of
 
 EVIL = '</script><img src=x onerror="window.broken=1">&lt;<!--<script>'
 

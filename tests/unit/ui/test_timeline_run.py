@@ -13,11 +13,11 @@ from workbench.core.record import RunRecord
 from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.methods.stronghold import planner
-from workbench.methods.train import write_timeline
 from workbench.published.hardware import published_profile
 from workbench.runs.store import Store
 from workbench.schedule.plan import Plan
-from workbench.ui.timeline_run import read_timeline, run_timeline
+from workbench.training.run import write_timeline
+from workbench.ui.timeline.run import read_timeline, run_timeline
 
 KEY = "0123456789abcdef"
 SPEC = RunSpec(

@@ -4,7 +4,7 @@ from functools import partial
 
 from workbench.core.division import PP
 from workbench.methods.harmony import planner
-from workbench.methods.rank_driver import on_ranks
+from workbench.training.on_ranks import on_ranks
 
 check, plan, plan_sizes, train, measure = on_ranks(planner, PP)
 plan_soon = partial(planner.plan_soon, mode=PP)

@@ -13,11 +13,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from workbench.methods.compare import LOSS, Seen, agree
 from workbench.model.base import Context
 from workbench.model.drawn import Pass, drawing
 from workbench.model.frozen import held
 from workbench.model.slices import EXAMPLE, Slices, loss_of
+from workbench.training.compare import LOSS, Seen, agree
 
 CLOSE = 1e-5
 """Relative difference at most: sums of gradients may be added up in another order."""

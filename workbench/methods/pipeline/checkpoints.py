@@ -16,19 +16,19 @@ from typing import Any, Protocol
 
 import torch
 
-from workbench.methods.continues import PIPELINE, OtherTraining, check_continues
-from workbench.runtime.distributed_checkpoint import Saving, load_newest, save
-from workbench.runtime.groups import as_one, new_group
-from workbench.runtime.manifest import Manifest, Saved, belongs, steps_in
-from workbench.runtime.optimizer_state import (
+from workbench.runtime.checkpoint.distributed_checkpoint import Saving, load_newest, save
+from workbench.runtime.checkpoint.manifest import Manifest, Saved, belongs, steps_in
+from workbench.runtime.checkpoint.state_json import decoded, encoded
+from workbench.runtime.passes.statistics import ReplicaStatistics
+from workbench.runtime.transport.groups import as_one, new_group
+from workbench.runtime.updates.optimizer_state import (
     Parameters,
     optimizer_tensors,
     restore_optimizer,
     weights,
 )
-from workbench.runtime.state_json import decoded, encoded
-from workbench.runtime.statistics import ReplicaStatistics
-from workbench.runtime.step_end import Ended, LossScale
+from workbench.runtime.updates.step_end import Ended, LossScale
+from workbench.training.continues import PIPELINE, OtherTraining, check_continues
 
 PATIENCE = timedelta(minutes=5)
 """How long a process that writes is waited for."""
@@ -81,7 +81,7 @@ class Checkpoints:
         self._saving: Saving | None = None
         self._goes_on = False
         self.training: dict[str, Any] = {}
-        """What else decides losses, where a loop of one's own tells (methods/continues.py)."""
+        """What else decides losses, where a loop of one's own tells (training/continues.py)."""
         self.settings: dict[str, Any] = {}
         """Those of the optimizer that a loop changes, where it has another one than this."""
         self.progress = Progress()

@@ -61,7 +61,7 @@ class Pipeline:
     """Where the units of each rank lie while they visit its device from the host, which updates
     them; none where they stay there with their states."""
     replay: bool = False
-    """Whether passes of blocks are recordings (runtime/replay.py)."""
+    """Whether passes of blocks are recordings (runtime/passes/replay.py)."""
     clipped: bool = True
     stash: int | None = None
     """Micro-batches of which a stage may hold the input; None for any number."""

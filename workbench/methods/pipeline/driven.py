@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from workbench.core.stage_map import StageMap
-from workbench.methods.continues import FROZEN, NO_DECAY, decided_by
-from workbench.methods.driven import Steps, Task
 from workbench.methods.pipeline.making import StageJob
 from workbench.methods.pipeline.stage_pipeline import StagePipeline
 from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.objective import Batch
 from workbench.model.tables import tables_kept
-from workbench.runtime.groups import as_one, tensors_of_all
-from workbench.runtime.manifest import step_name
-from workbench.runtime.neighbours import carrier
-from workbench.runtime.stage import dtype_of
+from workbench.runtime.checkpoint.manifest import step_name
+from workbench.runtime.passes.stage import dtype_of
+from workbench.runtime.transport.groups import as_one, tensors_of_all
+from workbench.runtime.transport.neighbours import carrier
+from workbench.training.continues import FROZEN, NO_DECAY, decided_by
+from workbench.training.loop import Steps, Task
 
 
 class Pipelined(Steps):

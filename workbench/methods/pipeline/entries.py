@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workbench.methods.pipeline import planner
 from workbench.methods.pipeline.orders import ORDERS
-from workbench.methods.rank_driver import OnRanks, on_ranks
+from workbench.training.on_ranks import OnRanks, on_ranks
 
 
 def __getattr__(name: str) -> OnRanks:

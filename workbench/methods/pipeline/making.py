@@ -29,11 +29,11 @@ from workbench.methods.pipeline.slice_sizes import SliceSizes, cut_of, stages_of
 from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.keyed import norms_in
 from workbench.model.slices import Inputs, Slices
-from workbench.runtime.executor import Perturb
-from workbench.runtime.groups import as_one
-from workbench.runtime.optimizer_state import Parameters
-from workbench.runtime.stage import Stage
-from workbench.runtime.stage_weights import Held, copies
+from workbench.runtime.executor.executor import Perturb
+from workbench.runtime.passes.stage import Stage
+from workbench.runtime.transport.groups import as_one
+from workbench.runtime.updates.optimizer_state import Parameters
+from workbench.runtime.updates.stage_weights import Held, copies
 from workbench.schedule.action import Action
 
 ROOM = 2

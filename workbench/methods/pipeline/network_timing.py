@@ -26,9 +26,9 @@ from workbench.methods.pipeline.stepping import stage_schedule
 from workbench.profile.loads import Load, Product
 from workbench.profile.slices import Deviation, RingSum, Wire
 from workbench.profile.timing import Sample, summarize, undisturbed
-from workbench.runtime.group_transport import GroupTransport
-from workbench.runtime.groups import as_one
-from workbench.runtime.neighbours import group, neighbours
+from workbench.runtime.transport.group_transport import GroupTransport
+from workbench.runtime.transport.groups import as_one
+from workbench.runtime.transport.neighbours import group, neighbours
 from workbench.schedule.action import Kind
 
 SMALL, FACTOR, LARGE, MOST = 4096, 16, 1 << 20, 1 << 28

@@ -26,9 +26,9 @@ from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import R
 from workbench.methods.pipeline.policies import MICROS, POLICIES, RANKS, SECONDS, SEND_S, Policy
 from workbench.methods.pipeline.stepping import ABANDON_S, NEVER, stage_schedule
-from workbench.runtime import loopback
-from workbench.runtime.executor import Executor
-from workbench.runtime.group_transport import GroupTransport
+from workbench.runtime.executor.executor import Executor
+from workbench.runtime.transport import loopback
+from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.schedule.action import COMPUTE, LATER, RECEIVES, SENDS, Action, Kind
 from workbench.schedule.schedule import Schedule
 

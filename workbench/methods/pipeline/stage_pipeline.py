@@ -26,15 +26,15 @@ from workbench.methods.pipeline.slice_sizes import SliceSizes
 from workbench.methods.pipeline.stepping import Stepping
 from workbench.model.base import Context
 from workbench.model.slices import Inputs, check_inputs
-from workbench.runtime.group_transport import GroupTransport
-from workbench.runtime.groups import as_one, join, new_group
-from workbench.runtime.neighbours import check_world, group, neighbours
+from workbench.runtime.passes.stage import Given
+from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
+from workbench.runtime.passes.statistics import ReplicaStatistics
 from workbench.runtime.protocols import OutsideUpdates
-from workbench.runtime.stage import Given
-from workbench.runtime.stage_engine import MicroBatch, StageEngine
-from workbench.runtime.stage_weights import StageWeights
-from workbench.runtime.statistics import ReplicaStatistics
-from workbench.runtime.step_end import Ended, LossScale, agree
+from workbench.runtime.transport.group_transport import GroupTransport
+from workbench.runtime.transport.groups import as_one, join, new_group
+from workbench.runtime.transport.neighbours import check_world, group, neighbours
+from workbench.runtime.updates.stage_weights import StageWeights
+from workbench.runtime.updates.step_end import Ended, LossScale, agree
 
 
 class StagePipeline:

@@ -25,8 +25,8 @@ from workbench.methods.pipeline.orders import ORDERS, F, Order, Pass, in_flight,
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.shares import Shares
 from workbench.profile.unit_costs import Sizes
-from workbench.runtime.executor import Executor, Perturb
-from workbench.runtime.stage_engine import StageEngine
+from workbench.runtime.executor.executor import Executor, Perturb
+from workbench.runtime.passes.stage_engine import StageEngine
 from workbench.schedule.schedule import DEVICE, Schedule
 from workbench.schedule.simulate import Event
 from workbench.schedule.validate import validate

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.outside import OneBatch, plan_of
+from workbench.methods.offload.outside import OneBatch, plan_of
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, Kind

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.core.spec import RunSpec
-from workbench.methods.draft import Layout
-from workbench.methods.updates import eager_units
+from workbench.methods.offload.draft import Layout
+from workbench.methods.offload.updates import eager_units
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.draft import Layout
-from workbench.methods.program import build
+from workbench.methods.offload.draft import Layout
+from workbench.methods.offload.program import build
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.memory import device_bytes
 from workbench.profile.profile import Profile, ProfileCosts

@@ -32,7 +32,7 @@ OTHERS = ((1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2))
 ROUNDS = 3
 """In which the shares and the length of a step settle."""
 STATE_SLOTS = 3
-"""Visits that need not wait for anybody (methods/draft.py)."""
+"""Visits that need not wait for anybody (methods/offload/draft.py)."""
 
 
 class Loads:
@@ -150,7 +150,7 @@ class Loads:
         return stands, max(back + rest, disk)
 
     def _eager(self, choice: Choice, streamed: int, recomputed: int) -> float:
-        """Share of the streamed layers whose updates are eager (methods/updates.py)."""
+        """Share of the streamed layers whose updates are eager (methods/offload/updates.py)."""
         if choice.eager != "some" or not streamed:
             return float(choice.eager == "all")
         block = self._block

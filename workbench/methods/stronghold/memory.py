@@ -2,16 +2,16 @@
 
 A search asks for the memory of many layouts that differ in how many layers are of a kind. The proof
 (schedule/peak.py) answers for any schedule, which must be built first; here the answer comes from
-what the program is known to do (methods/program.py), many times faster. It is the same number: only
-compute takes memory outside slots, so the peak is the largest difference between what compute has
-taken and what has surely been freed. What the search compares is proved all the same.
+what the program is known to do (methods/offload/program.py), many times faster. It is the same
+number: only compute takes memory outside slots, so the peak is the largest difference between what
+compute has taken and what has surely been freed. What the search compares is proved all the same.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from workbench.methods.draft import Layout, batch_bytes
+from workbench.methods.offload.draft import Layout, batch_bytes
 from workbench.profile.cuda_graphs import block_replay_bytes
 from workbench.profile.profile import Profile
 

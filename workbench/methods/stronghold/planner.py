@@ -25,7 +25,7 @@ What is chosen:
 * whether the inputs of the other layers wait for the backward pass on the host.
 * ``on disk``: where the host has no room, the last layers' states live on the disk, as few as
   possible.
-* which host updates are eager (methods/updates.py).
+* which host updates are eager (methods/offload/updates.py).
 
 Unlike the published artifact: a slot is free once compute is done, parameters are ready once
 updated (two promises, not one); clean weights are never written back; updates reach every
@@ -39,9 +39,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.draft import Layout
-from workbench.methods.evaluate import STEPS, Candidate, as_plan, evaluate
-from workbench.methods.module_layers import in_layers
+from workbench.methods.offload.draft import Layout
+from workbench.methods.offload.evaluate import STEPS, Candidate, as_plan, evaluate
+from workbench.methods.offload.module_layers import in_layers
 from workbench.methods.stronghold.choice import Choice, layout_of
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache, go_on
 from workbench.methods.stronghold.quick import QUICK_STEPS, Before, QuickSearch

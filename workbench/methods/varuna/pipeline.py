@@ -34,12 +34,12 @@ from workbench.methods.varuna.lifeline import Lifeline
 from workbench.methods.varuna.logs import WorkerLogs
 from workbench.model.slices import Inputs
 from workbench.model.unchanged import Unchanged
-from workbench.runtime.distributed_checkpoint import Saving
-from workbench.runtime.executor import Perturb
-from workbench.runtime.groups import as_one, device_of
-from workbench.runtime.manifest import Damaged, set_aside
-from workbench.runtime.neighbours import carrier
-from workbench.runtime.stage import dtype_of
+from workbench.runtime.checkpoint.distributed_checkpoint import Saving
+from workbench.runtime.checkpoint.manifest import Damaged, set_aside
+from workbench.runtime.executor.executor import Perturb
+from workbench.runtime.passes.stage import dtype_of
+from workbench.runtime.transport.groups import as_one, device_of
+from workbench.runtime.transport.neighbours import carrier
 from workbench.schedule.action import Action
 
 

@@ -30,10 +30,10 @@ from workbench.methods.pipeline.network_timing import Network
 from workbench.model.slices import Inputs, Slices
 from workbench.profile import slices as form
 from workbench.profile.slice_timing import MakeOptimizer, measure, memory_of, tied_in
-from workbench.runtime.groups import as_one, device_of, join, new_group
-from workbench.runtime.neighbours import carrier
-from workbench.runtime.stage import dtype_of
-from workbench.runtime.stage_weights import copies
+from workbench.runtime.passes.stage import dtype_of
+from workbench.runtime.transport.groups import as_one, device_of, join, new_group
+from workbench.runtime.transport.neighbours import carrier
+from workbench.runtime.updates.stage_weights import copies
 
 Found = dict[int, tuple[form.Slice, list[list[float]]]]
 """Slice -> it, with the sizes that found memory; and of each size seconds of single passes."""

@@ -34,7 +34,7 @@ from workbench.core.spec import RunSpec
 from workbench.elastic.manager import Job, serve
 from workbench.elastic.messages import Order
 from workbench.elastic.placement import Shape, read_list, shares
-from workbench.runtime.manifest import newest_of_job
+from workbench.runtime.checkpoint.manifest import newest_of_job
 
 JOB, HOSTS, EDITS, LOSSES, ALONE, LAST = "job", "hosts", "edits", "losses", "alone", "last"
 PRELOAD = ("workbench.methods.varuna.pipeline", "torch._dynamo")

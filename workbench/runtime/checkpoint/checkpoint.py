@@ -1,0 +1,247 @@
+"""Checkpoints that any method can read: weights and moments by the model's own parameter names.
+
+A checkpoint is a folder with one safetensors file per unit and a manifest (manifest.py) that knows
+their sizes and checksums: what a disk has lost or changed since is not taken for weights.
+It is written under a temporary name, brought to the disk, and renamed into place, so a run killed
+while saving, or one whose disk is full, keeps the checkpoints it had. It says nothing of windows,
+slots or tiers: what was saved under one plan resumes under another.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from workbench.model.base import LayeredModel
+from workbench.runtime.checkpoint.manifest import (
+    KEEP,
+    Manifest,
+    Saved,
+    publish,
+    step_name,
+    steps_in,
+    unreadable,
+)
+from workbench.runtime.memory.memory import Memory
+from workbench.runtime.memory.storage import Flat, States
+
+KINDS = ("weight", "exp_avg", "exp_avg_sq")
+STATISTICS = "statistics.safetensors"
+FULL = re.compile(rf"(?:Errno|os error) (?:{errno.ENOSPC}|{errno.EDQUOT})\b")
+"""In the words of an error of Python's, or of safetensors', whichever rank met it."""
+MADE_ROOM = "the disk was full: older checkpoints were removed to make room for newer ones"
+
+
+class Holder(Protocol):
+    """Interface of a holder of a run's weights and moments, wherever they lie."""
+
+    def write(self, folder: Path) -> None:
+        """Make all files in a new folder. Raises OSError or SafetensorError if the disk refuses."""
+        ...
+
+    def restore(self, saved: Saved) -> None:
+        """Take up what the files say. Raises as `reader` does."""
+        ...
+
+
+class MemoryHolder:
+    """A runtime's memory, with its layouts of the units."""
+
+    def __init__(self, model: LayeredModel, memory: Memory, flats: list[Flat]) -> None:
+        self._model, self._memory, self._flats = model, memory, flats
+
+    def write(self, folder: Path) -> None:
+        """As `Holder.write`. All lanes must be drained."""
+        for unit, flat in enumerate(self._flats):
+            write_unit(folder, unit, self._tensors(unit, flat))
+
+    def restore(self, saved: Saved) -> None:
+        """As `Holder.restore`."""
+        for unit, flat in enumerate(self._flats):
+            states = self._memory.states(unit)
+            narrow = states.rest is not None
+            master = torch.empty(flat.numel) if narrow else states.weights
+            with reader(saved, unit) as read:
+                for label, view in self._views(unit, flat, (master, *_moments(states))):
+                    read(label, view)
+            if narrow:
+                states.set_master(master)
+            if self._memory.on_disk(unit):
+                self._memory.write_states(unit)
+
+    def _tensors(self, unit: int, flat: Flat) -> Iterator[tuple[str, Tensor]]:
+        if self._memory.on_disk(unit):
+            self._memory.read_states(unit)
+        states = self._memory.states(unit)
+        return self._views(unit, flat, (states.master(), *_moments(states)))
+
+    def _views(
+        self, unit: int, flat: Flat, slabs: tuple[Tensor, ...]
+    ) -> Iterator[tuple[str, Tensor]]:
+        for kind, slab in zip(KINDS, slabs, strict=True):
+            for local, view in flat.views(slab):
+                yield label_of(kind, self._model, unit, local), view
+
+
+def _moments(states: States) -> tuple[Tensor, Tensor]:
+    return states.exp_avg, states.exp_avg_sq
+
+
+def save(
+    folder: Path,
+    holder: Holder,
+    manifest: Manifest,
+    statistics: dict[str, Tensor] | None,
+    notes: list[str],
+) -> Path:
+    """Write ``folder/step-N`` where N is the manifest's next step; where the disk is full, all but
+    the newest whole checkpoint make room, which is noted.
+    `statistics` are running ones, by their names in the whole model's `state_dict`.
+
+    Raises OSError, one sentence, if the disk refuses; a whole checkpoint stays.
+    """
+    temporary = folder / f".{step_name(manifest.next_step)}"
+    for left in folder.glob(".step-*"):  # of a process that was killed while it saved
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        holder.write(temporary)
+        if statistics:
+            save_file(statistics, temporary / STATISTICS)
+        target = publish(temporary, manifest)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if FULL.search(str(error)) and make_room(folder):  # the next try has none to give
+            notes += [MADE_ROOM] if MADE_ROOM not in notes else []
+            return save(folder, holder, manifest, statistics, notes)
+        raise OSError(f"the checkpoint {temporary.name[1:]} was not written: {error}") from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    remove_older(folder)
+    return target
+
+
+def remove_older(folder: Path) -> None:
+    """Remove all but the newest `KEEP` whole checkpoints, unfinished ones too."""
+    _remove_all_but([saved.path for saved in whole(folder)][:KEEP], folder)
+
+
+def make_room(folder: Path) -> bool:
+    """Whether there were checkpoints beside the newest whole one, of which every byte is looked at
+    before they are removed."""
+    for saved in whole(folder):
+        with suppress(OSError):
+            saved.check(saved.manifest.files)
+            return _remove_all_but([saved.path], folder)
+    return False
+
+
+def _remove_all_but(kept: list[Path], folder: Path) -> bool:
+    others = [path for path in steps_in(folder) if path not in kept]
+    for path in (*others, *folder.glob(".step-*")):
+        shutil.rmtree(path, ignore_errors=True)
+    return bool(others)
+
+
+def label_of(kind: str, model: LayeredModel, unit: int, local: str) -> str:
+    """Name of a tensor in a file: one of `KINDS`, and its parameter."""
+    return f"{kind}/{model.state_name(unit, local)}"
+
+
+def write_unit(folder: Path, unit: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """A unit's file, from tensors by their labels."""
+    named = {label: tensor.cpu().contiguous() for label, tensor in tensors}
+    save_file(named, folder / file_of(unit))
+
+
+@contextmanager
+def reader(saved: Saved, unit: int) -> Iterator[Callable[[str, Tensor], None]]:
+    """Copies a unit's tensor, by its label, into another one. The file of a unit that owns nothing
+    may be lacking.
+
+    Raises ValueError when the checkpoint is of another model, OSError when it cannot be read.
+    """
+    name, folder = file_of(unit), saved.path
+    if name not in saved.manifest.files:
+
+        def lacking(label: str, into: Tensor) -> None:
+            raise unreadable(folder, f"it has no {name}")
+
+        yield lacking
+        return
+    saved.check([name])
+    try:
+        with safe_open(folder / name, framework="pt") as file:
+            names = set(file.keys())
+
+            def read(label: str, into: Tensor) -> None:
+                found = file.get_tensor(label) if label in names else None
+                check_fits(folder, label, found, into)
+                into.copy_(found)
+
+            yield read
+    except (OSError, SafetensorError) as error:
+        raise unreadable(folder, error) from error
+
+
+def check_fits(folder: Path, label: str, found: Tensor | None, into: Tensor) -> None:
+    """Raise ValueError where a checkpoint's tensor is none of the model's; None is one that it
+    lacks."""
+    if found is None:
+        raise ValueError(f"the checkpoint {folder} has no {label}, which the model has")
+    theirs, ours = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (found, into))
+    if theirs != ours:
+        raise ValueError(f"{label} in the checkpoint {folder} is {theirs}, the model's is {ours}")
+
+
+def file_of(unit: int) -> str:
+    """Name of a unit's file."""
+    return f"unit-{unit:05d}.safetensors"
+
+
+def whole(folder: Path) -> Iterator[Saved]:
+    """The checkpoints of a run that have all their bytes, newest first."""
+    for path in steps_in(folder):
+        with suppress(OSError, ValueError):
+            yield Saved.read(path)
+
+
+def statistics(saved: Saved) -> dict[str, Tensor]:
+    """The running statistics of a checkpoint; none where its model has none. Raises OSError where
+    they cannot be read."""
+    return tensors_of(saved, [STATISTICS] if STATISTICS in saved.manifest.files else [])
+
+
+def tensors_of(saved: Saved, names: Collection[str]) -> dict[str, Tensor]:
+    """All tensors of some files by their labels, which lie in the files until they are copied.
+    Raises OSError where they cannot be read."""
+    if lacking := {*names} - saved.manifest.files.keys():
+        raise unreadable(saved.path, f"it has no {min(lacking)}")
+    saved.check(names)
+    try:
+        files = [load_file(saved.path / name) for name in names]
+    except SafetensorError as error:
+        raise unreadable(saved.path, error) from error
+    return {label: tensor for file in files for label, tensor in file.items()}
+
+
+def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, Tensor]:
+    """Copies of all fp32 weights by their names in the whole model's `state_dict`."""
+    result = {}
+    for unit, flat in enumerate(flats):
+        if memory.on_disk(unit):
+            memory.read_states(unit)
+        for local, view in flat.views(memory.states(unit).master()):
+            result[model.state_name(unit, local)] = view.cpu().clone()
+    return result

@@ -1,0 +1,6 @@
+"""Memory of device, host and disk, laid out before the first step as the schedule says.
+
+A tier keeps a ledger and refuses what passes its budget (tiers.py); a device's bytes are metered
+(device_budget.py). Buffers of one slot share memory. Host memory that ranks share is one copy for
+all (shared.py). The disk has two lanes, since reads and writes overlap (disk.py).
+"""

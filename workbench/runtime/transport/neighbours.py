@@ -1,0 +1,66 @@
+"""Process groups of a pipeline's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.stage_map import StageMap
+from workbench.runtime.transport.group_transport import Channel
+from workbench.runtime.transport.groups import new_group
+
+CARRIERS = ("auto", "nccl", "gloo")
+
+
+def carrier(wanted: str, device: torch.device) -> str:
+    """The backend of messages and sums. Raises ValueError for NCCL without a GPU."""
+    if wanted not in CARRIERS:
+        raise ValueError(f"transport is {wanted!r}; give {', '.join(CARRIERS)}")
+    if wanted == "nccl" and device.type != "cuda":
+        raise ValueError("transport is 'nccl', which needs a GPU; give gloo or auto")
+    return ("nccl" if device.type == "cuda" else "gloo") if wanted == "auto" else wanted
+
+
+def group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup | None:
+    """A group of these ranks; all processes of the world make all groups, in one order. None for
+    one rank."""
+    ranks = sorted(ranks)
+    if len(ranks) < 2:
+        return None
+    return new_group(ranks, backend)
+
+
+def neighbours(
+    places: StageMap, links: Sequence[tuple[int, int]], rank: int, backend: str,
+    everybody: dist.ProcessGroup, device: torch.device,
+) -> dict[Channel, dist.ProcessGroup]:  # fmt: skip
+    """Carriers of the messages with the neighbours in the pipeline, whose positions `links` are
+    pairs of: the group of everybody with gloo, with NCCL a communicator for each channel, which has
+    exchanged a number."""
+    found: dict[Channel, dist.ProcessGroup] = {}
+    for replica in range(places.replicas):
+        for pair in ([places.rank(at, replica) for at in link] for link in links):
+            for forward in (True, False):
+                made = everybody if backend == "gloo" else group(pair, backend)
+                if rank not in pair:
+                    continue
+                (peer,) = {*pair} - {rank}
+                found[peer, forward, rank == pair[0]] = made
+                if made is not everybody:
+                    dist.all_reduce(torch.zeros(1, device=device), group=made)
+                    number = torch.zeros(1, device=device)
+                    sends = (rank == pair[0]) == forward
+                    (dist.send if sends else dist.recv)(number, peer, group=made)
+    return found
+
+
+def check_world(places: StageMap) -> None:
+    """Raise ValueError where a map is of another world."""
+    ranks = places.stages * places.replicas
+    if ranks != dist.get_world_size():
+        raise ValueError(
+            f"stage_to_rank_map {str(places)!r} has {ranks} ranks, and {dist.get_world_size()} "
+            "processes run"
+        )

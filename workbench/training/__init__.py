@@ -1,0 +1,8 @@
+"""A run from its plan to its outcome, and steps that a user's own loop asks for.
+
+`workbench run` on one device is run.py, on ranks of one host ranks.py: the run's own process starts
+the ranks (rank_processes.py), reports, saves and resumes, and each rank trains (rank.py). A loop of
+one's own asks for steps by loop.py and loop_ranks.py. Each run of a module that is not ours begins
+by comparing its layers with the module as its author wrote it (compare.py), in a loop as much of
+it as takes 15 s (bounded.py).
+"""

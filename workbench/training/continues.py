@@ -1,0 +1,113 @@
+"""Fields of a training that decide its losses, and whether a checkpoint is of the same training.
+
+A checkpoint continues under any method, window, tier or number of ranks, and under no other model,
+data, batch, clipping or optimizer, nor where other parameters are trained or decay.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from workbench.core.model_spec import ENGINE
+from workbench.core.spec import RunSpec
+from workbench.model.base import LayeredModel
+from workbench.runtime.checkpoint.manifest import Saved
+
+TEXT = "text of SHA-256"
+FROZEN, NO_DECAY = "not trained", "without weight decay"
+"""Lists of names of parameters, which older checkpoints lack."""
+PIPELINE = "module"
+"""A field that checkpoints of pipelines of processes have, and no others."""
+GIVEN = {
+    "family": "module", "layers": "layers", TEXT: "shapes", "dtype": "dtype", "seed": "seed",
+    "clip": "clip", "beta1": "the first of betas", "beta2": "the second of betas", "eps": "eps",
+    "weight_decay": "weight_decay", "batch": "rows of a batch",
+}  # fmt: skip
+"""Fields that an engine's caller gave, in his words; others it has made up."""
+
+
+class OtherTraining(ValueError):
+    """A checkpoint is of another training; nothing of it has been taken up."""
+
+
+def decided_by(spec: RunSpec, model: LayeredModel | None = None) -> dict[str, Any]:
+    """All that decides losses, but the text: no placement, method or number of steps. Of a `model`
+    that is cut from a module, also which parameters are trained and which decay."""
+    decides = (
+        "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps", "weight_decay",
+        "beta1", "beta2", "eps",
+    )  # fmt: skip
+    shared = {"model": spec.model.to_dict()} | {name: getattr(spec, name) for name in decides}
+    if spec.lr_schedule != "constant":
+        shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
+    if model is None or not spec.model.decomposed:
+        return shared
+    every = [(u, name) for u in range(model.num_units) for name in model.shapes(u)]
+    learns = [one for one in every if model.learns(*one)]
+    stay = [one for one in learns if spec.weight_decay and not model.decays(*one)]
+    return shared | {
+        FROZEN: sorted(model.state_name(*one) for one in {*every} - {*learns}),
+        NO_DECAY: sorted(model.state_name(*one) for one in stay),
+    }
+
+
+def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
+    """Raise OtherTraining for a checkpoint of one. `folder` is that of the run's own checkpoints.
+    A field that either side lacks has its default there; one that this version does not know may
+    mean anything."""
+    begins, own = f"the checkpoint {saved.path} was made", saved.path.parent == folder
+    theirs, ours = _flat(saved.manifest.continues), _flat(ours)
+    engine = str(ours.get("family")).startswith(ENGINE)
+    otherwise = "remove the checkpoint" if own else "begin without start_from"
+    who, otherwise = ("engine", "give another folder") if engine else ("run", otherwise)
+    theirs_engine = str(theirs.get("family", ENGINE * engine)).startswith(ENGINE)
+    for what, there, here in (
+        ("a pipeline of stages", PIPELINE in theirs, PIPELINE in ours),
+        ("an engine in a loop of one's own", theirs_engine, engine),
+    ):
+        if there != here:
+            told = f"without {what}, which does not go"
+            if there:
+                told = f"by {what}, and nothing else goes"
+            raise OtherTraining(f"{begins} {told} on from it; {otherwise}")
+    for label in theirs:
+        if label not in (*DEFAULTS, *ours, TEXT, FROZEN, NO_DECAY, "job"):
+            raise OtherTraining(
+                f"{begins} with {label} {theirs[label]!r}, which is unknown to this method and "
+                f"version; go on with those that made it, or {otherwise}"
+            )
+    for label in [x for x in GIVEN if x in ours and x in theirs] if engine else {**ours, **theirs}:
+        here = ours.get(label, DEFAULTS.get(label, theirs.get(label)))
+        there = theirs.get(label, DEFAULTS.get(label))
+        if there == here or label in (FROZEN, NO_DECAY):
+            continue
+        if engine and label in ("layers", TEXT):
+            told = "of a module with other layers, or parameters of other shapes"
+            raise OtherTraining(f"{begins} {told}; give that module, or {otherwise}")
+        name = GIVEN[label] if engine else label
+        if engine and label == "family":
+            there, here = there.removeprefix(ENGINE), here.removeprefix(ENGINE)
+        restore = "train on that text" if label == TEXT else f"set {name} to {there}"
+        raise OtherTraining(
+            f"{begins} with {name} {there}, this {who} has {here}: it would not be the same "
+            f"training; {restore}, or {otherwise}"
+        )
+    for label, words in ((FROZEN, "trained"), (NO_DECAY, "decayed")):
+        there, here = (set(x.get(label) or ()) for x in (theirs, ours))
+        if label in theirs and label in ours and there != here:
+            name = min(there ^ here)
+            then, now = ("not ", "") if name in there else ("", "not ")
+            raise OtherTraining(
+                f"{begins} where {name.removeprefix('module.')} is {then}{words}, and here it is "
+                f"{now}{words}: it would not be the same training; {otherwise}"
+            )
+
+
+def _flat(shared: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the model, and of the run beside them."""
+    model = shared.get("model", {})
+    return {**model, **{k: v for k, v in shared.items() if k != "model"}}
+
+
+DEFAULTS = _flat(RunSpec(method="").to_dict())

@@ -1,0 +1,162 @@
+"""History of a run: losses, times and norms of its steps, saved and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from workbench.core.reporter import Reporter, Untold
+from workbench.core.spec import RunSpec
+from workbench.model.base import LayeredModel
+from workbench.model.draws import Draws
+from workbench.model.text import Batches
+from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.checkpoint.checkpoint import Holder
+from workbench.runtime.checkpoint.manifest import Manifest, Saved, steps_in, take_newest
+from workbench.training.continues import TEXT, check_continues, decided_by
+
+
+class History:
+    """The steps of one run, of this attempt and of those it continues."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        batches: Batches | Draws,
+        form: str = "",
+        model: LayeredModel | None = None,
+    ) -> None:
+        """`folder` is the run's own; `form` that of a library's own files, ours without a name.
+        Of a `model` checkpoints tell what is trained."""
+        self._spec, self.folder = spec, folder / "checkpoints"
+        wanted = spec.save_every or spec.start_from
+        self._continues = {**decided_by(spec, model), TEXT: batches.digest} if wanted else {}
+        self._continues |= {"form": form} if form else {}
+        self.losses: list[float] = []
+        self.step_seconds: list[float] = []
+        self.grad_norms: list[float | None] = []
+        self.skipped: list[int] = []
+        self.notes: list[str] = []
+        self._unsaved: list[tuple[int, str]] = []
+        """Checkpoints that were not written: where the note is, and the reason."""
+        self.settings: dict[str, Any] = {}
+        """Those of the optimizer that a user's own loop changes."""
+        self.updates_done = 0
+        self.statistics: dict[str, Tensor] = {}
+        """Running ones, of the checkpoint that the run continues."""
+
+    def ended(
+        self,
+        step: int,
+        loss: float,
+        seconds: float,
+        norm: float | None,
+        *,
+        skipped: bool,
+        report: Reporter,
+    ) -> None:
+        """Enter a step, and tell of it."""
+        self.losses.append(loss)
+        self.step_seconds.append(seconds)
+        self.grad_norms.append(norm)
+        if skipped:
+            self.skipped.append(step)
+            report.event("skipped", step=step, grad_norm=str(norm))
+        report.step(step, loss, seconds)
+
+    def measured(self) -> dict[str, Any]:
+        """Fields of an `Outcome`."""
+        return {
+            "losses": self.losses,
+            "step_seconds": self.step_seconds,
+            "skipped_steps": self.skipped,
+            "grad_norms": self.grad_norms,
+        }
+
+    def save(
+        self,
+        next_step: int,
+        updates_done: int,
+        holder: Holder,
+        report: Reporter,
+        statistics: dict[str, Tensor] | None = None,
+    ) -> None:
+        """A disk that has no room for a checkpoint has not harmed the run, which goes on."""
+        manifest = Manifest(
+            next_step=next_step,
+            updates_done=updates_done,
+            losses=self.losses,
+            step_seconds=self.step_seconds,
+            grad_norms=self.grad_norms,
+            skipped=self.skipped,
+            continues=self._continues,
+            settings=self.settings,
+        )
+        try:
+            path = checkpoint.save(self.folder, holder, manifest, statistics, self.notes)
+        except OSError as error:
+            self._unsaved.append((len(self.notes), str(error)))
+            at, first = self._unsaved[0]
+            count = len(self._unsaved)
+            many = f"{count} checkpoints were not written; the first: {first}"
+            self.notes[at : at + 1] = [first if count == 1 else many]
+            report.event("not_saved", next_step=next_step, reason=str(error))
+        else:
+            report.event("saved", path=path.name, next_step=next_step)
+
+    def resume(self, holder: Holder, report: Reporter) -> int:
+        """Continue from the newest sound checkpoint in the run's folder, else in that of the run it
+        is to start from; returns the first step to do. Those that are damaged are noted.
+
+        Raises ValueError where there are checkpoints of another training, unreadable ones only, or
+        none of the run to start from.
+        """
+
+        def take(saved: Saved) -> None:
+            check_continues(saved, self._continues, self.folder)
+            holder.restore(saved)
+            self.statistics = checkpoint.statistics(saved)
+
+        saved, notes = take_newest(_paths(self._spec, self.folder), take, report)
+        self.notes += notes
+        if saved is None:
+            return 0
+        manifest = saved.manifest
+        self.losses, self.grad_norms = manifest.losses, manifest.grad_norms
+        # Another run's steps took another method's time.
+        self.step_seconds = manifest.step_seconds if saved.path.parent == self.folder else []
+        self.skipped, self.updates_done = manifest.skipped, manifest.updates_done
+        report.event("resumed", path=saved.path.name, next_step=manifest.next_step)
+        return manifest.next_step
+
+
+def check_start(spec: RunSpec, folder: Path, model: LayeredModel | None = None) -> None:
+    """Raise ValueError, before anything is measured, where there is no checkpoint of the run to
+    start from, or the newest is of another training, as far as that shows without the text.
+    `folder` is the run's own, as for `History`."""
+    own, ours = folder / "checkpoints", decided_by(spec, model)
+    take_newest(_paths(spec, own), lambda saved: check_continues(saved, ours, own), Untold())
+
+
+def _source(spec: RunSpec, folder: Path) -> Path:
+    """Checkpoints of the run to start from: of a folder, or of a key beside this run's."""
+    named = Path(spec.start_from)
+    run = named if named.is_dir() else folder.parents[1] / spec.start_from
+    return run / "checkpoints"
+
+
+def _paths(spec: RunSpec, folder: Path) -> list[Path]:
+    """Checkpoints of no more steps than a run has, its own first, newest first. Raises ValueError
+    where a run that is to start from another one has none at all."""
+    folders = [folder] if spec.save_every else []
+    folders += [_source(spec, folder)] if spec.start_from else []
+    paths = [path for each in folders for path, n in steps_in(each).items() if n <= spec.steps]
+    if spec.start_from and not paths:
+        lacking = f"no such folder, and no run of that key in {folder.parents[1]}"
+        if folders[-1].parent.is_dir():
+            lacking = f"no whole checkpoint of at most {spec.steps} steps in {folders[-1]}"
+        raise ValueError(f"start_from is {spec.start_from!r}; there is {lacking}")
+    return paths

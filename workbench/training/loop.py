@@ -1,0 +1,277 @@
+"""Steps that a user's own loop asks for, instead of a run.
+
+A row of the table of methods that can do so names a maker of `Steps` (`Method.driven`). For methods
+that are planners on one device of this runtime that is `planned`: it measures the layers of the
+user's module on the first batch, plans, and trains under the plan, a step at a time.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.core import methods
+from workbench.core.reporter import Reporter
+from workbench.core.spec import VALUE_BYTES, RunSpec
+from workbench.model.draws import Draws
+from workbench.model.modules import Decomposed
+from workbench.model.objective import NO_MEAN, PREFIX, Batch, Handed, Layered, Objective, Weigh
+from workbench.profile.kinds import kind_costs
+from workbench.profile.profile import Profile
+from workbench.profile.store import hardware
+from workbench.ranks.peers import Peers
+from workbench.runtime.checkpoint.manifest import step_name
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.statistics import clones
+from workbench.runtime.passes.unit_passes import make_room
+from workbench.training.bounded import Again, compare_in_time
+from workbench.training.compare import Rows
+from workbench.training.optimizer_settings import Settings
+from workbench.training.run import Training, resolve_device
+
+NORMALIZED = (
+    "BatchNorm takes its statistics from each micro-batch alone, so that losses are not those of "
+    "the batch in one part"
+)
+
+
+class Steps(Protocol):
+    """A training that does a step when it is asked to."""
+
+    steps: int
+    """Steps done, those before the checkpoint that was loaded among them."""
+    grad_norm: float | None
+    """Global norm of the last step's gradients before they were clipped, where it is known."""
+    whole: bool = True
+    """Whether weights, moments and counts are those of these steps. Whoever asks for steps and
+    loads sets it where one has failed in its middle."""
+
+    shorter: bool = False
+    """Whether batches may have fewer rows than the first one, or shorter ones."""
+
+    def step(self, batch: Batch) -> float:
+        """One optimizer step on a batch; its mean loss."""
+
+    def forget(self) -> bool:
+        """Let go of what a step that failed has left, of a process that is alone; returns whether
+        it has changed nothing. Raises ValueError where no other step is possible."""
+
+    def objective(self, batch: Batch, again: Again) -> Objective | None:
+        """The objective for batches of the form of one that is `shorter` than the first; `again`
+        makes it. None for the first one's. Raises ValueError where they cannot be trained."""
+
+    def settle(self) -> None:
+        """Wait until what steps have left to others is done, before weights are asked for or other
+        ones are taken up. Where it raises, `forget` tells whether weights are whole."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
+
+    def save(self, folder: Path) -> Path:
+        """Write ``step-N`` in a folder. Raises OSError if the disk refuses."""
+
+    def load(self, folder: Path) -> int | None:
+        """Take up the newest sound checkpoint of a folder; the steps done by it, None where there
+        is none. Raises ValueError for one of another training."""
+
+    def close(self) -> None:
+        """Give all memory back."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutsideRate(RunSpec):
+    """A spec whose learning rate the user's loop sets."""
+
+    optimizer: Settings | None = field(default=None, compare=False)
+    """Its rate is read when a step begins."""
+
+    def learning_rate(self, step: int) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A user's training; its spec has the batch of this process, and a model without layers."""
+
+    spec: OutsideRate
+    microbatches: int
+    """Parts of that batch, which a method's own spec may say otherwise."""
+    objective: Objective
+    first: Batch
+    results: Path
+    """Where measurements of this machine are kept."""
+    folder: Path
+    """For what is gone when the training is closed."""
+    stages: int | None
+    """Stages of a pipeline, where the user gives them."""
+    peers: Peers
+    """Processes that take these steps; of a method that may have several, they have met."""
+    report: Reporter
+    """Hears what goes on before the first step."""
+    again: Again
+    """Makes the objective once more, for another first batch."""
+    weight_of: Weigh | None = None
+
+
+class Given(Draws):
+    """Batches that a user's loop hands over, of which some have fewer rows."""
+
+    data: Handed
+
+    def samples(self, step: int) -> tuple[int, ...]:
+        return self.data.of(step)
+
+
+class InOneProcess(Steps):
+    """A training of ours of which one process has all, whose samples are handed over."""
+
+    def __init__(self, task: Task, make: Any) -> None:
+        """`make(spec, model, batches)` makes it. Raises ValueError for a module that layers would
+        train otherwise than it trains by itself."""
+        spec = task.spec
+        if task.stages is not None:
+            raise ValueError(
+                f"stages is {task.stages}; leave it out, {spec.method} has no pipeline"
+            )
+        self.ends = ExitStack()
+        """Closed with the training."""
+        task.report.phase("cutting the module into layers")
+        model, weights = task.objective.layered()
+        self._handed = Handed(task.first, model)
+        self._divided = task.microbatches * len(task.peers.folders) > 1
+        self.shorter = len(task.peers.folders) == 1
+        if self._divided:
+            model.divide()
+        check_layers(task.report, spec, model, task.first, task.again, divided=self._divided)
+        self._forms = {task.first.lengths: (task.objective, model)}
+        """By the shapes of a row, the first one's first."""
+        self._kept: dict[str, Tensor] | None = None
+        """Statistics from before the step that is being done."""
+        self._spec, self._report = spec, task.report
+        shape = replace(spec.model, layers=max(1, model.layers))
+        spec = replace(spec, model=shape, microbatches=task.microbatches)
+        self._whole = make(spec, model, Given(self._handed, spec.batch))
+        self._settings = spec.optimizer.told
+        weights.clear()  # they have been copied
+
+    @property
+    def steps(self) -> int:
+        return len(self._whole.history.losses)
+
+    @property
+    def grad_norm(self) -> float | None:
+        return (self._whole.history.grad_norms or [None])[-1]
+
+    def objective(self, batch: Batch, again: Again) -> Objective:
+        if batch.lengths not in self._forms:
+            sizes = ", ".join(str([*shape]) for shape in batch.lengths[: len(batch.places)])
+            self._report.phase(f"rows of {sizes}: cutting the module into layers")
+            objective = again(batch.tensors)
+            model, _ = objective.layered()
+            if self._divided:
+                model.divide()
+            self._report.event("compared", text="not compared with the module again")
+            make_room(self._forms)
+            self._forms[batch.lengths] = objective, model
+        return self._forms[batch.lengths][0]
+
+    def step(self, batch: Batch) -> float:
+        self._before = self.steps
+        self._whole.have(self._forms[batch.lengths][1])
+        self._handed.take(batch)
+        self._kept = clones(self._whole.statistics())
+        self._whole.step(self.steps)
+        if not isfinite(self.grad_norm or 0.0):  # no weight was changed
+            self._whole.take_up(self._kept)
+        self._kept = None
+        return self._whole.history.losses[-1]
+
+    def settle(self) -> None:
+        self._before = self.steps
+        self._whole.settle()
+
+    def forget(self) -> bool:
+        whole = self._whole.forget()
+        if self._kept is not None:
+            self._whole.take_up(self._kept)
+        return whole and self.steps == self._before
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self._whole.parameters(), **self._whole.statistics()}
+
+    def save(self, folder: Path) -> Path:
+        history, path = self._whole.history, folder / step_name(self.steps)
+        history.folder, history.settings = folder, self._settings()
+        self._whole.save(self.steps)
+        if not path.exists():
+            raise OSError(history.notes[-1])
+        return path
+
+    def load(self, folder: Path) -> int | None:
+        self._whole.history.folder = folder
+        return self._whole.resume() or None
+
+    def close(self) -> None:
+        self._whole.close()
+        self.ends.close()
+
+
+def planned(task: Task) -> Steps:
+    """Steps under the plan of the spec's method. Raises DoesNotFit, and ValueError for what cannot
+    be trained so."""
+
+    def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
+        model.check_shared(PREFIX)
+        rows = batches.rows(range(spec.microbatch))
+        profile = profile_of(spec, model, rows, task.results, task.report)
+        if resolve_device(spec.device).type == "cuda":
+            torch.cuda.empty_cache()  # the plan has all of the budget
+        task.report.phase("planning")
+        plan = methods.load(spec.method).plan(spec, profile)
+        task.report.phase("laying out memory")
+        return Training(spec, plan, task.folder, given=(model, batches))
+
+    return InOneProcess(task, make)
+
+
+def profile_of(
+    spec: RunSpec, model: Decomposed, rows: Rows, results: Path, report: Reporter
+) -> Profile:
+    """The profile of the layers on this machine for micro-batches of such rows, measured now."""
+    report.phase(f"profiling the layers in micro-batches of {len(rows[-1])}")
+
+    def tell(done: int, count: int) -> None:
+        report.event("part", done=done, count=count)
+
+    *inputs, targets = rows
+    device, nbytes = resolve_device(spec.device).type, VALUE_BYTES[spec.dtype]
+    how = {"seq": spec.model.seq, "dtype": DTYPES[spec.dtype], "device": device}
+    costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how, tell=tell)
+    units = [costs[model.kind(unit)] for unit in range(model.num_units)]
+    return Profile(
+        hardware=hardware(results, device, lambda text: report.event("profile", text=text)),
+        units=tuple(units), microbatch=len(targets),
+        seq=spec.model.seq, weight_bytes=nbytes, library_bytes=library_bytes,
+    )  # fmt: skip
+
+
+def check_layers(
+    report: Reporter, spec: RunSpec, model: Layered, first: Batch, again: Again, *, divided: bool
+) -> None:
+    """Compare the layers with the module as it is written, as much of them as can be in time.
+    Raises ValueError where they would train otherwise, or a batch that is `divided`."""
+    report.phase("comparing the layers with the module")
+    device = resolve_device(spec.device)
+    found = compare_in_time(model, first, again, spec, device, divided=divided)
+    if found.note:
+        report.event("compared", text=found.note)
+    if divided and model.normalizes:
+        report.event("normalized", text=NORMALIZED)
+    if found.couples and divided:
+        raise ValueError(NO_MEAN.format(""))

@@ -1,0 +1,1 @@
+"""The page that goes through all exhibits."""

@@ -1,0 +1,1 @@
+"""The table of runs, their plots, and comparisons between them."""

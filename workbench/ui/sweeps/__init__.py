@@ -1,0 +1,1 @@
+"""The page of sweeps: a form, its runs, and what becomes of them."""

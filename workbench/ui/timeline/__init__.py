@@ -1,0 +1,1 @@
+"""Predicted and measured lanes of a run, side by side."""
