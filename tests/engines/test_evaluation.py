@@ -13,7 +13,7 @@ from workbench.ui import evaluation
 from workbench.ui.evaluation import Evaluation
 from workbench.ui.evaluation_panel import EvaluationPanel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 
 @pytest.fixture

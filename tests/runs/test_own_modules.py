@@ -23,7 +23,7 @@ from workbench.model import custom
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 SOURCE = """
 import torch
