@@ -109,6 +109,15 @@ def measured(examined: SimpleNamespace) -> Path:
     return examined.results / "profiles"
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of runs, their ranks and probes are forked from a process that has imported torch:
+    for tests whose question is not how processes start, nor how they hear of an end."""
+    from tests.forks import popen, server
+
+    monkeypatch.setattr(subprocess, "Popen", popen.forking(str(server.own()[0])))
+
+
 class Unasked:
     """Nobody wants to know how long anything takes."""
 

@@ -13,7 +13,7 @@ from workbench.ui.evaluation import control as evaluation
 from workbench.ui.evaluation.control import Evaluation
 from workbench.ui.evaluation.panel import EvaluationPanel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 
 @pytest.fixture

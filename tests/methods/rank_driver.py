@@ -137,4 +137,5 @@ def main(what: str, folder: Path, number: int) -> int:
 
 if __name__ == "__main__":
     ended = main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    sys.stdout.flush()
     os._exit(ended)  # looked up now, since it may be what hangs

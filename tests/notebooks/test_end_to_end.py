@@ -31,6 +31,12 @@ def results(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> Iterato
     assert left_behind(folder) == []
 
 
+@pytest.fixture
+def forked_kernels(forked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of kernels that this process starts are forked, too."""
+    monkeypatch.setattr("jupyter_client.launcher.Popen", subprocess.Popen)
+
+
 def papermill(root: Path, results: Path) -> subprocess.Popen[bytes]:
     """As somebody would run the notebook who has never heard of `workbench reproduce`."""
     source = root / "notebooks" / "figures" / "stronghold_9.ipynb"
@@ -77,6 +83,7 @@ from workbench.cli import main; sys.exit(main({list(words)!r}))"
     assert processes_of(results) == [], "it is true when it is said"
 
 
+@pytest.mark.usefixtures("forked_kernels")
 def test_what_was_killed_is_resumed_and_ends(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +99,7 @@ def test_what_was_killed_is_resumed_and_ends(
 
 
 @pytest.mark.deepspeed
+@pytest.mark.usefixtures("forked_kernels")
 def test_all_methods_train_and_the_report_shows_it(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,12 +20,14 @@ SMALL = ("-l", "4", "--hidden", "64", "--heads", "4", "--seq", "32", "--vocab", 
 
 @pytest.fixture
 def complaint(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., str]:
-    """The one sentence that the command line answers some words with."""
+    """The one sentence that the command line answers some words with, in an empty folder."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
 
     def complain(*words: str | Path) -> str:
-        monkeypatch.chdir(ROOT)
         try:
             ended = cli.main([*map(str, words)])
         except SystemExit as end:
@@ -61,7 +63,6 @@ def complaint(
         (["plan", "--text", "missing.txt"], "there is no text at 'missing.txt'"),
         (["plan", "-m", "plain", "--largest", "--set", "family=bert"], "bert has layers of its"),
         (["plan", "--tokenizer", "bpe:9"], "bpe:9 has no room for merges"),
-        (["run", "-m", "plain", "--start-from", "/tmp"], "--start-from is '/tmp'; there are no"),
         (["run", "-m", "1f1b", "--ranks", "2", "--stages", "9 8"], "stages '9 8' are 2 of 17"),
         (["run", "-m", "interleaved", "--ranks", "2"], "microbatches is 1; with interleaved on 2"),
         (["run", "-m", "dp-swap", "--ranks", "2", "-b", "1"], "a batch of 1 samples leaves"),
@@ -82,6 +83,12 @@ def test_bad_flags(words: list[str], sentence: str, tmp_path: Path, complaint) -
 
     assert sentence in complaint(*words)
     assert not (tmp_path / "results").exists()
+
+
+def test_a_folder_to_start_from_without_checkpoints_is_named(tmp_path: Path, complaint) -> None:
+    said = complaint("run", "-m", "plain", "--start-from", tmp_path, "--results", tmp_path / "new")
+    assert f"--start-from is '{tmp_path}'; there are no" in said
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

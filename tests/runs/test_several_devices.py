@@ -16,7 +16,7 @@ from workbench.model.hf_config import spec_from_config
 from workbench.runs import runner
 from workbench.runs.store import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 
 def assert_told(spec: RunSpec, record: RunRecord, folder: Path, rel: float = 1e-6) -> None:

@@ -102,7 +102,7 @@ def test_what_cannot_be_gone_on_from_is_one_sentence(tmp_path: Path, changes, wo
 
 @pytest.mark.parametrize("method", ["harmony-pp", "l2l", "pp-swap"])
 def test_what_is_not_there_is_said_before_anything_is_measured(tmp_path: Path, method) -> None:
-    spec = spec_for(method, start_from="/nonexistent", ranks=1 if method == "l2l" else 2)
+    spec = spec_for(method, start_from=str(tmp_path / "none"), ranks=1 if method == "l2l" else 2)
     report = Silent()
     with pytest.raises(ValueError, match="there is no such folder, and no run of that key in"):
         methods.load(method).train(spec, report, tmp_path / "runs" / "second")

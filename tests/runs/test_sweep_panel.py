@@ -308,9 +308,9 @@ def test_a_confined_page_reads_nothing_outside(
         panel.path.value = str(path)
         panel.load_file.click()
         assert "here it must lie in the results folder" in text(panel.refusal)
-    make(panel, text="/etc/passwd")
+    make(panel, text=str(outside))
     panel.buttons["start"].click()
-    assert "text is '/etc/passwd'; here it must lie in the results folder" in text(panel.refusal)
+    assert f"text is '{outside}'; here it must lie in the results folder" in text(panel.refusal)
     assert Campaign.all(store) == []
 
 
@@ -322,8 +322,9 @@ def test_a_confined_page_makes_nothing_of_what_it_may_not_name(
 ) -> None:
     """Not when it is typed, not at Start, not of a sweep that lies in the folder already."""
     monkeypatch.chdir(tmp_path)
-    package = tmp_path / "evilpkg"
+    package, outside = tmp_path / "evilpkg", tmp_path / "config.json"
     package.mkdir()
+    outside.write_text("{}")
     for name in ("__init__", "mod"):
         (package / f"{name}.py").write_text(
             "open('ran', 'w')\ndef fn(spec):\n    open('ran', 'w')\n"
@@ -333,8 +334,8 @@ def test_a_confined_page_makes_nothing_of_what_it_may_not_name(
     (store.root / "own").mkdir()
     for typed, said in (
         ({"family": "evilpkg.mod:fn"}, "family is 'evilpkg.mod:fn'; here no function can be named"),
-        ({"family": "/etc/hostname"}, "family is '/etc/hostname'; here it must lie in the results"),
-        ({"family": "gpt, /etc/hostname"}, "family is '/etc/hostname'; here it must lie"),
+        ({"family": str(outside)}, f"family is '{outside}'; here it must lie in the results"),
+        ({"family": f"gpt, {outside}"}, f"family is '{outside}'; here it must lie"),
         ({"family": "gpt", "start_from": str(tmp_path)}, "here it must lie in the results folder"),
         ({"start_from": "", "text": "own/../../a"}, "text is 'own/../../a'; here it must lie"),
         ({"text": "stdlib", "executor": "ray"}, "executor is 'ray'; here it must be local"),

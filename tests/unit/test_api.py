@@ -99,6 +99,7 @@ def test_a_method_of_another_package_is_named_by_metadata_and_run(
     del sys.modules["mine"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_python_runs_plans_sweeps_and_reads_what_the_command_line_does(tmp_path) -> None:
     results = tmp_path / "results"
     record = workbench.run(method="plain", device_memory="1GiB", results=results, **TINY)

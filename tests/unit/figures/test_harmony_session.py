@@ -23,11 +23,11 @@ SHORT = {"model": "bert_large_seq512", "figure": "stored", "mode": "pp"}
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about a machine without one, wherever they run, and about a project that has
     measured nothing yet."""
     monkeypatch.setattr(host, "resolve_device", lambda device: "cpu")
-    monkeypatch.setattr("workbench.runs.store.REPOSITORY_RESULTS", Path("/nonexistent"))
+    monkeypatch.setattr("workbench.runs.store.REPOSITORY_RESULTS", tmp_path / "none")
 
 
 def with_one_run(name: str, folder: Path) -> Session:

@@ -151,6 +151,7 @@ def test_plenty_of_room_is_foreseen_from_few_samples(model, sizes, large_by, mon
     assert len(faked) == (len(sizes) if large_by else 0)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_takes_what_goes_wrong_with_it(tmp_path, monkeypatch):
     """One that dies is replaced, and the next attempt is right again; one without room goes on."""
     (tmp_path / "fragile_module.py").write_text(FRAGILE)
