@@ -1,0 +1,17 @@
+"""Imported by the process that workers are forked from: what each of them would import and find out
+again. A look at a module fills torch's cache of what operations give without values."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import torch
+
+LATE = (
+    "baselines.fsdp.driven", "tests.varuna.cases", "torch._dynamo",
+    "workbench.methods.harmony.planner", "workbench.methods.ranks_driven",
+)  # fmt: skip
+
+for name in LATE:
+    import_module(name)
+torch.set_num_threads(1)
