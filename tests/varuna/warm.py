@@ -1,5 +1,4 @@
-"""Imported by the process that workers are forked from: what each of them would import and find out
-again. A look at a module fills torch's cache of what operations give without values."""
+"""Imported by the process that workers are forked from: what each of them would import again."""
 
 from __future__ import annotations
 
