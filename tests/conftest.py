@@ -111,11 +111,10 @@ def measured(examined: SimpleNamespace) -> Path:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of runs, their ranks and probes are forked from a process that has imported torch:
-    for tests whose question is not how processes start, nor how they hear of an end."""
-    from tests.forks import popen, server
+    """Workers of runs are forked (tests/forks/server.py)."""
+    from tests.forks.server import fork
 
-    monkeypatch.setattr(subprocess, "Popen", popen.forking(str(server.own()[0])))
+    fork(monkeypatch)
 
 
 class Unasked:

@@ -15,7 +15,8 @@ from typing import Any
 
 CLIENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("client.py")))
 FORKED = (
-    "workbench.cli", "workbench.profile.probe", "workbench.ranks.process", "workbench.runs.worker",
+    "tests.methods.library_driver", "workbench.cli", "workbench.profile.probe",
+    "workbench.ranks.process", "workbench.runs.worker",
 )  # fmt: skip
 """Modules that import torch, or may."""
 PASSING = ("ipykernel_launcher", "workbench.runs.guard", "workbench.sweep_process")

@@ -30,6 +30,7 @@ from importlib import import_module
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.forks.popen import CLIENT, forking
 
@@ -63,6 +64,12 @@ def own() -> tuple[Path, subprocess.Popen]:
     starter = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
     assert starter.wait() == 0
     return path, starter
+
+
+def fork(patch: pytest.MonkeyPatch) -> None:
+    """Have workers of runs, their ranks and probes forked from now on: for tests whose question is
+    not how processes start, nor how they hear of an end."""
+    patch.setattr(subprocess, "Popen", forking(str(own()[0])))
 
 
 def spent() -> float:

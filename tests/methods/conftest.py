@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 
 import pytest
@@ -21,6 +22,8 @@ def spec_for(request):
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    """Makes an engine in a user's loop; this machine is measured once for all."""
-    return partial(loops.made_in, tmp_path_factory.mktemp("results"))
+def engine(tmp_path_factory, measured):
+    """Makes an engine in a user's loop, on a machine that has been measured."""
+    results = tmp_path_factory.mktemp("results")
+    shutil.copytree(measured, results / "profiles")
+    return partial(loops.made_in, results)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from baselines import deepspeed_ops
 from baselines.zero_infinity import run as zero_infinity
 from baselines.zero_offload import run as zero_offload
+from tests.forks.server import command
 from tests.methods.harness import Silent, assert_judged
 from tests.methods.plain import MODEL, judge, spec_for
 from workbench.core.model_spec import ModelSpec
@@ -90,9 +90,9 @@ class Runs:
             self._jobs += jobs
             paths.append(self.folder / f"jobs-{number}.json")
             paths[-1].write_text(json.dumps(jobs))
-        command = [sys.executable, "-m", "tests.methods.library_driver", *map(str, paths)]
+        words = command("tests.methods.library_driver", *map(str, paths))
         with self._log.open("w") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+            self.process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
 
     def wait(self) -> None:
         """Until the process has ended, with a result of every run."""

@@ -179,7 +179,10 @@ def test_a_wheel_works_from_any_folder(tmp_path) -> None:
     assert "made in a checkout" in ended.value.stderr
 
 
-def test_the_example_trains_alike_under_every_method(tmp_path, monkeypatch, capsys) -> None:
+def test_the_example_trains_alike_under_every_method(
+    tmp_path, measured, monkeypatch, capsys
+) -> None:
+    shutil.copytree(measured, tmp_path / "profiles")
     example = runpy.run_path(str(ROOT / "examples" / "engine.py"))
     monkeypatch.setitem(unwrap(Engine.__init__).__kwdefaults__, "results", tmp_path)
     losses = []

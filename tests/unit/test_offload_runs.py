@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.offload import main
 from benchmarks.offload_cases import CASES
+from tests.forks.server import fork
 from tests.runs.helpers import left_behind
 from workbench.published.here import OFFLOAD, Run
 
@@ -27,7 +28,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, measured: Path) -> tuple[Path,
     """A folder with two real runs, and what was printed meanwhile."""
     folder, printed = tmp_path_factory.mktemp("ran"), io.StringIO()
     shutil.copytree(measured, folder / "results" / "profiles")
-    with redirect_stdout(printed):
+    with redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+        fork(patch)
         assert run_tiny(folder, *CHOSEN) == 0
     return folder, printed.getvalue()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process that forks is to have one thread
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["tests.varuna.cases", "torch._dynamo"])
+FORKSERVER.set_forkserver_preload(["tests.varuna.warm"])
 LIMIT_S = 240
 """Ends a hang; half a minute before that, a rank that hangs writes where it is."""
 

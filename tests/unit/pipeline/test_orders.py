@@ -6,13 +6,13 @@ import os
 import random
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from tests.forks.server import command
 from workbench import cli
 from workbench.core import methods
 from workbench.methods.pipeline import ideal, orders
@@ -104,9 +104,9 @@ def test_torchs_runtime_loads_and_runs_what_is_exported(tmp_path):
         chunks = 2 if order.chunked else 1
         file = tmp_path / f"{name}-{chunks}.csv"
         assert cli.main(["schedule", name, "-P", "2", "-N", "4", "--csv", str(file)]) == 0
-    command = (sys.executable, "-m", "tests.unit.pipeline.torch_rank", str(tmp_path))
+    module = "tests.unit.pipeline.torch_rank"
     ranks = [
-        subprocess.Popen([*command, str(rank), "2"], cwd=README.parent, env=os.environ | ALONE)
+        subprocess.Popen(command(module, str(tmp_path), str(rank), "2"), env=os.environ | ALONE)
         for rank in range(2)
     ]
     try:
