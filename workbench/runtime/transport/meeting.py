@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from stat import S_ISSOCK
 from threading import Thread
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -30,7 +30,6 @@ MAKING = timedelta(seconds=60)
 ATTEMPTS, LOOK_S, SOON_S = 5, 0.005, 2.0
 """How often a group is made; between two looks at a number's arrival; after that, strangers are
 looked for."""
-INTERNET = (socket.AF_INET, socket.AF_INET6)
 Make = Callable[[int], dist.ProcessGroup | None]
 """From the number of the attempt to its group, with `MAKING` as timeout."""
 
@@ -118,18 +117,6 @@ def _stranger(store: dist.Store, key: str, world: int) -> str:
 
 
 def _sockets() -> dict[tuple, int]:
-    """Descriptor of each connection of this process, by its two ends: address and port. Asked of
-    the sockets: a table of all connections of the host takes tens of milliseconds to read."""
-    found = {}
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError):  # it is closed by now, listens, or has no address
-            copy = os.dup(int(name))
-            if not S_ISSOCK(os.fstat(copy).st_mode):
-                os.close(copy)
-                continue
-            blocks = os.get_blocking(copy)
-            with socket.socket(fileno=copy) as each:
-                os.set_blocking(copy, blocks)  # whatever timeout sockets of Python have by default
-                if each.type == socket.SOCK_STREAM and each.family in INTERNET:
-                    found[each.getsockname()[:2], each.getpeername()[:2]] = int(name)
-    return found
+    """Descriptor of each connection of this process, by its two ends: address and port."""
+    every = psutil.Process().net_connections("tcp")
+    return {(tuple(one.laddr), tuple(one.raddr)): one.fd for one in every if one.raddr}
