@@ -47,7 +47,7 @@ class Suite:
     """By size."""
     entries: Callable[..., list[Entry]]
     form: Benchmark
-    """Of the file of its rows."""
+    """Form of the file of its rows."""
     roof: str
     """The method whose speed the others are compared with."""
     largest: tuple[str, ...] = ()

@@ -35,9 +35,9 @@ class Claim:
     where: Where = field(default_factory=dict)
     """The rows that it is about."""
     of: Where = field(default_factory=dict)
-    """Of these the ratio's upper part."""
+    """Rows of the upper part of a ratio."""
     over: Where = field(default_factory=dict)
-    """The lower part."""
+    """Rows of its lower part."""
     at: Where = field(default_factory=dict)
     """Of a ratio of ratios: the rows of the upper one."""
     beside: Where = field(default_factory=dict)

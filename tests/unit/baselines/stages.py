@@ -34,7 +34,7 @@ def save(step: int, holder: states.StageHolder, folder: Path) -> None:
 
 
 def full_once(real: Callable[..., None]) -> Callable[..., None]:
-    """What writes a unit where the disk is full, once."""
+    """A function that fails as on a full disk the first time, and writes a unit later."""
 
     def full(*_: object) -> None:
         states.write_unit = real

@@ -78,7 +78,7 @@ def benchmark() -> list[dict[str, Any]]:
 
 
 FACTS = ("method", "dtype", "status", "commit", "measured_on", "started", "seconds", "moved_bytes")
-"""Of rows; all others are numbers."""
+"""Fields of rows that are no numbers."""
 
 
 def record_of(row: dict[str, Any]) -> RunRecord:
