@@ -76,7 +76,7 @@ class Varuna(StagePipeline):
         seed: int = 0,
         weight_of: Callable[[Inputs], float] | None = None,
         transport: str = "auto",
-        compile: str = "auto",
+        compile: str = "off",
         device_memory: int | str | None = None,
         perturb: Perturb | None = None,
         latency: Callable[[Action], float] | None = None,
@@ -92,8 +92,8 @@ class Varuna(StagePipeline):
         At most `stash` micro-batches' inputs wait at a stage, `stash_on` the device or the host.
         `seed` is that of random numbers in forward passes. `logs` is a folder for logs, in a
         launcher's job its own. `weight_of` the inputs of a micro-batch says how much its mean loss
-        counts, such as its number of labels; by default its rows. `compile` as in a run: layers in
-        16 bits are compiled on a GPU. `device_memory` is what a process may use of its device, in
+        counts, such as its number of labels; by default its rows. `compile` "on": layers in 16
+        bits are compiled on a GPU. `device_memory` is what a process may use of its device, in
         bytes or as ``20GiB``: a step is proved to need no more. `perturb` is called around every
         action, and `latency` of a receive says how late its message is to come, for tests and paced
         runs.
