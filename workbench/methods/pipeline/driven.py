@@ -76,7 +76,8 @@ class Pipelined(Steps):
                 )  # fmt: skip
                 job = StageJob(
                     get_batch=first.named, plan=plan, device=peers.device, seed=spec.seed,
-                    compile="on" if spec.compile == "on" else "off", device_memory=spec.device_memory,
+                    compile="on" if spec.compile == "on" else "off",
+                    device_memory=spec.device_memory,
                     shares=plan.shares(rows // stages, -(-spec.batch // task.microbatches)),
                     dtype=dtype_of(fp16=False, bf16=spec.dtype == "bf16"), weight_of=weigh,
                     backend=carrier("auto", peers.device),
