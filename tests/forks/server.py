@@ -117,7 +117,8 @@ class Server:
             for other in (client, self._door, *(other for other, _ in self._clients.values())):
                 other.close()
             _become(*marshal.loads(asked), files, str(self._path))
-        os.setpgid(number, number)
+        with suppress(OSError):  # it may have a session of its own by now
+            os.setpgid(number, number)
         for file in files:
             os.close(file)
         self._clients[os.pidfd_open(number)] = client, number
@@ -126,7 +127,8 @@ class Server:
         """End the group of a process that has ended, or whose client has."""
         client, number = self._clients.pop(process)
         if not select.select([process], [], [], 0)[0]:
-            os.killpg(number, signal.SIGKILL)
+            with suppress(OSError):  # it may have ended since
+                os.killpg(number, signal.SIGKILL)
         _, status = os.waitpid(number, 0)
         os.close(process)
         with client, suppress(OSError):  # nobody may be there any more
