@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.varuna import net
 from tests.varuna.workers import Workers
@@ -76,6 +77,7 @@ def test_a_size_without_memory_is_left_out_and_named(tmp_path, monkeypatch):
         profiler.profile_all([2])
     with pytest.raises(ValueError, match="numbers from 1 on"):
         profiler.profile_all([0, 1])
+    dist.destroy_process_group()  # of this process alone, which a script's end would leave
 
 
 def test_a_cut_is_measured_on_one_slice_of_a_kind(monkeypatch):
