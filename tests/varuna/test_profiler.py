@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.varuna import net
 from tests.varuna.workers import Workers
 from workbench.methods.pipeline.cutting import measured
+from workbench.methods.pipeline.making import has_room
 from workbench.methods.pipeline.network_timing import sizes_to, wire_of
 from workbench.methods.pipeline.slice_sizes import stages_of
 from workbench.methods.varuna import AutoConfig, Profiler
@@ -78,6 +79,13 @@ def test_a_size_without_memory_is_left_out_and_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="numbers from 1 on"):
         profiler.profile_all([0, 1])
     dist.destroy_process_group()  # of this process alone, which a script's end would leave
+
+
+def test_room_for_modules_is_known_before_a_process_has_joined(monkeypatch):
+    """Later rounds of a job ask so."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (has_room(1), has_room(1 << 60)) == (True, False)
 
 
 def test_a_cut_is_measured_on_one_slice_of_a_kind(monkeypatch):

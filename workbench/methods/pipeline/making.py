@@ -176,7 +176,8 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 def has_room(nbytes: int) -> bool:
     """Whether this host has memory for a module of so many bytes in each of its processes; False
     where the bytes are not known (0)."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    told = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    processes = int(next(filter(None, told), 0)) or dist.get_world_size()
     return 0 < ROOM * nbytes * processes < psutil.virtual_memory().available
 
 
