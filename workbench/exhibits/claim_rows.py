@@ -39,7 +39,7 @@ class Claim:
     over: Where = field(default_factory=dict)
     """Rows of its lower part."""
     at: Where = field(default_factory=dict)
-    """Of a ratio of ratios: the rows of the upper one."""
+    """Rows of the upper ratio, in a ratio of ratios."""
     beside: Where = field(default_factory=dict)
     """The rows of the lower one."""
     by: dict[str, list[Any]] = field(default_factory=dict)

@@ -139,8 +139,8 @@ def why_missing(status: str, otherwise: str) -> str:
 
 STEP = "step_seconds", "step_ratio", "step time", "s"
 PEAK = "peak_device_gib", "peak_ratio", "device peak", "GiB"
-"""Of a step and of a device: columns of what was measured and of predicted over measured, and
-words."""
+"""Predictions of a step and of a device: columns of what was measured and of predicted over
+measured, and words."""
 
 
 def draw_predictions(

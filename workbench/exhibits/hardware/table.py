@@ -25,7 +25,7 @@ OWN_RUNTIME = ("l2l", "stronghold", "stronghold-disk")
 schedule ran."""
 HARMONY = ("harmony-dp", "harmony-pp")
 SERVER_RUNTIME = ("dp-swap", "pp-swap", *HARMONY)
-"""Those of several GPUs."""
+"""Methods of several GPUs whose predictions are judged."""
 MODEL = ("layers", "hidden", "heads", "seq", "dtype")
 """Columns that make two models one."""
 COMPARED = ("device", *MODEL, "batch", "ranks")

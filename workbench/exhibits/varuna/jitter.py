@@ -35,7 +35,7 @@ from workbench.published.tables import FOLDER
 
 SEEDS = 8
 ROUNDED = 0.0005
-"""Of efficiencies."""
+"""Rounding of the published efficiencies."""
 PIPELINES = ("gpipe", "1f1b-late", "1f1b-early")
 EFFICIENCY, STASH = "efficiency", "stash"
 IDEAL_S = MICROS * sum(SECONDS.values())
