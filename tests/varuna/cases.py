@@ -38,7 +38,7 @@ def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
     kw = {"weight_of": net.labels_of, "device": "cpu", **kw}
     places = kw.pop("places", str(StageMap.of(stages, replicas)))
     kw["stages"] = kw.pop("cut", None)
-    inner = {name: kw.pop(name) for name in ("batchnorm", "blocks") if name in kw}
+    inner = {name: kw.pop(name) for name in ("batchnorm", "blocks", "drop") if name in kw}
     module = net.net(**inner) if replicas == 1 else lambda: net.net(**inner)
     return Varuna(module, places, net.batch, batch, chunk, **kw)
 
@@ -93,9 +93,16 @@ def train(
         "weights": {name: value.tolist() for name, value in named},
         "evaluated": model.evaluate(share_of(model, batch, steps - 1)),
         "scale": model.scale.value,
+        "recorded": recorded(model),
     }
     model.close()
     return found
+
+
+def recorded(model: StagePipeline) -> list[str]:
+    """Kinds of passes of which this process has recordings."""
+    stages = getattr(model._engine._passes, "_recorded", {}).values()
+    return sorted({kind for stage in stages for kind in stage._recordings})
 
 
 def misuse(wrong: list[dict], others: list[dict], folder: str, **case: int) -> dict:

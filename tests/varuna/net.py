@@ -14,10 +14,10 @@ SEQ, WORDS, HIDDEN, BLOCKS = 6, 24, 16, 4
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, drop: float) -> None:
         super().__init__()
         self.inner, self.norm = nn.Linear(HIDDEN, HIDDEN), nn.LayerNorm(HIDDEN)
-        self.drop = nn.Dropout(0.2)
+        self.drop = nn.Dropout(drop)
 
     def forward(self, x, mask):
         return x + self.drop(self.norm(self.inner(x).relu()) * mask.unsqueeze(-1))
@@ -27,10 +27,10 @@ class Net(nn.Module):
     """Cut points lie in a plain list; the output layer has the embedding's weight; a mask that is
     made of an input crosses every cut; labels of -100 do not count."""
 
-    def __init__(self, batchnorm: bool = False, blocks: int = BLOCKS) -> None:
+    def __init__(self, batchnorm: bool = False, blocks: int = BLOCKS, drop: float = 0.2) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, HIDDEN)
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(drop) for _ in range(blocks))
         self._cuts = [CutPoint() for _ in range(blocks)]
         self.batchnorm = nn.BatchNorm1d(SEQ) if batchnorm else nn.Identity()
         self.out = nn.Linear(HIDDEN, WORDS, bias=False)

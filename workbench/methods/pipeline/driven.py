@@ -77,6 +77,7 @@ class Pipelined(Steps):
                 job = StageJob(
                     get_batch=first.named, plan=plan, device=peers.device, seed=spec.seed,
                     compile="on" if spec.compile == "on" else "off",
+                    records=spec.replay != "off",
                     device_memory=spec.device_memory,
                     shares=plan.shares(rows // stages, -(-spec.batch // task.microbatches)),
                     dtype=dtype_of(fp16=False, bf16=spec.dtype == "bf16"), weight_of=weigh,

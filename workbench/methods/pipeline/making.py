@@ -87,6 +87,8 @@ class StageJob:
     """Pairs of names of parameters that are one weight."""
     compile: str = "off"
     """As in a spec."""
+    records: bool = True
+    """Whether passes on a GPU are recorded where they can be."""
     seed: int = 0
     """Of random numbers in forward passes."""
     weight_of: Callable[[Inputs], float] | None = None

@@ -28,6 +28,8 @@ from workbench.model.base import Context
 from workbench.model.slices import Inputs, check_inputs
 from workbench.runtime.passes.stage import Given
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
+from workbench.runtime.passes.stage_passes import StagePasses
+from workbench.runtime.passes.stage_recordings import RecordedPasses
 from workbench.runtime.passes.statistics import ReplicaStatistics
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.group_transport import GroupTransport
@@ -73,7 +75,8 @@ class StagePipeline:
         self._ties = self._weights.ties(own.copies, self.map, self.stage, self.replica, job.backend)
         add_up = partial(dist.all_reduce, group=replicas)
         grads = self._weights.gradients
-        self._engine = engine = StageEngine(own.stages, grads, add_up, OutsideUpdates())
+        passes = (RecordedPasses if job.records else StagePasses)(own.stages)
+        self._engine = engine = StageEngine(own.stages, passes, grads, add_up, OutsideUpdates())
         channels = neighbours(
             self.map, job.plan.links, self.rank, job.backend, self._everybody, device
         )

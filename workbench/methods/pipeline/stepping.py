@@ -202,6 +202,8 @@ class Stepping:
         self._plan, self._position = plan, position
         self._proves, self._record_from = proves, 0 if records else NEVER
         self._executors: dict[tuple[int, bool], Executor] = {}
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """Of all passes, since recordings are of one stream."""
         self._carries: tuple[int, bool] | None = None
         self._proved: set[tuple[int, bool]] = set()
         self.events: list[Event] = []
@@ -232,7 +234,8 @@ class Stepping:
                 schedule, self._engine.perform, self._device, rank=self._position,
                 perturb=self._perturb, record_from=self._record_from, origin=0.0,
                 announce=self._engine.transport.announce, together=self._device.type == "cuda",
-                on_failure=lambda _: self._engine.transport.stop(), abandon_s=ABANDON_S,
+                compute_stream=self._stream, abandon_s=ABANDON_S,
+                on_failure=lambda _: self._engine.transport.stop(),
             )  # fmt: skip
         if self._carries != key:
             self._engine.transport.use(self._executors[key].schedule)

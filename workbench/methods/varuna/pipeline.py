@@ -77,6 +77,7 @@ class Varuna(StagePipeline):
         weight_of: Callable[[Inputs], float] | None = None,
         transport: str = "auto",
         compile: str = "off",
+        replay: bool = True,
         device_memory: int | str | None = None,
         perturb: Perturb | None = None,
         latency: Callable[[Action], float] | None = None,
@@ -93,10 +94,11 @@ class Varuna(StagePipeline):
         `seed` is that of random numbers in forward passes. `logs` is a folder for logs, in a
         launcher's job its own. `weight_of` the inputs of a micro-batch says how much its mean loss
         counts, such as its number of labels; by default its rows. `compile` "on": layers in 16
-        bits are compiled on a GPU. `device_memory` is what a process may use of its device, in
-        bytes or as ``20GiB``: a step is proved to need no more. `perturb` is called around every
-        action, and `latency` of a receive says how late its message is to come, for tests and paced
-        runs.
+        bits are compiled on a GPU. `replay`: there a stage's passes in 16 bits are recorded as CUDA
+        graphs where they can be, with equal results. `device_memory` is what a process may use of
+        its device, in bytes or as ``20GiB``: a step is proved to need no more. `perturb` is called
+        around every action, and `latency` of a receive says how late its message is to come, for
+        tests and paced runs.
 
         `stages` are the slices of each stage, such as ``5 4 4 3``: by default those that a
         launcher has chosen, else the first rank measures slices for them.
@@ -122,7 +124,7 @@ class Varuna(StagePipeline):
             get_batch=get_batch_fn, plan=plan, shares=shares, device=on,
             dtype=dtype_of(fp16=fp16, bf16=bf16), backend=carrier(transport, on),
             cut=stages or chosen, shared_weights=shared_weights or (), seed=seed,
-            weight_of=weight_of, compile=compile, perturb=perturb,
+            weight_of=weight_of, compile=compile, records=replay, perturb=perturb,
             device_memory=None if device_memory is None else parse_bytes(device_memory),
             latency=latency,
         )  # fmt: skip

@@ -45,12 +45,29 @@ class Stage:
         """They, or their compiled forms."""
         self._compiles = compiles(compile, device.type, dtype)
         self._working = WorkingWeights(self.modules, dtype) if dtype.itemsize == 2 else None
+        self._settled = False
+        """Whether a step has used the copies."""
         self.first, self.last = units.start == 0, units.stop == slices.count
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The stage's parameters by their names in the whole module."""
         every = (parameter for module in self.modules for parameter in module.parameters())
         return {self.slices.names[id(parameter)]: parameter for parameter in every}
+
+    @property
+    def records(self) -> bool:
+        """Whether passes may be recorded now: on a GPU, after a step with copies of weights in 16
+        bits, in which layers were compiled; without random numbers and BatchNorm."""
+        if self.device.type != "cuda" or not self._settled:
+            return False
+        model = self.model
+        return not any(model.draws_in(unit) or model.normalizes_in(unit) for unit in self.units)
+
+    def addresses(self) -> list[int]:
+        """Where the weights, their gradients and buffers lie."""
+        own = [tensor for module in self.modules for tensor in module.parameters()]
+        grads = [tensor.grad for tensor in own if tensor.grad is not None]
+        return [tensor.data_ptr() for tensor in (*own, *grads, *self.buffers())]
 
     def buffers(self) -> list[Tensor]:
         """Buffers of the stage's modules."""
@@ -96,10 +113,21 @@ class Stage:
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
-    def begin(self, step: int, given: Sequence[Given]) -> None:
-        """Before a step: the inputs of each of its micro-batches."""
+    def given(self, micro: int, step: int) -> Given:
+        """Inputs of a micro-batch of a step."""
+        return self._steps[step][micro]
+
+    def give(self, step: int, given: Sequence[Given]) -> None:
+        """The inputs of each micro-batch of a step."""
         self._steps[step] = given
-        if self._working is not None and self._working.refresh() and self._compiles:
+
+    def begin(self, step: int, given: Sequence[Given]) -> None:
+        """Before a step, of whose micro-batches these are the inputs."""
+        self.give(step, given)
+        if self._working is None:
+            return
+        self._settled = self.copied_bytes > 0
+        if self._working.refresh() and self._compiles:
             self._programs = compiled(self.slices, self.units)
 
     def end(self, step: int) -> None:

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from workbench.runtime.passes.bundle import Bundle
-from workbench.runtime.passes.differentiation import Above, Differentiation
+from workbench.runtime.passes.differentiation import Above
+from workbench.runtime.passes.stage_passes import Key, StageModule, StagePasses, there, wants
 from workbench.runtime.protocols import StageUpdates, Transport
 from workbench.runtime.transport.group_transport import Form
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
-
-Key = tuple[int, int, int]
-"""A stage, for what it puts out the stage behind it; a micro-batch; a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +58,6 @@ class StageStep:
         return sum(parts), sum(weights)
 
 
-class StageModule(Protocol):
-    """A stage of a model."""
-
-    last: bool
-
-    def came(self, samples: int) -> Sequence[Form]:
-        """Tensors from the stage before."""
-
-    def goes(self, samples: int) -> Sequence[Form]:
-        """Tensors for the stage behind."""
-
-    def run(self, came: Bundle, micro: int, step: int) -> Bundle:
-        """A pass over a micro-batch of a step: tensors for the stage behind, or its mean loss."""
-
-
 class StageEngine:
     """Performs the actions of one process (the executor's `Work`)."""
 
@@ -83,13 +65,14 @@ class StageEngine:
     """Carrier of messages; set before the first step."""
 
     def __init__(
-        self, stages: Mapping[int, StageModule], gradients: Tensor,
+        self, stages: Mapping[int, StageModule], passes: StagePasses, gradients: Tensor,
         add_up: Callable[[Tensor], object], updates: StageUpdates,
     ) -> None:  # fmt: skip
-        """`stages`: unit of the schedule -> the stage. `gradients` of all their weights, flat: each
-        parameter's `grad` is a view. `add_up` makes them the sum of all replicas'."""
+        """`stages`: unit of the schedule -> the stage; `passes` performs their passes. `gradients`
+        of all their weights, flat: each parameter's `grad` is a view. `add_up` makes them the sum
+        of all replicas'."""
         self._stages, self._gradients, self._add_up = stages, gradients, add_up
-        self._updates, self._autograd = updates, Differentiation()
+        self._updates, self._passes = updates, passes
         self._steps: dict[int, StageStep] = {}
         self._inputs: dict[Key, Bundle] = {}
         """Outputs of the stage before, until the backward pass of the one that they enter."""
@@ -119,6 +102,7 @@ class StageEngine:
         """Before a step: its micro-batches, and the factor of each one's weight in the loss that is
         differentiated. Gradients start as the updates leave them; in evaluation they stay."""
         self._steps[step] = StageStep(micros, scale, training)
+        self._passes.begin()
         if training:
             self._updates.begin(self._gradients, step)
 
@@ -141,7 +125,7 @@ class StageEngine:
 
     def forget(self) -> None:
         """Let go of what a step that failed has left; every lane has ended."""
-        self._autograd.forget()
+        self._passes.forget()
         for held in (self._inputs, self._outputs, self._above, self._below, self._steps):
             held.clear()
 
@@ -158,7 +142,9 @@ class StageEngine:
         schedule has memory for it."""
         unit, micro, state = action.unit, action.microbatch, self._steps[step]
         keeps = state.training and name.keeps(action) and not name.checkpoints(action)
-        made = self._pass(action, step, keeps=keeps)
+        came = there(self._inputs.get((unit, micro, step), ()))
+        samples = self._samples(action, step)
+        made = self._passes.forward((unit, micro, step), came, samples, keeps=keeps)
         if self._stages[unit].last:
             state.losses[micro] = made[0].detach()
         elif action.kind is Kind.FORWARD:
@@ -167,33 +153,22 @@ class StageEngine:
         if not state.training:
             self._inputs.pop((unit, micro, step), None)
 
-    def _pass(self, action: Action, step: int, *, keeps: bool) -> Bundle:
-        key = action.unit, action.microbatch, step
-        stage, came = self._stages[action.unit], _used_here(self._inputs.get(key, ()))
-        forms = stage.came(self._samples(action, step)) if came else ()
-        wanted = [form[2] for form in forms] if keeps else None
-        return self._autograd.forward(
-            key, lambda x: stage.run(x, action.microbatch, step), came, wanted
-        )
-
     def _backward(self, action: Action, step: int) -> None:
         """A backward pass; from a checkpoint, the forward pass comes again first."""
         unit, micro, state = action.unit, action.microbatch, self._steps[step]
         key = unit, micro, step
-        if key not in self._autograd:
-            self._pass(action, step, keeps=True)
-        self._inputs.pop(key, None)
+        came, samples = there(self._inputs.pop(key, ())), self._samples(action, step)
         if self._stages[unit].last:
             above = Above(share=state.micros[micro].weight * state.scale)
         else:
-            back = [form[2] for form in self._stages[unit].goes(self._samples(action, step))]
-            above = Above(_used_here(self._above.pop((unit + 1, micro, step))), back)
+            back = wants(self._stages[unit].goes(samples))
+            above = Above(there(self._above.pop((unit + 1, micro, step))), back)
         into = self._above if unit - 1 in self._stages else self._below
-        into[key] = self._autograd.accumulate(key, above)
+        into[key] = self._passes.backward(key, came, samples, above)
 
     def _send(self, action: Action, step: int) -> None:
         held = self._outputs if action.kind is Kind.SEND else self._below
-        bundle = _used_here(held.pop((action.unit, action.microbatch, step)))
+        bundle = there(held.pop((action.unit, action.microbatch, step)))
         self.transport.send(action, bundle, step)
 
     def _receive(self, action: Action, step: int) -> None:
@@ -203,7 +178,7 @@ class StageEngine:
     def _stash(self, action: Action, step: int) -> None:
         """Take the inputs of a stage to the host, where that is another memory."""
         key = action.unit, action.microbatch, step
-        self._inputs[key] = tuple(map(_to_host, _used_here(self._inputs[key])))
+        self._inputs[key] = tuple(map(_to_host, there(self._inputs[key])))
 
     def _fetch(self, action: Action, step: int) -> None:
         key, device = (action.unit, action.microbatch, step), self._gradients.device
@@ -222,12 +197,3 @@ def _to_host(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _used_here(bundle: Bundle) -> Bundle:
-    """Tensors that another stream made, and the current one uses: their memory is not used again
-    before it is done."""
-    for tensor in bundle:
-        if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
-    return bundle

@@ -86,14 +86,15 @@ def join(device: torch.device) -> bool:
 
 
 def new_group(
-    ranks: Iterable[int] | None = None, backend: str | None = None, patience: timedelta = PATIENCE
-) -> dist.ProcessGroup | None:
+    ranks: Iterable[int] | None = None, backend: str | None = None, patience: timedelta = PATIENCE,
+    *, options: Any = None,
+) -> dist.ProcessGroup | None:  # fmt: skip
     """A process group of some ranks, by default of all and of the world's backend; all ranks call
-    it, in one order. Its operations wait for `patience`. Raises OSError where its connections are
-    disturbed."""
+    it, in one order. Its operations wait for `patience`. `options` are NCCL's. Raises OSError
+    where its connections are disturbed."""
     members = [*range(dist.get_world_size())] if ranks is None else sorted(ranks)
     if "gloo" not in (backend or dist.get_backend()) or len(members) == 1:
-        return dist.new_group(members, backend=backend, timeout=patience)
+        return dist.new_group(members, backend=backend, timeout=patience, pg_options=options)
     return proved(
         lambda _: dist.new_group(members, backend=backend, timeout=MAKING),
         dist.distributed_c10d._get_default_store(), rank=dist.get_rank(),

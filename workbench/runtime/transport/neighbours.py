@@ -12,6 +12,9 @@ from workbench.runtime.transport.group_transport import Channel
 from workbench.runtime.transport.groups import new_group
 
 CARRIERS = ("auto", "nccl", "gloo")
+MESSAGE_BLOCKS = 2
+"""Blocks of NCCL's kernel for a message. The kernel of a receive waits on the device beside passes,
+and with NCCL's own number of blocks takes a tenth of it."""
 
 
 def carrier(wanted: str, device: torch.device) -> str:
@@ -43,7 +46,7 @@ def neighbours(
     for replica in range(places.replicas):
         for pair in ([places.rank(at, replica) for at in link] for link in links):
             for forward in (True, False):
-                made = everybody if backend == "gloo" else group(pair, backend)
+                made = everybody if backend == "gloo" else new_group(pair, backend, options=few())
                 if rank not in pair:
                     continue
                 (peer,) = {*pair} - {rank}
@@ -54,6 +57,13 @@ def neighbours(
                     sends = (rank == pair[0]) == forward
                     (dist.send if sends else dist.recv)(number, peer, group=made)
     return found
+
+
+def few() -> dist.ProcessGroupNCCL.Options:
+    """NCCL's options of a group for messages."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.min_ctas, options.config.max_ctas = 1, MESSAGE_BLOCKS
+    return options
 
 
 def check_world(places: StageMap) -> None:
