@@ -29,7 +29,8 @@ TRIALS = 5
 class HostAdamW(AdamW, Protocol):
     """Interface of both host optimizers."""
 
-    def step(self, lr: float, norm: Tensor) -> None: ...
+    def step(self, lr: float, norm: Tensor) -> None:
+        """Update all weights, with gradients clipped by their global norm."""
 
 
 Maker = Callable[[list[dict], RunSpec], HostAdamW]

@@ -41,6 +41,7 @@ class Reentrant(torchs.CheckpointFunction):
 
     @classmethod
     def apply(cls, function: Callable, preserve: bool, *args: Any) -> Any:
+        """As torch's; a pass whose random numbers belong to samples draws them again."""
         if current() is None:
             return super().apply(function, preserve, *args)
         return recomputed(function, *args)

@@ -257,6 +257,7 @@ class HFModel(Decoder):
 
     @property
     def couples(self) -> str:
+        """Why samples of a micro-batch depend on each other; empty where they do not."""
         if self._flow.seats:
             return "the router's loss is of a micro-batch"
         if self._seen.mixes:

@@ -73,6 +73,7 @@ def understood(path: str | Path) -> Iterator[None]:
 
 
 def transformers_package() -> Any:
+    """The package transformers. Raises ValueError where it is not installed."""
     try:
         import transformers
     except ImportError:

@@ -39,6 +39,8 @@ class Unfilled(TorchDispatchMode):
 
 
 class Seen(NamedTuple):
+    """What a trial pass of a model shows."""
+
     draws: bool
     """Whether a unit draws random numbers."""
     mixes: bool

@@ -66,6 +66,7 @@ def cross_entropy(
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
+    """Each row's loss [rows] and, in place of its logits, their gradient [rows, columns]."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
@@ -101,6 +102,7 @@ def cross_entropy(
 
 @triton.jit(do_not_specialize=["numel"])
 def multiply(tensor, factor, numel: tl.int64, BLOCK: tl.constexpr):
+    """A tensor of numel numbers times a factor on the device, in place."""
     by = tl.load(factor)
     if by != 1.0:
         begin = tl.program_id(0).to(tl.int64) * BLOCK

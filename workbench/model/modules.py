@@ -211,6 +211,7 @@ class Decomposed(LayeredModel):
 
     @cached_property
     def couples(self) -> str:
+        """Why samples of a micro-batch depend on each other; empty where they do not."""
         if self.normalizes:
             return "BatchNorm takes its statistics from a micro-batch"
         if self.draws_together:
@@ -219,6 +220,7 @@ class Decomposed(LayeredModel):
 
     @property
     def draws_together(self) -> bool:
+        """Whether a layer draws random numbers for a whole micro-batch."""
         return any(draw.whole for draw in self.draws)
 
     @cached_property

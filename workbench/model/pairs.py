@@ -50,6 +50,8 @@ HELD_OUT = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
+    """Two sentences and their label."""
+
     label: int
     first: str
     second: str

@@ -53,6 +53,7 @@ class Question:
 
     @property
     def words(self) -> str:
+        """The question as a reader sees it."""
         label = MODELS[self.model].label
         return f"{label}, {self.mode}, {self.ranks} GPUs, minibatch {self.minibatch}"
 

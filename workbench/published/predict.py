@@ -62,9 +62,11 @@ class Point:
     """Further settings of the run."""
 
     def plan(self) -> Plan:
+        """The plan of the point's run."""
         return _planner(self.method, self.variant)(self.run())
 
     def run(self) -> RunSpec:
+        """The spec that the point stands for."""
         model = ModelSpec(layers=self.layers)
         window = self.window or "auto"
         return RunSpec.of(

@@ -55,9 +55,11 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
+        """Actions of all steps."""
         return self.num_actions * self.steps
 
     def action(self, node: int) -> Action:
+        """The action of a node, whatever its step."""
         return self.schedule.actions[node % len(self.schedule.actions)]
 
     @cached_property

@@ -57,6 +57,7 @@ class Proof:
         return self.spans(kind, unit).sharing(self.schedule.actions[like].span)
 
     def name(self, i: int) -> str:
+        """The name of action number i."""
         return self.schedule.actions[i].name
 
     def waits(self, action: Action) -> list[tuple[int, int]]:

@@ -105,6 +105,7 @@ class Schedule:
 
     @cached_property
     def by_name(self) -> dict[str, Action]:
+        """Each action by its name, which is unique."""
         return {action.name: action for action in self.actions}
 
     @cached_property

@@ -73,6 +73,7 @@ class Simulation:
 
     @property
     def makespan_s(self) -> float:
+        """Seconds from the beginning to the end of the last action."""
         return max((event.end_s for event in self.events), default=0.0)
 
     @property

@@ -162,10 +162,12 @@ class InOneProcess(Steps):
 
     @property
     def steps(self) -> int:
+        """Steps that are done."""
         return len(self._whole.history.losses)
 
     @property
     def grad_norm(self) -> float | None:
+        """The global norm of the last step's gradients, where they are clipped."""
         return (self._whole.history.grad_norms or [None])[-1]
 
     def objective(self, batch: Batch, again: Again) -> Objective:

@@ -194,6 +194,7 @@ class Ranked(Steps):
 
     @property
     def grad_norm(self) -> float | None:
+        """The global norm of the last step's gradients, where they are clipped."""
         clipped = self._spec.clip is not None and self.steps
         return self._board.norm_of(self.steps - 1) if clipped else None
 

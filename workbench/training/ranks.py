@@ -38,9 +38,12 @@ from workbench.training.run import check_data, told_of, write_timeline
 class Planner(Protocol):
     """A module that plans for several ranks, from profiles by samples in a micro-batch."""
 
-    def check(self, spec: RunSpec, mode: str) -> None: ...
+    def check(self, spec: RunSpec, mode: str) -> None:
+        """Raise ValueError for a spec that the method cannot train."""
 
-    def plan(self, spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan: ...
+    def plan(self, spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str) -> Plan:
+        """The best plan for profiles by samples in a micro-batch. Raises ValueError where none
+        fits."""
 
     def rehearsal(self, spec: RunSpec, profile: Profile) -> Schedule:
         """A schedule of a small model, which has four units a rank (profile/rehearsal.py)."""

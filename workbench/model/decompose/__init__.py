@@ -90,6 +90,7 @@ class ListOfLayers(nn.Sequential):
     """Modules that are called one after another; a tuple is the arguments of the next."""
 
     def forward(self, *inputs: Any) -> Any:
+        """Each layer over the outputs of the one before."""
         for module in self:
             out = module(*inputs)
             inputs = out if isinstance(out, tuple) else (out,)

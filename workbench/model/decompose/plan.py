@@ -180,6 +180,7 @@ class Call:
         return name if name and getattr(Tensor, name, None) is self.target else ""
 
     def refs(self) -> Iterable[int]:
+        """Numbers of the values that the call reads."""
         return (leaf.number for leaf in self.leaves if isinstance(leaf, Ref))
 
 

@@ -44,12 +44,15 @@ class Program(nn.Module):
         return local
 
     def train(self, mode: bool = True) -> Program:
+        """Set the mode, but for parts whose own mode is fixed."""
         super().train(mode)
         for path, kept in self.modes.items():
             self.get_submodule(path).training = kept[0] if mode else kept[1]
         return self
 
     def forward(self, *inputs: Tensor, targets: Any = None) -> tuple[Tensor, ...]:
+        """The outputs of the layer's plan over its inputs. Raises ValueError for another number of
+        inputs, and in a mode that the plan was not made in."""
         plan = self.plan
         if len(inputs) != len(plan.takes):
             raise ValueError(f"the layer takes {len(plan.takes)} tensors, not {len(inputs)}")

@@ -57,7 +57,8 @@ class DeviceMeter(ABC):
         """The most bytes in use at once since the last ``reset_peak``; never above the budget."""
 
     @abstractmethod
-    def reset_peak(self) -> None: ...
+    def reset_peak(self) -> None:
+        """Begin the peak again at the bytes in use."""
 
     @abstractmethod
     def zeros(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -207,7 +207,7 @@ class DiskStore:
                 f"bytes {offset} to {end} of slab {name!r}, which has {extent.nbytes}: a piece "
                 f"must start at a multiple of {ALIGNMENT} and end at one, or where the slab ends"
             )
-        return tensor.detach().view(-1).view(torch.uint8), extent.offset + offset
+        return tensor.detach().view(-1).view(torch.uint8), extent.offset + offset  # [bytes]
 
     def _aligned_prefix(self, data: Tensor) -> int:
         """How many of these bytes the disk can move without staging."""

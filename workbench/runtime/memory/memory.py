@@ -227,6 +227,7 @@ class Memory:
         return self._host_weights[unit]
 
     def host_gradients(self, unit: int) -> Tensor:
+        """The gradients of a unit on the host, flat, one number a parameter."""
         return self._host_gradients[unit]
 
     def host_activation(self, unit: int, micro: int) -> Tensor:
@@ -238,6 +239,7 @@ class Memory:
         return self._fetch_slots[slot]
 
     def on_disk(self, unit: int) -> bool:
+        """Whether a unit's optimizer states lie on the disk."""
         return unit in self._disk_units
 
     def seed(self, unit: int, master: Tensor) -> None:

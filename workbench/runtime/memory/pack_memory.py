@@ -71,7 +71,7 @@ class PackMemory:
         buffer = self._schedule.buffers[label]
         whole = self._arenas[buffer.slot or label]
         end = buffer.offset + numel * self._dtype.itemsize
-        return whole[buffer.offset : end].view(self._dtype)
+        return whole[buffer.offset : end].view(self._dtype)  # [numbers of the buffer]
 
     def share(self, label: str, layout: VisitLayout, number: int, share: int) -> Tensor:
         """A part of a layer's gradients: all of them, or the share of that number."""

@@ -167,7 +167,7 @@ class SharedHost:
     def view(self, label: str, dtype: torch.dtype = torch.uint8) -> Tensor:
         """A host buffer of the schedule, flat."""
         at, nbytes = self._places[label]
-        return self._whole[at : at + nbytes].view(dtype)
+        return self._whole[at : at + nbytes].view(dtype)  # [nbytes / size of dtype]
 
     def close(self) -> None:
         """Unpin. The memory goes with its last user. Does nothing the second time."""

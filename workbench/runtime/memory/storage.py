@@ -44,6 +44,7 @@ class Flat:
 
     @classmethod
     def of(cls, model: LayeredModel, unit: int) -> Flat:
+        """The places of a unit's parameters in one flat tensor: those that decay first."""
         shapes = model.shapes(unit)
         decaying = [name for name in shapes if model.decays(unit, name)]
         others = [name for name in shapes if name not in decaying]
@@ -74,7 +75,7 @@ class Flat:
 
     def gathered(self, tensors: list[Tensor]) -> list[Tensor]:
         """Copies of tensors in the order of the pieces, views of one new slab."""
-        slab = torch.empty(self.numel, dtype=tensors[0].dtype, device=tensors[0].device)
+        slab = torch.empty(self.numel, dtype=tensors[0].dtype, device=tensors[0].device)  # [numel]
         views = [view for _, view in self.views(slab)]
         torch._foreach_copy_(views, tensors)
         return views
@@ -118,7 +119,7 @@ class States:
         """The states that lie in one piece of bytes: exp_avg, exp_avg_sq, and of weights that are
         not fp32 the masters' rest."""
         numel = len(weights)
-        moments = whole[: MOMENTS * 4 * numel].view(torch.float32)
+        moments = whole[: MOMENTS * 4 * numel].view(torch.float32)  # [2 * numel]
         narrow = weights.dtype != torch.float32
         return cls(
             weights=weights,

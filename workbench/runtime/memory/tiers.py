@@ -104,6 +104,7 @@ class Tier:
 
     @property
     def in_use(self) -> int:
+        """Bytes that are reserved now."""
         return self._in_use
 
     @property
@@ -112,6 +113,7 @@ class Tier:
         return self._peak
 
     def reset_peak(self) -> None:
+        """Begin the peak again at the bytes in use."""
         with self._lock:
             self._peak = self._in_use
 
@@ -137,6 +139,7 @@ class Slab:
 
     @property
     def tensor(self) -> Tensor:
+        """The bytes, a flat tensor of the slab's dtype. Raises ValueError once they are freed."""
         if self._tensor is None:
             raise ValueError(f"this slab of {self.nbytes} bytes was freed")
         return self._tensor

@@ -40,6 +40,7 @@ class VisitLayout:
 
     @classmethod
     def of(cls, model: LayeredModel, unit: int, flats: list[Flat]) -> VisitLayout:
+        """The places of a unit's own parameters, and behind them of the weights that it borrows."""
         loans, end = [], flats[unit].numel
         for (borrower, local), (owner, lent) in model.tied().items():
             if borrower == unit != owner:

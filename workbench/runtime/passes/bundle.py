@@ -48,7 +48,7 @@ class Boundary:
         for i in sorted(range(len(self.parts)), key=lambda i: -self.dtypes[i].itemsize):
             shape, dtype = self.parts[i].full_shape(samples), self.dtypes[i]
             end = at + prod(shape) * dtype.itemsize
-            found[i] = memory[at:end].view(dtype).view(shape)
+            found[i] = memory[at:end].view(dtype).view(shape)  # [samples, ...]
             at = end
         return tuple(found[i] for i in range(len(self.parts)))
 

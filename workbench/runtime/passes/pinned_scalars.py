@@ -16,7 +16,7 @@ class PinnedScalars:
 
     def __init__(self, count: int, device: torch.device) -> None:
         cuda = device.type == "cuda"
-        self._here = torch.zeros(count, pin_memory=cuda)
+        self._here = torch.zeros(count, pin_memory=cuda)  # [steps in flight]
         self._there = torch.as_tensor(_Mapped(self._here), device=device) if cuda else self._here
 
     def write_norm(self, index: int, norms: list[Tensor]) -> None:

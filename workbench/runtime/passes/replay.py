@@ -87,8 +87,8 @@ class Replays:
         self.stream = torch.cuda.Stream(meter.device)
         """The compute lane's."""
         size = torch.Size(shape).numel()
-        self._input = meter.zeros(size, dtype).view(shape)
-        self._output_grad = meter.zeros(size, dtype).view(shape)
+        self._input = meter.zeros(size, dtype).view(shape)  # [samples, ...], as a block takes it
+        self._output_grad = meter.zeros(size, dtype).view(shape)  # [samples, ...]
         self._forward: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._chains: dict[Hashable, _Recorded] = {}
         self._backs: dict[Hashable, _FromCheckpoint] = {}

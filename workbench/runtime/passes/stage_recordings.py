@@ -54,7 +54,7 @@ class RecordedStage:
         back = [] if stage.last else [form for form in stage.goes(samples) if form[2]]
         device = stage.device
         self._above = tuple(torch.empty(form[0], dtype=form[1], device=device) for form in back)
-        self._share = torch.ones((), device=device)
+        self._share = torch.ones((), device=device)  # scalar
         stage.give(RECORDED, [given._replace(inputs=self._inputs)])
         self._addresses = stage.addresses()
         self._alone, self._pair = (torch.cuda.graph_pool_handle() for _ in range(2))

@@ -117,7 +117,7 @@ def write_initial(
         numel = flats[unit].numel
         held = getattr(buffers, "held", None)
         if held is None or len(held) < numel:
-            held = buffers.held = torch.empty(numel)
+            held = buffers.held = torch.empty(numel)  # [numbers of all buffers]
         master = held[:numel]
         flats[unit].copy_in(built, master)
         memory.seed(unit, master)

@@ -117,7 +117,7 @@ class GroupTransport:
             ]
         )
         if self._latency is not None:  # counts from when there was a place
-            stamp = torch.tensor(time.monotonic(), dtype=torch.float64)
+            stamp = torch.tensor(time.monotonic(), dtype=torch.float64)  # scalar
             _wait([dist.isend(stamp, peer, group=group, tag=first + len(source))])
 
     def _post(

@@ -152,11 +152,11 @@ def _of_all(mine: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     """Bytes of every rank, by rank."""
     on_gpu = dist.get_backend(group) == dist.Backend.NCCL
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    own = torch.tensor([len(mine)], device=device)
+    own = torch.tensor([len(mine)], device=device)  # [1]
     sizes = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, own, group=group)
     lengths = [int(size) for size in sizes]
-    own = torch.zeros(max(lengths), dtype=torch.uint8)
+    own = torch.zeros(max(lengths), dtype=torch.uint8)  # [bytes of the longest]
     own[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else own[:0]
     own = own.to(device)
     told = [torch.empty_like(own) for _ in lengths]

@@ -82,7 +82,7 @@ class Inbox:
         return whole.set_(storage, 0, (how["nbytes"],), (1,))
 
     def _make_on_device(self, nbytes: int, meter: DeviceMeter) -> Tensor:
-        own = meter.zeros(nbytes, torch.uint8)
+        own = meter.zeros(nbytes, torch.uint8)  # [bytes of all places]
         torch.cuda.synchronize(self._device)
         _, handle, size, offset, counter, counter_offset, *_ = own.untyped_storage()._share_cuda_()
         leave(

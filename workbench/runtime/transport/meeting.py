@@ -86,7 +86,7 @@ def _all(store: dist.Store, key: str, world: int) -> None:
 def _prove(group: dist.ProcessGroup, own: int, count: int, store: dist.Store, at: str) -> None:
     """Send every rank of a group this one's number in it. Raises RuntimeError where another one's
     does not come, or where a rank has failed, as the store tells."""
-    sent = torch.full((count,), own)
+    sent = torch.full((count,), own)  # [ranks]
     came = torch.full_like(sent, -1)
     work = dist.all_to_all_single(came, sent, group=group, async_op=True)
     began_s, world = time.monotonic(), dist.get_world_size()

@@ -55,6 +55,7 @@ class Undo(NamedTuple):
 
     @classmethod
     def of(cls, step: AdamStep) -> "Undo":
+        """The numbers that take a step back."""
         s = step.scalars()
         return cls(
             **s,

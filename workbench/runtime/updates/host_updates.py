@@ -79,7 +79,7 @@ class HostUpdates:
 
     def gradients(self, unit: int, rank: int) -> Tensor:
         """Where a rank's gradients of a layer arrive: its share, or all of them."""
-        return self._host.view(self._gradients(unit, rank), self._dtype)
+        return self._host.view(self._gradients(unit, rank), self._dtype)  # [parameters of the unit]
 
     def see(self, unit: int, gradients: Tensor) -> None:
         """Take the norm of gradients on their way to the host. Those that borrowers add to, and

@@ -114,7 +114,7 @@ class Optimizer:
         # A layer may own no weights.
         none = [torch.zeros((), device=self._memory.device)]
         norms = torch._foreach_norm(grads, 2, dtype=torch.float32) if grads else none
-        state.norms.append(torch.stack(norms))
+        state.norms.append(torch.stack(norms))  # [pieces]
         state.seen.append(unit)
         if unit in self.awaiting:
             self._seen.write_norm(unit, state.norms)

@@ -105,7 +105,7 @@ def agree(
     add_ties(ties)
     finite = bool(torch.isfinite(gradients).all())
     squared = squared_norm(gradients, ties) if first and finite else 0.0
-    sums = torch.tensor([losses, weight, squared, not finite, wanted], dtype=torch.float64)
+    sums = torch.tensor([losses, weight, squared, not finite, wanted], dtype=torch.float64)  # [5]
     dist.all_reduce(sums, group=everybody)
     losses, weight, squared, lost, asked = sums.tolist()
     factor = nominal / (scale * weight)
