@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.model.look import MORE, SAMPLES
 from workbench.model.tally import Done, tensors_in
+from workbench.model.traits import MORE, SAMPLES
 
 SAME = frozenset(("zeros_like", "ones_like", "full_like", "empty_like"))
 EQUAL = SAME | frozenset((

@@ -19,9 +19,9 @@ from workbench.model.decompose import UNREAD, Layer
 from workbench.model.drawn import Draw, Pass, drawing
 from workbench.model.frozen import held
 from workbench.model.keyed import COUNT, OnceNorm, norms_in, within
-from workbench.model.look import Look, look_at
 from workbench.model.parted import Parts
 from workbench.model.reach import unreached
+from workbench.model.traits import LayerTraits, traits_of
 from workbench.model.written import AsWritten
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -78,12 +78,12 @@ class Decomposed(LayeredModel):
             tuple(name for name in _parameters(layer) if layer.state.get(name) in frozen)
             for layer in layers
         ]
-        self._kinds, self._looks = self._look_at_units()
-        of_units = [self._looks[kind].draws for kind in self._kinds]
+        self._kinds, self._traits = self._traits_of_units()
+        of_units = [self._traits[kind].draws for kind in self._kinds]
         self.draws: list[Draw] = [draw for draws in of_units for draw in draws]
         """All draws of the model, by their places."""
         self._places = [0, *accumulate(len(draws) for draws in of_units)]
-        devices = [self._looks[kind].device for kind in self._kinds]
+        devices = [self._traits[kind].device for kind in self._kinds]
         self._unreached = unreached(layers, self._kinds, devices, targets)
 
     def skeleton(self, unit: int) -> nn.Module:
@@ -184,7 +184,7 @@ class Decomposed(LayeredModel):
         return found
 
     def norm_calls(self, unit: int, path: str) -> int:
-        return self._looks[self.kind(unit)].norms.get(path, 0)
+        return self._traits[self.kind(unit)].norms.get(path, 0)
 
     def learns(self, unit: int, local_name: str) -> bool:
         """Whether a parameter is trained: it asks for gradients, and some reach it."""
@@ -233,15 +233,15 @@ class Decomposed(LayeredModel):
         return self._kinds[unit]
 
     def flops(self, unit: int, batch: int, seq: int) -> float:
-        return batch * self._looks[self.kind(unit)].flops
+        return batch * self._traits[self.kind(unit)].flops
 
     def made_bytes(self, unit: int, batch: int) -> int:
         """Bytes of all tensors that a forward pass makes, in fp32."""
-        return batch * self._looks[self.kind(unit)].made_bytes
+        return batch * self._traits[self.kind(unit)].made_bytes
 
     def bare_device(self, unit: int) -> str:
         """Where a unit runs without the data's values: ``meta``, or ``cpu`` if it needs some."""
-        return self._looks[self.kind(unit)].device
+        return self._traits[self.kind(unit)].device
 
     def draws_in(self, unit: int) -> bool:
         """Whether a unit draws random numbers in training."""
@@ -251,29 +251,29 @@ class Decomposed(LayeredModel):
         """Whether a unit has BatchNorm."""
         return any(isinstance(part, OnceNorm) for part in self._units[unit].module.modules())
 
-    def _look_at_units(self) -> tuple[list[str], dict[str, Look]]:
+    def _traits_of_units(self) -> tuple[list[str], dict[str, LayerTraits]]:
         """The kind of each unit, and what kinds do, seen without weights. Units are of one kind
         that do the same operations on the same shapes; it is named after the first of them. Not
         left for later: what is made meanwhile would be counted as memory of a pass."""
         kinds: list[str] = []
-        looks: dict[str, Look] = {}
-        seen: dict[Any, tuple[Look, bool]] = {}
+        traits: dict[str, LayerTraits] = {}
+        seen: dict[Any, tuple[LayerTraits, bool]] = {}
         first: dict[Any, str] = {}
         for layer in self._units:
             plan, own = layer.module.plan, _signature(layer)
             attributes = own if (written := _attributes(layer)) is None else (own, written)
             if written is None or attributes not in seen:
-                seen[attributes] = look_at(layer), plan.at_home
-            look, plan.at_home = seen[attributes]
-            signature = own, self._frozen[layer.index], look.did
+                seen[attributes] = traits_of(layer), plan.at_home
+            found, plan.at_home = seen[attributes]
+            signature = own, self._frozen[layer.index], found.did
             if signature not in first:  # a module that is called twice may see other shapes then
-                taken = layer.name in looks
+                taken = layer.name in traits
                 first[signature] = f"{layer.name}@{layer.index}" if taken else layer.name
-                looks[first[signature]] = look
+                traits[first[signature]] = found
             kinds.append(first[signature])
             if layer.index == self.head:
-                self.output = layer.module.restore(look.outputs)
-        return kinds, looks
+                self.output = layer.module.restore(found.outputs)
+        return kinds, traits
 
 
 def _parameters(layer: Layer) -> list[str]:

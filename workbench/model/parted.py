@@ -25,7 +25,6 @@ from workbench.model.base import Context
 from workbench.model.decompose import Layer
 from workbench.model.decompose.layer import local_tensors
 from workbench.model.drawn import Seen, drawing
-from workbench.model.look import MORE, SAMPLES, blank_copy, blank_inputs
 from workbench.model.tally import (
     CLOSE,
     Done,
@@ -37,6 +36,7 @@ from workbench.model.tally import (
     tensors_in,
     told,
 )
+from workbench.model.traits import MORE, SAMPLES, blank_copy, blank_inputs
 
 ROWS = "the number of rows"
 SUMS = frozenset(("sum", "dot", "mv", "mm", "bmm", "count_nonzero"))

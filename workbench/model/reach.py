@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from workbench.model.base import Context
 from workbench.model.decompose import Layer
 from workbench.model.drawn import Seen, drawing
-from workbench.model.look import SAMPLES, blank_copy, blank_inputs
+from workbench.model.traits import SAMPLES, blank_copy, blank_inputs
 
 Found = tuple[frozenset[str], tuple[bool, ...]]
 """Local names of parameters that no gradient reaches, and of each input whether one does."""

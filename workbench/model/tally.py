@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from workbench.model.look import SAMPLES
+from workbench.model.traits import SAMPLES
 
 CLOSE = 1e-6
 """Relative difference that is a rounding of fp32."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from workbench.schedule.action import COMPUTE, LANES, lane_kind
-from workbench.schedule.looks import LOOKS, Look
+from workbench.schedule.looks import LOOKS, ActionStyle
 from workbench.schedule.schedule import TIERS, Schedule
 from workbench.schedule.simulate import Event, memory_timeline
 from workbench.schedule.waits import told_apart
@@ -173,7 +173,7 @@ class _Page:
         axes.set_title(title, loc="left", pad=9)
         origin = _span(events)[0]
         point = (axes.get_xlim()[1] / self.inside_in) / 72  # of print, on the time axis
-        bars: dict[tuple[float, Look], list[tuple[float, float]]] = defaultdict(list)
+        bars: dict[tuple[float, ActionStyle], list[tuple[float, float]]] = defaultdict(list)
         for event in sorted(events, key=lambda event: event.start_s):
             look, row = LOOKS[event.kind], self.rows[event.rank, event.lane]
             left = (event.start_s - origin) * self.per_s

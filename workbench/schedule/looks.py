@@ -12,7 +12,7 @@ from workbench.schedule.action import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ActionStyle:
     """How one kind of work is drawn."""
 
     words: str
@@ -21,24 +21,24 @@ class Look:
     """Colour of the letters on it."""
 
 
-_WEIGHTS = Look("weights", "#009E73")
-_ACTIVATIONS = Look("activations", "#9ADBC5", "black")
-_GRADIENTS = Look("gradients", "#CC79A7", "black")
-_STATES = Look("states", "#C9B98A", "black")
-_MESSAGES = Look("messages", "#999999", "black")
-_GRADIENT_MESSAGES = Look("messages of gradients", "#C9A0B4", "black")
-_COLLECTIVES = Look("collectives", "#555555")
+_WEIGHTS = ActionStyle("weights", "#009E73")
+_ACTIVATIONS = ActionStyle("activations", "#9ADBC5", "black")
+_GRADIENTS = ActionStyle("gradients", "#CC79A7", "black")
+_STATES = ActionStyle("states", "#C9B98A", "black")
+_MESSAGES = ActionStyle("messages", "#999999", "black")
+_GRADIENT_MESSAGES = ActionStyle("messages of gradients", "#C9A0B4", "black")
+_COLLECTIVES = ActionStyle("collectives", "#555555")
 WAITING = "WAIT"
 """Code of a rank that waits for others in a receive or a sum (waits.py)."""
-LOOKS: dict[str, Look] = {
-    Kind.FORWARD: Look("forward", "#0072B2"),
-    Kind.RECOMPUTE: Look("recompute", "#56B4E9", "black"),
-    Kind.BACKWARD: Look("backward", "#D55E00"),
-    Kind.INPUT_GRAD: Look("input gradient", "#E69F00", "black"),
-    Kind.WEIGHT_GRAD: Look("weight gradient", "#A34700"),
-    Kind.UPDATE: Look("update", "#F0E442", "black"),
-    Kind.SETTLE: Look("update after norm", "#B8AD1F", "black"),
-    Kind.NORM: Look("norm", "#000000"),
+LOOKS: dict[str, ActionStyle] = {
+    Kind.FORWARD: ActionStyle("forward", "#0072B2"),
+    Kind.RECOMPUTE: ActionStyle("recompute", "#56B4E9", "black"),
+    Kind.BACKWARD: ActionStyle("backward", "#D55E00"),
+    Kind.INPUT_GRAD: ActionStyle("input gradient", "#E69F00", "black"),
+    Kind.WEIGHT_GRAD: ActionStyle("weight gradient", "#A34700"),
+    Kind.UPDATE: ActionStyle("update", "#F0E442", "black"),
+    Kind.SETTLE: ActionStyle("update after norm", "#B8AD1F", "black"),
+    Kind.NORM: ActionStyle("norm", "#000000"),
     Kind.LOAD: _WEIGHTS,
     Kind.EVICT: _WEIGHTS,
     Kind.STASH: _ACTIVATIONS,
@@ -55,6 +55,6 @@ LOOKS: dict[str, Look] = {
     Kind.SEND_GRAD: _GRADIENT_MESSAGES,
     Kind.RECV_GRAD: _GRADIENT_MESSAGES,
     Kind.REDUCE: _COLLECTIVES,
-    WAITING: Look("waiting for others", "#E9E9E9", "black"),
+    WAITING: ActionStyle("waiting for others", "#E9E9E9", "black"),
 }
 """Code of a kind -> its look; the order is that of legends."""

@@ -34,7 +34,7 @@ from workbench.figures.style import GREY, PAGE_IN
 from workbench.published.here import OFFLOAD, Run, days
 from workbench.published.lanes import STEPS, measured_steps
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, VISIT, lane_kind
-from workbench.schedule.looks import LOOKS, Look
+from workbench.schedule.looks import LOOKS, ActionStyle
 
 CASES = ("78-b4", "78-b16", "100-b4", "100-b16")
 """The panels, where there is such a step."""
@@ -228,7 +228,7 @@ def _draw_lanes(axes: Any, row: Any, step: Run) -> None:
         reason(row), (0, 1), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
         fontsize=6.8, va="bottom", linespacing=1.15,
     ).set_in_layout(False)  # fmt: skip
-    bars: dict[tuple[int, Look], list[Span]] = defaultdict(list)
+    bars: dict[tuple[int, ActionStyle], list[Span]] = defaultdict(list)
     for event in step.events:
         if lane_kind(event.lane) in SHOWN:
             span = Span(event.start_s, event.end_s, 1.0)

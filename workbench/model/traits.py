@@ -1,4 +1,4 @@
-"""Looks at what a layer does, before anything is trained.
+"""Traits of a layer, found before anything is trained.
 
 Layers run on the meta device, where tensors have shapes and no values, so that a look costs
 nothing. What makes tensors without naming a device makes them on the CPU there, beside the others:
@@ -45,7 +45,9 @@ COUNTED = {
 """Operations of functions that torch's counter does not know, by the shapes they are given."""
 
 
-class Look(NamedTuple):
+class LayerTraits(NamedTuple):
+    """A layer's work and needs, which hold for any batch."""
+
     flops: float
     """Floating-point operations for one sample."""
     made_bytes: int
@@ -62,7 +64,7 @@ class Look(NamedTuple):
     """Its operations, and on which of its tensors and numbers: layers that do alike are alike."""
 
 
-def look_at(layer: Layer) -> Look:
+def traits_of(layer: Layer) -> LayerTraits:
     """Run a layer without its criterion. Sets `at_home` of its plan where it needs that.
 
     Raises ValueError where it does not run, follows values, or writes to a buffer.
@@ -70,12 +72,12 @@ def look_at(layer: Layer) -> Look:
     plan = layer.module.plan
     plan.at_home = False
     try:
-        return _look(layer, "meta")
+        return _traits(layer, "meta")
     except _Failed as failed:
         first = failed
     plan.at_home = True
     try:
-        return _look(layer, "meta")
+        return _traits(layer, "meta")
     except _Failed:
         plan.at_home = False
     if bare := _bare(layer.module):
@@ -84,7 +86,7 @@ def look_at(layer: Layer) -> Look:
     if any(buffer.is_meta for buffer in layer.module.buffers()):
         raise _refusal(layer, _said(first.error)) from first.error
     try:
-        return _look(layer, "cpu")
+        return _traits(layer, "cpu")
     except _Failed as failed:
         raise _refusal(layer, _said(failed.error)) from failed.error
 
@@ -97,7 +99,7 @@ class _Failed(Exception):
         self.error = error
 
 
-def _look(layer: Layer, device: str) -> Look:
+def _traits(layer: Layer, device: str) -> LayerTraits:
     counter = FlopCounterMode(display=False, custom_mapping=COUNTED)
     did = _Did()
     made, drawn = _ran(layer, device, SAMPLES, counter, did)
@@ -110,7 +112,7 @@ def _look(layer: Layer, device: str) -> Look:
             raise _refusal(layer, str(error)) from error
     flops = max(1.0, counter.get_total_flops() / SAMPLES)
     bare = tuple(tensor.to("meta") for tensor in made)
-    return Look(flops, did.nbytes // SAMPLES, draws, device, bare, drawn.norms, did.digest())
+    return LayerTraits(flops, did.nbytes // SAMPLES, draws, device, bare, drawn.norms, did.digest())
 
 
 def _ran(
