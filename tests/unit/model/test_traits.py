@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests.methods.plain import spec_for
 from tests.unit.model import own_nets
-from workbench.model import ModelSpec, look, make_model
+from workbench.model import ModelSpec, make_model, traits
 from workbench.model.whole import make_whole
 from workbench.profile import counted
 from workbench.training.run import load_batches
@@ -89,9 +89,9 @@ def test_what_follows_values_is_refused(function):
 
 def test_what_fails_with_values_too_is_told_as_it_is(monkeypatch):
     """Grouped products of other numbers than torch has them for."""
-    monkeypatch.setattr(look, "_filled", lambda tensor: tensor.uniform_().double())
+    monkeypatch.setattr(traits, "_filled", lambda tensor: tensor.uniform_().double())
     with pytest.raises(ValueError, match="layer 1, '1': .*Double") as error:
-        look.look_at(make_model(spec_of("experts"))._units[1])
+        traits.traits_of(make_model(spec_of("experts"))._units[1])
     assert "values" not in str(error.value)
 
 
