@@ -11,6 +11,7 @@ from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.serialize import from_json, to_json
+from workbench.schedule.simulate import simulate
 from workbench.schedule.validate import validate
 
 SHAPES = [(stages, micros) for stages in (1, 2, 3, 4) for micros in (1, 2, 3, 4)]
@@ -67,3 +68,28 @@ def test_a_pass_after_the_update_finds_fresher_weights_than_it_declares():
     actions.insert(update, actions.pop(last))
     with pytest.raises(ScheduleError, match="F0"):
         validate(replace(schedule, actions=tuple(actions)))
+
+
+class Alike:
+    """A backward pass takes twice as long as a forward pass, and nothing else takes time."""
+
+    def seconds(self, action):
+        return {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}.get(action.kind, 0.0)
+
+    def slowdown(self, lane, busy):
+        return 1.0
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("stages", "micros"), [(1, 2), (3, 1), (4, 2)])
+def test_a_pipeline_fills_and_drains_once(monkeypatch, stages, micros, compiled):
+    """Stages are busy all the time in between: a step takes as long as its passes."""
+    if not compiled:
+        monkeypatch.setattr(event_loop, "_loop", lambda: None)
+    found = simulate(asynchronous(stages, micros), Alike(), steps=20)
+    passes = [event for event in found.events if event.kind in "FB"]
+    assert {(event.step, event.microbatch) for event in passes} == {
+        (step, micro) for step in range(20) for micro in range(micros)
+    }
+    assert found.makespan_s == 3 * (20 * micros + stages - 1)
+    assert found.step_seconds == pytest.approx(3 * micros)
