@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.schedule.asynchronous import KEPT, SIZE, asynchronous, changed
+from workbench.schedule import event_loop
 from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import DEVICE
