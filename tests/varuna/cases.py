@@ -451,3 +451,10 @@ def train_around(stages: int, positions: list[int], cut: str, steps: int) -> dic
     }
     model.close()
     return found
+
+
+def asynchronous(stages: int, **case) -> dict:
+    """A stage that is updated by itself."""
+    from tests.ftpipe.stages import trained
+
+    return trained(dist.get_rank(), stages, **case)

@@ -15,9 +15,12 @@ KEPT = 10
 """Bytes that a forward pass keeps for its backward pass."""
 
 
-def asynchronous(stages: int, micros: int, *, stashes: bool = False) -> Schedule:
+def asynchronous(
+    stages: int, micros: int, *, stashes: bool = False, recompute: bool = False
+) -> Schedule:
     """`micros` micro-batches an update. With `stashes` a backward pass reads the weights that its
-    forward pass read, of which a stage keeps copies."""
+    forward pass read, of which a stage keeps copies; with `recompute` all but the last stage compute
+    activations again."""
     actions: list[Action] = []
     buffers: dict[str, Buffer] = {}
     lags = {}
@@ -38,7 +41,8 @@ def asynchronous(stages: int, micros: int, *, stashes: bool = False) -> Schedule
     for stage in range(stages):
         behind = stages - 1 - stage
         for slot in range(micros):
-            x, kept = (name.on_rank(stage, of(stage, slot)) for of in (name.activation, name.kept))
+            keeps = name.checkpoint if recompute and behind else name.kept
+            x, kept = (name.on_rank(stage, of(stage, slot)) for of in (name.activation, keeps))
             flying = behind // micros + 1
             buffers[kept] = Buffer(tier=DEVICE, nbytes=KEPT, rank=stage, copies=flying)
             if stage:
@@ -69,7 +73,7 @@ def asynchronous(stages: int, micros: int, *, stashes: bool = False) -> Schedule
                 Kind.BACKWARD, stage, stage, micro, COMPUTE, lag=lag, after=after,
                 frees=tuple(
                     name.on_rank(stage, of(stage, micro))
-                    for of in (name.activation, name.kept)[not stage :]
+                    for of in (name.activation, keeps)[not stage :]
                 ),
                 stale=old(behind, micro, micros) if stashes else 0,
             )  # fmt: skip

@@ -1,0 +1,42 @@
+"""Updates of stages that stay on their device, by an optimizer of torch's for each stage.
+
+A schedule says when a stage is updated, by an action of its own. Stages may be at different steps
+then, and none waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StageOptimizer:
+    """The optimizer of one stage."""
+
+    optimizer: torch.optim.Optimizer
+    gradients: Tensor
+    """Of its weights, flat: each parameter's `grad` is a view."""
+    before: Callable[[int], object] = int
+    """Called with the step before each update, such as for the rate of the step."""
+
+
+class StageOptimizers:
+    """The optimizers of a process's stages. A `StageUpdates`."""
+
+    def __init__(self, of: Mapping[int, StageOptimizer]) -> None:
+        """`of` units of the schedule."""
+        self._of = of
+
+    def begin(self, gradients: Tensor, step: int) -> None:
+        """Gradients of a stage begin at zero after its update, whichever step others are at."""
+
+    def update(self, unit: int, step: int) -> None:
+        """Update the weights of a stage by the gradients that have been added up."""
+        stage = self._of[unit]
+        stage.before(step)
+        stage.optimizer.step()
+        stage.gradients.zero_()
