@@ -23,7 +23,7 @@ from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
 from workbench.model import bert, make_model, units_of, vision
 from workbench.model.whole import make_whole
-from workbench.profile.kinds import kind_costs
+from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import profiled_sizes
 from workbench.runtime.checkpoint import checkpoint

@@ -16,7 +16,7 @@ from workbench.profile.table import Echo
 
 T = TypeVar("T")
 
-FORMAT = 10
+FORMAT = 11
 """Raised when stored measurements mean something else than before."""
 
 

@@ -12,8 +12,8 @@ shared a core. On CUDA, seconds are taken on the device, between two events of t
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from functools import partial
 from typing import Self
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from workbench.model import ModelSpec, make_model
 from workbench.model.base import Context
+from workbench.profile.bench import clock_of
 from workbench.profile.timing import Sample
 from workbench.runtime.executor.threads import POLITENESS, cpu_threads
 from workbench.runtime.memory.disk import DiskStore
@@ -86,19 +87,10 @@ class Load(ABC):
         return Sample(wall / self._pieces, cpu / self._pieces)
 
     def _timed(self, pieces: int) -> Sample:
-        if self._stream is None:
-            begin, begin_cpu = time.perf_counter(), time.thread_time()
-            self._run(pieces)
-            wall, cpu = time.perf_counter() - begin, time.thread_time() - begin_cpu
-            return Sample(wall, cpu if self.computes else wall)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(self._stream):
-            start.record()
-            self._run(pieces)
-            end.record()
-        end.synchronize()
-        seconds = start.elapsed_time(end) / 1e3
-        return Sample(seconds, seconds)
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            read = clock_of(self.device)(lambda: self._run(pieces))
+        wall, cpu = read()
+        return Sample(wall, cpu if self.computes else wall)
 
     def _run(self, pieces: int) -> None:
         for _ in range(pieces):

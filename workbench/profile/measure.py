@@ -1,8 +1,9 @@
 """Measures the units of a model on this machine: seconds and bytes of every compute action.
 
-Units of one kind cost the same, so a small step will do: the embedding, a few blocks, the head,
-run by the bench as the engine would run them, and timed action by action. Bytes come from
-footprint.py.
+Units of one kind cost the same. Of a decoder a small step will do: the embedding, a few blocks, the
+head, with the slabs that the engine of a single device has, so that each pass finds the caches full
+of others' data, as it will. Any other model may have dozens of kinds of units: each runs alone, as
+a rank would run it. Other ways to run a unit's passes are measured besides (variants.py).
 
 A step that would take too long here (a published size on a laptop) is timed on fewer tokens,
 twice, and the line through the two is drawn on to the size asked for: what depends on the weights
@@ -11,27 +12,33 @@ alone, such as adding up their gradients, does not grow with the tokens. The pro
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from workbench.model.base import LayeredModel
-from workbench.profile.bench import Bench
-from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
+from workbench.profile.alone import Alone, Setting
+from workbench.profile.bench import timed
+from workbench.profile.footprint import (
+    decoder_setting,
+    footprints,
+    give_back_workspaces,
+    library_bytes_of,
+)
 from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware, UnitCost
-from workbench.profile.recorded import Block, with_recorded
-from workbench.profile.timing import TRIES, Sample, Timing, lasting, quietest, sample, summarize
+from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
 from workbench.runtime.executor.threads import use_device_threads
-from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.device_budget import DeviceMeter, device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.template import compiles
 
 BLOCKS = 6
-"""Blocks in the small step, so that a block finds the caches full of others' data, as it will."""
+"""Blocks in the small step."""
 FEW_BLOCKS = 2
 """Blocks where more would take too long; a large one fills the caches by itself."""
 STEP_SECONDS = 1.5
@@ -42,8 +49,10 @@ LEAST_TOKENS = 64
 PROBE_SECONDS = 0.1
 STEPS, REDUCED_STEPS = 4, 2
 """Fewest timed steps, after one that warms up."""
+KIND_SECONDS, KIND_STEPS, MOST_KIND_STEPS = 0.45, 3, 50
+"""About what the timing of one kind by itself takes, and its rounds of passes."""
 
-Timings = dict[tuple[str, str], Timing]
+Timings = Mapping[tuple[str, str], Timing]
 """(kind, phase) -> timing."""
 
 
@@ -65,75 +74,128 @@ def unit_costs(
     seconds: float = 1.0,
     compile: str = "auto",
 ) -> tuple[dict[str, UnitCost], int, str]:
-    """Cost by kind of unit for micro-batches of [microbatch, seq] on this machine, the device bytes
-    libraries keep, and a sentence on what was scaled (empty if nothing was).
+    """Cost by kind of a decoder's unit for micro-batches of [microbatch, seq] on this machine, the
+    device bytes libraries keep, and a sentence on what was scaled (empty if nothing was).
 
     `dtype` is ``fp32`` or ``bf16``; `seconds` is about what the timed steps take in all.
     """
-    target, torch_dtype = torch_device(device), DTYPES[dtype]
-    use_device_threads(target.type)
-    full = Size(microbatch, seq)
+    target, full = torch_device(device), Size(microbatch, seq)
     small, blocks = _affordable(model, full, hardware)
-    units = model_units(model, blocks)
-    with device_meter(target) as meter:
-        library_bytes_of(meter)  # what was timed before in this process took some, too
-        compiled = compiles(compile, target.type, torch_dtype)
-        bench = Bench(
-            model, units, dtype=torch_dtype, device=target, meter=meter, compiled=compiled
-        )
-        timings = {
-            size: _timings(bench, size, seconds, reduced=small != full)
-            for size in ((full,) if small == full else (small, _half(small)))
-        }
-    del bench
-    bytes_of, library_bytes = footprints(
-        model,
-        model_units(model, 1),
-        full,
-        dtype=torch_dtype,
-        device=target,
-        compiled=compiled,
-        fake=target.type == "cpu" and small != full,  # else it has just been run for real
-    )
-    costs = {}
-    for unit in units:
-        kind = model.kind(unit)
-
-        def took(phase: str, unit: int = unit, kind: str = kind) -> float:
-            return _extrapolated(
-                [
-                    (model.flops(unit, *size), found[kind, phase].seconds)
-                    for size, found in timings.items()
-                ],
-                model.flops(unit, *full),
-            )
-
-        recomputed = (kind, "recompute") in timings[small]
-        copied = (kind, "copy") in timings[small]
-        costs[kind] = UnitCost(
-            kind=kind,
-            parameters=model.unit_parameters(unit),
-            forward_s=took("forward"),
-            recompute_s=took("recompute" if recomputed else "forward"),
-            backward_s=took("backward"),
-            gradient_s=timings[small][kind, "gradient"].seconds,
-            gradient_copy_s=timings[small][kind, "copy"].seconds if copied else 0.0,
-            spread=timings[small][kind, "backward"].spread,
-            flops=model.flops(unit, *full),
-            **bytes_of[kind],
-        )
-    if target.type == "cuda" and model.compilable:
-        for unit in model_units(model, 1)[1:-1]:
-            block = Block(
-                model=model, unit=unit, microbatch=microbatch, seq=seq, dtype=torch_dtype,
-                device=target, compiled=compiled,
-            )  # fmt: skip
-            costs[model.kind(unit)] = with_recorded(costs[model.kind(unit)], block)
-    note = "" if small == full else (
+    reduced = small != full
+    least, tries = (REDUCED_STEPS, 1) if reduced else (STEPS, TRIES)
+    how = {
+        "dtype": DTYPES[dtype], "device": target,
+        "compiled": compiles(compile, target.type, DTYPES[dtype]),
+    }  # fmt: skip
+    timings: dict[Size, Timings] = {}
+    with metered(target) as meter:
+        for size in (small, _half(small)) if reduced else (full,):
+            setting = decoder_setting(model, size, meter=meter, **how)
+            units = [Alone(setting, unit) for unit in model_units(model, blocks)]
+            timings[size] = _timings(units, seconds, least=least, tries=tries)
+            del units
+    one_each = model_units(model, 1)
+    fake = target.type == "cpu" and reduced  # else it has just been run for real
+    nbytes, library_bytes = footprints(model, one_each, full, fake=fake, **how)
+    costs = {
+        model.kind(unit): _cost(model, unit, full, timings, nbytes[model.kind(unit)])
+        for unit in one_each
+    }
+    note = "" if not reduced else (
         f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
         f"{microbatch} x {seq}, which would take too long to time on this machine"
     )  # fmt: skip
     return costs, library_bytes, note
+
+
+def kind_costs(
+    model: LayeredModel,
+    inputs: tuple[Tensor, ...],
+    targets: Tensor,
+    *,
+    seq: int,
+    dtype: torch.dtype,
+    device: str,
+    tell: Callable[[int, int], None] = lambda done, count: None,
+) -> tuple[dict[str, UnitCost], int]:
+    """Cost by kind of any model's unit for a micro-batch, each kind by itself, and the bytes that
+    libraries keep.
+
+    `inputs` and `targets` are one micro-batch of the data, [samples, ...]: of it come the number of
+    samples and what the first unit takes. `tell` is told how many kinds are measured, of how many.
+    """
+    target, size = torch_device(device), Size(len(targets), seq)
+    costs: dict[str, UnitCost] = {}
+    with metered(target) as meter:
+        setting = Setting(
+            model=model, inputs=inputs, targets=targets, seq=seq, dtype=dtype, device=target,
+            meter=meter,
+        )  # fmt: skip
+        units = model_units(model, 1)
+        for unit in units:
+            alone = Alone(setting, unit)
+            nbytes = alone.weighed()
+            timings = _timings(
+                [alone], KIND_SECONDS, least=KIND_STEPS, most=MOST_KIND_STEPS, tries=1
+            )
+            costs[alone.kind] = _cost(model, unit, size, {size: timings}, nbytes)
+            tell(len(costs), len(units))
+        return costs, library_bytes_of(meter)
+
+
+@contextmanager
+def metered(device: torch.device) -> Iterator[DeviceMeter]:
+    """The device's meter and threads for what is measured; libraries' workspaces are given back
+    before, since what was timed earlier in this process took some, and after."""
+    use_device_threads(device.type)
+    with device_meter(device) as meter:
+        library_bytes_of(meter)
+        yield meter
+        library_bytes_of(meter)
+
+
+def _timings(units: Sequence[Alone], seconds: float, *, tries: int, **rounds: int) -> Timings:
+    """Timings of steps over units in a row that go on for `seconds`."""
+    phases = [(unit.kind, unit.phases()) for unit in units]
+    steps = [(kind, "forward", actions.pop("forward")) for kind, actions in phases]
+    steps += [(kind, *phase) for kind, actions in reversed(phases) for phase in actions.items()]
+    actions, device = [action for *_, action in steps], units[0].device
+    taken, others = quietest(lambda: timed(actions, device, seconds=seconds, **rounds), tries=tries)
+    samples: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for (kind, phase, _), each in zip(steps, taken, strict=True):
+        samples[kind, phase] += each
+    return {key: summarize(values, others) for key, values in samples.items()}
+
+
+def _cost(
+    model: LayeredModel, unit: int, full: Size, timings: Mapping[Size, Timings],
+    nbytes: Mapping[str, int],
+) -> UnitCost:  # fmt: skip
+    """The cost of a unit at full size, from timings at that or at smaller ones."""
+    kind, flops = model.kind(unit), model.flops(unit, *full)
+    first = next(iter(timings.values()))
+
+    def took(phase: str) -> float:
+        return _extrapolated(
+            [(model.flops(unit, *size), own[kind, phase].seconds) for size, own in timings.items()],
+            flops,
+        )
+
+    def once(phase: str) -> float:
+        return first[kind, phase].seconds if (kind, phase) in first else 0.0
+
+    return UnitCost(
+        kind=kind,
+        parameters=model.unit_parameters(unit),
+        forward_s=took("forward"),
+        recompute_s=took("recompute" if (kind, "recompute") in first else "forward"),
+        backward_s=took("backward"),
+        gradient_s=once("gradient"),
+        gradient_copy_s=once("copy"),
+        spread=first[kind, "backward"].spread,
+        flops=flops,
+        **nbytes,
+    )
 
 
 def _extrapolated(points: list[tuple[float, float]], flops: float) -> float:
@@ -191,52 +253,3 @@ def _half(size: Size) -> Size:
     if size.microbatch > 1:
         return Size(size.microbatch // 2, size.seq)
     return Size(1, size.seq // 2)
-
-
-def cpu_clock(action: Callable[[], None]) -> Callable[[], Sample]:
-    """Do it; returns what reads how long that took."""
-    wall, cpu = time.perf_counter(), time.thread_time()
-    action()
-    sample = Sample(time.perf_counter() - wall, time.thread_time() - cpu)
-    return lambda: sample
-
-
-def cuda_clock(action: Callable[[], None]) -> Callable[[], Sample]:
-    """Enqueue it; returns what waits for its end, and reads how long it took on the device."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    action()
-    end.record()
-
-    def read() -> Sample:
-        end.synchronize()
-        seconds = start.elapsed_time(end) / 1e3
-        return Sample(seconds, seconds)
-
-    return read
-
-
-def _timings(bench: Bench, size: Size, seconds: float, *, reduced: bool) -> Timings:
-    """Timings of steps that go on for `seconds`, after one that warms up."""
-    clock = cuda_clock if bench.device.type == "cuda" else cpu_clock
-    least = REDUCED_STEPS if reduced else STEPS
-
-    def run() -> dict[tuple[str, str], list[Sample]]:
-        samples = defaultdict(list)
-        end, steps = time.perf_counter() + lasting(seconds), 0
-        while steps < least or time.perf_counter() < end:
-            readings = []
-            bench.step(
-                *size,
-                lambda phase, unit, action, readings=readings: readings.append(
-                    (bench.model.kind(unit), phase, clock(action))
-                ),
-            )
-            for kind, phase, read in readings:
-                samples[kind, phase].append(read())
-            steps += 1
-        return samples
-
-    bench.step(*size, lambda phase, unit, action: action())
-    samples, others = quietest(run, tries=1 if reduced else TRIES)
-    return {key: summarize(values, others) for key, values in samples.items()}

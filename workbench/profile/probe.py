@@ -39,7 +39,7 @@ from workbench.core.paths import import_path
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.families import blank_rows
-from workbench.profile.alone import Alone
+from workbench.profile.alone import Alone, Setting
 from workbench.profile.footprint import fake_tensors
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import Limits
@@ -168,11 +168,12 @@ class Layers:
                             torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
                             for part in self._rows
                         )
-                        alone = Alone(
-                            self._model, unit, tuple(inputs), targets, seq=self._spec.model.seq,
-                            dtype=DTYPES[self._spec.dtype], device=self._device, meter=meter,
-                            noise=False,
+                        setting = Setting(
+                            model=self._model, inputs=tuple(inputs), targets=targets,
+                            seq=self._spec.model.seq, dtype=DTYPES[self._spec.dtype],
+                            device=self._device, meter=meter, noise=False,
                         )  # fmt: skip
+                        alone = Alone(setting, unit)
                         if backward:
                             alone.there_and_back()
                         else:

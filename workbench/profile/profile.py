@@ -139,6 +139,38 @@ class Limits:
         return sorted({self.smallest, middle, self.backward})
 
 
+HALVES, CHECKPOINT = "halves", "checkpoint"
+RECORDED, RECORDED_CHECKPOINT = "recorded", "recorded checkpoint"
+PASSES = {HALVES: 2, CHECKPOINT: 1, RECORDED: 3, RECORDED_CHECKPOINT: 1}
+"""Variant -> how many passes it has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Passes of a unit that are run in another way than forward, recompute and backward.
+
+    `HALVES` are the two halves of a backward pass (passes/halves.py), that of the input first, and
+    keep `nbytes` between them beside what the unit keeps, its input, output and output gradient.
+    `CHECKPOINT` is a backward pass that begins at a checkpoint (passes/template.py), which keeps
+    `nbytes` without input and output. `RECORDED` are the forward, recompute and backward passes of
+    a block as recordings, which the GPU launches by itself, and which work in `nbytes`, fragments
+    between their tensors among them. `RECORDED_CHECKPOINT` is the recording of a backward pass that
+    begins at a checkpoint.
+    """
+
+    name: str
+    seconds: tuple[float, ...]
+    """Of each of its passes."""
+    scratch_bytes: tuple[int, ...] = ()
+    """Peak inside each of them, counted as that of the unit's own; none of recordings."""
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        passes = len(self.seconds), len(self.scratch_bytes) or len(self.seconds)
+        if {*passes} != {PASSES.get(self.name)}:
+            raise ValueError(f"{self.name!r} has {passes} passes; known are {PASSES}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitCost:
     """One unit of a model at one micro-batch size. Seconds are medians of repeated timings."""
@@ -171,72 +203,63 @@ class UnitCost:
     """Peak inside a backward pass, beyond the input gradient it makes and (of a block) the
     gradients it returns; with the unit's output, which autograd holds until the pass is done.
     Negative where kept bytes that are gone by then are more: they make room for gradients."""
-    checkpointed_backward_s: float = 0.0
-    """A backward pass that begins at a checkpoint (passes/template.py); 0 where that was not
-    measured."""
-    checkpoint_bytes: int = 0
-    """Kept by a checkpoint, without input and output."""
-    checkpointed_scratch_bytes: int = 0
-    """Peak inside such a backward pass, counted as `backward_scratch_bytes` are."""
-    input_half_s: float = 0.0
-    """The two halves of a backward pass (passes/halves.py); 0 where they were not measured."""
-    weight_half_s: float = 0.0
-    half_bytes: int = 0
-    """Kept between the halves beside `kept_bytes`, input, output and output gradient."""
-    input_half_scratch_bytes: int = 0
-    weight_half_scratch_bytes: int = 0
     flops: float = 0.0
     """Forward floating-point operations of one micro-batch."""
-    recorded_forward_s: float = 0.0
-    """Passes of a block as recordings, which the GPU launches by itself; 0 where that was
-    not measured."""
-    recorded_recompute_s: float = 0.0
-    recorded_backward_s: float = 0.0
-    recorded_checkpointed_s: float = 0.0
-    """A backward pass that begins at a checkpoint; 0 also where it cannot be recorded."""
-    recorded_bytes: int = 0
-    """Memory that they work in, with fragments between their tensors."""
+    variants: tuple[Variant, ...] = ()
+    """Other ways to run its passes, as far as they were measured."""
+
+    def variant(self, name: str) -> Variant | None:
+        """Other passes of the unit; None where they were not measured."""
+        return next((each for each in self.variants if each.name == name), None)
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Memory that recordings of its passes work in; 0 where they were not measured."""
+        found = self.variant(RECORDED)
+        return 0 if found is None else found.nbytes
 
     def from_checkpoint(self) -> UnitCost:
         """The unit with backward passes that begin at a checkpoint: measured ones, else the whole
         forward pass computed again."""
-        if self.checkpointed_backward_s:
-            return replace(
-                self,
-                recompute_s=self.forward_s,
-                backward_s=self.checkpointed_backward_s,
-                kept_bytes=self.checkpoint_bytes,
-                recompute_scratch_bytes=self.forward_scratch_bytes,
-                backward_scratch_bytes=self.checkpointed_scratch_bytes,
+        found = self.variant(CHECKPOINT)
+        if found is None:
+            again = self.kept_bytes + max(self.recompute_scratch_bytes, self.backward_scratch_bytes)
+            found = Variant(
+                name=CHECKPOINT,
+                seconds=(self.recompute_s + self.backward_s,),
+                scratch_bytes=(again + self.output_bytes,),
             )
-        again = self.kept_bytes + max(self.recompute_scratch_bytes, self.backward_scratch_bytes)
         return replace(
             self,
             recompute_s=self.forward_s,
-            backward_s=self.recompute_s + self.backward_s,
-            kept_bytes=0,
+            backward_s=found.seconds[0],
+            kept_bytes=found.nbytes,
             recompute_scratch_bytes=self.forward_scratch_bytes,
-            backward_scratch_bytes=again + self.output_bytes,
+            backward_scratch_bytes=found.scratch_bytes[0],
         )
 
     @property
-    def halves(self) -> tuple[float, float]:
-        """Seconds of both halves of a backward pass: equal ones where they were not measured."""
-        if self.input_half_s or self.weight_half_s:
-            return self.input_half_s, self.weight_half_s
-        return self.backward_s / 2, self.backward_s / 2
+    def halves(self) -> Variant:
+        """Both halves of a backward pass: equal ones, of no bytes, where they were not measured."""
+        half = self.backward_s / 2
+        return self.variant(HALVES) or Variant(
+            name=HALVES, seconds=(half, half), scratch_bytes=(0, 0)
+        )
 
     def as_recorded(self) -> UnitCost:
         """The unit's costs with passes that are recorded; unchanged where that was not measured."""
-        if self.recorded_forward_s <= 0:
+        found, back = self.variant(RECORDED), self.variant(RECORDED_CHECKPOINT)
+        if found is None:
             return self
+        forward, recompute, backward = found.seconds
+        variants = [
+            replace(each, seconds=back.seconds) if back and each.name == CHECKPOINT else each
+            for each in self.variants
+        ]
         return replace(
-            self,
-            forward_s=self.recorded_forward_s,
-            recompute_s=self.recorded_recompute_s,
-            backward_s=self.recorded_backward_s,
-            checkpointed_backward_s=self.recorded_checkpointed_s or self.checkpointed_backward_s,
-        )
+            self, forward_s=forward, recompute_s=recompute, backward_s=backward,
+            variants=tuple(variants),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -220,35 +220,28 @@ def _drifted(found: UnitCosts, spec: RunSpec, echo: Echo) -> bool:
 
 def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: Echo) -> UnitCosts:
     from workbench.model import make_model
-    from workbench.profile.measure import probe, unit_costs
+    from workbench.profile.measure import kind_costs, probe, unit_costs
+    from workbench.profile.variants import with_variants
+    from workbench.runtime.memory.storage import DTYPES
 
-    model = make_model(spec.model)
-    echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
+    model, micro, note = make_model(spec.model), spec.microbatch, ""
+    echo(f"measuring the layers of the model at a micro-batch of {micro}")
     probe_s = probe(machine.device, spec.dtype)
+    batch, how = _micro_batch(spec, model), {"seq": spec.model.seq, "device": machine.device}
     if spec.model.decomposed:
-        costs, library_bytes = _measure_kinds(spec, model, machine)
-        note = ""
+        try:
+            costs, library_bytes = kind_costs(model, *batch, dtype=DTYPES[spec.dtype], **how)
+        except ValueError as error:  # the model's own
+            raise ValueError(f"micro-batches of {micro} cannot be run: {error}") from error
     else:
         costs, library_bytes, note = unit_costs(
-            model,
-            microbatch=spec.microbatch,
-            seq=spec.model.seq,
-            dtype=spec.dtype,
-            device=machine.device,
-            hardware=hardware_,
-            compile=spec.compile,
-        )
-    how = {"seq": spec.model.seq, "dtype": spec.dtype, "device": machine.device}
-    if spec.options.halved:
-        from workbench.profile.halves import with_halves
-
-        costs = with_halves(costs, model, *_micro_batch(spec, model), **how)
-    if spec.options.checkpointed:
-        from workbench.profile.checkpoints import with_checkpoints
-
-        costs = with_checkpoints(
-            costs, model, *_micro_batch(spec, model), **how, compile=spec.compile
-        )
+            model, microbatch=micro, dtype=spec.dtype, hardware=hardware_, compile=spec.compile,
+            **how,
+        )  # fmt: skip
+    costs = with_variants(
+        costs, model, *batch, dtype=spec.dtype, compile=spec.compile, **how,
+        halved=spec.options.halved, checkpointed=spec.options.checkpointed,
+    )  # fmt: skip
     return UnitCosts(
         machine=machine,
         costs=costs,
@@ -258,26 +251,6 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
         library_bytes=library_bytes,
         note=note,
     )
-
-
-def _measure_kinds(
-    spec: RunSpec, model: LayeredModel, machine: Machine
-) -> tuple[dict[str, UnitCost], int]:
-    from workbench.profile.kinds import kind_costs
-    from workbench.runtime.memory.storage import DTYPES
-
-    inputs, targets = _micro_batch(spec, model)
-    try:
-        return kind_costs(
-            model,
-            inputs,
-            targets,
-            seq=spec.model.seq,
-            dtype=DTYPES[spec.dtype],
-            device=machine.device,
-        )
-    except ValueError as error:  # the model's own
-        raise ValueError(f"micro-batches of {spec.microbatch} cannot be run: {error}") from error
 
 
 def _micro_batch(spec: RunSpec, model: LayeredModel) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -22,7 +22,7 @@ from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
 from workbench.model.objective import NO_MEAN, PREFIX, Batch, Handed, Layered, Objective, Weigh
-from workbench.profile.kinds import kind_costs
+from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
 from workbench.ranks.peers import Peers

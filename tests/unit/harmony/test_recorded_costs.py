@@ -17,7 +17,7 @@ from workbench.methods.harmony.memory_estimate import MemoryEstimate
 from workbench.methods.harmony.search import Found, outlook, scheduled
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.model import ModelSpec
-from workbench.profile.profile import UnitCost
+from workbench.profile.profile import UnitCost, Variant
 from workbench.profile.server import ServerCosts, records
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit
@@ -47,13 +47,12 @@ class Launched(Layers):
         )
         if not self.timed:
             return launched
-        return replace(
-            launched,
-            recorded_forward_s=cost.forward_s,
-            recorded_recompute_s=cost.recompute_s,
-            recorded_backward_s=cost.backward_s,
-            recorded_bytes=3 * (cost.kept_bytes + cost.output_bytes),
+        recorded = Variant(
+            name="recorded",
+            seconds=(cost.forward_s, cost.recompute_s, cost.backward_s),
+            nbytes=3 * (cost.kept_bytes + cost.output_bytes),
         )
+        return replace(launched, variants=(recorded,))
 
 
 class Untimed(Launched):

@@ -20,7 +20,7 @@ from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.search import Found, scheduled, search
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.server import Server, ServerCosts
-from workbench.profile.unit_costs import SECONDS
+from workbench.profile.unit_costs import paired
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
@@ -244,8 +244,7 @@ class Slow(Layers):
 
     def cost(self, unit, samples):
         cost = super().cost(unit, samples)
-        times = {name: 100 * getattr(cost, name) for name in SECONDS}
-        return replace(cost, **times)
+        return paired(cost, cost, lambda seconds, _: 100 * seconds, min)
 
 
 def test_more_memory_never_plans_a_slower_step(monkeypatch):

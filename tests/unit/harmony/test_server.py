@@ -18,8 +18,7 @@ from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.model import make_model
 from workbench.profile.budgets import Budgets
 from workbench.profile.footprint import footprints
-from workbench.profile.kinds import kind_costs
-from workbench.profile.measure import model_units
+from workbench.profile.measure import kind_costs, model_units
 from workbench.profile.profile import Wires
 from workbench.profile.server import ServerCosts, server_of
 from workbench.profile.unit_costs import profiled_sizes

@@ -11,7 +11,7 @@ import torch
 from workbench import cli
 from workbench.model import ModelSpec, make_model
 from workbench.model.families import EXAMPLE, blank_rows
-from workbench.profile.kinds import kind_costs
+from workbench.profile.measure import kind_costs
 from workbench.published.hardware import machine, profile
 
 BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300)

@@ -13,6 +13,7 @@ from itertools import accumulate
 from workbench.methods.pipeline.draft import AHEAD, Pipeline, room
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
 from workbench.partition.stages import min_max_stages
+from workbench.profile.profile import RECORDED
 from workbench.profile.unit_costs import Sizes, pass_costs
 from workbench.schedule.action import Kind
 
@@ -38,7 +39,7 @@ class Balance:
         self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
         inner = range(1, units - 1)
         costs = pass_costs(sizes, units, line.micro, line.replay)
-        self._recorded = [line.replay and cost.recorded_forward_s > 0 for cost in costs]
+        self._recorded = [line.replay and cost.variant(RECORDED) is not None for cost in costs]
         if line.activations == "checkpoint":
             costs = [c.from_checkpoint() if u in inner else c for u, c in enumerate(costs)]
         self._costs = costs
@@ -48,7 +49,7 @@ class Balance:
         self._seconds = [
             (c.forward_s if self._listed or again else 0.0)
             + c.recompute_s
-            + (sum(c.halves) if self._halved else c.backward_s)
+            + (sum(c.halves.seconds) if self._halved else c.backward_s)
             for c, again in zip(costs, self._again, strict=True)
         ]
         self._lent = {
@@ -79,7 +80,7 @@ class Balance:
         self._inputs = [*inputs, 0]
         self._forward = [c.forward_scratch_bytes for c in costs]
         each = [
-            inputs[unit] + (0 if again else c.kept_bytes) + (c.half_bytes if self._halved else 0)
+            inputs[unit] + (0 if again else c.kept_bytes) + (c.halves.nbytes if self._halved else 0)
             for unit, (c, again) in enumerate(zip(costs, self._again, strict=True))
         ]
         self._always, self._each = ([*accumulate(those, initial=0)] for those in (always, each))
@@ -183,7 +184,7 @@ class Balance:
         """Kind of pass -> seconds of one over a unit, in the last stage or before."""
         cost = self._costs[unit]
         listed = self._listed and not last
-        halves = cost.halves if unit else (0.0, cost.backward_s)
+        halves = cost.halves.seconds if unit else (0.0, cost.backward_s)
         again = cost.recompute_s if self._again[unit] else 0.0
         found = {
             F: cost.forward_s if listed or self._again[unit] else cost.recompute_s,

@@ -10,6 +10,7 @@ from typing import Literal
 from workbench.core.division import Samples, micro_span
 from workbench.methods.pipeline.orders import I, Pass, R, in_flight
 from workbench.methods.pipeline.places import Places
+from workbench.profile.profile import RECORDED_CHECKPOINT
 from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
@@ -195,7 +196,7 @@ def as_recorded(line: Pipeline, sizes: Sizes, units: int, below_s: float) -> Pip
     takes less than so many seconds: it may take longer to launch than to run."""
     short = longest_forward_s(sizes, units, line.micro) < below_s
     seen = line.activations != "checkpoint" or all(
-        sizes.cost(unit, line.micro).recorded_checkpointed_s for unit in range(1, units - 1)
+        sizes.cost(unit, line.micro).variant(RECORDED_CHECKPOINT) for unit in range(1, units - 1)
     )
     return replace(line, replay=short and seen and line.recordable)
 

@@ -131,11 +131,8 @@ class Program(Sheet):
         line, cost = self.line, self.cost(unit, rank, micro)
         draft = Draft(kind=kind, unit=unit, micro=micro, rank=rank)
         fresh = 0 if kind is I else self.sizes.fresh_bytes(unit)
-        scratch = {
-            B: cost.backward_scratch_bytes,
-            I: cost.input_half_scratch_bytes,
-            W: cost.weight_half_scratch_bytes,
-        }
+        first, second = cost.halves.scratch_bytes
+        scratch = {B: cost.backward_scratch_bytes, I: first, W: second}
         self._scratch(draft, scratch[kind] + fresh)
         draft.reads += [name.weights(unit), self._kept(unit, micro), *self._input(draft)]
         if unit < line.head:
@@ -150,7 +147,7 @@ class Program(Sheet):
             nbytes = 0 if line.chained(unit - 1) else self.input_bytes(unit, rank, micro)
             self.make(draft, self._input_gradient(unit, micro), nbytes)
         if kind is I:
-            self.make(draft, name.half(unit, micro), cost.half_bytes)
+            self.make(draft, name.half(unit, micro), cost.halves.nbytes)
         elif kind is W and unit:
             draft.reads.append(name.half(unit, micro))
         return draft

@@ -23,6 +23,7 @@ from workbench.core.bytesize import format_bytes
 from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.methods.pipeline.outlook import CHUNKS, Network, Outlook, Question
+from workbench.profile.profile import HALVES
 from workbench.schedule.plan import Candidate
 
 MARGIN, TRIALS = 0.04, 12
@@ -145,8 +146,9 @@ def least_seconds(question: Question) -> Callable[[Candidate], float]:
         once = again = 0.0
         for unit in range(question.units):
             c = question.sizes.cost(unit, samples)
-            forward = (c.forward_s, c.recompute_s, c.recorded_forward_s)
-            backward = (c.backward_s, sum(c.halves), c.recorded_backward_s)
+            r = c.as_recorded()
+            forward = (c.forward_s, c.recompute_s, r.forward_s)
+            backward = (c.backward_s, sum(c.halves.seconds), r.backward_s)
             again += min(filter(None, forward), default=0.0)
             once += min(filter(None, backward), default=0.0)
         return once + again, again
@@ -213,6 +215,6 @@ def _reason(question: Question, row: Candidate) -> str:
         return f"{row.stages * CHUNKS} stages need a unit each, and the model has {question.units}"
     if order.chunked and row.microbatches % row.stages:
         return f"{row.microbatches} micro-batches are no multiple of {row.stages} ranks"
-    if order.halved and not question.sizes.cost(question.units - 1, row.micro).input_half_s:
+    if order.halved and question.sizes.cost(question.units - 1, row.micro).variant(HALVES) is None:
         return f"halves of backward passes were not profiled; a run of {row.order} does it"
     return ""
