@@ -27,8 +27,9 @@ from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
 from workbench.profile.cuda_graphs import replays
-from workbench.profile.profile import RECORDED_BELOW_S, RECORDED_CHECKPOINT, Variant
+from workbench.profile.profile import RECORDED_BELOW_S
 from workbench.profile.server import records
+from workbench.profile.units import RECORDED_CHECKPOINT, Variant
 from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind

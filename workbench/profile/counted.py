@@ -27,7 +27,7 @@ from workbench.model.families import EXAMPLE, blank_rows, make_decomposed
 from workbench.model.modules import Decomposed
 from workbench.profile.footprint import footprints
 from workbench.profile.measure import model_units
-from workbench.profile.profile import UnitCost
+from workbench.profile.units import UnitCost
 from workbench.runtime.memory.storage import DTYPES
 
 FP32_BYTES = VALUE_BYTES["fp32"]

@@ -30,8 +30,9 @@ from workbench.profile.footprint import (
     library_bytes_of,
 )
 from workbench.profile.loads import Product, torch_device
-from workbench.profile.profile import Hardware, UnitCost
+from workbench.profile.profile import Hardware
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
+from workbench.profile.units import UnitCost
 from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.device_budget import DeviceMeter, device_meter
 from workbench.runtime.memory.storage import DTYPES

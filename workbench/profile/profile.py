@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from workbench.profile.units import UnitCost
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
@@ -139,129 +140,6 @@ class Limits:
         return sorted({self.smallest, middle, self.backward})
 
 
-HALVES, CHECKPOINT = "halves", "checkpoint"
-RECORDED, RECORDED_CHECKPOINT = "recorded", "recorded checkpoint"
-PASSES = {HALVES: 2, CHECKPOINT: 1, RECORDED: 3, RECORDED_CHECKPOINT: 1}
-"""Variant -> how many passes it has."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variant:
-    """Passes of a unit that are run in another way than forward, recompute and backward.
-
-    `HALVES` are the two halves of a backward pass (passes/halves.py), that of the input first, and
-    keep `nbytes` between them beside what the unit keeps, its input, output and output gradient.
-    `CHECKPOINT` is a backward pass that begins at a checkpoint (passes/template.py), which keeps
-    `nbytes` without input and output. `RECORDED` are the forward, recompute and backward passes of
-    a block as recordings, which the GPU launches by itself, and which work in `nbytes`, fragments
-    between their tensors among them. `RECORDED_CHECKPOINT` is the recording of a backward pass that
-    begins at a checkpoint.
-    """
-
-    name: str
-    seconds: tuple[float, ...]
-    """Of each of its passes."""
-    scratch_bytes: tuple[int, ...] = ()
-    """Peak inside each of them, counted as that of the unit's own; none of recordings."""
-    nbytes: int = 0
-
-    def __post_init__(self) -> None:
-        passes = len(self.seconds), len(self.scratch_bytes) or len(self.seconds)
-        if {*passes} != {PASSES.get(self.name)}:
-            raise ValueError(f"{self.name!r} has {passes} passes; known are {PASSES}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitCost:
-    """One unit of a model at one micro-batch size. Seconds are medians of repeated timings."""
-
-    kind: str
-    """``embedding``, ``block`` or ``head``; units of one kind cost the same."""
-    parameters: int
-    """Owned by the unit, tied ones counted at their owner."""
-    forward_s: float
-    recompute_s: float
-    backward_s: float
-    """Backward pass alone, without the recomputation."""
-    gradient_s: float = 0.0
-    """Taking the norm of its gradients (and zeroing those that have a slab), once per step on the
-    compute lane."""
-    gradient_copy_s: float = 0.0
-    """Copying a block's gradients into a slab on the device, on their way to the host."""
-    spread: float = 0.0
-    """Relative half-width (quartiles) of the backward timing."""
-    input_bytes: int = 0
-    """Input activation of one micro-batch."""
-    output_bytes: int = 0
-    kept_bytes: int = 0
-    """Bytes that autograd keeps between (re)forward and backward, without input and output."""
-    forward_scratch_bytes: int = 0
-    """Peak inside a forward pass beyond what was there and its output."""
-    recompute_scratch_bytes: int = 0
-    """Peak inside a recomputation beyond what was there and what it keeps."""
-    backward_scratch_bytes: int = 0
-    """Peak inside a backward pass, beyond the input gradient it makes and (of a block) the
-    gradients it returns; with the unit's output, which autograd holds until the pass is done.
-    Negative where kept bytes that are gone by then are more: they make room for gradients."""
-    flops: float = 0.0
-    """Forward floating-point operations of one micro-batch."""
-    variants: tuple[Variant, ...] = ()
-    """Other ways to run its passes, as far as they were measured."""
-
-    def variant(self, name: str) -> Variant | None:
-        """Other passes of the unit; None where they were not measured."""
-        return next((each for each in self.variants if each.name == name), None)
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Memory that recordings of its passes work in; 0 where they were not measured."""
-        found = self.variant(RECORDED)
-        return 0 if found is None else found.nbytes
-
-    def from_checkpoint(self) -> UnitCost:
-        """The unit with backward passes that begin at a checkpoint: measured ones, else the whole
-        forward pass computed again."""
-        found = self.variant(CHECKPOINT)
-        if found is None:
-            again = self.kept_bytes + max(self.recompute_scratch_bytes, self.backward_scratch_bytes)
-            found = Variant(
-                name=CHECKPOINT,
-                seconds=(self.recompute_s + self.backward_s,),
-                scratch_bytes=(again + self.output_bytes,),
-            )
-        return replace(
-            self,
-            recompute_s=self.forward_s,
-            backward_s=found.seconds[0],
-            kept_bytes=found.nbytes,
-            recompute_scratch_bytes=self.forward_scratch_bytes,
-            backward_scratch_bytes=found.scratch_bytes[0],
-        )
-
-    @property
-    def halves(self) -> Variant:
-        """Both halves of a backward pass: equal ones, of no bytes, where they were not measured."""
-        half = self.backward_s / 2
-        return self.variant(HALVES) or Variant(
-            name=HALVES, seconds=(half, half), scratch_bytes=(0, 0)
-        )
-
-    def as_recorded(self) -> UnitCost:
-        """The unit's costs with passes that are recorded; unchanged where that was not measured."""
-        found, back = self.variant(RECORDED), self.variant(RECORDED_CHECKPOINT)
-        if found is None:
-            return self
-        forward, recompute, backward = found.seconds
-        variants = [
-            replace(each, seconds=back.seconds) if back and each.name == CHECKPOINT else each
-            for each in self.variants
-        ]
-        return replace(
-            self, forward_s=forward, recompute_s=recompute, backward_s=backward,
-            variants=tuple(variants),
-        )  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """A machine and the units of a model on it."""
@@ -335,9 +213,9 @@ class ProfileCosts:
             case Kind.BACKWARD:
                 return overhead + unit.backward_s + self._gradient_s(action)
             case Kind.INPUT_GRAD:
-                return overhead + unit.halves[0]
+                return overhead + unit.halves.seconds[0]
             case Kind.WEIGHT_GRAD:
-                return overhead + (unit.halves[1] if action.unit else unit.backward_s)
+                return overhead + (unit.halves.seconds[1] if action.unit else unit.backward_s)
             case Kind.UPDATE if self.clips and self._guesses(action):
                 return overhead
             case Kind.SETTLE if not self.clips:

@@ -12,15 +12,9 @@ from functools import cache
 
 from workbench.core.spec import RunSpec
 from workbench.profile.budgets import Budgets
-from workbench.profile.profile import (
-    RECORDED,
-    Hardware,
-    Profile,
-    UnitCost,
-    all_at_once,
-    in_the_way,
-)
+from workbench.profile.profile import Hardware, Profile, all_at_once, in_the_way
 from workbench.profile.unit_costs import ProfiledSizes, Sizes
+from workbench.profile.units import RECORDED, UnitCost
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import REPLAYS, checkpoints, keeps, on_rank
 from workbench.schedule.schedule import Schedule

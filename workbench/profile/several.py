@@ -16,9 +16,9 @@ from pathlib import Path
 
 from workbench.core.spec import RunSpec
 from workbench.profile.limits import stored_limits
-from workbench.profile.profile import Limits, Profile, UnitCost
+from workbench.profile.profile import Limits, Profile
 from workbench.profile.store import stored_profile
-from workbench.profile.unit_costs import combined
+from workbench.profile.units import UnitCost, combined
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Micro-batches whose measurements may serve, besides the one asked for."""

@@ -20,8 +20,9 @@ from workbench.model.base import Context
 from workbench.model.slices import Inputs, Slices, check_inputs
 from workbench.profile.bench import phases, timed, weigh
 from workbench.profile.footprint import library_bytes_of
-from workbench.profile.slices import Slice, SlicePasses, Tied
+from workbench.profile.slices import Slice, Tied
 from workbench.profile.timing import Sample, summarize, undisturbed
+from workbench.profile.units import UnitCost
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.passes.bundle import Bundle, bytes_of
@@ -45,9 +46,9 @@ class SliceBench:
         self._came: Bundle = ()
         self._above: Bundle = ()
 
-    def passes(self, inputs: Inputs, samples: int) -> tuple[SlicePasses, list[list[float]]]:
-        """Passes over a micro-batch of so many samples; and seconds of single forward, and single
-        backward ones, without those far above the others. Raises what is raised where memory
+    def passes(self, inputs: Inputs, samples: int) -> tuple[UnitCost, list[list[float]]]:
+        """Cost of a micro-batch of so many samples; and seconds of single forward, and single
+        backward passes, without those far above the others. Raises what is raised where memory
         runs out."""
         stage, rows = self._stage, tuple(range(samples))
         stage.check(inputs)
@@ -62,16 +63,15 @@ class SliceBench:
         self._forward()
         stage.begin(0, micros)  # with copies of what that pass has cast
         nbytes = self._bytes(given.values())
-        both = self._seconds()
-        forward, backward = map(summarize, both)
-        found = SlicePasses(
-            samples=samples, forward_s=forward.seconds, backward_s=backward.seconds,
-            forward_spread_s=forward.spread * forward.seconds,
-            backward_spread_s=backward.spread * backward.seconds,
-            kept_bytes=nbytes["kept_bytes"],
-            scratch_bytes=max(n for name, n in nbytes.items() if name.endswith("scratch_bytes")),
+        taken = self._seconds()
+        forward, again, backward = map(summarize, taken)
+        found = UnitCost(
+            kind="slice", parameters=sum(p.numel() for p in stage.named_parameters().values()),
+            forward_s=forward.seconds, recompute_s=again.seconds, backward_s=backward.seconds,
+            spread=backward.spread, input_bytes=bytes_of(self._came), **nbytes,
         )  # fmt: skip
-        return found, [undisturbed([each.wall for each in some]) for some in both]
+        single = taken[0], taken[2]
+        return found, [undisturbed([each.wall for each in some]) for some in single]
 
     def update(self, make: MakeOptimizer) -> tuple[int, float]:
         """Bytes of an optimizer's states, and seconds of its step."""
@@ -114,12 +114,11 @@ class SliceBench:
             return weigh(meter, self._forward, self._graph, self._backward, returned=returned)
 
     def _seconds(self) -> list[list[Sample]]:
-        """Samples of forward and backward passes."""
-        actions = phases(self._forward, self._graph, self._backward).values()
-        forward, _, backward = timed(
-            actions, self._device, seconds=self._longest_s, least=LEAST, burst=BURST, steady=CLOSE
-        )
-        return [forward, backward]
+        """Samples of forward passes, of those with autograd, and of backward passes."""
+        return timed(
+            phases(self._forward, self._graph, self._backward).values(), self._device,
+            seconds=self._longest_s, least=LEAST, burst=BURST, steady=CLOSE,
+        )  # fmt: skip
 
 
 def measure(
@@ -137,8 +136,7 @@ def measure(
     weights = [*stage.named_parameters().values()]
     nbytes, singles = bytes_of(weights), []
     found = Slice(
-        parameters=sum(each.numel() for each in weights), weight_bytes=nbytes,
-        state_bytes=2 * nbytes, passes=(),
+        weight_bytes=nbytes, state_bytes=2 * nbytes, costs=(),
         boundary_bytes=bytes_of(rows) if stage.first else form_bytes(stage.came(1)),
     )  # fmt: skip
     try:
@@ -148,7 +146,7 @@ def measure(
             found = replace(found, state_bytes=state_bytes, update_s=update_s)
         for size in sizes:
             one, seconds = bench.passes(get_batch(size), size)
-            found = replace(found, passes=(*found.passes, one))
+            found = replace(found, costs=(*found.costs, one))
             singles += seconds
     except (OutOfMemory, torch.OutOfMemoryError):
         torch.cuda.empty_cache()  # this size and larger ones are left out
@@ -158,7 +156,7 @@ def measure(
     for module in stage.modules:
         module.zero_grad()
         module.to("cpu")
-    if not found.passes:
+    if not found.costs:
         raise ValueError(
             f"a slice finds no memory for {sizes[0]} samples; give smaller micro-batches, or set "
             "more cut points"

@@ -32,8 +32,9 @@ from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.profile.files import FORMAT, measuring, now, stored, write
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.match import check_profile
-from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
+from workbench.profile.profile import Hardware, Profile, Wires
 from workbench.profile.table import Ceilings, Echo
+from workbench.profile.units import UnitCost
 
 if TYPE_CHECKING:
     from torch import Tensor

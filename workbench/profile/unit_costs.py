@@ -1,35 +1,24 @@
-"""Times and bytes of a model's units for any number of samples, from profiles of a few sizes.
-
-Piecewise linear, as published; beyond the largest profiled size the last piece goes on, and below
-the smallest everything shrinks in proportion. A pass of fewer samples takes no longer than one of
-more: where it was measured so, something else was at work.
-"""
+"""Times and bytes of a model's units for any number of samples, from profiles of a few sizes."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import TYPE_CHECKING, Protocol
 
 from workbench.core.spec import RunSpec
-from workbench.profile.profile import Profile, UnitCost, Variant
+from workbench.profile.profile import Profile
+from workbench.profile.units import CostsBySize, UnitCost
 from workbench.schedule import buffers
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
-CONSTANT = ("kind", "parameters", "gradient_s", "spread", "variants")
-PER_SAMPLE = tuple(f.name for f in fields(UnitCost) if f.name not in CONSTANT)
-"""Fields of UnitCost that grow with the micro-batch, as all numbers of its variants do."""
 SORTED_ABOVE, SORTED = 3072, 1.1
 """Tokens above which a GPU sorts them to add up an embedding's gradient, and the fp32 tensors of
 [tokens, hidden] that it works in then. Seen on an H200: 1.09 to 1.11."""
 TOKEN_BYTES = 16
 """Two 64-bit integers per position: the token and its target."""
-Pair = Callable[[float, float], float]
 
 
 class Sizes(Protocol):
@@ -103,32 +92,11 @@ class ProfiledSizes:
         """
         if not profiles:
             raise ValueError("sizes need a profile of at least one micro-batch size")
-        self._points, self.doubled = sorted(profiles), ()
-        self._any, self._tied = profiles[self._points[0]], dict(tied)
+        self._any, self._tied, self.doubled = profiles[min(profiles)], dict(tied), ()
         self._fresh, self._constant = dict(fresh or {}), dict(constant or {})
-        self._units = {size: profiles[size].units for size in self._points}
-        for size, larger in zip(self._points[-2::-1], self._points[:0:-1], strict=True):
-            pairs = zip(self._units[size], self._units[larger], strict=True)
-            self._units[size] = tuple(
-                paired(cost, above, min, lambda own, _: own) for cost, above in pairs
-            )
         self.library_bytes = max(p.library_bytes for p in profiles.values())
-        self.cost = lru_cache(maxsize=None)(self._cost)
-
-    def _cost(self, unit: int, samples: int) -> UnitCost:
-        at = bisect_right(self._points, samples)
-        low = self._points[max(0, min(at, len(self._points) - 1) - 1)]
-        high = self._points[min(max(at, 1), len(self._points) - 1)]
-        below, above = self._units[low][unit], self._units[high][unit]
-        if low == high or samples < low:
-            return combined(below, below, samples / low, 0.0)
-        share = (samples - low) / (high - low)
-        found = combined(below, above, 1 - share, share)
-        if samples <= high:
-            return found
-        # More samples never take less than the most that were measured, whatever two noisy points
-        # promise further on.
-        return paired(found, above, max, max)
+        costs = CostsBySize({size: profile.units for size, profile in profiles.items()})
+        self.cost = lru_cache(maxsize=None)(costs.of)
 
     def input_bytes(self, unit: int, samples: int) -> int:
         """Bytes of a unit's input."""
@@ -161,37 +129,6 @@ class ProfiledSizes:
         """Bytes of tokens and their targets, or of other inputs of the first unit."""
         first = self._any.units[0].input_bytes // self._any.microbatch
         return samples * max(first, self._any.seq * TOKEN_BYTES)
-
-
-def paired(one: UnitCost, other: UnitCost, seconds: Pair, others: Pair) -> UnitCost:
-    """A cost whose numbers are made from those of two, one by one: seconds, and bytes and
-    operations. It has the variants that both have."""
-
-    def number(name: str, a: float, b: float) -> float:
-        return (seconds if name.endswith(("_s", "seconds")) else others)(a, b)
-
-    def variant(a: Variant, b: Variant) -> Variant:
-        made = {
-            name: tuple(map(number, repeat(name), getattr(a, name), getattr(b, name)))
-            for name in ("seconds", "scratch_bytes")
-        }
-        return replace(a, nbytes=number("nbytes", a.nbytes, b.nbytes), **made)
-
-    pairs = [(each, other.variant(each.name)) for each in one.variants]
-    return replace(
-        one, variants=tuple(variant(a, b) for a, b in pairs if b is not None),
-        **{name: number(name, getattr(one, name), getattr(other, name)) for name in PER_SAMPLE},
-    )  # fmt: skip
-
-
-def combined(one: UnitCost, other: UnitCost, first: float, second: float) -> UnitCost:
-    """So many times a cost, and so many times another one."""
-
-    def line(a: float, b: float) -> float:
-        value = first * a + second * b
-        return round(value) if isinstance(a, int) else value
-
-    return paired(one, other, line, line)
 
 
 def profiled_sizes(

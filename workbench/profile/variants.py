@@ -25,16 +25,16 @@ from workbench.profile.bench import Action, marked, phases, timed, weigh
 from workbench.profile.footprint import give_back_workspaces
 from workbench.profile.loads import torch_device
 from workbench.profile.measure import metered
-from workbench.profile.profile import (
+from workbench.profile.profile import RECORDED_BELOW_S
+from workbench.profile.timing import summarize
+from workbench.profile.units import (
     CHECKPOINT,
     HALVES,
     RECORDED,
-    RECORDED_BELOW_S,
     RECORDED_CHECKPOINT,
     UnitCost,
     Variant,
 )
-from workbench.profile.timing import summarize
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory

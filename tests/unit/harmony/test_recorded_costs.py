@@ -17,8 +17,8 @@ from workbench.methods.harmony.memory_estimate import MemoryEstimate
 from workbench.methods.harmony.search import Found, outlook, scheduled
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.model import ModelSpec
-from workbench.profile.profile import UnitCost, Variant
 from workbench.profile.server import ServerCosts, records
+from workbench.profile.units import UnitCost, Variant
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE

@@ -20,7 +20,7 @@ from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.search import Found, scheduled, search
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.server import Server, ServerCosts
-from workbench.profile.unit_costs import paired
+from workbench.profile.units import paired
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE

@@ -12,7 +12,8 @@ from workbench.model.families import blank_rows
 from workbench.profile import variants
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.measure import kind_costs, unit_costs
-from workbench.profile.profile import RECORDED, RECORDED_BELOW_S, Hardware, UnitCost
+from workbench.profile.profile import RECORDED_BELOW_S, Hardware
+from workbench.profile.units import RECORDED, UnitCost
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.tiers import OutOfMemory
 

@@ -13,8 +13,8 @@ from itertools import accumulate
 from workbench.methods.pipeline.draft import AHEAD, Pipeline, room
 from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
 from workbench.partition.stages import min_max_stages
-from workbench.profile.profile import RECORDED
 from workbench.profile.unit_costs import Sizes, pass_costs
+from workbench.profile.units import RECORDED
 from workbench.schedule.action import Kind
 
 Stages = tuple[range, ...]

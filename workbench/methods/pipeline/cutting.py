@@ -35,7 +35,8 @@ def measured(
     room, libraries = memory_of(device, 1)
     return ModelProfile(
         model=Named(name="", digest=""), machine=Named(name="", digest=""), device_bytes=room,
-        slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices), library_bytes=libraries,
+        samples=(micro,), slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices),
+        library_bytes=libraries,
     )  # fmt: skip
 
 

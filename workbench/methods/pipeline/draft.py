@@ -10,8 +10,8 @@ from typing import Literal
 from workbench.core.division import Samples, micro_span
 from workbench.methods.pipeline.orders import I, Pass, R, in_flight
 from workbench.methods.pipeline.places import Places
-from workbench.profile.profile import RECORDED_CHECKPOINT
 from workbench.profile.unit_costs import Sizes, longest_forward_s
+from workbench.profile.units import RECORDED_CHECKPOINT
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.build.inbox import RETURNS

@@ -23,7 +23,7 @@ from workbench.core.bytesize import format_bytes
 from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.methods.pipeline.outlook import CHUNKS, Network, Outlook, Question
-from workbench.profile.profile import HALVES
+from workbench.profile.units import HALVES
 from workbench.schedule.plan import Candidate
 
 MARGIN, TRIALS = 0.04, 12

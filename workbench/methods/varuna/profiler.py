@@ -118,7 +118,7 @@ class Profiler:
             for unit, told, singles in measured:
                 found[unit] = read_as(form.Slice, told, f"slice {unit}"), singles
         slices, singles = zip(*(found[unit] for unit in range(self._slices.count)), strict=True)
-        able = sizes[: min(len(each.passes) for each in slices)]
+        able = sizes[: min(len(each.costs) for each in slices)]
         memory = as_one(partial(memory_of, self._device, self._per_host), self._everybody)
         largest = max((each.boundary_bytes for each in slices[1:]), default=0) * max(able)
         within, between = self._network.wires(largest)
@@ -129,7 +129,8 @@ class Profiler:
         jitter = form.Deviation(median_s=median(apart), sd_s=median(map(pstdev, every)))
         profile = form.ModelProfile(
             model=self.model, machine=self.machine, device_bytes=min(room for room, _ in memory),
-            slices=tuple(replace(each, passes=each.passes[: len(able)]) for each in slices),
+            samples=tuple(able),
+            slices=tuple(replace(each, costs=each.costs[: len(able)]) for each in slices),
             tied=self._tied, within=within, between=between, sums=sums, jitter=jitter,
             library_bytes=max(library for _, library in memory),
             lacking=tuple(sizes[len(able) :]),
