@@ -28,11 +28,10 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.hf_config import spec_from_config
+from workbench.profile.alone import Setting
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import model_units
 from workbench.profile.profile import Profile
 from workbench.published import hardware
-from workbench.runtime.memory.storage import DTYPES
 
 MACHINE = "h200-141gb"
 DECODERS: dict[str, dict[str, Any]] = {
@@ -108,10 +107,8 @@ def cases(folder: Path) -> list[Case]:
 def measured(case: Case, counted: Profile, model: LayeredModel) -> Profile:
     """The counted profile with bytes that this GPU's allocator saw."""
     torch.cuda.empty_cache()
-    found, libraries = footprints(
-        model, model_units(model, 1), (case.microbatch, case.model.seq), dtype=DTYPES[case.dtype],
-        device=torch.device("cuda", torch.cuda.current_device()), compiled=case.compile == "on",
-    )  # fmt: skip
+    size, how = (case.microbatch, case.model.seq), {"dtype": case.dtype, "compile": case.compile}
+    found, libraries = footprints(Setting.of_tokens(model, size, device="cuda", **how))
     units = tuple(replace(unit, **found[unit.kind]) for unit in counted.units)
     return replace(counted, units=units, library_bytes=libraries)
 

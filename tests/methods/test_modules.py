@@ -23,6 +23,7 @@ from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
 from workbench.model import bert, make_model, units_of, vision
 from workbench.model.whole import make_whole
+from workbench.profile.alone import Setting
 from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import profiled_sizes
@@ -262,9 +263,8 @@ def measured(spec, size: int) -> Profile:
     """Layers measured, the machine made up: measuring it takes longer than the training."""
     model = make_model(spec.model)
     *inputs, targets = load_batches(spec, model).rows(range(size))
-    costs, libraries = kind_costs(
-        model, tuple(inputs), targets, seq=spec.model.seq, dtype=torch.float32, device="cpu"
-    )
+    how = {"seq": spec.model.seq, "dtype": "fp32", "device": "cpu"}
+    costs, libraries = kind_costs(Setting.of(model, tuple(inputs), targets, **how))
     return Profile(
         hardware=made_up_profile(spec).hardware,
         units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),

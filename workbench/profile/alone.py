@@ -8,6 +8,7 @@ weighed so (measure.py), and it is seen whether a device has room for them (prob
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from workbench.model.base import Context, LayeredModel, Part
 from workbench.profile.bench import Action, phases, weigh
+from workbench.profile.loads import torch_device
 from workbench.runtime.memory.device_budget import DeviceMeter
-from workbench.runtime.memory.storage import Flat
+from workbench.runtime.memory.storage import DTYPES, Flat
 from workbench.runtime.passes.bundle import Boundary, Bundle, bundled, bytes_of, single
-from workbench.runtime.passes.template import Template
+from workbench.runtime.passes.template import Template, compiles
 
 WEIGHT_STD = 0.02
 NOISE = 1 << 20
@@ -39,29 +41,57 @@ class Setting:
     seq: int
     dtype: torch.dtype
     device: torch.device
-    meter: DeviceMeter
-    noise: bool = True
-    """Weights, and what other units put out, are random numbers; else zeros, a product of which
-    draws less power on a GPU, and so runs faster."""
     compiled: bool = False
-    slabs: bool = False
-    """As the engine of a single device has them."""
+
+    @classmethod
+    def of(
+        cls, model: LayeredModel, inputs: tuple[Tensor, ...], targets: Tensor, *, seq: int,
+        dtype: str, device: str, compile: str = "off",
+    ) -> Setting:  # fmt: skip
+        """`dtype` is ``fp32`` or ``bf16``, and `compile` as in a spec."""
+        target, type_ = torch_device(device), DTYPES[dtype]
+        return cls(
+            model=model, inputs=inputs, targets=targets, seq=seq, dtype=type_, device=target,
+            compiled=compiles(compile, target.type, type_),
+        )  # fmt: skip
+
+    @classmethod
+    def of_tokens(cls, model: LayeredModel, size: tuple[int, int], **how: str) -> Setting:
+        """A decoder over random tokens [micro-batch, seq], which are targets, too."""
+        tokens = torch.randint(model.vocab, size)
+        return cls.of(model, (tokens,), tokens, seq=size[1], **how)
+
+    def units(self, most: int = 1) -> list[int]:
+        """The first `most` units of every kind, in the model's order."""
+        count: dict[str, int] = defaultdict(int)
+        units = []
+        for unit in range(self.model.num_units):
+            count[self.model.kind(unit)] += 1
+            if count[self.model.kind(unit)] <= most:
+                units.append(unit)
+        return units
 
 
 class Alone:
     """A unit with weights, and a micro-batch of what flows into it."""
 
-    def __init__(self, setting: Setting, unit: int) -> None:
-        model, meter, device = setting.model, setting.meter, setting.device
+    def __init__(
+        self, setting: Setting, unit: int, meter: DeviceMeter, *, slabs: bool = False,
+        noise: bool = True,
+    ) -> None:  # fmt: skip
+        """With `slabs` as the engine of a single device has them. Weights, and what other units put
+        out, are random numbers; without `noise` zeros, a product of which draws less power on a
+        GPU, and so runs faster."""
+        model, device = setting.model, setting.device
         self.setting, self.model, self.unit, self.meter = setting, model, unit, meter
         self.device, self.samples = device, len(setting.targets)
         self.kind, self.head = model.kind(unit), unit == model.head
-        self.adds_up = setting.slabs and unit in (0, model.head)
+        self.adds_up = slabs and unit in (0, model.head)
         """Whether gradients of parameters add up in a slab as they are made."""
         self.template = Template(model, compiled=setting.compiled)
         flat = Flat.of(model, unit)
         weights = meter.zeros(flat.numel, setting.dtype)
-        if setting.noise:
+        if noise:
             values = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(setting.dtype)
             for part in weights.split(NOISE):
                 part.copy_(values[: len(part)])
@@ -73,7 +103,7 @@ class Alone:
                 parameter = self.module.get_parameter(local)
                 parameter.data = self._zeros(model.shapes(owner)[name])
                 self.parameters.append(parameter)
-        self._slabs = [self._zeros(p.shape) for p in self.parameters] if setting.slabs else []
+        self._slabs = [self._zeros(p.shape) for p in self.parameters] if slabs else []
         self._own = len(flat.pieces)
         self._gradients: Sequence[Tensor] = self._slabs
         self._above: list[Tensor] | None = None
@@ -87,7 +117,7 @@ class Alone:
             self.x = tuple(t.to(setting.dtype) if t.is_floating_point() else t for t in moved)
         else:
             parts = zip(self.boundary.parts, self.boundary.dtypes, strict=True)
-            self.x = tuple(self._made_up(part, of) for part, of in parts)
+            self.x = tuple(self._made_up(part, of, noise) for part, of in parts)
         self._targets = setting.targets.to(device) if self.head else None
 
     def forward(self) -> Bundle:
@@ -119,7 +149,7 @@ class Alone:
         """Run the backward pass of a `graph`."""
         ends = [t for t in y if t.requires_grad]
         above = self._above or self.above(ends)
-        if self.setting.slabs:
+        if self._slabs:
             self._above = above
         if not ends:  # a layer may have nothing to learn, nor to pass on
             return
@@ -140,9 +170,9 @@ class Alone:
         """Passes, and with slabs what a unit's gradients cost once a step (their norm, and zeroing
         a slab), and their copy into one. With slabs the head keeps its graph from the start."""
         found = phases(self.forward, self.graph, self.backward)
-        if self.setting.slabs:
+        if self._slabs:
             found["gradient"] = self._norm
-        if self.setting.slabs and not self.adds_up:
+        if self._slabs and not self.adds_up:
             found["copy"] = self._copy
         if self.adds_up and self.head:
             found["forward"] = found.pop("recompute")
@@ -180,11 +210,11 @@ class Alone:
     def _zeros(self, shape: torch.Size) -> Tensor:
         return self.meter.zeros(shape.numel(), self.setting.dtype).view(shape)
 
-    def _made_up(self, part: Part, dtype: torch.dtype) -> Tensor:
+    def _made_up(self, part: Part, dtype: torch.dtype, noise: bool) -> Tensor:
         shape = part.full_shape(self.samples)
         if not dtype.is_floating_point:
             return torch.ones(shape, dtype=dtype, device=self.device)
-        if not self.setting.noise:
+        if not noise:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         return torch.randn(shape, device=self.device).to(dtype)
 

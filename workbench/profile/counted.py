@@ -25,10 +25,9 @@ from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel
 from workbench.model.families import EXAMPLE, blank_rows, make_decomposed
 from workbench.model.modules import Decomposed
+from workbench.profile.alone import Setting
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import model_units
 from workbench.profile.units import UnitCost
-from workbench.runtime.memory.storage import DTYPES
 
 FP32_BYTES = VALUE_BYTES["fp32"]
 SCRATCH = 2
@@ -67,11 +66,8 @@ def _needs(
     decoder: LayeredModel, microbatch: int, seq: int, dtype: str, gpu: bool
 ) -> dict[str, dict[str, int]]:
     """Bytes of a decoder's passes by the kind of unit, as footprint.py counts them."""
-    found, _ = footprints(
-        decoder, model_units(decoder, 1), (microbatch, seq), dtype=DTYPES[dtype],
-        device=torch.device("cpu"), fake=True, as_on_gpu=gpu,
-    )  # fmt: skip
-    return found
+    setting = Setting.of_tokens(decoder, (microbatch, seq), dtype=dtype, device="cpu")
+    return footprints(setting, fake=True, as_on_gpu=gpu)[0]
 
 
 @lru_cache(maxsize=4)

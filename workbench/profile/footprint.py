@@ -11,53 +11,29 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
-from workbench.model.base import LayeredModel
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.as_on_gpu import AttentionAsOnGpu, EmbeddingAsOnGpu
 from workbench.runtime.memory.device_budget import CudaMeter, DeviceMeter, device_meter
 
 
 def footprints(
-    model: LayeredModel,
-    units: list[int],
-    size: tuple[int, int],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    compiled: bool = False,
-    fake: bool = False,
-    as_on_gpu: bool = False,
+    setting: Setting, *, fake: bool = False, as_on_gpu: bool = False
 ) -> tuple[dict[str, dict[str, int]], int]:
-    """The fields of UnitCost that end in ``_bytes``, by kind of unit, as the engine of a single
-    device runs them; and the bytes that libraries keep for themselves (on CUDA, matrix products'
-    workspaces).
+    """The fields of UnitCost that end in ``_bytes``, by kind of a decoder's unit, as the engine of
+    a single device runs them; and the bytes that libraries keep for themselves (on CUDA, matrix
+    products' workspaces).
 
-    `units` has one unit of every kind, `size` the micro-batch and its tokens. `fake` chooses fake
-    tensors (CPU only): they cost torch's compiler, which takes a second or two to import, and then
-    next to nothing. `as_on_gpu`: these take the memory that a GPU would.
+    `fake` chooses fake tensors (CPU only): they cost torch's compiler, which takes a second or two
+    to import, and then next to nothing. `as_on_gpu`: these take the memory that a GPU would.
     """
-    meter = device_meter(device)
+    meter = device_meter(setting.device)
     with ExitStack() as stack:
         stack.enter_context(fake_tensors() if fake else nullcontext())
         for mode in (meter, *([AttentionAsOnGpu(), EmbeddingAsOnGpu()] if as_on_gpu else [])):
             stack.enter_context(mode)
-        setting = decoder_setting(
-            model, size, dtype=dtype, device=device, meter=meter, compiled=compiled
-        )
-        found = {model.kind(unit): Alone(setting, unit).weighed() for unit in units}
+        units = [Alone(setting, unit, meter, slabs=True) for unit in setting.units()]
+        found = {alone.kind: alone.weighed() for alone in units}
         return found, library_bytes_of(meter)
-
-
-def decoder_setting(
-    model: LayeredModel, size: tuple[int, int], *, dtype: torch.dtype, device: torch.device,
-    meter: DeviceMeter, compiled: bool,
-) -> Setting:  # fmt: skip
-    """A decoder over random tokens [micro-batch, seq], on the engine of a single device."""
-    tokens = torch.randint(model.vocab, size)
-    return Setting(
-        model=model, inputs=(tokens,), targets=tokens, seq=size[1], dtype=dtype, device=device,
-        meter=meter, compiled=compiled, slabs=True,
-    )  # fmt: skip
 
 
 def fake_tensors() -> AbstractContextManager:

@@ -15,20 +15,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from workbench.model.base import LayeredModel
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.bench import timed
-from workbench.profile.footprint import (
-    decoder_setting,
-    footprints,
-    give_back_workspaces,
-    library_bytes_of,
-)
+from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
 from workbench.profile.loads import Product, torch_device
 from workbench.profile.profile import Hardware
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
@@ -36,7 +31,6 @@ from workbench.profile.units import UnitCost
 from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.device_budget import DeviceMeter, device_meter
 from workbench.runtime.memory.storage import DTYPES
-from workbench.runtime.passes.template import compiles
 
 BLOCKS = 6
 """Blocks in the small step."""
@@ -50,7 +44,7 @@ LEAST_TOKENS = 64
 PROBE_SECONDS = 0.1
 STEPS, REDUCED_STEPS = 4, 2
 """Fewest timed steps, after one that warms up."""
-KIND_SECONDS, KIND_STEPS, MOST_KIND_STEPS = 0.45, 3, 50
+KIND_SECONDS, KIND_STEPS = 0.45, {"least": 3, "most": 50}
 """About what the timing of one kind by itself takes, and its rounds of passes."""
 
 Timings = Mapping[tuple[str, str], Timing]
@@ -65,81 +59,50 @@ class Size(NamedTuple):
 
 
 def unit_costs(
-    model: LayeredModel,
-    *,
-    microbatch: int,
-    seq: int,
-    dtype: str,
-    device: str,
-    hardware: Hardware,
-    seconds: float = 1.0,
-    compile: str = "auto",
+    setting: Setting, hardware: Hardware, seconds: float = 1.0
 ) -> tuple[dict[str, UnitCost], int, str]:
-    """Cost by kind of a decoder's unit for micro-batches of [microbatch, seq] on this machine, the
-    device bytes libraries keep, and a sentence on what was scaled (empty if nothing was).
-
-    `dtype` is ``fp32`` or ``bf16``; `seconds` is about what the timed steps take in all.
-    """
-    target, full = torch_device(device), Size(microbatch, seq)
-    small, blocks = _affordable(model, full, hardware)
+    """Cost by kind of a decoder's unit on this machine, the device bytes libraries keep, and a
+    sentence on what was scaled (empty if nothing was); `seconds` is about what the timed steps take
+    in all."""
+    full = Size(len(setting.targets), setting.seq)
+    small, blocks = _affordable(setting, full, hardware)
     reduced = small != full
     least, tries = (REDUCED_STEPS, 1) if reduced else (STEPS, TRIES)
-    how = {
-        "dtype": DTYPES[dtype], "device": target,
-        "compiled": compiles(compile, target.type, DTYPES[dtype]),
-    }  # fmt: skip
     timings: dict[Size, Timings] = {}
-    with metered(target) as meter:
+    with metered(setting.device) as meter:
         for size in (small, _half(small)) if reduced else (full,):
-            setting = decoder_setting(model, size, meter=meter, **how)
-            units = [Alone(setting, unit) for unit in model_units(model, blocks)]
+            part = _part(setting, size)
+            units = [Alone(part, unit, meter, slabs=True) for unit in setting.units(blocks)]
             timings[size] = _timings(units, seconds, least=least, tries=tries)
             del units
-    one_each = model_units(model, 1)
-    fake = target.type == "cpu" and reduced  # else it has just been run for real
-    nbytes, library_bytes = footprints(model, one_each, full, fake=fake, **how)
+    fake = setting.device.type == "cpu" and reduced  # else it has just been run for real
+    nbytes, library_bytes = footprints(setting, fake=fake)
+    model = setting.model
     costs = {
         model.kind(unit): _cost(model, unit, full, timings, nbytes[model.kind(unit)])
-        for unit in one_each
+        for unit in setting.units()
     }
     note = "" if not reduced else (
         f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
-        f"{microbatch} x {seq}, which would take too long to time on this machine"
+        f"{full.microbatch} x {full.seq}, which would take too long to time on this machine"
     )  # fmt: skip
     return costs, library_bytes, note
 
 
 def kind_costs(
-    model: LayeredModel,
-    inputs: tuple[Tensor, ...],
-    targets: Tensor,
-    *,
-    seq: int,
-    dtype: torch.dtype,
-    device: str,
-    tell: Callable[[int, int], None] = lambda done, count: None,
+    setting: Setting, tell: Callable[[int, int], None] = lambda done, count: None
 ) -> tuple[dict[str, UnitCost], int]:
-    """Cost by kind of any model's unit for a micro-batch, each kind by itself, and the bytes that
-    libraries keep.
-
-    `inputs` and `targets` are one micro-batch of the data, [samples, ...]: of it come the number of
-    samples and what the first unit takes. `tell` is told how many kinds are measured, of how many.
-    """
-    target, size = torch_device(device), Size(len(targets), seq)
+    """Cost by kind of any model's unit, each kind by itself, and the bytes that libraries keep;
+    `tell` is told how many kinds are measured, of how many."""
+    size, units = Size(len(setting.targets), setting.seq), setting.units()
     costs: dict[str, UnitCost] = {}
-    with metered(target) as meter:
-        setting = Setting(
-            model=model, inputs=inputs, targets=targets, seq=seq, dtype=dtype, device=target,
-            meter=meter,
-        )  # fmt: skip
-        units = model_units(model, 1)
+    with metered(setting.device) as meter:
         for unit in units:
-            alone = Alone(setting, unit)
+            alone = Alone(setting, unit, meter)
             nbytes = alone.weighed()
-            timings = _timings(
-                [alone], KIND_SECONDS, least=KIND_STEPS, most=MOST_KIND_STEPS, tries=1
-            )
-            costs[alone.kind] = _cost(model, unit, size, {size: timings}, nbytes)
+            timings = {size: _timings([alone], KIND_SECONDS, tries=1, **KIND_STEPS)}
+            costs[alone.kind] = _cost(setting.model, unit, size, timings, nbytes)
+            del alone
             tell(len(costs), len(units))
         return costs, library_bytes_of(meter)
 
@@ -220,24 +183,13 @@ def probe(device: str, dtype: str) -> float:
     return seconds
 
 
-def model_units(model: LayeredModel, most: int) -> list[int]:
-    """The first `most` units of every kind, in the model's order."""
-    count: dict[str, int] = defaultdict(int)
-    units = []
-    for unit in range(model.num_units):
-        count[model.kind(unit)] += 1
-        if count[model.kind(unit)] <= most:
-            units.append(unit)
-    return units
-
-
-def _affordable(model: LayeredModel, full: Size, hardware: Hardware) -> tuple[Size, int]:
+def _affordable(setting: Setting, full: Size, hardware: Hardware) -> tuple[Size, int]:
     """The full size, if a small step of it is short enough, else the largest part that is; and of
     how many blocks."""
 
     def seconds(size: Size, blocks: int) -> float:
         # Forward, recomputation, and a backward pass of two forward passes.
-        flops = sum(4 * model.flops(unit, *size) for unit in model_units(model, blocks))
+        flops = sum(4 * setting.model.flops(unit, *size) for unit in setting.units(blocks))
         return flops / hardware.matmul_flops_per_s
 
     for blocks in (BLOCKS, FEW_BLOCKS):
@@ -254,3 +206,10 @@ def _half(size: Size) -> Size:
     if size.microbatch > 1:
         return Size(size.microbatch // 2, size.seq)
     return Size(1, size.seq // 2)
+
+
+def _part(setting: Setting, size: Size) -> Setting:
+    """As many of its samples, and of their tokens."""
+    rows, seq = size
+    tokens = [each[:rows, :seq] for each in (*setting.inputs, setting.targets)]
+    return replace(setting, inputs=tuple(tokens[:-1]), targets=tokens[-1], seq=seq)

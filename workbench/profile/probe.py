@@ -44,7 +44,6 @@ from workbench.profile.footprint import fake_tensors
 from workbench.profile.loads import torch_device
 from workbench.profile.profile import Limits
 from workbench.runtime.memory.device_budget import device_meter
-from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory
 
 PLENTY = 0.5
@@ -168,12 +167,11 @@ class Layers:
                             torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
                             for part in self._rows
                         )
-                        setting = Setting(
-                            model=self._model, inputs=tuple(inputs), targets=targets,
-                            seq=self._spec.model.seq, dtype=DTYPES[self._spec.dtype],
-                            device=self._device, meter=meter, noise=False,
+                        setting = Setting.of(
+                            self._model, tuple(inputs), targets, seq=self._spec.model.seq,
+                            dtype=self._spec.dtype, device=self._device.type,
                         )  # fmt: skip
-                        alone = Alone(setting, unit)
+                        alone = Alone(setting, unit, meter, noise=False)
                         if backward:
                             alone.there_and_back()
                         else:

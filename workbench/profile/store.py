@@ -37,9 +37,7 @@ from workbench.profile.table import Ceilings, Echo
 from workbench.profile.units import UnitCost
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from workbench.model.base import LayeredModel
+    from workbench.profile.alone import Setting
 
 DRIFT = 0.1
 """Change of the machine's speed past which costs are measured anew before a run."""
@@ -220,32 +218,27 @@ def _drifted(found: UnitCosts, spec: RunSpec, echo: Echo) -> bool:
 
 
 def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: Echo) -> UnitCosts:
-    from workbench.model import make_model
     from workbench.profile.measure import kind_costs, probe, unit_costs
     from workbench.profile.variants import with_variants
-    from workbench.runtime.memory.storage import DTYPES
 
-    model, micro, note = make_model(spec.model), spec.microbatch, ""
-    echo(f"measuring the layers of the model at a micro-batch of {micro}")
+    setting, note = _setting(spec, machine.device), ""
+    echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
     probe_s = probe(machine.device, spec.dtype)
-    batch, how = _micro_batch(spec, model), {"seq": spec.model.seq, "device": machine.device}
     if spec.model.decomposed:
         try:
-            costs, library_bytes = kind_costs(model, *batch, dtype=DTYPES[spec.dtype], **how)
+            costs, library_bytes = kind_costs(setting)
         except ValueError as error:  # the model's own
-            raise ValueError(f"micro-batches of {micro} cannot be run: {error}") from error
+            raise ValueError(
+                f"micro-batches of {spec.microbatch} cannot be run: {error}"
+            ) from error
     else:
-        costs, library_bytes, note = unit_costs(
-            model, microbatch=micro, dtype=spec.dtype, hardware=hardware_, compile=spec.compile,
-            **how,
-        )  # fmt: skip
-    costs = with_variants(
-        costs, model, *batch, dtype=spec.dtype, compile=spec.compile, **how,
-        halved=spec.options.halved, checkpointed=spec.options.checkpointed,
-    )  # fmt: skip
+        costs, library_bytes, note = unit_costs(setting, hardware_)
+    options, model = spec.options, setting.model
     return UnitCosts(
         machine=machine,
-        costs=costs,
+        costs=with_variants(
+            costs, setting, halved=options.halved, checkpointed=options.checkpointed
+        ),
         order=tuple(model.kind(unit) for unit in range(model.num_units)),
         measured=now(),
         probe_s=probe_s,
@@ -254,20 +247,21 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
     )
 
 
-def _micro_batch(spec: RunSpec, model: LayeredModel) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Inputs and targets of the first samples of the data; of a decoder's, made-up tokens."""
-    if not spec.model.decomposed:
-        import torch
-
-        tokens = torch.randint(model.vocab, (spec.microbatch, spec.model.seq))
-        return (tokens,), tokens
+def _setting(spec: RunSpec, device: str) -> Setting:
+    """The first samples of the data; of a decoder's, made-up tokens."""
+    from workbench.model import make_model
     from workbench.model.families import load_data
+    from workbench.profile.alone import Setting
 
+    model = make_model(spec.model)
+    how = {"dtype": spec.dtype, "device": device, "compile": spec.compile}
+    if not spec.model.decomposed:
+        return Setting.of_tokens(model, (spec.microbatch, spec.model.seq), **how)
     data = load_data(
         spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=None, classes=model.classes
     )
     *inputs, targets = data.rows(range(spec.microbatch))
-    return tuple(inputs), targets
+    return Setting.of(model, tuple(inputs), targets, seq=spec.model.seq, **how)
 
 
 def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) -> Profile:

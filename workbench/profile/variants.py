@@ -19,11 +19,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from workbench.model.base import LayeredModel
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.bench import Action, marked, phases, timed, weigh
 from workbench.profile.footprint import give_back_workspaces
-from workbench.profile.loads import torch_device
 from workbench.profile.measure import metered
 from workbench.profile.profile import RECORDED_BELOW_S
 from workbench.profile.timing import summarize
@@ -36,12 +34,10 @@ from workbench.profile.units import (
     Variant,
 )
 from workbench.runtime.memory.device_budget import device_meter
-from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.passes.bundle import bytes_of
 from workbench.runtime.passes.halves import WeightHalf, input_half
 from workbench.runtime.passes.replay import Chain, Replays
-from workbench.runtime.passes.template import compiles
 
 ROUNDS = {"seconds": 0.5, "least": 5, "most": 20, "burst": 5}
 """Of the passes of a timing (bench.timed)."""
@@ -53,33 +49,18 @@ CLOSE = 0.01
 
 
 def with_variants(
-    costs: Mapping[str, UnitCost],
-    model: LayeredModel,
-    inputs: tuple[Tensor, ...],
-    targets: Tensor,
-    *,
-    seq: int,
-    dtype: str,
-    device: str,
-    compile: str,
-    halved: bool,
-    checkpointed: bool,
+    costs: Mapping[str, UnitCost], setting: Setting, *, halved: bool, checkpointed: bool
 ) -> dict[str, UnitCost]:
     """Costs by kind of unit, with those variants of their passes that are wanted, and recorded ones
-    where they can be. `inputs` and `targets` are one micro-batch of the data, [samples, ...]."""
-    target, found = torch_device(device), {**costs}
-    records = target.type == "cuda" and model.compilable
+    where they can be."""
+    model, found = setting.model, {**costs}
+    records = setting.device.type == "cuda" and model.compilable
     if not (halved or checkpointed or records):
         return found
-    with metered(target) as meter:
-        setting = Setting(
-            model=model, inputs=inputs, targets=targets, seq=seq, dtype=DTYPES[dtype],
-            device=target, meter=meter,
-            compiled=model.compilable and compiles(compile, target.type, DTYPES[dtype]),
-        )  # fmt: skip
+    with metered(setting.device) as meter:
         first = {model.kind(unit): unit for unit in reversed(range(1, model.num_units))}
         for kind, unit in first.items():
-            alone, cost, variants = Alone(setting, unit), costs[kind], []
+            alone, cost, variants = Alone(setting, unit, meter), costs[kind], []
             if halved:
                 variants.append(halves(alone, cost))
             if checkpointed and not alone.head and cost.forward_s <= LONG_S:
@@ -87,6 +68,7 @@ def with_variants(
             if records and not alone.head:
                 variants += recorded(alone, cost, checkpointed=checkpointed)
             found[kind] = replace(cost, variants=tuple(variants))
+            del alone
     return found
 
 

@@ -28,10 +28,11 @@ FULL = OutOfMemory(tier="device", what="a tensor", asked=1, in_use=1, budget=1)
 @pytest.mark.parametrize("spec", [BERT, VGG, RESNET], ids=lambda spec: spec.family)
 def test_costs_on_a_gpu(spec):
     *inputs, targets = blank_rows(spec, 4)
-    settings = {"seq": spec.seq, "dtype": torch.float32}
-    model = make_model(spec)
-    here, _ = kind_costs(model, tuple(inputs), targets, device="cuda", **settings)
-    host, _ = kind_costs(model, tuple(inputs), targets, device="cpu", **settings)
+    given = make_model(spec), tuple(inputs), targets
+    here, host = (
+        kind_costs(Setting.of(*given, seq=spec.seq, dtype="fp32", device=device))[0]
+        for device in ("cuda", "cpu")
+    )
     assert {*here} == {*host}
     for kind, cost in here.items():
         assert cost.forward_s > 0
@@ -43,14 +44,9 @@ def test_costs_on_a_gpu(spec):
 @pytest.fixture
 def alone():
     """A block on the processor."""
-    model, device = make_model(SMALL), torch.device("cpu")
-    tokens = torch.zeros((1, 8), dtype=torch.int64)
-    with device_meter(device) as meter:
-        setting = Setting(
-            model=model, inputs=(tokens,), targets=tokens, seq=8, dtype=torch.float32,
-            device=device, meter=meter,
-        )  # fmt: skip
-        yield Alone(setting, 1)
+    setting = Setting.of_tokens(make_model(SMALL), (1, 8), dtype="fp32", device="cpu")
+    with device_meter(setting.device) as meter:
+        yield Alone(setting, 1, meter)
 
 
 @pytest.mark.parametrize("wrong", [torch.OutOfMemoryError(), FULL])
@@ -76,14 +72,12 @@ def test_passes_without_room_for_recordings_take_what_they_take_when_launched(
 def test_recordings_are_timed_on_a_gpu(hardware: Hardware, answered):
     """They leave nothing behind."""
     model = make_model(ModelSpec(layers=2, hidden=256, heads=4, seq=64, vocab=256))
-    here, tokens = replace(hardware, device="cuda"), torch.zeros((2, 64), dtype=torch.int64)
-    left = []
+    here, left = replace(hardware, device="cuda"), []
     for dtype in ("bf16", "fp32", "bf16", "fp32"):
-        how = {"seq": 64, "dtype": dtype, "device": "cuda", "compile": "auto"}
-        costs, *_ = unit_costs(model, microbatch=2, hardware=here, seconds=0.1, **how)
-        costs = variants.with_variants(
-            costs, model, (tokens,), tokens, **how, halved=False, checkpointed=True
-        )
+        how = {"dtype": dtype, "device": "cuda", "compile": "auto"}
+        setting = Setting.of_tokens(model, (2, 64), **how)
+        costs, *_ = unit_costs(setting, here, seconds=0.1)
+        costs = variants.with_variants(costs, setting, halved=False, checkpointed=True)
         first, block, head = (costs[kind] for kind in ("embedding", "block", "head"))
         recorded = block.as_recorded()
         for way in ("forward_s", "backward_s"):
