@@ -113,12 +113,12 @@ class Alone:
                 parameter.grad = slab
         self.boundary = Boundary(model.boundary(unit, setting.seq), setting.dtype) if unit else None
         if self.boundary is None:
-            moved = (t.to(device) for t in setting.inputs)
+            moved = (t.to(device, copy=True) for t in setting.inputs)  # fakes, among fakes
             self.x = tuple(t.to(setting.dtype) if t.is_floating_point() else t for t in moved)
         else:
             parts = zip(self.boundary.parts, self.boundary.dtypes, strict=True)
             self.x = tuple(self._made_up(part, of, noise) for part, of in parts)
-        self._targets = setting.targets.to(device) if self.head else None
+        self._targets = setting.targets.to(device, copy=True) if self.head else None
 
     def forward(self) -> Bundle:
         """Without autograd."""
