@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from workbench.core.others import read, shares
 from workbench.core.record import BUSY
 from workbench.core.sources import by_content
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.profile.files import FORMAT, measuring, now, stored, write
+from workbench.profile.files import FORMAT, kept, now, stored
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Hardware, Profile, Wires
@@ -95,15 +95,14 @@ def ceilings(
     found = None if fresh else stored(path, machine, Ceilings, echo)
     if found is not None or not measure:
         return found
-    with measuring(path, echo):
-        found = None if fresh else stored(path, machine, Ceilings, echo)
-        if found is None:  # nobody measured while this process waited
-            from workbench.profile.ceilings import measure_ceilings
 
-            echo(f"measuring the ceilings of {machine.name}")
-            found = measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds)
-            write(path, asdict(found))
-    return found
+    def measured() -> Ceilings:
+        from workbench.profile.ceilings import measure_ceilings
+
+        echo(f"measuring the ceilings of {machine.name}")
+        return measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds)
+
+    return kept(path, machine, Ceilings, echo, measured, holds=lambda found: not fresh)
 
 
 def hardware(results: Path, device: str = "auto", echo: Echo = silent) -> Hardware:
@@ -120,11 +119,10 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
     machine = this_machine(spec.device)
     hardware_ = hardware(results, machine.device, echo)
     path = _costs_path(spec, results, machine)
-    with measuring(path, echo):
-        found = _stored_costs(spec, results, machine, echo)
-        if found is None or _drifted(found, spec, echo):
-            found = _measure_costs(spec, machine, hardware_, echo)
-            write(path, asdict(found))
+    found = kept(
+        path, machine, UnitCosts, echo, lambda: _measure_costs(spec, machine, hardware_, echo),
+        holds=lambda found: _serves(found, spec) and not _drifted(found, spec, echo),
+    )  # fmt: skip
     return _assemble(spec, replace(hardware_, wires=wires_for(spec, results, echo)), found, path)
 
 
@@ -138,17 +136,16 @@ def wires_for(
     machine = this_machine(spec.device)
     path = _wires_path(spec.ranks, results, machine)
     found = stored(path, machine, MeasuredWires, echo)
-    if found is not None or not measure:
-        return None if found is None else found.wires
-    with measuring(path, echo):
-        found = stored(path, machine, MeasuredWires, echo)
-        if found is None:  # nobody measured while this process waited
-            from workbench.profile.wires import measure as measure_wires
 
-            echo(f"measuring the links of {spec.ranks} ranks")
-            found = MeasuredWires(machine=machine, wires=measure_wires(spec.ranks, machine.device))
-            write(path, asdict(found))
-    return found.wires
+    def measured() -> MeasuredWires:
+        from workbench.profile.wires import measure as measure_wires
+
+        echo(f"measuring the links of {spec.ranks} ranks")
+        return MeasuredWires(machine=machine, wires=measure_wires(spec.ranks, machine.device))
+
+    if found is None and measure:
+        found = kept(path, machine, MeasuredWires, echo, measured)
+    return None if found is None else found.wires
 
 
 def rehearsed(
@@ -158,13 +155,11 @@ def rehearsed(
     and measured now unless another process did so while this one waited."""
     machine = this_machine(device)
     path = _wires_path(wires.ranks, results, machine)
-    with measuring(path, echo):
-        found = stored(path, machine, MeasuredWires, echo)
-        if found is None or found.wires.pass_overhead_s is None:
-            wires = replace(wires, **measure())
-            found = MeasuredWires(machine=machine, wires=wires)
-            write(path, asdict(found))
-    return found.wires
+    return kept(
+        path, machine, MeasuredWires, echo,
+        lambda: MeasuredWires(machine=machine, wires=replace(wires, **measure())),
+        holds=lambda found: found.wires.pass_overhead_s is not None,
+    ).wires  # fmt: skip
 
 
 def _wires_path(ranks: int, results: Path, machine: Machine) -> Path:
@@ -186,11 +181,11 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
     known = ceilings(results, machine.device, echo, measure=False)
     if known is None:
         return None
-    found = _stored_costs(spec, results, machine, echo)
-    if found is None:
+    path = _costs_path(spec, results, machine)
+    found = stored(path, machine, UnitCosts, echo)
+    if found is None or not _serves(found, spec):
         return None
     wires = wires_for(spec, results, echo, measure=False)
-    path = _costs_path(spec, results, machine)
     return _assemble(spec, replace(known.hardware, wires=wires), found, path)
 
 
@@ -289,13 +284,10 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) 
     return profile.with_link(spec.link_bytes_per_s)
 
 
-def _stored_costs(spec: RunSpec, results: Path, machine: Machine, echo: Echo) -> UnitCosts | None:
-    path = _costs_path(spec, results, machine)
-    found = stored(path, machine, UnitCosts, echo)
-    if found is None or spec.model.decomposed or len(found.order) == spec.model.units:
-        return found
-    # Of another depth: its blocks serve if they are all alike.
-    return found if set(found.order) == {"embedding", "block", "head"} else None
+def _serves(found: UnitCosts, spec: RunSpec) -> bool:
+    """Whether costs of a model of another depth serve: if its blocks are all alike."""
+    alike = {*found.order} == {"embedding", "block", "head"}
+    return spec.model.decomposed or len(found.order) == spec.model.units or alike
 
 
 def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
