@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from workbench.model.base import Context, LayeredModel, Part
-from workbench.profile.bench import Action, phases, weigh
-from workbench.profile.loads import torch_device
+from workbench.profile.bench import Action, phases, torch_device, weigh
 from workbench.runtime.memory.device_budget import DeviceMeter
 from workbench.runtime.memory.storage import DTYPES, Flat
 from workbench.runtime.passes.bundle import Boundary, Bundle, bundled, bytes_of, single

@@ -149,3 +149,10 @@ def cuda_clock(action: Action) -> Callable[[], Sample]:
         return Sample(seconds, seconds)
 
     return read
+
+
+def torch_device(device: str) -> torch.device:
+    """With its index, which some of torch's calls insist on."""
+    if device == "cuda":
+        return torch.device(device, torch.cuda.current_device())
+    return torch.device(device)

@@ -22,9 +22,9 @@ import torch
 
 from workbench.model.base import LayeredModel
 from workbench.profile.alone import Alone, Setting
-from workbench.profile.bench import timed
+from workbench.profile.bench import timed, torch_device
 from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
-from workbench.profile.loads import Product, torch_device
+from workbench.profile.loads import Product
 from workbench.profile.profile import Hardware
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
 from workbench.profile.units import UnitCost

@@ -40,8 +40,8 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.families import blank_rows
 from workbench.profile.alone import Alone, Setting
+from workbench.profile.bench import torch_device
 from workbench.profile.footprint import fake_tensors
-from workbench.profile.loads import torch_device
 from workbench.profile.profile import Limits
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.tiers import OutOfMemory

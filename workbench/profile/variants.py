@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ from workbench.profile.units import (
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.passes.bundle import bytes_of
-from workbench.runtime.passes.halves import WeightHalf, input_half
+from workbench.runtime.passes.halves import input_half
 from workbench.runtime.passes.replay import Chain, Replays
 
 ROUNDS = {"seconds": 0.5, "least": 5, "most": 20, "burst": 5}
@@ -74,50 +75,41 @@ def with_variants(
 
 def halves(alone: Alone, cost: UnitCost) -> Variant:
     """Both halves of the unit's backward pass."""
-    halved, whole = _Halves(alone), alone.phases()
-    own = halved.graph, halved.first, halved.second
+    graph, first, second = own = _halved(alone)
+    whole = alone.phases()
     _, first_s, second_s, _, whole_s = _medians(alone, *own, whole["recompute"], whole["backward"])
     share = cost.backward_s / whole_s if whole_s else 1.0
     output = alone.output_bytes()
-    halved.graph()
-    first = marked(alone.meter, halved.first)
-    returned = bytes_of(first.made)
-    held = max(0, first.after - (first.before - output) - returned)
-    scratch = max(0, first.peak - (first.before - output) - returned - held)
-    second = marked(alone.meter, halved.second)
-    more = max(0, second.peak - second.before - bytes_of(second.made))
+    graph()
+    one = marked(alone.meter, first)
+    returned = bytes_of(one.made)
+    held = max(0, one.after - (one.before - output) - returned)
+    scratch = max(0, one.peak - (one.before - output) - returned - held)
+    two = marked(alone.meter, second)
+    more = max(0, two.peak - two.before - bytes_of(two.made))
     return Variant(
         name=HALVES, seconds=(share * first_s, share * second_s), scratch_bytes=(scratch, more),
         nbytes=held,
     )  # fmt: skip
 
 
-class _Halves:
-    """Halved passes of one unit, to be done one after the other."""
+def _halved(alone: Alone) -> tuple[Action, Action, Action]:
+    """A forward pass, the first half, and the second one, to be done one after the other. The
+    output is gone after the first half, and its gradients stay until the second is done."""
+    held: dict[str, Any] = {}
 
-    def __init__(self, alone: Alone) -> None:
-        self._alone = alone
-        self._ends: list[Tensor] = []
-        self._half: WeightHalf | None = None
+    def graph() -> None:
+        x, y = alone.graph()
+        held["through"], held["ends"] = ([t for t in some if t.requires_grad] for some in (x, y))
+        held["above"] = alone.above(held["ends"])
 
-    def graph(self) -> None:
-        """A forward pass, and the gradients of its output, there until the second half is done."""
-        x, y = self._alone.graph()
-        self._ends = [t for t in y if t.requires_grad]
-        self._above = self._alone.above(self._ends)
-        self._through = [t for t in x if t.requires_grad]
-
-    def first(self) -> tuple[Tensor, ...]:
-        """Gradients of the inputs; the output is gone then."""
-        ends, self._ends = self._ends, []
-        found = input_half(ends, self._above, self._through, self._alone.parameters)
-        grads, self._half = found
+    def first() -> tuple[Tensor, ...]:
+        grads, held["half"] = input_half(
+            held.pop("ends"), held["above"], held["through"], alone.parameters
+        )
         return grads
 
-    def second(self) -> tuple[Tensor, ...]:
-        """Gradients of the parameters."""
-        half, self._half = self._half, None
-        return half.gradients()
+    return graph, first, lambda: held.pop("half").gradients()
 
 
 def checkpoint(alone: Alone, cost: UnitCost) -> Variant:
