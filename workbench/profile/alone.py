@@ -60,6 +60,15 @@ class Setting:
         tokens = torch.randint(model.vocab, size)
         return cls.of(model, (tokens,), tokens, seq=size[1], **how)
 
+    @property
+    def samples(self) -> int:
+        """Samples of the micro-batch."""
+        return len(self.targets)
+
+    def flops(self, unit: int) -> float:
+        """Floating-point operations of a unit's forward pass."""
+        return self.model.flops(unit, self.samples, self.seq)
+
     def units(self, most: int = 1) -> list[int]:
         """The first `most` units of every kind, in the model's order."""
         count: dict[str, int] = defaultdict(int)
@@ -83,7 +92,7 @@ class Alone:
         GPU, and so runs faster."""
         model, device = setting.model, setting.device
         self.setting, self.model, self.unit, self.meter = setting, model, unit, meter
-        self.device, self.samples = device, len(setting.targets)
+        self.device, self.samples = device, setting.samples
         self.kind, self.head = model.kind(unit), unit == model.head
         self.adds_up = slabs and unit in (0, model.head)
         """Whether gradients of parameters add up in a slab as they are made."""

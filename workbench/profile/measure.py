@@ -16,11 +16,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
-from workbench.model.base import LayeredModel
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.bench import timed, torch_device
 from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
@@ -51,40 +49,32 @@ Timings = Mapping[tuple[str, str], Timing]
 """(kind, phase) -> timing."""
 
 
-class Size(NamedTuple):
-    """Sizes of the small step that is measured."""
-
-    microbatch: int
-    seq: int
-
-
 def unit_costs(
     setting: Setting, hardware: Hardware, seconds: float = 1.0
 ) -> tuple[dict[str, UnitCost], int, str]:
     """Cost by kind of a decoder's unit on this machine, the device bytes libraries keep, and a
     sentence on what was scaled (empty if nothing was); `seconds` is about what the timed steps take
     in all."""
-    full = Size(len(setting.targets), setting.seq)
-    small, blocks = _affordable(setting, full, hardware)
-    reduced = small != full
+    small, blocks = _affordable(setting, hardware)
+    reduced = small is not setting
     least, tries = (REDUCED_STEPS, 1) if reduced else (STEPS, TRIES)
-    timings: dict[Size, Timings] = {}
+    timings: list[Timings] = []
+    parts = [small, _half(small)] if reduced else [setting]
     with metered(setting.device) as meter:
-        for size in (small, _half(small)) if reduced else (full,):
-            part = _part(setting, size)
+        for part in parts:
             units = [Alone(part, unit, meter, slabs=True) for unit in setting.units(blocks)]
-            timings[size] = _timings(units, seconds, least=least, tries=tries)
+            timings.append(_timings(units, seconds, least=least, tries=tries))
             del units
     fake = setting.device.type == "cpu" and reduced  # else it has just been run for real
     nbytes, library_bytes = footprints(setting, fake=fake)
-    model = setting.model
     costs = {
-        model.kind(unit): _cost(model, unit, full, timings, nbytes[model.kind(unit)])
+        kind: _cost(setting, unit, [*zip(parts, timings, strict=True)], nbytes[kind])
         for unit in setting.units()
+        for kind in [setting.model.kind(unit)]
     }
     note = "" if not reduced else (
-        f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
-        f"{full.microbatch} x {full.seq}, which would take too long to time on this machine"
+        f"compute was timed on {small.samples} x {small.seq} tokens and drawn on to "
+        f"{setting.samples} x {setting.seq}, which would take too long to time on this machine"
     )  # fmt: skip
     return costs, library_bytes, note
 
@@ -94,16 +84,15 @@ def kind_costs(
 ) -> tuple[dict[str, UnitCost], int]:
     """Cost by kind of any model's unit, each kind by itself, and the bytes that libraries keep;
     `tell` is told how many kinds are measured, of how many."""
-    size, units = Size(len(setting.targets), setting.seq), setting.units()
     costs: dict[str, UnitCost] = {}
     with metered(setting.device) as meter:
-        for unit in units:
+        for unit in setting.units():
             alone = Alone(setting, unit, meter)
             nbytes = alone.weighed()
-            timings = {size: _timings([alone], KIND_SECONDS, tries=1, **KIND_STEPS)}
-            costs[alone.kind] = _cost(setting.model, unit, size, timings, nbytes)
+            timings = _timings([alone], KIND_SECONDS, tries=1, **KIND_STEPS)
+            costs[alone.kind] = _cost(setting, unit, [(setting, timings)], nbytes)
             del alone
-            tell(len(costs), len(units))
+            tell(len(costs), len(setting.units()))
         return costs, library_bytes_of(meter)
 
 
@@ -132,25 +121,22 @@ def _timings(units: Sequence[Alone], seconds: float, *, tries: int, **rounds: in
 
 
 def _cost(
-    model: LayeredModel, unit: int, full: Size, timings: Mapping[Size, Timings],
+    setting: Setting, unit: int, timings: Sequence[tuple[Setting, Timings]],
     nbytes: Mapping[str, int],
 ) -> UnitCost:  # fmt: skip
-    """The cost of a unit at full size, from timings at that or at smaller ones."""
-    kind, flops = model.kind(unit), model.flops(unit, *full)
-    first = next(iter(timings.values()))
+    """The cost of a unit, from timings of the whole micro-batch or of parts of it."""
+    kind, flops, (_, first) = setting.model.kind(unit), setting.flops(unit), timings[0]
 
     def took(phase: str) -> float:
-        return _extrapolated(
-            [(model.flops(unit, *size), own[kind, phase].seconds) for size, own in timings.items()],
-            flops,
-        )
+        points = [(part.flops(unit), own[kind, phase].seconds) for part, own in timings]
+        return _extrapolated(points, flops)
 
     def once(phase: str) -> float:
         return first[kind, phase].seconds if (kind, phase) in first else 0.0
 
     return UnitCost(
         kind=kind,
-        parameters=model.unit_parameters(unit),
+        parameters=setting.model.unit_parameters(unit),
         forward_s=took("forward"),
         recompute_s=took("recompute" if (kind, "recompute") in first else "forward"),
         backward_s=took("backward"),
@@ -183,33 +169,27 @@ def probe(device: str, dtype: str) -> float:
     return seconds
 
 
-def _affordable(setting: Setting, full: Size, hardware: Hardware) -> tuple[Size, int]:
-    """The full size, if a small step of it is short enough, else the largest part that is; and of
-    how many blocks."""
+def _affordable(setting: Setting, hardware: Hardware) -> tuple[Setting, int]:
+    """The setting, if a small step of it is short enough, else the largest part that is; and of how
+    many blocks."""
 
-    def seconds(size: Size, blocks: int) -> float:
+    def seconds(part: Setting, blocks: int) -> float:
         # Forward, recomputation, and a backward pass of two forward passes.
-        flops = sum(4 * setting.model.flops(unit, *size) for unit in setting.units(blocks))
+        flops = sum(4 * part.flops(unit) for unit in part.units(blocks))
         return flops / hardware.matmul_flops_per_s
 
     for blocks in (BLOCKS, FEW_BLOCKS):
-        if seconds(full, blocks) <= STEP_SECONDS:
-            return full, blocks
-    size = _half(full)
-    while seconds(size, 1) > REDUCED_STEP_SECONDS and size.microbatch * size.seq > LEAST_TOKENS:
-        size = _half(size)
-    return size, 1
+        if seconds(setting, blocks) <= STEP_SECONDS:
+            return setting, blocks
+    part = _half(setting)
+    while seconds(part, 1) > REDUCED_STEP_SECONDS and part.samples * part.seq > LEAST_TOKENS:
+        part = _half(part)
+    return part, 1
 
 
-def _half(size: Size) -> Size:
+def _half(setting: Setting) -> Setting:
     """Half the samples, or half the tokens of one."""
-    if size.microbatch > 1:
-        return Size(size.microbatch // 2, size.seq)
-    return Size(1, size.seq // 2)
-
-
-def _part(setting: Setting, size: Size) -> Setting:
-    """As many of its samples, and of their tokens."""
-    rows, seq = size
-    tokens = [each[:rows, :seq] for each in (*setting.inputs, setting.targets)]
-    return replace(setting, inputs=tuple(tokens[:-1]), targets=tokens[-1], seq=seq)
+    rows, seq = setting.samples, setting.seq
+    rows, seq = (rows // 2, seq) if rows > 1 else (1, seq // 2)
+    *inputs, targets = (each[:rows, :seq] for each in (*setting.inputs, setting.targets))
+    return replace(setting, inputs=tuple(inputs), targets=targets, seq=seq)

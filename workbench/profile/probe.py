@@ -162,15 +162,15 @@ class Layers:
                 if fake and not self._are_small(samples):
                     stack.enter_context(fake_tensors())
                 with device_meter(self._device, self._budget) as meter:
+                    *inputs, targets = (
+                        torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
+                        for part in self._rows
+                    )
+                    setting = Setting.of(
+                        self._model, tuple(inputs), targets, seq=self._spec.model.seq,
+                        dtype=self._spec.dtype, device=self._device.type,
+                    )  # fmt: skip
                     for unit in self._units:
-                        *inputs, targets = (
-                            torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
-                            for part in self._rows
-                        )
-                        setting = Setting.of(
-                            self._model, tuple(inputs), targets, seq=self._spec.model.seq,
-                            dtype=self._spec.dtype, device=self._device.type,
-                        )  # fmt: skip
                         alone = Alone(setting, unit, meter, noise=False)
                         if backward:
                             alone.there_and_back()
