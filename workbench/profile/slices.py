@@ -96,7 +96,7 @@ class RingSum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelProfile:
+class SliceProfile:
     """A model on a machine."""
 
     model: Named
@@ -150,7 +150,7 @@ def machine_of(device: str) -> Named:
     return Named(name=device_class(device), digest=hashlib.sha256(facts.encode()).hexdigest()[:16])
 
 
-def load(folder: Path, model: Named | None = None, machine: Named | None = None) -> ModelProfile:
+def load(folder: Path, model: Named | None = None, machine: Named | None = None) -> SliceProfile:
     """The profile in a folder. Raises ValueError where there is none, where it does not fit, and
     where it is of another model or machine than the one named."""
     path = Path(folder) / FILE
@@ -161,7 +161,7 @@ def load(folder: Path, model: Named | None = None, machine: Named | None = None)
         raise ValueError(f"{where} is not there; a Profiler writes it") from None
     if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
         raise ValueError(f"{where} is of version {data['version']}, not {VERSION}; profile anew")
-    found: ModelProfile = read_as(ModelProfile, data, where)
+    found: SliceProfile = read_as(SliceProfile, data, where)
     pairs = {"model": (model, found.model), "machine": (machine, found.machine)}
     for what, (wanted, there) in pairs.items():
         if wanted not in (None, there):

@@ -137,7 +137,7 @@ def profiled_sizes(
     """Sizes of the layers of the spec's model. Raises ValueError as `borrowed` does.
 
     Where a decoder was measured, its first unit and its head were run as the engine of a single
-    device runs them (profile/bench.py): gradients go to slabs one by one, and the largest is in
+    device runs them (profile/alone.py): gradients go to slabs one by one, and the largest is in
     their scratch, or was made by the loss. Here all are there at once.
     """
     from workbench.runtime.memory.storage import DTYPES

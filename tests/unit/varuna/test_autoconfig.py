@@ -12,10 +12,10 @@ from workbench.methods.pipeline.slice_sizes import cut_of, stages_of
 from workbench.methods.varuna import AutoConfig, autoconfig
 from workbench.profile.slices import (
     Deviation,
-    ModelProfile,
     Named,
     RingSum,
     Slice,
+    SliceProfile,
     Tied,
     Wire,
     load,
@@ -51,7 +51,7 @@ def slice_of(number: int) -> Slice:
     )
 
 
-PROFILE = ModelProfile(
+PROFILE = SliceProfile(
     model=Named(name="gpt", digest="1a"),
     machine=Named(name="H100", digest="2b"),
     device_bytes=1 << 30,

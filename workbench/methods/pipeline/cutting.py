@@ -15,12 +15,12 @@ from torch import Tensor
 
 from workbench.model.slices import EXAMPLE, Inputs, Slices
 from workbench.profile.slice_timing import measure, memory_of, tied_in
-from workbench.profile.slices import ModelProfile, Named
+from workbench.profile.slices import Named, SliceProfile
 
 
 def measured(
     slices: Slices, micro: int, *, device: torch.device, dtype: torch.dtype
-) -> ModelProfile:
+) -> SliceProfile:
     """All slices, in micro-batches of so many rows. Raises ValueError where a slice finds no
     memory."""
     learning = slices.learning(range(slices.count))
@@ -33,7 +33,7 @@ def measured(
         for kind in dict.fromkeys(kinds)
     }  # fmt: skip
     room, libraries = memory_of(device, 1)
-    return ModelProfile(
+    return SliceProfile(
         model=Named(name="", digest=""), machine=Named(name="", digest=""), device_bytes=room,
         samples=(micro,), slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices),
         library_bytes=libraries,

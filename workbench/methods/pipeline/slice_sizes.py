@@ -10,7 +10,7 @@ from workbench.methods.pipeline.balance import Balance, Stages
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.orders import ORDERS, lists
 from workbench.methods.pipeline.outlook import CHUNKS
-from workbench.profile.slices import ModelProfile, Tied
+from workbench.profile.slices import SliceProfile, Tied
 from workbench.profile.units import CostsBySize, UnitCost
 
 SCRATCH = ("forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes")
@@ -19,7 +19,7 @@ SCRATCH = ("forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch
 class SliceSizes:
     """`Sizes` (profile/unit_costs.py) of slices as units, or of the stages of a cut."""
 
-    def __init__(self, profile: ModelProfile, stages: Stages | None = None) -> None:
+    def __init__(self, profile: SliceProfile, stages: Stages | None = None) -> None:
         self._profile, self.library_bytes = profile, profile.library_bytes
         self._parts = stages or packs_of([1] * len(profile.slices))
         self._costs = CostsBySize(
@@ -83,7 +83,7 @@ class SliceSizes:
 
 
 def stages_of(
-    profile: ModelProfile, order: str, stages: int, replicas: int, micro: int, batch: int
+    profile: SliceProfile, order: str, stages: int, replicas: int, micro: int, batch: int
 ) -> Stages:
     """Slices of a shape's stages, the slowest as fast as can be: of cuts that fit, if any does."""
     chunks = CHUNKS if ORDERS[order].chunked else 1

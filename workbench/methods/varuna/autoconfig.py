@@ -30,7 +30,7 @@ from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.quick import Links
 from workbench.methods.pipeline.shapes import Cut, search
 from workbench.methods.pipeline.slice_sizes import SliceSizes
-from workbench.profile.slices import ModelProfile, Named, Wire, load
+from workbench.profile.slices import Named, SliceProfile, Wire, load
 from workbench.schedule.plan import Candidate, DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
@@ -46,7 +46,7 @@ class HostsNetwork:
 
     contention, norm_s, by_stage = None, 0.0, True
 
-    def __init__(self, profile: ModelProfile, gpus_per_vm: int) -> None:
+    def __init__(self, profile: SliceProfile, gpus_per_vm: int) -> None:
         self._profile, self._per_host = profile, gpus_per_vm
 
     def pass_seconds(self, alone: float) -> float:

@@ -127,7 +127,7 @@ class Profiler:
         apart = [abs(each - median(seconds)) for seconds in every for each in seconds]
         # A pass that was disturbed all the time says nothing of the others.
         jitter = form.Deviation(median_s=median(apart), sd_s=median(map(pstdev, every)))
-        profile = form.ModelProfile(
+        profile = form.SliceProfile(
             model=self.model, machine=self.machine, device_bytes=min(room for room, _ in memory),
             samples=tuple(able),
             slices=tuple(replace(each, costs=each.costs[: len(able)]) for each in slices),
