@@ -98,20 +98,16 @@ class Alone:
         """Whether gradients of parameters add up in a slab as they are made."""
         self.template = Template(model, compiled=setting.compiled)
         flat = Flat.of(model, unit)
-        weights = meter.zeros(flat.numel, setting.dtype)
-        if noise:
-            values = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(setting.dtype)
-            for part in weights.split(NOISE):
-                part.copy_(values[: len(part)])
         self.module = model.empty_module(unit, device=device, dtype=setting.dtype)
-        flat.point_weights(self.module, weights)
+        flat.point_weights(self.module, self._weights(flat.numel, noise))
         self.parameters = flat.parameters(self.module)
         for (borrower, local), (owner, name) in model.tied().items():
             if borrower == unit != owner:
                 parameter = self.module.get_parameter(local)
-                parameter.data = self._zeros(model.shapes(owner)[name])
+                shape = model.shapes(owner)[name]
+                parameter.data = self._weights(shape.numel(), noise).view(shape)
                 self.parameters.append(parameter)
-        self._slabs = [self._zeros(p.shape) for p in self.parameters] if slabs else []
+        self._slabs = [self._weights(p.numel(), False).view_as(p) for p in self.parameters if slabs]
         self._own = len(flat.pieces)
         self._gradients: Sequence[Tensor] = self._slabs
         self._above: list[Tensor] | None = None
@@ -215,8 +211,14 @@ class Alone:
         torch._foreach_copy_(self._slabs, [*self._gradients])
         self._gradients = self._slabs
 
-    def _zeros(self, shape: torch.Size) -> Tensor:
-        return self.meter.zeros(shape.numel(), self.setting.dtype).view(shape)
+    def _weights(self, numel: int, noise: bool) -> Tensor:
+        """So many numbers, flat: of few different values, or zeros."""
+        made = self.meter.zeros(numel, self.setting.dtype)
+        if noise:
+            values = torch.randn(NOISE, device=self.device).mul_(WEIGHT_STD).to(made.dtype)
+            for part in made.split(NOISE):
+                part.copy_(values[: len(part)])
+        return made
 
     def _made_up(self, part: Part, dtype: torch.dtype, noise: bool) -> Tensor:
         shape = part.full_shape(self.samples)
