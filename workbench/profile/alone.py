@@ -71,13 +71,10 @@ class Setting:
 
     def units(self, most: int = 1) -> list[int]:
         """The first `most` units of every kind, in the model's order."""
-        count: dict[str, int] = defaultdict(int)
-        units = []
+        kinds: dict[str, list[int]] = defaultdict(list)
         for unit in range(self.model.num_units):
-            count[self.model.kind(unit)] += 1
-            if count[self.model.kind(unit)] <= most:
-                units.append(unit)
-        return units
+            kinds[self.model.kind(unit)].append(unit)
+        return sorted(unit for alike in kinds.values() for unit in alike[:most])
 
 
 class Alone:

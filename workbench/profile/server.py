@@ -13,8 +13,8 @@ from functools import cache
 from workbench.core.spec import RunSpec
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Hardware, Profile, all_at_once, in_the_way
-from workbench.profile.unit_costs import ProfiledSizes, Sizes
-from workbench.profile.units import RECORDED, UnitCost
+from workbench.profile.unit_costs import Sizes
+from workbench.profile.units import RECORDED, UnitCost, combined
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import REPLAYS, checkpoints, keeps, on_rank
 from workbench.schedule.schedule import Schedule
@@ -127,8 +127,8 @@ def of_a_rank(profile: Profile, server: Server) -> Profile:
     micro-batch, of the links and of the disk. Updates are of all ranks together."""
     if (ranks := server.ranks) == 1:
         return profile
-    hardware, sizes = profile.hardware, ProfiledSizes({profile.microbatch: profile}, tied={})
-    costs = [sizes.cost(u, profile.microbatch // ranks) for u in range(len(profile.units))]
+    hardware, share = profile.hardware, profile.microbatch // ranks / profile.microbatch
+    costs = [combined(cost, cost, share, 0.0) for cost in profile.units]
     passes = ("forward_s", "recompute_s", "backward_s")
     return replace(
         profile,

@@ -188,9 +188,8 @@ class CostsBySize:
 
     def of(self, unit: int, samples: int) -> UnitCost:
         """The cost of a unit."""
-        at = bisect_right(self._points, samples)
-        low = self._points[max(0, min(at, len(self._points) - 1) - 1)]
-        high = self._points[min(max(at, 1), len(self._points) - 1)]
+        at = min(max(bisect_right(self._points, samples), 1), len(self._points) - 1)
+        low, high = self._points[at - 1], self._points[at]
         below, above = self._units[low][unit], self._units[high][unit]
         if low == high or samples < low:
             return combined(below, below, samples / low, 0.0)
