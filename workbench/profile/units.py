@@ -38,9 +38,12 @@ class Variant:
     nbytes: int = 0
 
     def __post_init__(self) -> None:
-        passes = len(self.seconds), len(self.scratch_bytes) or len(self.seconds)
-        if {*passes} != {PASSES.get(self.name)}:
-            raise ValueError(f"{self.name!r} has {passes} passes; known are {PASSES}")
+        seconds, scratch = len(self.seconds), len(self.scratch_bytes)
+        if seconds != PASSES.get(self.name) or scratch not in (0, seconds):
+            raise ValueError(
+                f"{self.name!r} has {seconds} seconds and {scratch} scratch bytes; passes of "
+                f"variants are {PASSES}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from workbench.profile import variants
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.measure import kind_costs, unit_costs
 from workbench.profile.profile import RECORDED_BELOW_S, Hardware
-from workbench.profile.units import RECORDED, UnitCost
+from workbench.profile.units import CHECKPOINT, HALVES, RECORDED, UnitCost
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.tiers import OutOfMemory
 
@@ -47,6 +47,21 @@ def alone():
     setting = Setting.of_tokens(make_model(SMALL), (1, 8), dtype="fp32", device="cpu")
     with device_meter(setting.device) as meter:
         yield Alone(setting, 1, meter)
+
+
+def test_blocks_have_the_variants_that_are_asked_for():
+    setting = Setting.of_tokens(make_model(SMALL), (2, 8), dtype="fp32", device="cpu")
+    plain, _ = kind_costs(setting)
+    found = variants.with_variants(plain, setting, halved=True, checkpointed=True)
+    names = {kind: [each.name for each in cost.variants] for kind, cost in found.items()}
+    assert names == {"embedding": [], "block": [HALVES, CHECKPOINT], "head": [HALVES]}
+    block = found["block"]
+    assert block.halves.nbytes > 0
+    assert min(block.halves.seconds) > 0
+    again = block.from_checkpoint()
+    assert again.kept_bytes < block.kept_bytes
+    assert again.backward_s >= block.backward_s
+    assert replace(block, variants=()) == plain["block"]
 
 
 @pytest.mark.parametrize("wrong", [torch.OutOfMemoryError(), FULL])
