@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Literal
 
+from workbench.core.fields import SpecField, fields_of
 from workbench.core.model_spec import ModelSpec
-from workbench.core.options import Options, choose, options_of
+from workbench.core.options import Options, catalogue, choose, options_of
 from workbench.core.schema import check_words, read_as
 
 
@@ -222,6 +224,27 @@ def flat(spec: RunSpec) -> dict[str, Any]:
     found = {f.name: getattr(part, f.name) for part in parts for f in fields(part)}
     del found["model"], found["options"]
     return found
+
+
+def every_field() -> dict[str, SpecField]:
+    """Fields of all specs by their names: the model's first, those that all methods have, and
+    options."""
+    return _common_fields() | catalogue()
+
+
+def field_of(name: str) -> SpecField:
+    """The field of that name; raises ValueError naming the known ones."""
+    found = _common_fields().get(name) or catalogue().get(name)
+    if found is None:
+        known = ", ".join(sorted(every_field()))
+        raise ValueError(f"unknown field {name!r} in a run spec; known: {known}")
+    return found
+
+
+@cache
+def _common_fields() -> dict[str, SpecField]:
+    parts = fields_of(ModelSpec) | fields_of(RunSpec)
+    return {name: found for name, found in parts.items() if name not in ("model", "options")}
 
 
 EVERY_VERSION = frozenset({

@@ -12,10 +12,10 @@ from itertools import groupby
 import ipywidgets as widgets
 
 from workbench.core import methods
+from workbench.runs.axis import RULE, parse_axis
 from workbench.ui import html
-from workbench.ui.axis import RULE, parse_axis
 from workbench.ui.folds_panel import Folds
-from workbench.ui.form import Field, Form, form_fields
+from workbench.ui.form import Form, FormField, form_fields
 from workbench.ui.runs.fields import label
 
 COLUMNS = "repeat(auto-fill, minmax(250px, 1fr))"
@@ -88,7 +88,7 @@ class FormPanel:
         self.kept.value = html.paragraph(self.form.kept, "soft")
 
 
-def _methods(field: Field) -> widgets.SelectMultiple:
+def _methods(field: FormField) -> widgets.SelectMultiple:
     known = methods.known()
     return widgets.SelectMultiple(
         options=[(f"{m.label}: {m.summary}", m.name) for m in known.values()],
@@ -100,7 +100,7 @@ def _methods(field: Field) -> widgets.SelectMultiple:
     )
 
 
-def _text(field: Field) -> widgets.Text:
+def _text(field: FormField) -> widgets.Text:
     common = {
         "description": label(field.name),
         "placeholder": field.default,

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.core.spec import RunSpec
+from workbench.core.spec import RunSpec, every_field
+from workbench.runs.axis import format_axis, parse_axis
 from workbench.runs.campaign import Campaign
-from workbench.runs.overrides import hints
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
-from workbench.ui.axis import format_axis, parse_axis
 from workbench.ui.form import MOST_RUNS, OF_SWEEP, Form, form_fields
 from workbench.ui.sweeps.preview import Preview
 
@@ -81,7 +80,9 @@ def test_what_is_wrong_is_one_sentence(name: str, text: str, words: str) -> None
     assert "\n" not in str(refusal.value)
 
 
-NUMBERS = {name for name in hints() if name not in ("text", "tokenizer", "family", "config_digest")}
+NUMBERS = {
+    name for name in every_field() if name not in ("text", "tokenizer", "family", "config_digest")
+}
 
 
 @given(st.sampled_from(sorted(NUMBERS)), st.text('0123456789.,-ex stpGMiBnoau"', max_size=25))
@@ -107,7 +108,7 @@ def test_any_texts_come_back(texts: list[str]) -> None:
 
 def test_the_fields_are_the_spec_s_own() -> None:
     fields = form_fields()
-    assert set(fields) == {*hints(), *OF_SWEEP}
+    assert set(fields) == {*every_field(), *OF_SWEEP}
     assert fields["batch"].default == str(RunSpec(method="").batch)
     assert "Samples per optimizer step." in fields["batch"].help
     assert "Attention heads" in fields["heads"].help

@@ -16,7 +16,6 @@ Nothing here knows widgets; the work of the process is in planner_work.py.
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -24,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core import methods
-from workbench.core.bytesize import FACTORS
-from workbench.core.spec import RunSpec, flat
+from workbench.core.spec import RunSpec
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.runs.commands import plan_command
 
 ANY = "any"
 """Instead of a method: the fastest one that fits."""
@@ -39,12 +38,6 @@ LONG_S = 5.0
 """Seconds at an old question after which the process is left for a new one."""
 LOOK_S = 0.005
 PATIENCE_S = 120.0
-FLAGS = (
-    "layers", "hidden", "heads", "seq", "vocab", "batch", "microbatches", "activations", "device",
-    "ranks",
-    "dtype", "compile", "replay", "device_memory", "host_memory", "disk_memory", "clip",
-)  # fmt: skip
-"""Fields of all methods that a plan depends on and that `workbench plan` has a flag for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,21 +74,8 @@ class Question:
 
     def command(self, results: Path = REPOSITORY_RESULTS) -> str:
         """The command line that asks this question."""
-        asked, usual = flat(self.spec), flat(RunSpec(method=self.spec.method))
-        words = ["workbench", "plan", *([] if self.method == ANY else ["-m", self.method])]
-        if asked["family"] != usual["family"]:
-            told = self.spec.model.decomposed
-            words += ["--set", f"family={asked['family']}"] if told else []
-            words += [] if told else ["--hf-config", asked["family"]]
-        for name in (*FLAGS, *vars(self.spec.options)):
-            if asked[name] != usual[name]:
-                words += [f"--{name.replace('_', '-')}", _text(name, asked[name])]
-        for name in ("link_bytes_per_s", "tied"):
-            if asked[name] != usual[name]:
-                words += ["--set", f"{name}={_text(name, asked[name])}"]
-        words += [] if self.machine is None else ["--machine", self.machine]
-        words += [] if results == REPOSITORY_RESULTS else ["--results", str(results)]
-        return shlex.join(words)
+        method = None if self.method == ANY else self.method
+        return plan_command(self.spec, method=method, machine=self.machine, results=results)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -287,13 +267,3 @@ class PlannerControl:
 def _named(method: str) -> str:
     """The method of a question's spec; raises ValueError for one that is not known."""
     return methods.find("stronghold" if method == ANY else method).name
-
-
-def _text(name: str, value: Any) -> str:
-    """A value as the command line takes it."""
-    if value is None:
-        return "none"
-    if name.endswith("_memory"):
-        unit = next(u for u in ("gib", "mib", "kib", "b") if value % FACTORS[u] == 0)
-        return f"{value // FACTORS[unit]}{unit[0].upper()}{unit[1:-1]}{'B' if unit != 'b' else ''}"
-    return str(value).lower()

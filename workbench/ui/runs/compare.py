@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.core.options import catalogue
+from workbench.core.spec import every_field
 from workbench.runs.events import EventReader, steps_of
-from workbench.runs.overrides import hints
 from workbench.runs.store import Store, row
 from workbench.ui.runs.fields import (
     NOT_SHOWN,
@@ -38,7 +38,7 @@ def compare(store: Store, keys: Sequence[str]) -> list[Row]:
         raise ValueError(f"{len(keys)} runs are compared; choose 2 to {MOST} different ones")
     rows = [_row(store, key) for key in keys]
     usual = {name: option.default for name, option in catalogue().items()}
-    chosen = hints().keys() | BESIDE_SETTINGS
+    chosen = every_field().keys() | BESIDE_SETTINGS
     letters = LETTERS[: len(keys)]
     empty = dict.fromkeys(["", *letters, *(f"{letter} ÷ A" for letter in letters[1:])], "")
     found = [empty | {"": "run"} | dict(zip(letters, keys, strict=True))]

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.core.record import STATUSES
+from workbench.core.spec import every_field
 from workbench.runs.campaign import Campaign
 from workbench.runs.index import Index
-from workbench.runs.overrides import hints
 from workbench.runs.store import Store
 from workbench.ui.runs import fields as told
 from workbench.ui.runs.fields import Field, Row, plain
@@ -150,7 +150,7 @@ def _grid(rows: list[Row], fields: dict[str, Field]) -> tuple[list[dict[str, Any
     """Columns that tell these records from each other, those shown at first in front; and cells."""
     varying = [name for name, found in fields.items() if found.varies]
     chosen = [name for name in told.FIRST_SETTINGS if name in varying]
-    chosen += [n for n in varying if n in hints() and n not in (*chosen, *SELDOM)]
+    chosen += [n for n in varying if n in every_field() and n not in (*chosen, *SELDOM)]
     results = [name for name in told.FIRST_RESULTS if name in varying]
     some = [name for name in ("source", "sweep") if name in varying]
     first = ["key", "method", "status", *some, *chosen[:VARYING], *results, "started"]
