@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workbench.core import methods
-from workbench.core.fields import SpecField
+from workbench.core.fields import Field
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import catalogue, takes
 from workbench.core.spec import RunSpec, field_of
@@ -125,7 +125,7 @@ def in_flags(sentence: str, arguments: argparse.Namespace | None) -> str:
     return sentence
 
 
-def _add_flag(group: Any, field: SpecField) -> None:
+def _add_flag(group: Any, field: Field) -> None:
     name, default = field.name, "none" if field.default is None else field.default
     group.add_argument(
         *([SHORT[name]] if name in SHORT else []),

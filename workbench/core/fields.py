@@ -27,7 +27,7 @@ NO_LIMIT = "no limit"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecField:
+class Field:
     """One field of a spec, of its model, or of a method's options."""
 
     name: str
@@ -148,11 +148,11 @@ class SpecField:
 
 
 @cache
-def fields_of(kind: type) -> dict[str, SpecField]:
+def fields_of(kind: type) -> dict[str, Field]:
     """Fields of a dataclass by their names, in its order."""
     hints, about = get_type_hints(kind), schema.docstrings(kind)
     return {
-        each.name: SpecField(
+        each.name: Field(
             name=each.name,
             kind=hints[each.name],
             default=each.default,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
-from workbench.core.fields import SpecField, fields_of
+from workbench.core.fields import Field, fields_of
 from workbench.core.methods import imported, known, lookup
 from workbench.core.schema import check_words, read_as
 
@@ -51,7 +51,7 @@ def options_of(method: str) -> type[Options]:
     return Options if row is None else imported(row.options)
 
 
-def catalogue() -> dict[str, SpecField]:
+def catalogue() -> dict[str, Field]:
     """All options of all methods, by name."""
     return _catalogue(tuple((row.name, row.options) for row in known().values()))
 
@@ -83,8 +83,8 @@ def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> O
 
 
 @cache
-def _catalogue(rows: tuple[tuple[str, str], ...]) -> dict[str, SpecField]:
-    found: dict[str, SpecField] = {}
+def _catalogue(rows: tuple[tuple[str, str], ...]) -> dict[str, Field]:
+    found: dict[str, Field] = {}
     for method, path in rows:
         for name, own in fields_of(imported(path)).items():
             option = replace(own, methods=(*(found[name].methods if name in found else ()), method))

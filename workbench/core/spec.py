@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
-from workbench.core.fields import SpecField, fields_of
+from workbench.core.fields import Field, fields_of
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import Options, catalogue, choose, options_of
 from workbench.core.schema import check_words, read_as
@@ -226,13 +226,13 @@ def flat(spec: RunSpec) -> dict[str, Any]:
     return found
 
 
-def every_field() -> dict[str, SpecField]:
+def every_field() -> dict[str, Field]:
     """Fields of all specs by their names: the model's first, those that all methods have, and
     options."""
     return _common_fields() | catalogue()
 
 
-def field_of(name: str) -> SpecField:
+def field_of(name: str) -> Field:
     """The field of that name; raises ValueError naming the known ones."""
     found = _common_fields().get(name) or catalogue().get(name)
     if found is None:
@@ -242,7 +242,7 @@ def field_of(name: str) -> SpecField:
 
 
 @cache
-def _common_fields() -> dict[str, SpecField]:
+def _common_fields() -> dict[str, Field]:
     parts = fields_of(ModelSpec) | fields_of(RunSpec)
     return {name: found for name, found in parts.items() if name not in ("model", "options")}
 

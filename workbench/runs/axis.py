@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 from workbench.core import methods
-from workbench.core.fields import MEMORY, SpecField, decimal
+from workbench.core.fields import MEMORY, Field, decimal
 from workbench.core.spec import field_of
 
 RULE = (
@@ -64,7 +64,7 @@ def _quoted(text: str) -> str:
     return text if plain else '"' + text.replace('"', '""') + '"'
 
 
-def _items(field: SpecField, text: str) -> list[str]:
+def _items(field: Field, text: str) -> list[str]:
     try:
         items = next(csv.reader([" ".join(text.split("\n"))], skipinitialspace=True, strict=True))
     except (csv.Error, StopIteration):
@@ -75,7 +75,7 @@ def _items(field: SpecField, text: str) -> list[str]:
     return items
 
 
-def _range(field: SpecField, item: str) -> list[Any]:
+def _range(field: Field, item: str) -> list[Any]:
     found = _RANGE.fullmatch(item)
     start, end = field.number(found["start"]), field.number(found["end"])
     if end < start:

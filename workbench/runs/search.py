@@ -113,8 +113,8 @@ class Search(PolledRuns):
     @property
     def failed(self) -> str:
         """Why the search has no answer: a run that failed for another reason than memory."""
-        return next((f"{_layers(p)} layers: {p.record.status}: {p.record.message}"
-                     for p in self._failed()), "")  # fmt: skip
+        ended = [(_layers(point), point.record) for point in self._failed()]
+        return "; ".join(f"{n} layers: {each.status}: {each.message}" for n, each in ended)
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> int:
         """Probe until the answer is known and return it. An exception (Ctrl-C) cancels."""

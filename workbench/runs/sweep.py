@@ -64,6 +64,10 @@ class Written:
         if not 1 <= self.version <= VERSION:
             raise ValueError(f"version is {self.version}; this program reads 1 to {VERSION}")
 
+    def specs(self) -> list[RunSpec]:
+        """Specs of all runs. Raises ValueError for one that cannot be."""
+        return expand(self.base, grid=self.grid, runs=self.runs)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFile:
@@ -185,7 +189,8 @@ class Sweep(PolledRuns):
     ) -> None:
         """Points with a record are done; errors and time-outs only run again with `retry_failed`.
 
-        `how` as of `PolledRuns`. Raises ValueError for an unknown method or a device that is not here.
+        `how` as of `PolledRuns`. Raises ValueError for an unknown method or a device that is not
+        here.
         """
         super().__init__(store, "a sweep", **how)
         keys = Keys()

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.core.fields import SpecField
+from workbench.core.fields import Field
 from workbench.core.methods import find
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec, every_field, field_of
@@ -70,7 +70,7 @@ def form_fields() -> dict[str, FormField]:
 
 
 @cache
-def _form_fields(every: tuple[SpecField, ...]) -> dict[str, FormField]:
+def _form_fields(every: tuple[Field, ...]) -> dict[str, FormField]:
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     for field in every:
         if field.methods:
