@@ -43,7 +43,8 @@ _ITERATION = re.compile(rf"\biteration +{_COUNT}/ *{_COUNT} *\|(.*)")
 _ITERATION_FIELD = re.compile(rf"([a-z][a-z ]*(?:\(ms\))?): *({_NUMBER})", re.IGNORECASE)
 _SAMPLES = re.compile(rf"SamplesPerSec(?:ond)? *[:=] *({_NUMBER})")
 _MEMORY = re.compile(
-    rf"after \d+ iterations\)? memory \(MB\) \| allocated: *{_NUMBER} \| max allocated: *({_NUMBER})"
+    r"after \d+ iterations\)? memory \(MB\) \| allocated: *"
+    rf"{_NUMBER} \| max allocated: *({_NUMBER})"
 )
 _PARAMETERS = re.compile(rf"number of parameters on \(tensor, pipeline\)[^:\n]*: *{_COUNT}")
 _VOCAB = re.compile(rf"new size: {_COUNT}\)|padded_vocab_size \.+ *{_COUNT}")
