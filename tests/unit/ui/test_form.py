@@ -257,31 +257,32 @@ def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
         hidden="512", seq="128", host_memory="2GiB", optimizer_tier="host",
     )  # fmt: skip
     preview.start(form.data())
-    assert preview.summary().sentences() == ["Looking at the runs ..."]
-    found = preview.wait()
-    assert (found.points, found.pending, found.done) == (4, 4, 0)
-    assert found.complete
-    assert {what for what, _ in found.cannot} == {
+    assert preview.sentences() == ["Looking at the runs ..."]
+    preview.wait()
+    assert len(preview.points) == len(preview.pending) == 4
+    assert preview.ended
+    assert {point.what for point in preview.cannot} == {
         "STRONGHOLD, 2 layers, device memory 16MiB",
         "STRONGHOLD, 4 layers, device memory 16MiB",
     }
-    assert all("device memory" in why and "16 MiB" in why for _, why in found.cannot)
-    most, what = found.peak["device"]
+    assert all("device memory" in why and "16 MiB" in why for why in [point.why for point in preview.cannot])
+    most, what = preview.peak["device"]
     assert what == "STRONGHOLD, 4 layers, device memory 2GiB"
     assert GIB / 2 < most <= 2 * GIB
-    words = " ".join(found.sentences())
+    words = " ".join(preview.sentences())
     assert "4 runs: 0 finished already, 4 to run" in words
     assert "Time: unknown, for neither runs like these nor this machine have been measured" in words
-    assert found.why_not == "", "some of its runs fit"
+    assert preview.why_not == "", "some of its runs fit"
 
 
 def test_what_cannot_be_previewed_is_a_sentence(preview: Preview) -> None:
     preview.start({"base": {"method": "foo"}})
-    assert preview.wait().text.startswith("unknown method 'foo'")
+    preview.wait()
+    assert preview.text.startswith("unknown method 'foo'")
     preview.start({"base": {"method": "torch-zero-bubble", "device": "cpu", "ranks": 2}})
-    found = preview.wait()
-    assert found.text == ""
-    assert "needs a multiple of 2 micro-batches" in found.unplanned[0][1]
+    preview.wait()
+    assert preview.text == ""
+    assert "needs a multiple of 2 micro-batches" in preview.unplanned[0].why
     preview.start({"base": {"method": "l2l", "device": "cpu", "layers": 2}})
     preview.stop()
     assert preview.advance() is False

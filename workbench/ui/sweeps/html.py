@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from workbench.runs.progress import format_seconds
 from workbench.ui import html
-from workbench.ui.sweeps.preview import Summary
+from workbench.ui.sweeps.preview import Preview
 from workbench.ui.watch import SweepWatch, Tail, WatchedPoint
 
 SIGNS = {"done": "✓ finished", "failed": "✗ failed", "running": "▶ running", "pending": "○ to run"}
@@ -109,16 +109,16 @@ def tail_html(tail: Tail) -> str:
     return cause + head + html.log("\n".join(tail.lines) or "(empty)", f"log of {tail.what}")
 
 
-def preview_html(summary: Summary) -> str:
+def preview_html(preview: Preview) -> str:
     """Needs of the form's sweep, and the runs that cannot fit and why, as HTML."""
-    sentences = summary.sentences()
+    sentences, cannot = preview.sentences(), preview.cannot
     if not sentences:
         return ""
-    kind = "bad" if summary.text else ""
-    rows = [{"run": what, "why": why} for what, why in summary.cannot[:MOST_REASONS]]
-    if len(summary.cannot) > MOST_REASONS:
-        rows.append({"run": f"and {len(summary.cannot) - MOST_REASONS} more", "why": ""})
-    reasons = sorted({why for _, why in summary.unplanned})
+    kind = "bad" if preview.text else ""
+    rows = [{"run": point.what, "why": point.why} for point in cannot[:MOST_REASONS]]
+    if len(cannot) > MOST_REASONS:
+        rows.append({"run": f"and {len(cannot) - MOST_REASONS} more", "why": ""})
+    reasons = sorted({point.why for point in preview.unplanned})
     return "".join(
         [
             html.told(" ".join(_ended(sentence) for sentence in sentences), kind),

@@ -152,7 +152,7 @@ class SweepPanel:
             words = BUTTONS[action][1]
             made.disabled = bool(why_not[action])
             made.tooltip = f"{words} (not now: {why_not[action]})" if why_not[action] else words
-        self.preview.value = sweep_html.preview_html(control.preview.summary())
+        self.preview.value = sweep_html.preview_html(control.preview)
         self._show_choices()
         starting = "the sweep is being started ..." if control.starting else ""
         problem = sweep.problem if sweep is not None else ""
