@@ -52,6 +52,13 @@ def button(words: str, tooltip: str, click: Callable[[], None]) -> widgets.Butto
     return made
 
 
+def checkbox(words: str, tooltip: str) -> widgets.Checkbox:
+    """A box to tick, with its words behind it."""
+    return widgets.Checkbox(
+        value=False, description=words, tooltip=tooltip, indent=False, layout={"width": "auto"}
+    )
+
+
 def send_again(widget: widgets.Widget) -> None:
     """Send the state of a widget and of all in it. What starts with an underscore says how a widget
     is shown, not what it shows, and never changes."""

@@ -34,6 +34,14 @@ class Answer:
         """Plain data, as the function returned it."""
         self.error = ""
         """One sentence, where there is no value."""
+        self._seen = False
+
+    def is_new(self) -> bool:
+        """Whether it is there and this was not asked since."""
+        if not self.done or self._seen:
+            return False
+        self._seen = True
+        return True
 
 
 class HelperProcess:

@@ -265,7 +265,10 @@ def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
         "STRONGHOLD, 2 layers, device memory 16MiB",
         "STRONGHOLD, 4 layers, device memory 16MiB",
     }
-    assert all("device memory" in why and "16 MiB" in why for why in [point.why for point in preview.cannot])
+    assert all(
+        "device memory" in why and "16 MiB" in why
+        for why in [point.why for point in preview.cannot]
+    )
     most, what = preview.peak["device"]
     assert what == "STRONGHOLD, 4 layers, device memory 2GiB"
     assert GIB / 2 < most <= 2 * GIB

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from workbench.core.methods import Method
 from workbench.schedule.action import Kind
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
@@ -191,7 +192,7 @@ ORDERS = {
         passes=varuna, label="Varuna", summary="recomputations wait for gradients", recomputes=True
     ),
 }
-"""By the name of the method, which each of them is (core/methods.py)."""
+"""By the name of the method, which each of them is (`rows`)."""
 
 
 def lists(order: str | Order, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
@@ -210,3 +211,21 @@ def lists(order: str | Order, ranks: int, micros: int, chunks: int = 1) -> list[
         )
     more = (chunks,) if order.chunked else ()
     return [[*order.passes(rank, ranks, micros, *more)] for rank in range(ranks)]
+
+
+def rows() -> dict[str, Method]:
+    """The orders as methods, by their names."""
+    room = "workbench.methods.pipeline"
+    return {
+        name: Method(
+            name=name,
+            label=order.label,
+            module=f"{room}.entries:{name}",
+            options=f"{room}.options:{order.options}",
+            summary=order.summary,
+            parallel=True,
+            portable=True,
+            driven="" if order.halved else f"{room}.driven:Pipelined",
+        )
+        for name, order in ORDERS.items()
+    }

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
@@ -39,7 +38,6 @@ class Claim:
     status: Status = field(default_factory=Status)
     stale: bool = True
     """Whether points have arrived since the last drawing was asked for."""
-    _seen: tuple[Any, ...] = ()
 
     @property
     def name(self) -> str:
@@ -146,15 +144,10 @@ class Evaluation:
     def poll(self) -> Iterator[Claim]:
         """Look at what runs; yields the claims of which something is new. Cheap."""
         for claim in self.claims:
-            claim.status = status = claim.campaign.status()
-            counts = tuple(sorted(status.counts.items()))
-            seen = (status.state, status.text, counts, str(status.running), status.seconds_left)
-            if seen == claim._seen:
-                continue
-            if claim._seen and counts != claim._seen[2]:
-                claim.stale = True
-            claim._seen = seen
-            yield claim
+            before, claim.status = claim.status, claim.campaign.status()
+            claim.stale |= claim.status.counts != before.counts
+            if claim.status != before:
+                yield claim
 
     def counts(self, claim: Claim) -> dict[str, int]:
         """Runs by state, for all that is told of a claim: what its process says while it runs, else

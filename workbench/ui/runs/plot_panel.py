@@ -14,6 +14,7 @@ import ipywidgets as widgets
 import traitlets
 
 from workbench.ui import html
+from workbench.ui.frame_panel import checkbox
 from workbench.ui.helper_process import Answer, HelperProcess
 from workbench.ui.runs.fields import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Field
 from workbench.ui.runs.html import card
@@ -111,12 +112,14 @@ class PlotPanel:
             what: widgets.Dropdown(description=what, tooltip=words, layout={"width": "260px"})
             for what, words in TOOLTIPS.items()
         }
-        self.lines = _box("lines", "Lines through the medians of equal x")
+        self.lines = checkbox("lines", "Lines through the medians of equal x")
         self.logs = {
-            axis: _box(f"logarithmic {axis}", f"Logarithmic scale of the {axis} axis")
+            axis: checkbox(f"logarithmic {axis}", f"Logarithmic scale of the {axis} axis")
             for axis in ("x", "y")
         }
-        self.pointed = _box("values where one points", "By plotly: point at a mark, drag to zoom")
+        self.pointed = checkbox(
+            "values where one points", "By plotly: point at a mark, drag to zoom"
+        )
         boxes = [*self.logs.values(), *[self.pointed] * bool(PLOTLY)]
         controls = [*self.fields.values(), self.lines, *boxes]
         self.widget = widgets.VBox(
@@ -195,9 +198,3 @@ def usual_plot(fields: Mapping[str, Field], swept: Sequence[str] = ()) -> Plot:
 def _words(field: Field) -> str:
     """A field in a list of choices."""
     return field.label if field.varies else f"{field.label} (the same in all)"
-
-
-def _box(words: str, tooltip: str) -> widgets.Checkbox:
-    return widgets.Checkbox(
-        description=words, indent=False, layout={"width": "auto"}, tooltip=tooltip
-    )

@@ -25,7 +25,7 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel
-from workbench.ui.frame_panel import button, framed
+from workbench.ui.frame_panel import button, checkbox, framed
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.sweeps import html as sweep_html
 from workbench.ui.sweeps.batch import run_to_end
@@ -227,9 +227,7 @@ class SweepPanel:
         self.buttons = {
             action: button(*BUTTONS[action], partial(self._do, action)) for action in ACTIONS
         }
-        self.keep = widgets.Checkbox(
-            value=False, description=KEEP, tooltip=KEPT, indent=False, layout={"width": "auto"}
-        )
+        self.keep = checkbox(KEEP, KEPT)
         self.keep.observe(lambda change: self._keep(change["new"]), "value")
         self.progress = widgets.IntProgress(
             value=0, max=1, description="ended", tooltip="Runs of the sweep that have ended"
