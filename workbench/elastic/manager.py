@@ -47,7 +47,7 @@ LONGEST_LIST = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class HostsJob:
     """What is run, checked before anything is written."""
 
     machine_list: Path
@@ -68,7 +68,7 @@ class Job:
 class Manager:
     """Serves one job until it is done, fails or is stopped."""
 
-    def __init__(self, job: Job, before: State | None, listener: socket.socket) -> None:
+    def __init__(self, job: HostsJob, before: State | None, listener: socket.socket) -> None:
         """`before` is the state of a job that goes on."""
         self._job, self._folder, self._listener = job, Folder(Path(job.order.folder)), listener
         self._token, self._port = secrets.token_hex(16), listener.getsockname()[1]
@@ -336,7 +336,7 @@ def _text_of(path: Path) -> str:
         return file.read(LONGEST_LIST)
 
 
-def serve(job: Job, *, resume: bool) -> str:
+def serve(job: HostsJob, *, resume: bool) -> str:
     """Run a job to its end in this process. Raises ValueError where its folder or its address does
     not fit, before anything is written, and where workers refuse what they are given."""
     folder, address = Path(job.order.folder), job.order.address

@@ -15,7 +15,7 @@ KINDS = frozenset(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class RunTimeline:
     """A run's events."""
 
     events: list[Event]
@@ -40,7 +40,7 @@ class Timeline:
                 raise ValueError(f"event {event.name!r} ends before it starts, or is of no step")
 
 
-def load_timeline(folder: Path) -> Timeline:
+def load_timeline(folder: Path) -> RunTimeline:
     """The timeline of the run in `folder`. Raises FileNotFoundError where it kept none, ValueError
     where the file does not fit."""
-    return read_as(Timeline, read_sealed(folder / FILE, "it"), "")
+    return read_as(RunTimeline, read_sealed(folder / FILE, "it"), "")

@@ -13,10 +13,10 @@ import ipywidgets as widgets
 
 from workbench.core import methods
 from workbench.runs.axis import RULE, parse_axis
+from workbench.runs.columns import label
 from workbench.ui import html
 from workbench.ui.folds_panel import Folds
 from workbench.ui.form import Form, FormField, form_fields
-from workbench.ui.runs.fields import label
 
 COLUMNS = "repeat(auto-fill, minmax(250px, 1fr))"
 LABEL = "8.5em"

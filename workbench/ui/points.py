@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from workbench.core.spec import RunSpec, flat
 from workbench.runs.axis import format_axis
-from workbench.ui.runs.fields import label, label_of
+from workbench.runs.columns import label, label_of
 
 ALWAYS = ("method", "layers")
 """Named even where all runs of a sweep have the same."""

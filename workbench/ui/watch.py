@@ -17,10 +17,10 @@ from typing import Any
 from workbench.core.record import RESULTS
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.events import Event, EventReader, parse_event
+from workbench.runs.log_tail import last_lines, printable, read_tail
 from workbench.runs.overrides import read_object
 from workbench.runs.store import RECORD, Store, read_record
-from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.log_tail import last_lines, printable, read_tail
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 
 WORK = "workbench.ui.previewer"
 READ_AT_ONCE = 4
@@ -87,7 +87,7 @@ class SweepWatch:
     _reader: EventReader | None = None
     _last: dict[int, Event] = field(default_factory=dict)
     """Index -> the last point or point_ended event of it."""
-    _answer: Answer | None = None
+    _answer: HelperAnswer | None = None
     _asked: tuple[float, Any] = (0.0, None)
     _unread: list[int] = field(default_factory=list)
 

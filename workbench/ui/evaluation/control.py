@@ -14,10 +14,10 @@ from pathlib import Path
 
 from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
+from workbench.runs.log_tail import last_lines
 from workbench.runs.progress import FINISHED, format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.log_tail import last_lines
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.sweeps.html import counted, told
 from workbench.ui.tires import TIRES
 
@@ -30,10 +30,10 @@ class Claim:
 
     figure: str
     campaign: Campaign
-    about: Answer
+    about: HelperAnswer
     """As `evaluation_work.claim` tells."""
-    preview: Answer | None = None
-    shown: Answer | None = None
+    preview: HelperAnswer | None = None
+    shown: HelperAnswer | None = None
     """As `evaluation_work.show` tells, of the last drawing that was asked for."""
     status: Status = field(default_factory=Status)
     stale: bool = True
@@ -70,9 +70,9 @@ class Evaluation:
             for figure in EXHIBITS
         ]
         self.tires = Campaign(self.store, TIRES["name"])
-        self._compared: Answer | None = None
-        self.doctor: Answer | None = None
-        self.report: Answer | None = None
+        self._compared: HelperAnswer | None = None
+        self.doctor: HelperAnswer | None = None
+        self.report: HelperAnswer | None = None
 
     def claim(self, figure: str) -> Claim:
         """The claim of an exhibit, ``8a`` or ``fig8a``; raises ValueError naming the known ones."""
@@ -84,7 +84,7 @@ class Evaluation:
 
     # -- kick the tires -------------------------------------------------------------------------
 
-    def examine(self) -> Answer:
+    def examine(self) -> HelperAnswer:
         """Have the doctor look at this machine; the first time takes about half a minute."""
         self.doctor = self.helper.ask(f"{WORK}:doctor", results=str(self.store.root))
         return self.doctor
@@ -180,7 +180,7 @@ class Evaluation:
 
     # -- all of them ----------------------------------------------------------------------------
 
-    def write_report(self) -> Answer:
+    def write_report(self) -> HelperAnswer:
         """Have the offline HTML report written; the answer is where it lies."""
         where = {"size": self.size, "results": str(self.store.root)}
         self.report = self.helper.ask(f"{WORK}:report", **where)
@@ -190,6 +190,6 @@ class Evaluation:
         """End the helper process. What runs goes on, or ends with the kernel."""
         self.helper.close()
 
-    def _ask(self, function: str, *, figure: str) -> Answer:
+    def _ask(self, function: str, *, figure: str) -> HelperAnswer:
         where = {"size": self.size, "results": str(self.store.root)}
         return self.helper.ask(f"{WORK}:{function}", figure=figure, **where)

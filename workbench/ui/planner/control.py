@@ -26,7 +26,7 @@ from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.runs.commands import plan_command
 
 ANY = "any"
@@ -201,7 +201,7 @@ class PlannerControl:
         self._helper = HelperProcess() if helper is None else helper
         self._wanted: Question | None = None
         self._sent: Question | None = None
-        self._answer: Answer | None = None
+        self._answer: HelperAnswer | None = None
         self._asked_at = 0.0
         self.reply: Reply | None = None
         """The last reply."""

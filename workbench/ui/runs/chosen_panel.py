@@ -17,7 +17,7 @@ from workbench.core.record import RESULTS
 from workbench.runs.campaign import Campaign
 from workbench.ui import html
 from workbench.ui.frame_panel import button
-from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.runs import html as runs_table_html
 from workbench.ui.runs.commands import run_command, sweep_commands
 from workbench.ui.runs.compare import MOST
@@ -55,7 +55,7 @@ class ChosenPanel:
         """`keys`: the runs that are listed; None for all."""
         self.runs_table, self._helper, self._plot, self._keys = runs_table, helper, plot, keys
         self.chosen: tuple[str, ...] = ()
-        self._answer: Answer | None = None
+        self._answer: HelperAnswer | None = None
         self._show_answer: Callable[[Any], None] = lambda _: None
         self._drawn: Any = None
         self._drawn_at = 0.0

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.ui.runs import fields as told
-from workbench.ui.runs.fields import ENDINGS, Field, Row, number, plain
+from workbench.runs import columns as told
+from workbench.runs.columns import ENDINGS, Column, Row, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ class Plot(NamedTuple):
     log_y: bool = False
 
 
-def plot_rows(plot: Plot, rows: Iterable[Row], fields: Mapping[str, Field]) -> list[Row]:
+def plot_rows(plot: Plot, rows: Iterable[Row], fields: Mapping[str, Column]) -> list[Row]:
     """The tidy table of a plot, one row a record.
 
     ``key, method, source, status, drawn``, then ``x, y, colour``: values in the units of records
@@ -66,7 +66,7 @@ def plot_rows(plot: Plot, rows: Iterable[Row], fields: Mapping[str, Field]) -> l
     return [_plot_row(plot, row, fields) for row in rows]
 
 
-def _plot_row(plot: Plot, row: Row, fields: Mapping[str, Field]) -> Row:
+def _plot_row(plot: Plot, row: Row, fields: Mapping[str, Column]) -> Row:
     status, source = row["status"], row["source"]
     # A run that stopped before its end, other than by diverging, has no results.
     x, y = (
@@ -86,14 +86,14 @@ def _plot_row(plot: Plot, row: Row, fields: Mapping[str, Field]) -> Row:
     }  # fmt: skip
 
 
-def _on_axis(value: Any, field: Field) -> float | str | None:
+def _on_axis(value: Any, field: Column) -> float | str | None:
     """A value on an axis: a number, or a word; None where it has no place there."""
     if field.kind == "number":
         return number(value)
     return told.moment(value) if field.kind == "time" else told.cell(field.name, value) or None
 
 
-def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> str:
+def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Column]) -> str:
     """Description of a plot, for readers who cannot see it."""
     count = {place: sum(row["drawn"] == place for row in found) for place in (VALUE, EDGE, NOWHERE)}
     text = f"{fields[plot.y].label} over {fields[plot.x].label}, {_runs(count[VALUE])}"
@@ -108,7 +108,7 @@ def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> str:
     return f"{text}." if count[VALUE] else f"{text}. No run has a value here yet."
 
 
-def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
+def draw(plot: Plot, found: list[Row], fields: Mapping[str, Column]) -> Figure:
     """The figure of `plot_rows`, as wide as a page."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -218,7 +218,9 @@ def draw_losses(losses: Mapping[str, list[Any]], methods: Sequence[str]) -> Figu
 class _Axis:
     """One axis: its words, and values of records as values on it."""
 
-    def __init__(self, axis: str, plot: Plot, rows: list[Row], fields: Mapping[str, Field]) -> None:
+    def __init__(
+        self, axis: str, plot: Plot, rows: list[Row], fields: Mapping[str, Column]
+    ) -> None:
         self._axis, self._field = axis, fields[getattr(plot, axis)]
         self._log = getattr(plot, f"log_{axis}")
         known = [abs(row[axis]) for row in rows if isinstance(row[axis], float)]

@@ -13,10 +13,10 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
+from workbench.runs.columns import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Column
 from workbench.ui import html
 from workbench.ui.frame_panel import checkbox
-from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.runs.fields import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Field
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.runs.html import card
 from workbench.ui.runs.plot import NONE, Plot
 from workbench.ui.runs.table import RunsTable
@@ -55,7 +55,7 @@ class Picture:
     def __init__(self, helper: HelperProcess) -> None:
         self._helper = helper
         self._wish: dict[str, Any] | None = None
-        self._answer: Answer | None = None
+        self._answer: HelperAnswer | None = None
         self.state = widgets.HTML(html.told(""))
         self.image = widgets.HTML()
         self.widget = widgets.VBox([self.state, self.image])
@@ -182,7 +182,7 @@ class PlotPanel:
         return self.runs_table.state.version, self.plot, self._keys(), self.pointed.value, root
 
 
-def usual_plot(fields: Mapping[str, Field], swept: Sequence[str] = ()) -> Plot:
+def usual_plot(fields: Mapping[str, Column], swept: Sequence[str] = ()) -> Plot:
     """The plot that says most of the records there are: a result over a setting; of a sweep over
     one field or two, over the first that is a number, a line for each value of the other."""
     y = next((n for n in ("samples_per_second", *FIRST_RESULTS) if n in fields), "steps_done")
@@ -195,6 +195,6 @@ def usual_plot(fields: Mapping[str, Field], swept: Sequence[str] = ()) -> Plot:
     return Plot(x=x, y=y)
 
 
-def _words(field: Field) -> str:
+def _words(field: Column) -> str:
     """A field in a list of choices."""
     return field.label if field.varies else f"{field.label} (the same in all)"

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from workbench.core.record import STATUSES
 from workbench.core.spec import every_field
+from workbench.runs import columns as told
 from workbench.runs.campaign import Campaign
+from workbench.runs.columns import Column, Row, plain
 from workbench.runs.index import Index
 from workbench.runs.store import Store
-from workbench.ui.runs import fields as told
-from workbench.ui.runs.fields import Field, Row, plain
 from workbench.ui.runs.files import check_key, inside, shown
 from workbench.ui.runs.sweeps import Sweeps
 
@@ -40,7 +40,7 @@ class _State(NamedTuple):
     version: int = 0
     rows: list[Row] = []
     by_key: dict[str, Row] = {}
-    fields: dict[str, Field] = {}
+    fields: dict[str, Column] = {}
     columns: list[dict[str, Any]] = []
     cells: bytes = b""
 
@@ -146,7 +146,7 @@ class RunsTable:
                 raise self.store.unusable(error) from error
 
 
-def _grid(rows: list[Row], fields: dict[str, Field]) -> tuple[list[dict[str, Any]], bytes]:
+def _grid(rows: list[Row], fields: dict[str, Column]) -> tuple[list[dict[str, Any]], bytes]:
     """Columns that tell these records from each other, those shown at first in front; and cells."""
     varying = [name for name, found in fields.items() if found.varies]
     chosen = [name for name in told.FIRST_SETTINGS if name in varying]

@@ -15,7 +15,7 @@ from typing import Any
 from workbench.core.bytesize import format_bytes
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
-from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 
 WORK = "workbench.ui.previewer"
 SLICE_S = 0.4
@@ -57,7 +57,7 @@ class Preview:
         """Whether nothing more will be said of this sweep."""
         self._helper = helper or HelperProcess()
         self._data: dict[str, Any] = {}
-        self._question, self._answer = "", Answer()
+        self._question, self._answer = "", HelperAnswer()
         self._known = False
 
     def start(self, data: dict[str, Any]) -> None:

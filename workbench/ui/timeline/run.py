@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.core.record import RunRecord
+from workbench.runs.columns import label_of
 from workbench.runs.store import Store
-from workbench.runs.timeline import Timeline, load_timeline
-from workbench.ui.runs.fields import label_of
+from workbench.runs.timeline import RunTimeline, load_timeline
 from workbench.ui.timeline.data import printable, timeline_data
 
 
@@ -27,7 +27,7 @@ def run_timeline(store: Store, key: str) -> dict[str, Any]:
     )
 
 
-def read_timeline(store: Store, key: str) -> Timeline:
+def read_timeline(store: Store, key: str) -> RunTimeline:
     """The events of a run, as they were measured and as its plan foresaw them.
 
     Raises ValueError as `run_timeline` does.

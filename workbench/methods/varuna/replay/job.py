@@ -31,7 +31,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.sealed import parse_sealed, read_sealed, sealed
 from workbench.core.spec import RunSpec
-from workbench.elastic.manager import Job, serve
+from workbench.elastic.manager import HostsJob, serve
 from workbench.elastic.messages import Order
 from workbench.elastic.placement import Shape, read_list, shares
 from workbench.runtime.checkpoint.manifest import newest_of_job
@@ -157,7 +157,7 @@ def main(folder: Path) -> int:
         code_dir=str(job), script=str(script), arguments=(str(folder),), variables={},
         batch=spec.batch, preload=PRELOAD,
     )  # fmt: skip
-    what = Job(
+    what = HostsJob(
         machine_list=job / HOSTS, hosts=read_list((job / HOSTS).read_text(), 1), order=order,
         per_host=1, choose=partial(shape, spec=spec), connect=(), horizon_s=None, morph="always",
         newest=newest_of_job,
