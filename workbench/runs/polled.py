@@ -10,16 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any, Literal
+from typing import Any
 
-from workbench.core.record import RESULTS, RunRecord, Status
+from workbench.core.record import RESULTS, RunRecord, State, Status, state_of
 from workbench.core.spec import RunSpec
 from workbench.runs.events import Event, Teller, make_event
 from workbench.runs.executor import Executor, LocalExecutor, Work
 from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.store import Store
-
-State = Literal["pending", "running", "done", "failed"]
 
 LOOK_AGAIN_S = 0.5
 """Seconds between two looks for a free device."""
@@ -44,9 +42,7 @@ class Point:
         """State of the run; one that was cancelled is pending, for nobody let it finish."""
         if self.work is not None:
             return "running"
-        if self.record is None or self.record.status == "cancelled":
-            return "pending"
-        return "done" if self.record.status in RESULTS else "failed"
+        return state_of(self.record.status if self.record is not None else "")
 
 
 class PolledRuns(Teller):

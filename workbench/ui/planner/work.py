@@ -361,19 +361,11 @@ class PlannerWork:
 
     def _more(self, budget: int, fits: Callable[[int], bool], unit: int = 0) -> int:
         """Bytes beyond the budget that are enough, in whole units; 0 where nothing is."""
-        unit = unit or _unit(budget)
-        low, high = 0, 1
-        while not fits(budget + high * unit):
-            if high >= MOST:
-                return 0
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if fits(budget + middle * unit):
-                high = middle
-            else:
-                low = middle
-        return high * unit
+        unit, lacks = unit or _unit(budget), {}
+        while (units := next_probe(lacks, guess=1, limit=MOST)) is not None:
+            lacks[units] = not fits(budget + units * unit)
+        most = max((units for units, lack in lacks.items() if lack), default=0)
+        return 0 if most == MOST else (most + 1) * unit
 
     # -- the timeline ------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class Preview:
         """Look at this sweep instead of any other. Returns at once."""
         self.start_over()
         self._data, self.ended = data, False
-        self._ask("points")
+        self._ask("listed")
 
     def start_over(self, text: str = "") -> None:
         """Look at no sweep; `text` says why."""
@@ -76,8 +76,9 @@ class Preview:
             return False
         if self._answer.error:
             self.text, self.ended = self._answer.error, True
-        elif self._question == "points":
-            self.points, self._known = [PreviewPoint(**p) for p in self._answer.value], True
+        elif self._question == "listed":
+            told, self._known = self._answer.value, True
+            self.points = [PreviewPoint(run["what"], run["key"], run["state"]) for run in told]
             self._next()
         else:
             for line in self._answer.value:
