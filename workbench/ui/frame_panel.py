@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import anywidget
 import ipywidgets as widgets
@@ -57,6 +58,19 @@ def checkbox(words: str, tooltip: str) -> widgets.Checkbox:
     return widgets.Checkbox(
         value=False, description=words, tooltip=tooltip, indent=False, layout={"width": "auto"}
     )
+
+
+def dropdown(
+    words: str,
+    tooltip: str,
+    options: Sequence[Any],
+    changed: Callable[[], None] = lambda: None,
+    **look: Any,
+) -> widgets.Dropdown:
+    """A list to choose from, behind its words; `changed` is called after each choice."""
+    made = widgets.Dropdown(options=options, description=words, tooltip=tooltip, **look)
+    made.observe(lambda _: changed(), "value")
+    return made
 
 
 def send_again(widget: widgets.Widget) -> None:

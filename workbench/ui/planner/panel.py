@@ -24,7 +24,7 @@ from workbench.runs.columns import label
 from workbench.runs.store import Store
 from workbench.ui import html
 from workbench.ui.folds_panel import Folds
-from workbench.ui.frame_panel import framed
+from workbench.ui.frame_panel import button, dropdown, framed
 from workbench.ui.planner import html as planner_html
 from workbench.ui.planner import words as planner_words
 from workbench.ui.planner.control import ANY, PlannerControl, Question, Reply
@@ -104,23 +104,12 @@ class PlannerPanel:
         wide = {"layout": {"width": "98%"}, "style": {"description_width": "8.5em"}}
         names = [("any: the fastest that fits", ANY)]
         names += [(f"{m.label}: {m.summary}", m.name) for m in methods.known().values()]
-        self.method = widgets.Dropdown(
-            options=names, description="method", tooltip="Which method is asked about", **wide
-        )
-        self.machine = widgets.Dropdown(
-            options=[HERE, *machines.names(self.planner.store.root)],
-            description="machine",
-            tooltip="Whose memory and costs answer",
-            **wide,
-        )
-        self.dtype = widgets.Dropdown(
-            options=["fp32", "bf16"],
-            description="dtype",
-            tooltip="Of weights, activations and gradients; optimizer states are fp32",
-            **wide,
-        )
-        for made in (self.method, self.machine, self.dtype):
-            made.observe(lambda _: self._changed(), "value")
+        about = "Of weights, activations and gradients; optimizer states are fp32"
+        known = [HERE, *machines.names(self.planner.store.root)]
+        asked, costs = "Which method is asked about", "Whose memory and costs answer"
+        self.method = dropdown("method", asked, names, self._changed, **wide)
+        self.machine = dropdown("machine", costs, known, self._changed, **wide)
+        self.dtype = dropdown("dtype", about, ["fp32", "bf16"], self._changed, **wide)
         spec = self.question.spec
         dials = {
             "layers": ("layers", "Transformer blocks", whole(1, 200, most=1000)),
@@ -158,12 +147,12 @@ class PlannerPanel:
         self.answer, self.details = widgets.HTML(), widgets.HTML()
         self.bars, self.table = widgets.HTML(), widgets.HTML()
         self.command, self.used = widgets.HTML(), widgets.HTML(html.told(""))
-        self.use = widgets.Button(
-            description="Use this",
-            tooltip="Hand this question over as the spec of a run, with the method of the answer",
-            disabled=True,
+        self.use = button(
+            "Use this",
+            "Hand this question over as the spec of a run, with the method of the answer",
+            self._use,
         )
-        self.use.on_click(lambda _: self._use())
+        self.use.disabled = True
         self.timeline_box = widgets.VBox()
         for made in (self.details, self.table, self.command):
             made.add_class("wb-planner")

@@ -33,11 +33,7 @@ def read_timeline(store: Store, key: str) -> RunTimeline:
     Raises ValueError as `run_timeline` does.
     """
     try:
-        found = load_timeline(store.folder(key))
-        timeline_data(
-            measured=found.events, predicted=found.predicted
-        )  # refuses what cannot be shown
-        return found
+        return load_timeline(store.folder(key))
     except FileNotFoundError:
         raise ValueError(f"run {printable(key)} kept no timeline{_why(store, key)}") from None
     except ValueError as error:
