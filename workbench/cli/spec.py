@@ -62,6 +62,7 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
+        """Raise ValueError instead of ending the process."""
         raise ValueError(f"{message}; see {self.prog} --help")
 
 

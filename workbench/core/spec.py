@@ -146,6 +146,7 @@ class RunSpec:
         return self.min_lr + (self.lr - self.min_lr) * share
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
         return asdict(self)
 
     @classmethod

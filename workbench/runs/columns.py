@@ -82,10 +82,12 @@ class Column(NamedTuple):
 
     @property
     def varies(self) -> bool:
+        """Whether records differ in it."""
         return self.values > 1
 
     @property
     def label(self) -> str:
+        """Its name in words, without its unit."""
         return label(self.name)
 
 

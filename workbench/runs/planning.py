@@ -49,11 +49,14 @@ class Answer:
 
     @property
     def samples_per_second(self) -> float | None:
+        """Samples of a batch over the seconds of a step; None where no plan fits or no time is
+        known."""
         seconds = self.plan.step_seconds
         return self.spec.batch / seconds if seconds and self.plan.fits else None
 
     @property
     def tokens_per_second(self) -> float | None:
+        """Tokens, as `samples_per_second`."""
         samples = self.samples_per_second
         return samples and samples * self.spec.model.seq
 

@@ -125,6 +125,7 @@ class Job(Teller):
 
     @property
     def folder(self) -> Path:
+        """Folder of the run."""
         return self._store.folder(self.key)
 
     @property
@@ -134,6 +135,7 @@ class Job(Teller):
 
     @property
     def running(self) -> bool:
+        """Whether its processes have been started and have not ended."""
         return self._guard is not None and self.record is None
 
     def poll(self) -> RunRecord | None:

@@ -92,6 +92,7 @@ class SweepWatch:
 
     @property
     def name(self) -> str:
+        """Name of the sweep."""
         return self.campaign.name
 
     @property

@@ -41,6 +41,7 @@ class Claim:
 
     @property
     def name(self) -> str:
+        """Name of the exhibit: ``fig8a``."""
         return find(self.figure).name
 
     @property
@@ -50,6 +51,7 @@ class Claim:
 
     @property
     def live(self) -> bool:
+        """Whether a process runs its runs."""
         return self.status.state in LIVE
 
 

@@ -98,6 +98,7 @@ class ChosenPanel:
 
     @property
     def settled(self) -> bool:
+        """Whether all that was asked for is shown."""
         return self._answer is None and self.curves.settled and self._drawn == self._wanted()
 
     def choose(self, keys: tuple[str, ...]) -> None:

@@ -62,6 +62,7 @@ class Picture:
 
     @property
     def settled(self) -> bool:
+        """Whether the picture that was asked for last is shown."""
         return self._answer is None and self._wish is None
 
     def want(self, function: str, **arguments: Any) -> None:

@@ -84,6 +84,7 @@ class SweepPanel:
 
     @property
     def store(self) -> Store:
+        """Results folder of the sweeps."""
         return self.control.store
 
     @property
