@@ -1,4 +1,4 @@
-"""``timeline.json``: the events of a run's last steps, measured and foreseen."""
+"""``timeline.json``: the events of a run's last steps, measured and predicted."""
 
 from __future__ import annotations
 

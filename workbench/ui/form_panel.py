@@ -38,7 +38,7 @@ class FormPanel:
             made = _methods(field) if field.name == "method" else _text(field)
             made.observe(lambda _, name=field.name: self._take(name), "value")
             self.fields[field.name] = made
-        self.told = widgets.HTML(html.told(""))
+        self.told = widgets.HTML(html.live(""))
         self.kept = widgets.HTML()
         self._filling = False
         groups = [
@@ -84,7 +84,7 @@ class FormPanel:
             wrong = name in self.form.errors
             if wrong != (MARK in made._dom_classes):
                 (made.add_class if wrong else made.remove_class)(MARK)
-        self.told.value = html.told("; ".join(self.form.errors.values()), "bad")
+        self.told.value = html.live("; ".join(self.form.errors.values()), "bad")
         self.kept.value = html.paragraph(self.form.kept, "soft")
 
 

@@ -46,7 +46,7 @@ def heading(text: str) -> str:
     return f'<div class="wb"><h3>{escape(text)}</h3></div>'
 
 
-def told(text: str, kind: str = "") -> str:
+def live(text: str, kind: str = "") -> str:
     """Text that changes, which a screen reader says when it does."""
     return f'<div class="wb {escape(kind)}" role="status" aria-live="polite">{escape(text)}</div>'
 

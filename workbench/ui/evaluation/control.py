@@ -18,7 +18,7 @@ from workbench.runs.log_tail import last_lines
 from workbench.runs.progress import FINISHED, format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import HelperAnswer, HelperProcess
-from workbench.ui.sweeps.html import counted, told
+from workbench.ui.sweeps.html import counted, word_of
 from workbench.ui.tires import TIRES
 
 WORK = "workbench.ui.evaluation.work"
@@ -167,7 +167,7 @@ class Evaluation:
         status, found = claim.status, counted(self.counts(claim))
         if status.state == "new":
             return "; ".join(filter(None, [found, "nothing of it was started from here yet"]))
-        parts = [told(status.state), found]
+        parts = [word_of(status.state), found]
         for run in status.running:
             loss = f", loss {run['loss']:.4f}" if run.get("loss") is not None else ""
             parts.append(f"step {run['step']} of {run['steps']}{loss} on {run['where']}")

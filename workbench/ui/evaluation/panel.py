@@ -54,7 +54,7 @@ class ClaimSection:
         )
         self.repeat.disabled = True
         self.progress = widgets.IntProgress(value=0, max=1, description="finished")
-        self.state, self.log = widgets.HTML(html.told("")), widgets.HTML()
+        self.state, self.log = widgets.HTML(html.live("")), widgets.HTML()
         self.picture = widgets.HTML()
         self.verdict = widgets.HTML()
         self.controls = widgets.HBox(
@@ -127,7 +127,7 @@ class ClaimSection:
         claim, status = self.claim, self.claim.status
         counts = self.panel.evaluation.counts(claim)
         self.preview.layout.display = "none" if claim.live else ""
-        self.state.value = html.told(
+        self.state.value = html.live(
             self.panel.evaluation.words(claim), "bad" if status.state == "failed" else ""
         )
         self.run.disabled = claim.live
@@ -146,7 +146,7 @@ class ClaimSection:
         try:
             act()
         except (ValueError, OSError) as error:
-            self.state.value = html.told(str(error), "bad")
+            self.state.value = html.live(str(error), "bad")
             return
         self.panel.tick()
 
@@ -167,11 +167,11 @@ class EvaluationPanel:
         self.kick = button(
             "One-minute run", "A small model, whole and through a window", self._kick
         )
-        self.found, self.kicked = widgets.HTML(html.told("")), widgets.HTML(html.told(""))
+        self.found, self.kicked = widgets.HTML(html.live("")), widgets.HTML(html.live(""))
         self.report = button(
             "Write the report", "One offline HTML page of all there is at this size", self._report
         )
-        self.reported = widgets.HTML(html.told(""))
+        self.reported = widgets.HTML(html.live(""))
         self.claims = Folds(
             [section.widget for section in self.sections],
             titles=[section.claim.headline for section in self.sections],
@@ -206,7 +206,7 @@ class EvaluationPanel:
         for section in self.sections:
             section.update(changed=id(section.claim) in changed)
         said = self.evaluation.kicked()
-        if said and (text := html.told(said)) != self.kicked.value:
+        if said and (text := html.live(said)) != self.kicked.value:
             self.kicked.value = text
         self._tell_doctor()
         self._tell_report()
@@ -218,14 +218,14 @@ class EvaluationPanel:
 
     def _examine(self) -> None:
         self.evaluation.examine()
-        self.found.value = html.told("examining this machine ...")
+        self.found.value = html.live("examining this machine ...")
 
     def _tell_doctor(self) -> None:
         answer = self.evaluation.doctor
         if answer is None or not answer.is_new():
             return
         rows = [{**row, "works": "yes" if row["works"] else "no"} for row in answer.value or ()]
-        self.found.value = html.told(answer.error, "bad") + html.table(rows, "This machine")
+        self.found.value = html.live(answer.error, "bad") + html.table(rows, "This machine")
         for section in self.sections:
             if section.claim.preview is not None:  # its times can be told now
                 self.evaluation.look(section.claim)
@@ -234,17 +234,17 @@ class EvaluationPanel:
         try:
             self.evaluation.kick()
         except (ValueError, OSError) as error:
-            self.kicked.value = html.told(str(error), "bad")
+            self.kicked.value = html.live(str(error), "bad")
 
     def _report(self) -> None:
         self.evaluation.write_report()
-        self.reported.value = html.told("writing the report ...")
+        self.reported.value = html.live("writing the report ...")
 
     def _tell_report(self) -> None:
         answer = self.evaluation.report
         if answer is not None and answer.is_new():
             words = f"the report is {answer.value}; it opens offline in any browser"
-            self.reported.value = html.told(answer.error or words, "bad" if answer.error else "")
+            self.reported.value = html.live(answer.error or words, "bad" if answer.error else "")
 
     def close(self) -> None:
         """Look no more, and end the helper process."""

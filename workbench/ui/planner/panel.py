@@ -143,10 +143,10 @@ class PlannerPanel:
             [widgets.VBox([self.dtype, *(self.dials[name] for name in SHAPE)])],
             titles=["Shape of the model and micro-batches"],
         )
-        self.refused = widgets.HTML(html.told(""))
+        self.refused = widgets.HTML(html.live(""))
         self.answer, self.details = widgets.HTML(), widgets.HTML()
         self.bars, self.table = widgets.HTML(), widgets.HTML()
-        self.command, self.used = widgets.HTML(), widgets.HTML(html.told(""))
+        self.command, self.used = widgets.HTML(), widgets.HTML(html.live(""))
         self.use = button(
             "Use this",
             "Hand this question over as the spec of a run, with the method of the answer",
@@ -201,12 +201,12 @@ class PlannerPanel:
                 **{name: dial.value for name, dial in self.dials.items()},
             )
         except ValueError as error:
-            self.refused.value = html.told(f"{error}. The answer is to the question before.", "bad")
+            self.refused.value = html.live(f"{error}. The answer is to the question before.", "bad")
             return
         self._ask()
 
     def _ask(self) -> None:
-        self.refused.value = html.told("")
+        self.refused.value = html.live("")
         self.planner.ask(self.question)
         self._ticker.start()
 
@@ -274,13 +274,13 @@ class PlannerPanel:
         words = f"Handed over: {reply.row.label}, {self.spec.model.layers} layers."
         if self.spec.link_bytes_per_s != self.question.spec.link_bytes_per_s:
             words += " Without the slower link, which a GPU cannot be made to have."
-        self.used.value = html.told(words)
+        self.used.value = html.live(words)
         if self._on_use is not None:
             self._on_use(self.spec)
 
     def _failed(self, error: Exception) -> None:
         """A defect of ours: say so, and do not go on."""
-        self.answer.value = html.told(f"this page cannot go on: {error}", "bad")
+        self.answer.value = html.live(f"this page cannot go on: {error}", "bad")
 
 
 def _put(place: widgets.HTML, value: str) -> None:

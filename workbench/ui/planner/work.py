@@ -26,7 +26,14 @@ from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.profile.profile import Profile
 from workbench.profile.several import at_depth
 from workbench.runs.best import DEEPEST, divisions, ways
-from workbench.runs.planning import choose_profile, on_machine, plan_from, rank, stored_sizes, told
+from workbench.runs.planning import (
+    checked_against,
+    choose_profile,
+    on_machine,
+    plan_from,
+    rank,
+    stored_sizes,
+)
 from workbench.runs.resolve import check_method
 from workbench.runs.search import at_layers, next_probe
 from workbench.runs.store import Store
@@ -219,7 +226,7 @@ class PlannerWork:
         """The plan from a profile, or from those of several micro-batches that are stored."""
         stored = {} if self._question.machine else stored_sizes(spec, self._store)
         plan = plan_from(spec, stored or {profile.microbatch: profile}, soon=soon)
-        return told(plan, profile.hardware, spec.ranks)
+        return checked_against(plan, profile.hardware, spec.ranks)
 
     def _planner(self, method: str) -> Any:
         if method not in self._planners:
@@ -233,7 +240,7 @@ class PlannerWork:
         kept = spec.activations == "keep" != self._question.spec.activations
         parts = spec.microbatches != self._question.spec.microbatches
         label += ", activations kept" * kept + f", {spec.microbatches} micro-batches" * parts
-        plan = told(plan, self._profile.hardware, self._question.spec.ranks)
+        plan = checked_against(plan, self._profile.hardware, self._question.spec.ranks)
         self._plans[method] = plan
         seconds, settings = plan.step_seconds, plan.settings
         clipped = settings.get(CLIPPED)

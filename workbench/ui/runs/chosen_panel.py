@@ -78,7 +78,7 @@ class ChosenPanel:
             words: button(words, told, lambda words=words: self._export(words))
             for words, (_, _, _, told) in EXPORTS.items()
         }
-        self.state = widgets.HTML(html.told(""))
+        self.state = widgets.HTML(html.live(""))
         self.details = widgets.HTML()
         self.shown = widgets.VBox()
         """The work that the last button asked for."""
@@ -228,7 +228,7 @@ class ChosenPanel:
         self._say(words)
 
     def _say(self, words: str, *, bad: bool = False) -> None:
-        self.state.value = html.told(words, "bad" if bad else "")
+        self.state.value = html.live(words, "bad" if bad else "")
 
     def _enable(self) -> None:
         """A button that cannot do anything says what it waits for."""

@@ -55,8 +55,8 @@ class RunsTablePanel:
         self._look_at = 0.0
         self._look_took = 0.0
         self._shown: Any = None
-        self.told, self.problems = widgets.HTML(html.told("")), widgets.HTML()
-        self.about = widgets.HTML(html.told(""))
+        self.told, self.problems = widgets.HTML(html.live("")), widgets.HTML()
+        self.about = widgets.HTML(html.live(""))
         about = "Only the runs of this sweep: its fields are the columns and the plot"
         wide = {"width": "320px"}
         self.sweep = dropdown("sweep", about, [("all runs", ALL)], self._sweep_asked, layout=wide)
@@ -136,7 +136,7 @@ class RunsTablePanel:
         self.widget.close()
 
     def _failed(self, error: Exception) -> None:
-        self.told.value = html.told(f"The table is no longer live: {plain(error, 300)}", "bad")
+        self.told.value = html.live(f"The table is no longer live: {plain(error, 300)}", "bad")
 
     # -- showing --------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class RunsTablePanel:
             self.runs_table.counts(), self.runs_table.index.pending, len(problems)
         )
         shown, sweeps = self.runs_table.sweep, self.runs_table.sweeps
-        self.about.value = html.told("" if shown == ALL else sweeps.words(shown))
+        self.about.value = html.live("" if shown == ALL else sweeps.words(shown))
         names = [("all runs", ALL), *((name, name) for name in sorted(sweeps.keys))]
         if self.sweep.options != tuple(names):
             kept = self.sweep.value

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.runs import columns as told
+from workbench.runs import columns
 from workbench.runs.columns import ENDINGS, Column, Row, number, plain
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _plot_row(plot: Plot, row: Row, fields: Mapping[str, Column]) -> Row:
     # A run that stopped before its end, other than by diverging, has no results.
     x, y = (
         _on_axis(row.get(name), fields[name])
-        if status in ("ok", "diverged") or not told.is_result(name) else None
+        if status in ("ok", "diverged") or not columns.is_result(name) else None
         for name in (plot.x, plot.y)
     )  # fmt: skip
     off = any(log and v is not None and v <= 0 for log, v in ((plot.log_x, x), (plot.log_y, y)))
@@ -82,7 +82,7 @@ def _plot_row(plot: Plot, row: Row, fields: Mapping[str, Column]) -> Row:
     return {
         "key": row["key"], "method": row["method"], "source": "simulated" if predicted else source,
         "status": status, "drawn": drawn, "x": x, "y": y,
-        "colour": told.cell(plot.colour, colour) or "none" if number(colour) is None else colour,
+        "colour": columns.cell(plot.colour, colour) or "none" if number(colour) is None else colour,
     }  # fmt: skip
 
 
@@ -90,7 +90,9 @@ def _on_axis(value: Any, field: Column) -> float | str | None:
     """A value on an axis: a number, or a word; None where it has no place there."""
     if field.kind == "number":
         return number(value)
-    return told.moment(value) if field.kind == "time" else told.cell(field.name, value) or None
+    return (
+        columns.moment(value) if field.kind == "time" else columns.cell(field.name, value) or None
+    )
 
 
 def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Column]) -> str:
@@ -118,7 +120,7 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Column]) -> Figure:
     names = sorted({row["colour"] for row in found}, key=lambda v: (isinstance(v, str), v))
     looks = {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
     dashes = {name: DASHES[place % len(DASHES)] for place, name in enumerate(names)}
-    own = {told.label_of(name): (look.color, look.marker) for name, look in LOOKS.items()}
+    own = {columns.label_of(name): (look.color, look.marker) for name, look in LOOKS.items()}
     if plot.colour == "method":  # grey of those that no figure shows
         looks = {name: own.get(name, (GREY, look[1])) for name, look in looks.items()}
     x, y = (_Axis(axis, plot, found, fields) for axis in "xy")
@@ -143,7 +145,7 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Column]) -> Figure:
                     middle = [median(of[value]) for value in sorted(of)]
                     look = {"color": looks[name][0], "linestyle": dashes[name]}
                     axes.plot(sorted(of), middle, label="_", **look)
-                words = told.cell(plot.colour, name) + f", {source}" * (source != "measured")
+                words = columns.cell(plot.colour, name) + f", {source}" * (source != "measured")
                 _marks(axes, points, words, *looks[name], FILLS[source])
             else:  # its x has a place on the axis
                 xs = [x.at(row["x"]) for row in rows if row["x"] is not None]
@@ -158,14 +160,14 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Column]) -> Figure:
                 xs = [left if row["x"] is None else x.at(row["x"]) for row in rows]
                 words = ENDINGS[end].words + f", {source}" * (source != "measured")
                 if plot.colour == "method" and name not in valued:  # nothing else tells its colour
-                    words = f"{told.cell(plot.colour, name)}, {words}"
+                    words = f"{columns.cell(plot.colour, name)}, {words}"
                 look = (looks[name][0], ENDINGS[end].marker, {"clip_on": False})
                 _marks(axes, [(at_x, height) for at_x in xs], words, *look)
         axes.set(xlim=limits[0], ylim=limits[1])
         handles, words = axes.get_legend_handles_labels()
         once = {word[:LONGEST]: handle for handle, word in zip(handles, words, strict=True)}
         if plot.lines:  # an entry of a line shows its dashes beside its mark
-            told_by = {told.cell(plot.colour, name)[:LONGEST]: name for name in names}
+            told_by = {columns.cell(plot.colour, name)[:LONGEST]: name for name in names}
             once |= {
                 word: (handle, Line2D([], [], color=looks[name][0], linestyle=dashes[name]))
                 for word, handle in once.items()
@@ -224,7 +226,7 @@ class _Axis:
         self._axis, self._field = axis, fields[getattr(plot, axis)]
         self._log = getattr(plot, f"log_{axis}")
         known = [abs(row[axis]) for row in rows if isinstance(row[axis], float)]
-        self._factor, self._unit = told.scaled(self._field.name, max(known, default=0.0))
+        self._factor, self._unit = columns.scaled(self._field.name, max(known, default=0.0))
 
     def at(self, value: Any) -> Any:
         if self._field.kind == "time" and value is not None:

@@ -56,7 +56,7 @@ class Picture:
         self._helper = helper
         self._wish: dict[str, Any] | None = None
         self._answer: HelperAnswer | None = None
-        self.state = widgets.HTML(html.told(""))
+        self.state = widgets.HTML(html.live(""))
         self.image = widgets.HTML()
         self.widget = widgets.VBox([self.state, self.image])
 
@@ -72,7 +72,7 @@ class Picture:
     def clear(self) -> None:
         """Show nothing."""
         self._wish = self._answer = None
-        self.state.value, self.image.value = html.told(""), ""
+        self.state.value, self.image.value = html.live(""), ""
         self.widget.children = [self.state, self.image]
 
     def tick(self) -> None:
@@ -80,7 +80,7 @@ class Picture:
         if self._answer is not None and self._answer.done:
             answer, self._answer = self._answer, None
             words = answer.error or answer.value["words"]
-            self.state.value = html.told(words, "bad" if answer.error else "")
+            self.state.value = html.live(words, "bad" if answer.error else "")
             if not answer.error:
                 self._show(answer.value)
         if self._answer is None and self._wish is not None:

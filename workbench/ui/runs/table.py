@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from workbench.core.record import STATUSES
 from workbench.core.spec import every_field
-from workbench.runs import columns as told
+from workbench.runs import columns
 from workbench.runs.campaign import Campaign
 from workbench.runs.columns import Column, Row, plain
 from workbench.runs.index import Index
@@ -79,7 +79,7 @@ class RunsTable:
             rows = [row | {"sweep": ", ".join(names.get(row["key"], ()))}
                     for row in self.index.rows()
                     if sweep == ALL or sweep in names.get(row["key"], ())]  # fmt: skip
-            fields = told.find_fields(rows)
+            fields = columns.find_fields(rows)
             by_key = {row["key"]: row for row in rows}
             version = self.state.version + 1
             self.state = _State(version, rows, by_key, fields, *_grid(rows, fields))
@@ -149,20 +149,20 @@ class RunsTable:
 def _grid(rows: list[Row], fields: dict[str, Column]) -> tuple[list[dict[str, Any]], bytes]:
     """Columns that tell these records from each other, those shown at first in front; and cells."""
     varying = [name for name, found in fields.items() if found.varies]
-    chosen = [name for name in told.FIRST_SETTINGS if name in varying]
+    chosen = [name for name in columns.FIRST_SETTINGS if name in varying]
     chosen += [n for n in varying if n in every_field() and n not in (*chosen, *SELDOM)]
-    results = [name for name in told.FIRST_RESULTS if name in varying]
+    results = [name for name in columns.FIRST_RESULTS if name in varying]
     some = [name for name in ("source", "sweep") if name in varying]
     first = ["key", "method", "status", *some, *chosen[:VARYING], *results, "started"]
-    hidden = ["message", *(n for n in varying if n not in told.SENTENCES)]
+    hidden = ["message", *(n for n in varying if n not in columns.SENTENCES)]
     names = [name for name in dict.fromkeys([*first, *hidden]) if name in fields]
-    columns, cells = [], []
+    heads, cells = [], []
     for name in names:
         numeric = fields[name].kind == "number"
-        title, found = told.column(name, rows, numeric=numeric)
-        columns.append({"name": name, "title": title, "number": numeric, "shown": name in first})
+        title, found = columns.column(name, rows, numeric=numeric)
+        heads.append({"name": name, "title": title, "number": numeric, "shown": name in first})
         cells.append(found)
-    return columns, packed(cells)
+    return heads, packed(cells)
 
 
 def packed(cells: list[list[Any]]) -> bytes:

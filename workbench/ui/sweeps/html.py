@@ -35,7 +35,7 @@ def state_words(sweep: SweepWatch | None) -> str:
     if sweep is None:
         return ""
     status, counts = sweep.status, sweep.counts()
-    parts = [f"{sweep.name}: {told(status.state)}"]
+    parts = [f"{sweep.name}: {word_of(status.state)}"]
     if status.text:
         said = status.state in status.text
         parts = [f"{sweep.name}: {status.text}" if said else f"{parts[0]}, {status.text}"]
@@ -54,14 +54,14 @@ def state_words(sweep: SweepWatch | None) -> str:
     return "; ".join(parts)
 
 
-def told(state: str) -> str:
+def word_of(state: str) -> str:
     """A state in the word that tables have for it."""
     return SIGNS[state].partition(" ")[2] if state in SIGNS else state
 
 
 def counted(counts: Mapping[str, int]) -> str:
     """``2 finished, 1 to run``."""
-    return ", ".join(f"{counts[state]} {told(state)}" for state in SIGNS if counts.get(state))
+    return ", ".join(f"{counts[state]} {word_of(state)}" for state in SIGNS if counts.get(state))
 
 
 def points_table(points: list[WatchedPoint]) -> str:
@@ -121,7 +121,7 @@ def preview_html(preview: Preview) -> str:
     reasons = sorted({point.why for point in preview.unplanned})
     return "".join(
         [
-            html.told(" ".join(_ended(sentence) for sentence in sentences), kind),
+            html.live(" ".join(_ended(sentence) for sentence in sentences), kind),
             html.table(rows, "Cannot fit"),
             *(html.paragraph(f"Not planned: {why}", "soft") for why in reasons[:MOST_REASONS]),
         ]

@@ -158,9 +158,9 @@ class SweepPanel:
         starting = "the sweep is being started ..." if control.starting else ""
         problem = sweep.problem if sweep is not None else ""
         words = starting or sweep_html.state_words(sweep)
-        self.state.value = html.told(words, "bad" if problem else "")
+        self.state.value = html.live(words, "bad" if problem else "")
         said = "" if control.message == problem else control.message  # once is enough
-        self.refusal.value = html.told(said, "bad" if said else "")
+        self.refusal.value = html.live(said, "bad" if said else "")
         counts = sweep.counts() if sweep is not None else {}
         self.progress.max = max(1, sum(counts.values()))
         self.progress.value = counts.get("done", 0) + counts.get("failed", 0)
@@ -200,7 +200,7 @@ class SweepPanel:
     def _failed(self, error: Exception) -> None:
         """The look itself went wrong: say so instead of standing still."""
         words = " ".join(str(error).split()) or type(error).__name__
-        self.refusal.value = html.told(f"this page stopped looking: {words}; open it anew", "bad")
+        self.refusal.value = html.live(f"this page stopped looking: {words}; open it anew", "bad")
 
     # -- widgets --------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class SweepPanel:
         self.progress = widgets.IntProgress(
             value=0, max=1, description="ended", tooltip="Runs of the sweep that have ended"
         )
-        self.state, self.refusal = widgets.HTML(html.told("")), widgets.HTML(html.told(""))
+        self.state, self.refusal = widgets.HTML(html.live("")), widgets.HTML(html.live(""))
         self.points, self.tail, self.repeat = widgets.HTML(), widgets.HTML(), widgets.HTML()
         about, current = "Whose last lines are shown", [("the current run", NEW)]
         self.log_of = dropdown("log of", about, current, self._choose_log)

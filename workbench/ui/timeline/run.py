@@ -28,7 +28,7 @@ def run_timeline(store: Store, key: str) -> dict[str, Any]:
 
 
 def read_timeline(store: Store, key: str) -> RunTimeline:
-    """The events of a run, as they were measured and as its plan foresaw them.
+    """The events of a run, as they were measured and as its plan predicted them.
 
     Raises ValueError as `run_timeline` does.
     """
