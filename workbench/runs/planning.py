@@ -159,8 +159,8 @@ def one_memory(spec: RunSpec, hardware: Hardware) -> int:
 
 
 def checked_against(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
-    """The plan where the hardware bears it out: else refused, where this machine's one memory cannot
-    hold all tiers, or without its times, where they are not this machine's."""
+    """The plan where the hardware bears it out; else refused, where this machine's one memory
+    cannot hold all tiers, or without its times, where they are not this machine's."""
     has = (hardware.device_bytes + hardware.host_bytes) / USABLE
     needs = ranks * plan.peak_bytes.get(DEVICE, 0) + plan.peak_bytes.get(HOST_TIER, 0)
     if plan.fits and hardware.here and hardware.device == "cpu" and needs > has:

@@ -15,7 +15,8 @@ from typing import Any
 from workbench.core.record import RESULTS, RunRecord, State, Status, state_of
 from workbench.core.spec import RunSpec
 from workbench.runs.events import Event, Teller, make_event
-from workbench.runs.executor import Executor, LocalExecutor, Work
+from workbench.runs.executor import Executor, LocalExecutor
+from workbench.runs.one_run import Work
 from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.store import Store
 
