@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
@@ -31,10 +32,10 @@ class Claim:
     figure: str
     campaign: Campaign
     about: HelperAnswer
-    """As `evaluation_work.claim` tells."""
+    """As `work.claim` tells."""
     preview: HelperAnswer | None = None
     shown: HelperAnswer | None = None
-    """As `evaluation_work.show` tells, of the last drawing that was asked for."""
+    """As `work.show` tells, of the last drawing that was asked for."""
     status: Status = field(default_factory=Status)
     stale: bool = True
     """Whether points have arrived since the last drawing was asked for."""
@@ -67,7 +68,7 @@ class Evaluation:
             Claim(
                 figure=figure,
                 campaign=Campaign(self.store, f"{find(figure).name}-{size}"),
-                about=self._ask("claim", figure=figure),
+                about=self._ask("claim", figure=figure, size=self.size),
             )
             for figure in EXHIBITS
         ]
@@ -88,7 +89,7 @@ class Evaluation:
 
     def examine(self) -> HelperAnswer:
         """Have the doctor look at this machine; the first time takes about half a minute."""
-        self.doctor = self.helper.ask(f"{WORK}:doctor", results=str(self.store.root))
+        self.doctor = self._ask("doctor")
         return self.doctor
 
     def kick(self) -> None:
@@ -120,8 +121,8 @@ class Evaluation:
         """Ask what would run, and for the figure of what there is, unless an earlier drawing is
         still under way."""
         if claim.shown is None or claim.shown.done:
-            claim.preview = self._ask("preview", figure=claim.figure)
-            claim.shown = self._ask("show", figure=claim.figure)
+            of = {"figure": claim.figure, "size": self.size}
+            claim.preview, claim.shown = self._ask("preview", **of), self._ask("show", **of)
             claim.stale = False
 
     def start(self, claim: Claim, *, detached: bool = False) -> None:
@@ -184,14 +185,12 @@ class Evaluation:
 
     def write_report(self) -> HelperAnswer:
         """Have the offline HTML report written; the answer is where it lies."""
-        where = {"size": self.size, "results": str(self.store.root)}
-        self.report = self.helper.ask(f"{WORK}:report", **where)
+        self.report = self._ask("report", size=self.size)
         return self.report
 
     def close(self) -> None:
         """End the helper process. What runs goes on, or ends with the kernel."""
         self.helper.close()
 
-    def _ask(self, function: str, *, figure: str) -> HelperAnswer:
-        where = {"size": self.size, "results": str(self.store.root)}
-        return self.helper.ask(f"{WORK}:{function}", figure=figure, **where)
+    def _ask(self, function: str, **arguments: Any) -> HelperAnswer:
+        return self.helper.ask(f"{WORK}:{function}", results=str(self.store.root), **arguments)

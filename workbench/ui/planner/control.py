@@ -11,7 +11,7 @@ question is left in the middle. The first answer to a question comes from a quic
 last one (methods/stronghold/quick.py); it is replaced, step by step, by the answer of `workbench
 plan`.
 
-Nothing here knows widgets; the work of the process is in planner_work.py.
+Nothing here knows widgets; the work of the process is in work.py.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Reply:
     """Where nothing fits: each entry is a change that would help. device, host, disk: more bytes;
     layers: how many fit; microbatches: in how many parts."""
     timeline: dict[str, Any] | None = None
-    """The predicted events, as timeline_data.py prepares them."""
+    """The predicted events, as timeline/data.py prepares them."""
 
     @property
     def refining(self) -> bool:
@@ -184,7 +184,7 @@ class Reply:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], question: Question) -> Reply:
-        """Make a reply from the plain data of planner_work.py."""
+        """Make a reply from the plain data of work.py."""
         rows = tuple(Row(**{**row, "notes": tuple(row["notes"])}) for row in data["rows"])
         known = {f.name for f in fields(cls)}
         values = {name: value for name, value in data.items() if name in known}

@@ -6,7 +6,7 @@
     panel.reply                                             # what was answered so far
     panel.spec                                              # what `Use this` handed over
 
-The kernel only hands questions over and shows replies (planner.py).
+The kernel only hands questions over and shows replies (control.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work of the planner's page (planner.py) in the helper process (helper_process.py).
+"""Work of the planner's page (control.py) in the helper process (helper_process.py).
 
 One question is worked on at a time, in slices. Its stages, the most wanted first:
 
@@ -61,7 +61,7 @@ class TimeUp(Exception):
 
 
 def work_on(question: dict[str, Any], root: str, seconds: float) -> dict[str, Any]:
-    """Work on the question for about `seconds`; returns the fields of a `planner.Reply`.
+    """Work on the question for about `seconds`; returns the fields of a `control.Reply`.
 
     A new question is worked on until there is a first answer, however long that takes. Raises
     ValueError for a question that cannot be planned.
@@ -92,7 +92,7 @@ class PlannerWork:
         self._until, self._pieces = math.inf, 0
 
     def work_on(self, question: Question, seconds: float) -> dict[str, Any]:
-        """Work on the question for about `seconds`; returns the fields of a `planner.Reply`."""
+        """Work on the question for about `seconds`; returns the fields of a `control.Reply`."""
         if question != self._question or not self._ready:
             self._begin(question)
         self._until, self._pieces = time.perf_counter() + seconds, 0

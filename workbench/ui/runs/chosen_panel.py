@@ -39,7 +39,7 @@ EXPORTS = {
     "Trace": (CHOSEN, "save_trace", {}, "The chosen runs' timelines, for ui.perfetto.dev"),
     "Report": (LISTED, "reports", {}, "The reports in the results folder"),
 }  # fmt: skip
-"""Button -> of which runs, a function of runs_table_work.py, more arguments, what it writes."""
+"""Button -> of which runs, a function of work.py, more arguments, what it writes."""
 
 
 class ChosenPanel:

@@ -5,7 +5,7 @@
 
     RunsTablePanel(Store()).widget
 
-Everything it shows can be had from code (runs_table.py). The folder is looked at about once a
+Everything it shows can be had from code (table.py). The folder is looked at about once a
 second in a thread; rows are sent again only where they changed, a plot is drawn again only where
 its rows did.
 """

@@ -66,7 +66,7 @@ class Picture:
         return self._answer is None and self._wish is None
 
     def want(self, function: str, **arguments: Any) -> None:
-        """Show the picture that a function of runs_table_work.py makes."""
+        """Show the picture that a function of work.py makes."""
         self._wish = {"function": f"{WORK}:{function}", **arguments}
 
     def clear(self) -> None:

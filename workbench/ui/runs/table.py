@@ -58,7 +58,7 @@ class RunsTable:
         """Keys of the runs that the sweep, or any, had in work at the last look."""
         self.state = _State()
         """Version, another number after each change; fields, those that vary first; columns and
-        cells as `runs_grid_panel.RunsGrid` shows them. It is replaced, never changed."""
+        cells as `grid_panel.RunsGrid` shows them. It is replaced, never changed."""
         self._of_sweep: str | None = None
 
     def refresh(self, limit_seconds: float | None = None) -> set[str]:
