@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,9 @@ class Question:
         method = None if self.method == ANY else self.method
         return plan_command(self.spec, method=method, machine=self.machine, results=results)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {"spec": self.spec.to_dict(), "method": self.method, "machine": self.machine}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Question:
-        """Inverse of `to_dict`."""
+        """Make a question from plain data, as `asdict` gives it."""
         return cls(**{**data, "spec": RunSpec.from_dict(data["spec"])})
 
 
@@ -102,8 +98,6 @@ class Row:
     ``full`` is the planner's."""
     fits: bool = False
     step_seconds: float | None = None
-    clipped_seconds: float | None = None
-    """Seconds of a step whose gradients are clipped, where that takes another time."""
     samples_per_second: float | None = None
     peak: dict[str, int] = field(default_factory=dict)
     """Tier -> bytes; of the smallest layout, where nothing fits."""
@@ -186,10 +180,7 @@ class Reply:
     def from_dict(cls, data: Mapping[str, Any], question: Question) -> Reply:
         """Make a reply from the plain data of work.py."""
         rows = tuple(Row(**{**row, "notes": tuple(row["notes"])}) for row in data["rows"])
-        known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in data.items() if name in known}
-        values |= {"rows": rows, "helps": tuple(data["helps"]), "question": question}
-        return cls(**values)
+        return cls(**{**data, "rows": rows, "helps": tuple(data["helps"]), "question": question})
 
 
 class PlannerControl:
@@ -260,7 +251,7 @@ class PlannerControl:
         """Have the process work on the question for about so long, or until a first answer."""
         self._sent, self._asked_at = self._wanted, time.monotonic()
         self._answer = self._helper.ask(
-            WORK, question=self._sent.to_dict(), root=str(self.store.root), seconds=seconds
+            WORK, question=asdict(self._sent), root=str(self.store.root), seconds=seconds
         )
 
 

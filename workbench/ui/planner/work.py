@@ -37,7 +37,7 @@ from workbench.runs.planning import (
 from workbench.runs.resolve import check_method
 from workbench.runs.search import at_layers, next_probe
 from workbench.runs.store import Store
-from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
+from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS
 from workbench.schedule.simulate import Occupied
 from workbench.ui.planner.control import ANY, Question, Row
@@ -243,7 +243,6 @@ class PlannerWork:
         plan = checked_against(plan, self._profile.hardware, self._question.spec.ranks)
         self._plans[method] = plan
         seconds, settings = plan.step_seconds, plan.settings
-        clipped = settings.get(CLIPPED)
         tiers = [tier for tier in TIERS if plan.peak_bytes.get(tier)]
         self._rows[method] = replace(
             self._rows[method],
@@ -253,7 +252,6 @@ class PlannerWork:
             stage=stage,
             fits=plan.fits,
             step_seconds=seconds,
-            clipped_seconds=clipped,
             samples_per_second=self._question.spec.batch / seconds
             if seconds and plan.fits
             else None,

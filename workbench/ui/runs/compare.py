@@ -16,11 +16,10 @@ from workbench.runs.columns import (
     is_result,
     label,
     number,
-    plain,
 )  # fmt: skip
 from workbench.runs.events import EventReader, steps_of
 from workbench.runs.store import Store, row
-from workbench.ui.runs.files import check_key
+from workbench.ui.runs.files import check_key, record_of
 
 MOST = 12
 """Runs that a page has room for."""
@@ -75,7 +74,5 @@ def losses_of(store: Store, keys: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _row(store: Store, key: str) -> Row:
-    record = store.find(check_key(key))
-    if record is None:
-        raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
+    record = record_of(store, key)
     return row(record) | {"steps_done": len(record.losses)}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.record import RunRecord
 from workbench.runs.campaign import NAME
 from workbench.runs.columns import NOT_SHOWN, is_result, number, plain
 from workbench.runs.log_tail import last_lines
@@ -30,6 +31,14 @@ def check_key(key: str) -> str:
     if bad or not all(c.isprintable() and c not in "/\\" for c in key):
         raise ValueError(f"{plain(key, 60)!r} is no key of a run")
     return key
+
+
+def record_of(store: Store, key: str) -> RunRecord:
+    """The record of a key; raises ValueError where there is none."""
+    record = store.find(check_key(key))
+    if record is None:
+        raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
+    return record
 
 
 def check_name(name: str) -> str:

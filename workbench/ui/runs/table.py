@@ -22,7 +22,7 @@ from workbench.runs.campaign import Campaign
 from workbench.runs.columns import Column, Row, plain
 from workbench.runs.index import Index
 from workbench.runs.store import Store
-from workbench.ui.runs.files import check_key, inside, shown
+from workbench.ui.runs.files import check_key, inside, record_of, shown
 from workbench.ui.runs.sweeps import Sweeps
 
 ALL = ""
@@ -111,10 +111,7 @@ class RunsTable:
 
     def spec(self, key: str) -> dict[str, Any]:
         """The spec of a record; raises ValueError where there is none."""
-        record = self.store.find(check_key(key))
-        if record is None:
-            raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
-        return record.spec
+        return record_of(self.store, key).spec
 
     def failed(self, keys: Iterable[str] | None = None) -> list[str]:
         """Keys of those that did not finish."""
