@@ -34,6 +34,7 @@ from workbench.core.spec import RunSpec
 from workbench.elastic.manager import HostsJob, serve
 from workbench.elastic.messages import Order
 from workbench.elastic.placement import Shape, read_list, shares
+from workbench.elastic.rounds import Terms
 from workbench.runtime.checkpoint.manifest import newest_of_job
 
 JOB, HOSTS, EDITS, LOSSES, ALONE, LAST = "job", "hosts", "edits", "losses", "alone", "last"
@@ -157,11 +158,13 @@ def main(folder: Path) -> int:
         code_dir=str(job), script=str(script), arguments=(str(folder),), variables={},
         batch=spec.batch, preload=PRELOAD,
     )  # fmt: skip
-    what = HostsJob(
-        machine_list=job / HOSTS, hosts=read_list((job / HOSTS).read_text(), 1), order=order,
-        per_host=1, choose=partial(shape, spec=spec), connect=(), horizon_s=None, morph="always",
-        newest=newest_of_job,
+    terms = Terms(
+        hosts=read_list((job / HOSTS).read_text(), 1), per_host=1, batch=spec.batch,
+        choose=partial(shape, spec=spec), morph="always",
     )  # fmt: skip
+    what = HostsJob(
+        machine_list=job / HOSTS, terms=terms, connect=(), order=order, newest=newest_of_job
+    )
     return int(serve(what, resume=False) != "done")
 
 
