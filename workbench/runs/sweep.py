@@ -37,8 +37,19 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 VERSION = 2
 """Version of sweep files."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_POINTS = 4000
 """Points of a sweep: hours of runs that take a few seconds each."""
+
+
+def check_name(name: str, what: str) -> str:
+    """The name of `what`, seen to be one that a file or a folder may have. Raises ValueError."""
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name {what}; use up to 64 letters, digits, dots, underscores and "
+            "hyphens, the first a letter or a digit"
+        )
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +68,14 @@ class Written:
     version: int = 1
 
     def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "a sweep")
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError(f"timeout is {self.timeout:g}; it must be positive, in seconds")
+        if not re.fullmatch(r"local|ray(:.+)?", self.executor):
+            raise ValueError(
+                f"executor is {self.executor!r}; it must be local, ray, or ray:ADDRESS"
+            )
         if not self.runs:
             raise ValueError("runs is []; it must be a list of at least one object")
         if not 1 <= self.version <= VERSION:

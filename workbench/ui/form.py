@@ -8,20 +8,19 @@ defaults and docstrings: one that is added there is in the form. What a form can
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.core.fields import Field
+from workbench.core.fields import Field, fields_of
 from workbench.core.methods import find
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec, every_field, field_of
 from workbench.runs.axis import format_axis, parse_axis
-from workbench.runs.campaign import NAME, Campaign
+from workbench.runs.campaign import Campaign
 from workbench.runs.overrides import WHOLE
-from workbench.runs.sweep import VERSION, SweepFile
+from workbench.runs.sweep import VERSION, SweepFile, Written
 
 GROUPS = {
     "Basic": (
@@ -213,22 +212,9 @@ class Form:
         """Values of a field's text; raises ValueError."""
         if name not in OF_SWEEP:
             return parse_axis(_known(name), text)
-        if name == "name" and not NAME.fullmatch(text):
-            raise ValueError(
-                f"name is {text!r}; use up to 64 letters, digits, dots, underscores and hyphens, "
-                "the first a letter or a digit"
-            )
-        if name == "executor" and not re.fullmatch(r"local|ray(:.+)?", text):
-            raise ValueError(f"executor is {text!r}; it must be local, ray, or ray:ADDRESS")
-        if name == "timeout":
-            try:
-                seconds = float(text)
-            except ValueError:
-                seconds = math.nan
-            if not 0 < seconds < math.inf:
-                raise ValueError(f"timeout is {text!r}; it must be a number of seconds above 0")
-            return [int(seconds) if seconds.is_integer() else seconds]
-        return [text]
+        value = fields_of(Written)[name].parse(text) if name == "timeout" else text
+        Written(**{name: value})  # refuses one that no sweep can have
+        return [value]
 
 
 def _from_data(data: dict[str, Any]) -> Form:

@@ -348,7 +348,7 @@ def test_tensorboard_gets_each_loss_and_what_was_asked(
     assert told[5:] == [(8, "ok", rows[0]["samples_per_second"]), (64, "oom_device", None)]
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\x00", "x" * 65, "a..b", "ä"])
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\x00", "x" * 65, "..", "ä"])
 def test_an_export_has_a_safe_name(runs_table: RunsTable, name: str) -> None:
     with pytest.raises(ValueError, match="cannot name an export"):
         export_rows(runs_table.store, [], "csv", name)

@@ -15,13 +15,14 @@ import ipywidgets as widgets
 
 from workbench.core.record import RESULTS
 from workbench.runs.campaign import Campaign
+from workbench.runs.sweep import check_name
 from workbench.ui import html
 from workbench.ui.frame_panel import button
 from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.runs import html as runs_table_html
 from workbench.ui.runs.commands import run_command, sweep_commands
 from workbench.ui.runs.compare import MOST
-from workbench.ui.runs.files import check_name, log_lines
+from workbench.ui.runs.files import log_lines
 from workbench.ui.runs.plot_panel import WORK, Picture, PlotPanel
 from workbench.ui.runs.table import ALL, RunsTable
 
@@ -209,7 +210,7 @@ class ChosenPanel:
                 return
             arguments = {"plot": list(self._plot.plot)}
         try:
-            name = check_name(self.name.value.strip() or _usual_name())
+            name = check_name(self.name.value.strip() or _usual_name(), "an export")
         except ValueError as error:
             self._say(str(error), bad=True)
         else:
