@@ -196,6 +196,7 @@ class Job(Work):
             self._start()
 
     def take_cached(self) -> bool:
+        """Take a record that is there, unless it is to be made anew; the key's lock goes then."""
         # A forced run that had to wait for another one takes the other's result: it is as fresh.
         if (self._force and not self._waiting) or not super().take_cached():
             return False
