@@ -10,10 +10,11 @@ from workbench.runs.store import Store
 def executor_of(name: str, store: Store, what: str) -> Executor:
     """The executor of a name: ``local``, or ``ray``, with the address of a cluster after a colon.
 
-    Raises ValueError for one whose library is not installed.
+    Raises ValueError for others, and for one whose library is not installed.
     """
     kind, _, address = name.partition(":")
     if kind == "ray":
         return RayExecutor(store, address=address or None)
-    assert name == "local", name  # a sweep file names no other
+    if name != "local":
+        raise ValueError(f"executor is {name!r}; it must be local, ray, or ray:ADDRESS")
     return LocalExecutor(store, what=what)
