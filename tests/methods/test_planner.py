@@ -16,6 +16,7 @@ from workbench.methods.offload.evaluate import evaluate
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.planner import Choice, layout_of
 from workbench.methods.stronghold.search import EQUAL, Search, objective
+from workbench.methods.stronghold.space import SearchSpace
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.published.hardware import published_profile
@@ -139,7 +140,8 @@ def test_more_device_memory_is_never_slower(changes):
     profile, before = published_profile(spec, "v100-32gb"), inf
     cache = EvaluationCache(spec, profile)
     for budget in range(1 << 30, 16 << 30, 1 << 29):
-        choice = Search(spec, profile, Budgets(device=budget, host=200 << 30), cache).run()
+        budgets = Budgets(device=budget, host=200 << 30)
+        choice = Search(SearchSpace(budgets, cache)).run()
         if cache.device_bytes(choice) <= budget:
             seconds = objective(spec, *cache.step_seconds(choice))
             assert seconds <= before * (1 + EQUAL), budget
@@ -150,10 +152,13 @@ def test_more_device_memory_is_never_slower(changes):
 def test_a_search_of_a_deep_model_ends(monkeypatch):
     """With the best that it tried, which is as many schedules as it may simulate."""
     spec = spec_for(window="auto", device_memory=scarce(SPEC, made_up_profile(SPEC), 0.6))
-    search = Search(spec, made_up_profile(spec), Budgets.of(spec, made_up_profile(spec)))
-    monkeypatch.setattr(search, "_tries", 5)
+    profile = made_up_profile(spec)
+    space = SearchSpace(Budgets.of(spec, profile), EvaluationCache(spec, profile))
+    search = Search(space)
+    monkeypatch.setattr(search, "few", 5)
+    monkeypatch.setattr(search, "most", 7)
     choice = search.run()
-    assert len(search.tried) == 5
+    assert len(search.tried) == 7
     assert search.tried[choice].rank == min(trial.rank for trial in search.tried.values())
 
 

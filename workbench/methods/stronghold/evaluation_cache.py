@@ -22,9 +22,9 @@ from workbench.schedule.peak import worst_case
 from workbench.schedule.schedule import DEVICE, TIERS, Schedule
 from workbench.schedule.simulate import step_seconds
 
-STEPS, PROOF_STEPS = 2, 3
-"""Steps of a schedule that are simulated, and proved. The second step is as long as all later ones
-within a thousandth; states that visit the device may be late from the third on."""
+STEPS = 3
+"""Steps of a schedule that are simulated, and proved: states that visit the device may be late from
+the third on."""
 
 BUILT = 8
 """Schedules that are kept."""
@@ -46,13 +46,13 @@ class EvaluationCache:
         self._device: dict[Choice, int] = {}
         self._sums: dict[Choice, dict[str, int]] = {}
         self._proved: dict[tuple[Choice, str], int] = {}
-        self._seconds: dict[tuple[Choice, int], tuple[float, float | None]] = {}
+        self._seconds: dict[Choice, tuple[float, float | None]] = {}
         self._built: dict[Choice, Schedule] = {}
         """The last `BUILT` schedules, in the order in which they were asked for."""
 
-    def known(self, steps: int = STEPS) -> frozenset[Choice]:
-        """Choices whose time in so many steps is known: asking for it again costs nothing."""
-        return frozenset(choice for choice, known in self._seconds if known == steps)
+    def known(self) -> frozenset[Choice]:
+        """Choices whose time is known: asking for it again costs nothing."""
+        return frozenset(self._seconds)
 
     def device_bytes(self, choice: Choice) -> int:
         """Bytes of the device tier; which layers are on the disk makes no difference."""
@@ -84,23 +84,23 @@ class EvaluationCache:
         peaks = self._sums[choice] | {DEVICE: self.device_bytes(choice)}
         tight = [t for t, limit in limits.items() if t != DEVICE and peaks[t] > limit]
         if any((choice, tier) not in self._proved for tier in tight):
-            graph = unroll(self.schedule(choice), PROOF_STEPS)
+            graph = unroll(self.schedule(choice), STEPS)
             order = Order(graph)
             for tier in tight:
                 self._proved[choice, tier] = worst_case(graph, order, tier).nbytes
         return peaks | {tier: self._proved[choice, tier] for tier in tight}
 
-    def step_seconds(self, choice: Choice, steps: int = STEPS) -> tuple[float, float | None]:
+    def step_seconds(self, choice: Choice) -> tuple[float, float | None]:
         """Seconds of a step whose gradients are not clipped, and of a clipped one: None where
-        clipping makes no difference, or the user is sure that it does not happen. The mean of
-        `steps` steps, without the first."""
-        if (choice, steps) not in self._seconds:
-            layout, graph = self._layout(choice), unroll(self.schedule(choice), steps)
+        clipping makes no difference, or the user is sure that it does not happen. The mean of all
+        simulated steps but the first."""
+        if choice not in self._seconds:
+            layout, graph = self._layout(choice), unroll(self.schedule(choice), STEPS)
             stands, clips = step_seconds(graph, self._costs[False]), None
             if layout.clipped and layout.eager and self.spec.options.clipping != "speculate":
                 clips = step_seconds(graph, self._costs[True])
-            self._seconds[choice, steps] = stands, clips
-        return self._seconds[choice, steps]
+            self._seconds[choice] = stands, clips
+        return self._seconds[choice]
 
     def schedule(self, choice: Choice) -> Schedule:
         """The choice's schedule. The last few are kept: memory, time and drawing of a choice need

@@ -141,13 +141,15 @@ class Loads:
         if spec.clip is None:
             return stands, None
         back = self._together(backward, 0.0, ahead * load + recomputed * fetch, streamed * leave)
+        come = visits if choice.eager == "none" else pulled
         rest = self._together(
             forward + update,
             host,
-            streamed * load + pulled * pull,
-            pulled * push + recomputed * stash,
+            streamed * load + come * pull,
+            come * push + recomputed * stash,
         )
-        return stands, max(back + rest, disk)
+        clips = max(back + rest, disk)
+        return (stands, clips) if choice.eager != "none" else (clips, None)
 
     def _eager(self, choice: Choice, streamed: int, recomputed: int) -> float:
         """Share of the streamed layers whose updates are eager (methods/offload/updates.py)."""
