@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 from workbench.core.division import DP, PP
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, Task
 from workbench.methods.harmony.recordings import Recordings
+from workbench.methods.harmony.visits import Rings
 from workbench.profile.profile import UnitCost
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule.build.inbox import AHEAD, PLACES

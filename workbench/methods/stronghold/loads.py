@@ -13,7 +13,7 @@ as fast, and nearly always errs on the low side. What is summed:
 * where gradients are clipped, no update is final before the backward pass has ended.
 
 What is not: that transfers and updates wait for each other layer by layer. So a search may ask here
-where to simulate (quick.py), and believe the simulation.
+where to simulate (search.py), and believe the simulation.
 """
 
 from __future__ import annotations

@@ -180,15 +180,22 @@ class Search:
         if self._best.lacking:
             return choice
         with suppress(Enough):
-            self._limit, before = self.most, None
-            while before is not self._best:
-                before = self._best
-                self._close_by(before.choice)
+            self._limit, before = self.most, []
+            while before != (leaders := self._leaders()):
+                before = leaders
+                for trial in leaders:
+                    self._close_by(trial.choice)
                 self._improve(LONG_WORTH)
                 self._widen(self.space.windows(), LONG_WORTH)
         limit = self._best.lacking, self._best.seconds * (1 + EQUAL)
         equal = [trial for trial in self.tried.values() if trial.rank <= limit]
         return min(equal, key=lambda one: (one.choice.window, one.choice.stash, one.rank)).choice
+
+    def _leaders(self) -> list[Trial]:
+        """The best trial, and the best with another window."""
+        best = self._best
+        others = [one for one in self.tried.values() if one.choice.window != best.choice.window]
+        return [best, *sorted(others, key=lambda one: one.rank)[:1]]
 
     # -- where to look -----------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ ADAM_BYTES = 28
 
 
 class PublishedSizes:
-    """`Sizes` (harmony/draft.py) of a published profile: fp32, no tied weights.
+    """`Sizes` (profile/unit_costs.py) of a published profile: fp32, no tied weights.
 
     The profiled peak of a backward pass holds weights, gradients, input and output with their
     gradients, and all between; what autograd keeps is what is left of it.
