@@ -1,6 +1,6 @@
 """Bytes in which the recorded passes of a rank's packs work, from running sums.
 
-The builder of a step asks `replay_bytes` for that once, block by block; here thousands of packs are asked, so
+The builder of a step asks `replay_bytes` once, block by block; here thousands of packs are asked, so
 that nothing is added up twice. Both must be the same to the byte.
 """
 
