@@ -11,10 +11,10 @@ from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.core.model_spec import ModelSpec
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
-from workbench.methods.offload.draft import SCALAR_BYTES
 from workbench.methods.offload.evaluate import evaluate
+from workbench.methods.offload.step_builder import SCALAR_BYTES
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache
-from workbench.methods.stronghold.planner import Choice, layout_of
+from workbench.methods.stronghold.planner import Choice, placement_of
 from workbench.methods.stronghold.search import EQUAL, Search, objective
 from workbench.methods.stronghold.space import SearchSpace
 from workbench.profile.budgets import Budgets
@@ -44,7 +44,7 @@ def test_everything_resident_where_it_fits():
 
 
 def scarce(spec, profile, share: float) -> int:
-    """A device budget between the smallest layout (0) and everything resident (1)."""
+    """A device budget between the smallest placement (0) and everything resident (1)."""
     least = stronghold.plan(spec.with_(window=2, resident=0), profile).peak_bytes["device"]
     most = resident.plan(spec, profile).peak_bytes["device"]
     return int(least + share * (most - least))
@@ -60,7 +60,7 @@ def test_plans_stay_within_the_device_budget(share):
     proved = validate(plan.schedule).peak_bytes[0]["device"]
     assert plan.peak_bytes["device"] <= proved <= budget
     choice = Choice(window=plan.window, resident=plan.resident + 1)
-    more = layout_of(SPEC, profile, choice)
+    more = placement_of(SPEC, profile, choice)
     wider = evaluate(more, profile, Budgets(device=budget, host=1 << 30), {})
     if wider.peak["device"] <= budget:  # where states visit instead, which costs less
         assert wider.step_seconds >= plan.step_seconds

@@ -12,7 +12,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.methods.offload.program import build
-from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.choice import Choice, placement_of
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.loads import Loads
 from workbench.methods.stronghold.search import Search, objective
@@ -272,5 +272,5 @@ def test_arithmetic_errs_on_the_low_side_and_not_far(choice, clip):
 def test_arithmetic_knows_what_the_host_holds(choice, clip, eager):
     spec, profile = question(layers=24, clip=clip)
     choice = replace(choice, eager=eager)
-    schedule = build(layout_of(spec, profile, choice), profile)
+    schedule = build(placement_of(spec, profile, choice), profile)
     assert Loads(spec, profile).host_bytes(choice) == validate(schedule).peak_bytes[0]["host"]

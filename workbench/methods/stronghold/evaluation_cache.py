@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.offload.draft import Layout
+from workbench.methods.offload.placement import Placement
 from workbench.methods.offload.program import build
-from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.choice import Choice, placement_of
 from workbench.methods.stronghold.memory import device_bytes
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.graph import unroll
@@ -58,10 +58,10 @@ class EvaluationCache:
         """Bytes of the device tier; which layers are on the disk makes no difference."""
         key = _anywhere(choice)
         if key not in self._device:
-            layout = layout_of(self.spec, self.profile, replace(key, eager="none"))
+            placement = placement_of(self.spec, self.profile, replace(key, eager="none"))
             if self.spec.clip is not None and key.eager != "none":
-                layout = replace(layout, eager=layout.pulled)
-            self._device[key] = device_bytes(layout, self.profile)
+                placement = replace(placement, eager=placement.pulled)
+            self._device[key] = device_bytes(placement, self.profile)
         return self._device[key]
 
     def peaks(self, choice: Choice, limits: Mapping[str, int]) -> dict[str, int]:
@@ -95,9 +95,9 @@ class EvaluationCache:
         clipping makes no difference, or the user is sure that it does not happen. The mean of all
         simulated steps but the first."""
         if choice not in self._seconds:
-            layout, graph = self._layout(choice), unroll(self.schedule(choice), STEPS)
+            placement, graph = self._layout(choice), unroll(self.schedule(choice), STEPS)
             stands, clips = step_seconds(graph, self._costs[False]), None
-            if layout.clipped and layout.eager and self.spec.options.clipping != "speculate":
+            if placement.clipped and placement.eager and self.spec.options.clipping != "speculate":
                 clips = step_seconds(graph, self._costs[True])
             self._seconds[choice] = stands, clips
         return self._seconds[choice]
@@ -114,8 +114,8 @@ class EvaluationCache:
             del self._built[next(iter(self._built))]
         return schedule
 
-    def _layout(self, choice: Choice) -> Layout:
-        return layout_of(self.spec, self.profile, choice)
+    def _layout(self, choice: Choice) -> Placement:
+        return placement_of(self.spec, self.profile, choice)
 
 
 def _anywhere(choice: Choice) -> Choice:

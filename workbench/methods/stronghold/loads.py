@@ -32,7 +32,7 @@ OTHERS = ((1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2))
 ROUNDS = 3
 """In which the shares and the length of a step settle."""
 STATE_SLOTS = 3
-"""Visits that need not wait for anybody (methods/offload/draft.py)."""
+"""Visits that need not wait for anybody (methods/offload/placement.py)."""
 
 
 class Loads:

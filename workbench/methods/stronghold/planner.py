@@ -39,10 +39,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.offload.draft import Layout
 from workbench.methods.offload.evaluate import STEPS, Candidate, as_plan, evaluate
 from workbench.methods.offload.module_layers import in_layers
-from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.offload.placement import Placement
+from workbench.methods.stronghold.choice import Choice, placement_of
 from workbench.methods.stronghold.evaluation_cache import STEPS as SEARCH_STEPS
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache, go_on
 from workbench.methods.stronghold.search import Search
@@ -52,7 +52,7 @@ from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.plan import CLIPPED, Plan
 from workbench.schedule.simulate import simulate
 
-__all__ = ["Choice", "Planner", "fits", "layout_of", "plan"]
+__all__ = ["Choice", "Planner", "fits", "placement_of", "plan"]
 
 RECENT = 8
 """Questions whose evaluations are kept."""
@@ -157,10 +157,10 @@ def _plan(space: SearchSpace, choice: Choice, candidate: Candidate) -> Plan:
 
 def _checked(space: SearchSpace, choice: Choice) -> Plan:
     """The plan of a choice, checked by all rules and simulated with its events."""
-    profile, layout = space.profile, layout_of(space.spec, space.profile, choice)
-    settings = _settings(layout, choice)
-    found = evaluate(layout, profile, space.budgets, settings)
-    if layout.clipped and layout.eager:
+    profile, placement = space.profile, placement_of(space.spec, space.profile, choice)
+    settings = _settings(placement, choice)
+    found = evaluate(placement, profile, space.budgets, settings)
+    if placement.clipped and placement.eager:
         costs = ProfileCosts(profile, clips=True)
         settings[CLIPPED] = simulate(found.schedule, costs, steps=STEPS).step_seconds
         found = replace(found, schedule=replace(found.schedule, settings=settings))
@@ -171,27 +171,27 @@ def _sketch(space: SearchSpace, choice: Choice) -> Plan:
     """The plan of a choice, simulated with its events, and with the memory that its trial
     proved."""
     cache, limits = space.cache, space.budgets.to_dict()
-    layout = layout_of(space.spec, space.profile, choice)
-    settings = _settings(layout, choice)
-    if layout.clipped and layout.eager:
+    placement = placement_of(space.spec, space.profile, choice)
+    settings = _settings(placement, choice)
+    if placement.clipped and placement.eager:
         stands, clips = cache.step_seconds(choice)
         settings[CLIPPED] = stands if clips is None else clips
     peak = cache.peaks(choice, limits)
     within = space.budgets.lacking(peak) is None
     schedule = replace(cache.schedule(choice), budgets=limits if within else {}, settings=settings)
     simulation = simulate(schedule, ProfileCosts(space.profile), steps=SEARCH_STEPS)
-    found = Candidate(layout=layout, schedule=schedule, peak=peak, simulation=simulation)
+    found = Candidate(placement=placement, schedule=schedule, peak=peak, simulation=simulation)
     return _plan(space, choice, found)
 
 
-def _settings(layout: Layout, choice: Choice) -> dict[str, int | float | str | bool | None]:
+def _settings(placement: Placement, choice: Choice) -> dict[str, int | float | str | bool | None]:
     return {
-        "slots": layout.slots,
+        "slots": placement.slots,
         "pulled_layers": choice.pulled,
         "kept_layers": choice.kept,
         "stashed_inputs": choice.stash,
-        "eager_updates": len(layout.eager),
-        "disk_layers": len(layout.on_disk),
-        "host_workers": layout.host_workers,
-        "replayed": layout.replay,
+        "eager_updates": len(placement.eager),
+        "disk_layers": len(placement.on_disk),
+        "host_workers": placement.host_workers,
+        "replayed": placement.replay,
     }
