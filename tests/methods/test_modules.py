@@ -18,9 +18,9 @@ from tests.methods.rank_server import process
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import planner
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.model import bert, make_model, units_of, vision
 from workbench.model.whole import make_whole
 from workbench.profile.alone import Setting

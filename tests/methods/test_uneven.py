@@ -18,9 +18,9 @@ from tests.methods.rank_server import process
 from tests.methods.test_double import TOLERANCE, trained
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.model import make_model
 from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.memory.traffic import planned_parts

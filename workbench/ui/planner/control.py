@@ -8,7 +8,7 @@ The page never waits for an answer. `ask` hands a question to the helper process
 (helper_process.py) and returns; `poll` returns the reply that has come back since. Only the newest
 question counts: the process works in slices of less than a tenth of a second, so that an old
 question is left in the middle. The first answer to a question comes from a quick search near the
-last one (methods/stronghold/quick.py); it is replaced, step by step, by the answer of `workbench
+last one (methods/stronghold/search.py); it is replaced, step by step, by the answer of `workbench
 plan`.
 
 Nothing here knows widgets; the work of the process is in work.py.
