@@ -67,7 +67,7 @@ def test_sums_begin_when_the_last_copy_has_drained_and_lie_beside_passes():
         quick.timeline(passes, [{F: 1.0, B: 2.0}, {F: 1.0, B: 2.0 + late}]) for late in (0.0, 1.0)
     )
     ends = [
-        max(t.end_s for t in ran if t.rank == rank) for ran in (quickly, slowly) for rank in (0, 1)
+        max(t.end_s for t in ran if t.position == rank) for ran in (quickly, slowly) for rank in (0, 1)
     ]
     assert ends == [9.0, 7.0, 11.0, 9.0]
 

@@ -152,10 +152,10 @@ def test_turns_keep_what_they_must():
         if ran is None:
             assert not rule.turns
             continue
-        ends = {(timed.rank, timed.each): timed.end_s for timed in ran}
+        ends = {(timed.position, timed.each): timed.end_s for timed in ran}
         for rank in range(len(passes)):
             own = sorted(
-                (timed for timed in ran if timed.rank == rank),
+                (timed for timed in ran if timed.position == rank),
                 key=lambda timed: (timed.start_s, timed.end_s),
             )
             busy_until = 0.0
@@ -167,11 +167,11 @@ def test_turns_keep_what_they_must():
                     gradient = next(p for p in passes[rank + 1] if (p.kind, p.micro) == (B, micro))
                     assert timed.start_s >= ends[rank + 1, gradient]
             for kinds in ((F,), (R, B)):
-                mine = [t.start_s for t in ran if t.rank == rank and t.each.kind in kinds]
+                mine = [t.start_s for t in ran if t.position == rank and t.each.kind in kinds]
                 assert mine == sorted(mine)
             if rule.stash is not None:
-                forward = [t.start_s for t in ran if (t.rank, t.each.kind) == (rank, F)]
-                back = [t.end_s for t in ran if (t.rank, t.each.kind) == (rank, B)]
+                forward = [t.start_s for t in ran if (t.position, t.each.kind) == (rank, F)]
+                back = [t.end_s for t in ran if (t.position, t.each.kind) == (rank, B)]
                 assert all(f >= b for b, f in zip(back, forward[rule.stash :], strict=False))
             listed = [(each.kind, each.micro) for each in passes[rank]]
             overtaken += rule.turns and [(t.each.kind, t.each.micro) for t in own] != listed
@@ -276,7 +276,7 @@ def test_a_late_gradient_lets_a_forward_pass_go_first():
     seconds = [{F: 1.0, R: 1.0, B: 2.0}] * 3
     late = Links(seconds=[0.1, 30.0])
     ran = timeline(passes, seconds, late, Rule(turns=True))
-    second = sorted((t for t in ran if t.rank == 1), key=lambda t: t.start_s)
+    second = sorted((t for t in ran if t.position == 1), key=lambda t: t.start_s)
     assert [str(t.each) for t in second][:6] == ["f0", "f1", "f2", "f3", "f4", "f5"]
     assert [str(each) for each in passes[1]][:4] == ["f0", "f1", "f2", "r0"]
     assert step_seconds(passes, seconds, late, Rule(turns=True)) < step_seconds(

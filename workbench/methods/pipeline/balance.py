@@ -11,7 +11,7 @@ from functools import cache
 from itertools import accumulate
 
 from workbench.methods.pipeline.draft import AHEAD, Pipeline, room
-from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
+from workbench.methods.pipeline.orders import B, F, I, R, W
 from workbench.partition.stages import min_max_stages
 from workbench.profile.unit_costs import Sizes, pass_costs
 from workbench.profile.units import RECORDED
@@ -34,16 +34,15 @@ class Balance:
 
     def __init__(self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None) -> None:
         """`micros` is how many micro-batches there are, where the line is of fewer."""
-        order = ORDERS[line.method]
-        self._chunks = 1 + max(each.chunk for each in line.passes[0])
-        self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
+        self._line = line
+        self._halved, self._listed = I in line.kinds, R in line.kinds
         inner = range(1, units - 1)
         costs = pass_costs(sizes, units, line.micro, line.replay)
         self._recorded = [line.replay and cost.variant(RECORDED) is not None for cost in costs]
         if line.activations == "checkpoint":
             costs = [c.from_checkpoint() if u in inner else c for u, c in enumerate(costs)]
         self._costs = costs
-        recomputes = line.activations == "recompute" and not order.recomputes
+        recomputes = line.activations == "recompute" and not self._listed
         self._again = [recomputes and unit in inner for unit in range(units)]
         self._in_last = [c.recompute_s + c.backward_s for c in costs] if self._listed else None
         self._seconds = [
@@ -58,11 +57,9 @@ class Balance:
             if sizes.owner(unit) != unit
         }
         self._doubled = sizes.doubled
-        self._ranks, self._micros = line.ranks, micros or line.micros
-        flights = [
-            in_flight(line.passes[stage % line.ranks], stage // line.ranks)
-            for stage in range(line.ranks * self._chunks)
-        ]
+        self._stages, self._micros = len(line.positions), micros or line.micros
+        self._several = self._stages > line.ranks
+        flights = map(line.in_flight, range(self._stages))
         self._flights = [self._micros if n == line.micros else n for n in flights]
         samples = line.micro * self._micros
         self._permanent = sizes.library_bytes + sizes.token_bytes(samples)
@@ -107,7 +104,7 @@ class Balance:
         return waiting + always - twice + flight * each
 
     def _room(self, stage: int) -> int:
-        return min(self._micros, room(stage, self._ranks))
+        return min(self._micros, room([stage], self._stages))
 
     def foreseen(self, stage: int, units: range) -> int:
         """Bytes that it needs with what passes work in, and messages that come and go: within
@@ -118,7 +115,7 @@ class Balance:
         places = min(AHEAD, self._micros)  # of messages that come, and that go
         more = places * (first + end) + (places + held) * end
         more += self._beside(units.start, units.stop)
-        if self._listed and stage < self._ranks - 1 and self._micros > 1:
+        if self._listed and stage < self._stages - 1 and self._micros > 1:
             more += max(self._forward[units.start : units.stop])  # begun on the other lane
         for pair, nbytes in self._lent.items():
             more += nbytes * (len({*pair} & {*units}) == 1)
@@ -126,19 +123,16 @@ class Balance:
 
     def most(self, stages: Stages) -> int:
         """Bytes of the fullest device, as foreseen, with all stages that it has."""
-        found = [0] * self._ranks
+        found = [0] * self._line.ranks
         for stage, units in enumerate(stages):
-            found[stage % self._ranks] += self.foreseen(stage, units)
+            found[self._line.position_of(stage)] += self.foreseen(stage, units)
         return max(found) + self._permanent
 
     def _cut(self, fits: Callable[[int, range], bool]) -> Stages | None:
         """The cut whose slowest stage is fastest among those that fit, None where none does; where
-        a rank has several stages, among all."""
-        count = self._ranks * self._chunks
-        every = self._chunks > 1
-        return min_max_stages(
-            self._seconds, count, lambda stage, units: every or fits(stage, units), self._in_last
-        )
+        a position has several stages, among all."""
+        every = (lambda stage, units: True) if self._several else fits
+        return min_max_stages(self._seconds, self._stages, every, self._in_last)
 
     def within(self, device_bytes: int) -> Stages:
         """The cut that needs no more than so many bytes at least, or else the best of all."""
@@ -154,7 +148,7 @@ class Balance:
         before. Budgets below come out of a row that is always the same, so that more memory takes
         no cut away."""
         best = self.best()
-        if self._chunks > 1:
+        if self._several:
             return [best] if self.most(best) <= device_bytes * (1 + CHUNKED_OVER) else []
 
         foreseen = cache(self.foreseen)

@@ -33,7 +33,9 @@ class ServerNetwork:
     def pass_seconds(self, alone: float) -> float:
         return self._overhead + self._server.pass_seconds(alone)
 
-    def messages(self, nbytes: Sequence[int], ranks: int, replicas: int) -> list[tuple[float, ...]]:
+    def messages(
+        self, nbytes: Sequence[int], positions: Sequence[int], replicas: int
+    ) -> list[tuple[float, ...]]:
         return [tuple(self.message_seconds(each) for each in nbytes)]
 
     def message_seconds(self, nbytes: int) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 from workbench.core.division import Samples, micro_span
-from workbench.methods.pipeline.orders import I, Pass, R, in_flight
+from workbench.methods.pipeline.orders import I, Pass, R, held, in_flight, positions_of
 from workbench.methods.pipeline.places import Places
 from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.profile.units import RECORDED_CHECKPOINT
@@ -27,11 +27,12 @@ LANES = {
 """Activations and their gradients go on lanes of their own, so that neither waits for the other."""
 
 
-def room(rank: int, ranks: int) -> int:
-    """Places for inputs on a rank whose passes take turns: those of the micro-batches that its list
-    has in flight, and three a rank for forward passes that go first while a gradient is late. With
-    those of the list alone, steps under jitter are 5 to 13 % longer."""
-    return 3 * (ranks - 1 - rank) + 3 * ranks
+def room(own: Iterable[int], stages: int) -> int:
+    """Places for the inputs of a position's own stages, of so many stages in all, where its passes
+    take turns: of each, those of the micro-batches that its list has in flight, and three a stage
+    for forward passes that go first while a gradient is late. With those of the list alone, steps
+    under jitter are 5 to 13 % longer."""
+    return sum(3 * (stages - 1 - stage) + 3 * stages for stage in own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Pipeline:
     stages: Sequence[range]
     """Units of each stage. Where every rank has all units (`apart`), it has rows of its own."""
     positions: Sequence[int] = ()
-    """Position of each stage; by default stage s lies at position s % ranks."""
+    """Position of each stage; by default they are dealt to the positions in turn."""
     micro: int
     """Samples in a micro-batch, at most."""
     samples: int = 0
@@ -67,6 +68,9 @@ class Pipeline:
     stash: int | None = None
     """Micro-batches of which a stage may hold the input; None for any number."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "positions", self.positions or positions_of(self.passes))
+
     @property
     def ranks(self) -> int:
         """Pipeline positions."""
@@ -84,13 +88,22 @@ class Pipeline:
 
     def position_of(self, stage: int) -> int:
         """The position of a stage."""
-        return self.positions[stage] if self.positions else stage % self.ranks
+        return self.positions[stage]
 
     @cached_property
     def held(self) -> list[list[int]]:
         """Stages of each position, the numbers of which its passes name (`Pass.chunk`)."""
-        every = range(len(self.stages))
-        return [[s for s in every if self.position_of(s) == at] for at in range(self.ranks)]
+        return held(self.positions)
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds of the passes in the lists."""
+        return frozenset(each.kind for own in self.passes for each in own)
+
+    def in_flight(self, stage: int) -> int:
+        """The most micro-batches whose activations a stage keeps at once."""
+        at = self.position_of(stage)
+        return in_flight(self.passes[at], self.held[at].index(stage))
 
     @cached_property
     def rank_of(self) -> dict[int, int]:
@@ -99,9 +112,8 @@ class Pipeline:
 
     @cached_property
     def starts(self) -> frozenset[int]:
-        """First units of stages, but for the first one's, where there are several positions."""
-        starts = frozenset(stage.start for stage in self.stages) - {0}
-        return starts if self.ranks > 1 else frozenset()
+        """First units of stages, but for the first one's."""
+        return frozenset(stage.start for stage in self.stages) - {0}
 
     @cached_property
     def boundaries(self) -> frozenset[int]:
@@ -172,9 +184,7 @@ class Pipeline:
     @property
     def alone(self) -> bool:
         """Whether the backward pass of each block has its recomputation with it."""
-        return self.activations != "keep" and not any(
-            each.kind is R for own in self.passes for each in own
-        )
+        return self.activations != "keep" and R not in self.kinds
 
     def replays(self, unit: int) -> bool:
         """Whether a unit's passes are recordings, which work in memory of their own."""

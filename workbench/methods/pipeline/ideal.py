@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from workbench.methods.pipeline.draft import Pipeline
-from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, lists
+from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, held, lists, positions_of
 from workbench.methods.pipeline.program import Program
 from workbench.profile.profile import UnitCost
 from workbench.schedule.action import COMPUTE, Action, lane_kind
@@ -92,15 +92,19 @@ def bubble(step: Simulation, ranks: int) -> float:
     return 1 - busy / (ranks * step.step_seconds)
 
 
-def with_recomputation(passes: Sequence[Sequence[Pass]]) -> list[list[Pass]]:
-    """The passes of all ranks, each stage's forward pass repeated before its backward pass. The
-    last stage keeps what it needs: its backward pass follows at once."""
-    last = max((each.chunk, rank) for rank, own in enumerate(passes) for each in own)
+def with_recomputation(
+    passes: Sequence[Sequence[Pass]], positions: Sequence[int] = ()
+) -> list[list[Pass]]:
+    """The passes of all positions, each stage's forward pass repeated before its backward pass. The
+    last stage keeps what it needs: its backward pass follows at once. `positions` of the stages are
+    by default dealt in turn."""
+    stages = held(positions or positions_of(passes))
+    last = sum(map(len, stages)) - 1
     found: list[list[Pass]] = []
-    for rank, own in enumerate(passes):
+    for own, numbers in zip(passes, stages, strict=True):
         found.append([])
         for each in own:
-            if each.kind in (B, I) and (each.chunk, rank) != last:
+            if each.kind in (B, I) and numbers[each.chunk] != last:
                 found[-1].append(each._replace(kind=R))
             found[-1].append(each)
     return found
@@ -111,13 +115,13 @@ def without_recomputation(passes: Iterable[Pass]) -> list[Pass]:
     return [each for each in passes if each.kind is not R]
 
 
-def torch_csv(passes: Sequence[Sequence[Pass]]) -> str:
-    """The passes as torch's pipeline runtime loads them: a row a rank, a cell a pass, such as
-    ``2F0`` for stage 2 and micro-batch 0. Recomputations, which it does not know, are left out."""
-    ranks = len(passes)
+def torch_csv(passes: Sequence[Sequence[Pass]], positions: Sequence[int] = ()) -> str:
+    """The passes as torch's pipeline runtime loads them: a row a position, a cell a pass, such as
+    ``2F0`` for stage 2 and micro-batch 0. Recomputations, which it does not know, are left out.
+    `positions` of the stages are by default dealt in turn."""
     rows = [
-        [f"{p.chunk * ranks + rank}{p.kind.value}{p.micro}" for p in without_recomputation(own)]
-        for rank, own in enumerate(passes)
+        [f"{stages[p.chunk]}{p.kind.value}{p.micro}" for p in without_recomputation(own)]
+        for own, stages in zip(passes, held(positions or positions_of(passes)), strict=True)
     ]
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)

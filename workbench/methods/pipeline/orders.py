@@ -29,11 +29,34 @@ class Pass(NamedTuple):
     kind: Kind
     micro: int
     chunk: int = 0
-    """One of the rank's stages: stage ``chunk * ranks + rank`` of the pipeline."""
+    """One of the position's stages, by its number among them (`held`)."""
 
     def __str__(self) -> str:
         """As ``workbench schedule`` prints it: ``f0``, or ``1:f0`` in a later chunk."""
         return (f"{self.chunk}:" if self.chunk else "") + f"{self.kind.value.lower()}{self.micro}"
+
+
+def dealt(stages: int, positions: int) -> tuple[int, ...]:
+    """Position of each stage, where nobody gives them: stages are dealt to positions in turn."""
+    return tuple(stage % positions for stage in range(stages))
+
+
+def positions_of(passes: Sequence[Sequence[Pass]]) -> tuple[int, ...]:
+    """Position of each stage that lists of passes, one for each position, go through."""
+    stages = sum(1 + max(each.chunk for each in own) for own in passes)
+    return dealt(stages, len(passes))
+
+
+def held(positions: Sequence[int]) -> list[list[int]]:
+    """Stages of each position, from the position of each stage.
+
+    >>> held([0, 1, 1, 0])
+    [[0, 3], [1, 2]]
+    """
+    stages: list[list[int]] = [[] for _ in range(1 + max(positions))]
+    for stage, position in enumerate(positions):
+        stages[position].append(stage)
+    return stages
 
 
 def gpipe(rank: int, ranks: int, micros: int) -> Iterator[Pass]:

@@ -12,7 +12,7 @@ import numpy as np
 from workbench.methods.pipeline.balance import Balance, Stages
 from workbench.methods.pipeline.draft import Pipeline, as_recorded
 from workbench.methods.pipeline.jitter import Jitter, Table
-from workbench.methods.pipeline.orders import ORDERS, B, F, W, lists
+from workbench.methods.pipeline.orders import ORDERS, B, F, R, W, lists
 from workbench.methods.pipeline.quick import Links, Messages, Rule, timeline
 from workbench.methods.pipeline.steps import Ending, Loan, Sum, step_seconds
 from workbench.profile.unit_costs import Sizes
@@ -39,9 +39,11 @@ class Network(Protocol):
     def pass_seconds(self, alone: float) -> float:
         """Seconds of a unit's pass that takes `alone` by itself."""
 
-    def messages(self, nbytes: Sequence[int], ranks: int, replicas: int) -> Sequence[Messages]:
-        """Messages of so many bytes between stages, of each copy; one of copies that are alike.
-        Stage s lies on rank s % ranks of its copy."""
+    def messages(
+        self, nbytes: Sequence[int], positions: Sequence[int], replicas: int
+    ) -> Sequence[Messages]:
+        """Messages of so many bytes between stages at these positions, of each copy; one of copies
+        that are alike."""
 
     def message_seconds(self, nbytes: int) -> float:
         """Seconds of a message between any two stages."""
@@ -108,12 +110,12 @@ class Outlook:
         network, sizes = self._network, self._question.sizes
         seconds = self.balance.pass_seconds(line.stages, network.pass_seconds)
         nbytes = [sizes.input_bytes(stage.start, line.micro) for stage in line.stages[1:]]
-        turns = line.ranks > 1 and ORDERS[line.method].recomputes
+        turns = R in line.kinds
         rule = Rule(turns=turns, early=turns)
         copies = [
             timeline(
                 line.passes, seconds, messages, rule, self._uneven(line, seconds, table),
-                network.contention,
+                network.contention, line.positions,
             )
             for messages, table in self._copies(line, nbytes, jitter)
         ]  # fmt: skip
@@ -123,7 +125,7 @@ class Outlook:
         self, line: Pipeline, nbytes: Sequence[int], jitter: Jitter | None
     ) -> Iterator[tuple[Messages, Table | None]]:
         """Messages and draws of each copy; without jitter only those that take longest."""
-        messages = self._network.messages(nbytes, line.ranks, line.replicas)
+        messages = self._network.messages(nbytes, line.positions, line.replicas)
         if jitter is None:
             yield max(messages, key=_total), None
             return
@@ -152,7 +154,7 @@ class Outlook:
         """Sums, norm and updates after the passes of a step."""
         network, sizes, replicas = self._network, self._question.sizes, line.replicas
         stage_of = {unit: stage for stage, units in enumerate(line.stages) for unit in units}
-        back = W if ORDERS[line.method].halved else B
+        back = W if W in line.kinds else B
         sums: list[list[Sum]] = []
         updates, loans = [], []
         for stage, units in enumerate(line.stages):

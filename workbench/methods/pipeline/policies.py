@@ -64,8 +64,8 @@ def simulated(policy: Policy, jitter: Jitter, scale: float) -> float:
 def stashed(ran: Sequence[Timed]) -> int:
     """Most micro-batches whose input one rank holds, from its forward to its backward pass."""
     held, most = Counter(), 0
-    changes = [(t.start_s, 1, t.rank) for t in ran if t.each.kind is F]
-    changes += [(t.end_s, -1, t.rank) for t in ran if t.each.kind is B]
+    changes = [(t.start_s, 1, t.position) for t in ran if t.each.kind is F]
+    changes += [(t.end_s, -1, t.position) for t in ran if t.each.kind is B]
     for _, change, rank in sorted(changes):
         held[rank] += change
         most = max(most, held[rank])

@@ -88,6 +88,7 @@ class Program(Sheet):
     def _compute(self, rank: int) -> list[Draft]:
         """A rank's passes over units: what each reads and makes."""
         line, drafts = self.line, []
+        turns = any(each.kind is R for each in line.passes[rank])
         for number, each in enumerate(line.passes[rank]):
             begun = len(drafts)
             units = line.stages[line.held[rank][each.chunk]]
@@ -99,14 +100,15 @@ class Program(Sheet):
                     drafts.append(self._forward(each.kind, unit, each.micro, rank))
                 elif each.kind is not I or unit:  # the embedding's input has no gradient
                     drafts.append(self._backward(each.kind, unit, each.micro, rank))
-            if each.kind is R:
+            keeps = turns and each.kind in (B, I) and units[0] not in line.listed
+            if each.kind is R or keeps:  # its forward pass is on the other lane
                 drafts[begun].after.append(act(F, units[-1], each.micro, rank=rank))
             if each.kind is F and line.stash and each.micro >= line.stash:
                 leaves = act(B, units[0], each.micro - line.stash, rank=rank)
                 drafts[begun].after.append(leaves)
             for draft in drafts[begun:]:
                 draft.number = number
-                if draft.unit in line.listed and each.kind is not F:
+                if turns and each.kind is not F:
                     draft.lane = LATER
         return drafts
 
@@ -245,7 +247,7 @@ class Program(Sheet):
             used = [needed[message.name].number for message in messages]
             ahead, most = AHEAD, PLACES // 2 if self.line.places else None  # swaps lack memory
             if kind is Kind.RECV and self.line.listed:
-                ahead, most = len(used), room(rank, self.line.ranks)
+                ahead, most = len(used), room(self.line.held[rank], len(self.line.stages))
             places: list[list[int]] = []
             """Numbers of the messages that come to each place."""
             at: dict[int, int] = {}

@@ -18,7 +18,7 @@ import numpy as np
 
 from workbench.methods.pipeline.draft import AHEAD, LANES, room
 from workbench.methods.pipeline.jitter import Table
-from workbench.methods.pipeline.orders import B, F, I, Pass, R, W
+from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, held, positions_of
 from workbench.schedule.action import COMPUTE, LATER, Kind
 from workbench.schedule.arrays import ArrayGraph
 from workbench.schedule.build.inbox import taken_from
@@ -76,7 +76,8 @@ class Timed(NamedTuple):
     """A pass, and when it runs, in seconds from the beginning of the step."""
 
     each: Pass
-    rank: int
+    stage: int
+    position: int
     start_s: float
     end_s: float
 
@@ -88,6 +89,7 @@ def step_seconds(
     rule: Rule = STRICT,
     draws: Table | None = None,
     contention: Contention | None = None,
+    positions: Sequence[int] = (),
 ) -> float:
     """Seconds from the first pass of a step to the end of the last; arguments as of `timeline`.
 
@@ -95,7 +97,7 @@ def step_seconds(
     >>> step_seconds(lists("1f1b", 4, 8), [{F: 1.0, B: 2.0}] * 4)
     33.0
     """
-    ran = timeline(passes, seconds, messages, rule, draws, contention)
+    ran = timeline(passes, seconds, messages, rule, draws, contention, positions)
     return max(timed.end_s for timed in ran)
 
 
@@ -106,14 +108,16 @@ def timeline(
     rule: Rule = STRICT,
     draws: Table | None = None,
     contention: Contention | None = None,
+    positions: Sequence[int] = (),
 ) -> list[Timed]:
-    """When each pass of a step runs, rank by rank in the order of their lists.
+    """When each pass of a step runs, position by position in the order of their lists.
 
     `seconds`: stage -> kind of pass -> seconds that a micro-batch takes. `draws` are added to these
-    and to messages (jitter.py). `contention` is how lanes of a rank disturb each other, which they
-    do not where none is given. Raises ValueError for lists whose passes wait for each other.
+    and to messages (jitter.py). `contention` is how lanes of a device disturb each other, which
+    they do not where none is given. `positions` of the stages are by default dealt in turn. Raises
+    ValueError for lists whose passes wait for each other.
     """
-    step = _Step(passes, rule)
+    step = _Step(passes, rule, positions or positions_of(passes))
     graph = step.graph(messages if isinstance(messages, Links) else None)
     alone = [seconds[stage][kind] for kind, stage, _ in step.nodes]
     wires: Sequence[float] = ()
@@ -131,28 +135,31 @@ def timeline(
     if ended < graph.num_nodes:
         few = "" if rule.stash is None else f" with a stash of {rule.stash}; use a larger one"
         raise ValueError(f"the order deadlocks: its passes wait for each other{few}")
-    own = ((rank, each) for rank, those in enumerate(passes) for each in those)
+    every = (each for own in passes for each in own)
     return [
-        Timed(each, rank, start, end)
-        for (rank, each), start, end in zip(own, starts, ends, strict=False)
+        Timed(each, stage, step.positions[stage], start, end)
+        for each, (_, stage, _), start, end in zip(every, step.nodes, starts, ends, strict=False)
     ]
 
 
 class _Step:
     """Nodes and edges of one step."""
 
-    def __init__(self, passes: Sequence[Sequence[Pass]], rule: Rule) -> None:
-        self.ranks, self.rule = len(passes), rule
+    def __init__(
+        self, passes: Sequence[Sequence[Pass]], rule: Rule, positions: Sequence[int]
+    ) -> None:
+        self.rule, self.positions, self.own = rule, positions, held(positions)
+        self.stages, self.depth = len(positions), len(passes)
         self.nodes: list[tuple[Kind, int, int]] = []
-        """(kind, stage, micro-batch) of each pass, rank by rank in order; messages come behind."""
+        """(kind, stage, micro-batch) of each pass, in the order of the lists; messages come behind.
+        """
         self.messages: list[tuple[Kind | None, int, int]] = []
         """(kind of what sends it, link, micro-batch) of the nodes of messages; no kind where it is
         on its link's wire."""
         self.bounds = [0]
-        for rank, own in enumerate(passes):
-            self.nodes += [(p.kind, p.chunk * self.ranks + rank, p.micro) for p in own]
+        for own, stages in zip(passes, self.own, strict=True):
+            self.nodes += [(p.kind, stages[p.chunk], p.micro) for p in own]
             self.bounds.append(len(self.nodes))
-        self.stages = 1 + max(stage for _, stage, _ in self.nodes)
         micros = 1 + max(micro for _, _, micro in self.nodes)
         self.at = {
             kind: np.full((self.stages, micros), -1, dtype=np.int64) for kind in (F, R, B, I, W)
@@ -166,16 +173,16 @@ class _Step:
         again = (self.at[R] >= 0) & (not rule.early)
         self.wants = np.where(again, self.at[R], self.back)
         """Passes that wait for the gradient of a stage's output."""
-        self.lanes = [(rank, COMPUTE) for rank in range(self.ranks)]
-        self.lane_of = np.repeat(np.arange(self.ranks), np.diff(self.bounds))
+        self.lanes = [(rank, COMPUTE) for rank in range(self.depth)]
+        self.lane_of = np.repeat(np.arange(self.depth), np.diff(self.bounds))
         if rule.turns:
-            self.lanes += [(rank, LATER) for rank in range(self.ranks)]
+            self.lanes += [(rank, LATER) for rank in range(self.depth)]
             later = np.array([kind is not F for kind, _, _ in self.nodes])
-            self.lane_of = self.lane_of + self.ranks * later
+            self.lane_of = self.lane_of + self.depth * later
         self.arrivals: np.ndarray = np.full_like(self.back, NEVER)
         """Stage and micro-batch -> the message that brings the gradient of the stage's output."""
         self.held: dict[int, list[int]] = {}
-        """Forward pass -> passes of its own rank that it waits for, itself or its message."""
+        """Forward pass -> passes of its own position that it waits for, itself or its message."""
         self.behind: dict[int, int] = {}
         """Pass -> the pass of a neighbour that leaves a place for what was sent two before its own
         message: it waits for that."""
@@ -193,22 +200,26 @@ class _Step:
             if (both := (one >= 0) & (other >= 0)).any()
         ]
         edges.append(self._stashed())
-        for send, receive, made, used in (
-            (Kind.SEND, Kind.RECV, self.at[F][:-1], self.at[F][1:]),
-            (Kind.SEND_GRAD, Kind.RECV_GRAD, self.back[1:], self.wants[:-1]),
+        crossed = np.diff(self.positions) != 0
+        across, within = np.flatnonzero(crossed), np.flatnonzero(~crossed)
+        """Links between stages of two positions, whose messages take time, and of one."""
+        for send, receive, made, used, freed in (
+            (Kind.SEND, Kind.RECV, self.at[F][:-1], self.at[F][1:], self.last[1:]),
+            (Kind.SEND_GRAD, Kind.RECV_GRAD, self.back[1:], self.wants[:-1], self.last[:-1]),
         ):
-            if self.ranks == 1 or not made.size:
-                edges.append(np.stack([made.ravel(), used.ravel()], axis=1))
+            edges.append(np.stack([made[within].ravel(), used[within].ravel()], axis=1))
+            if not across.size:
                 continue
-            numbered = [(send, link, micro) for link, micro in np.ndindex(made.shape)]
+            numbered = [(send, link, micro) for link in across for micro in range(made.shape[1])]
             wired = [(None, *one[1:]) for one in numbered] if links else numbered
             self.messages += wired + numbered
-            freed = self.last[1:] if send is Kind.SEND else self.last[:-1]
-            ends = made.ravel(), used.ravel(), freed.ravel()
+            ends = (nodes[across].ravel() for nodes in (made, used, freed))
             arrived, new = self._messages(send, receive, *ends, links)
             edges += new
             if send is Kind.SEND_GRAD:
-                self.arrivals[:-1] = arrived.reshape(made.shape)
+                self.arrivals[across] = arrived.reshape(made[across].shape)
+                for link in within[::-1]:  # its position is sent the gradient of a later output
+                    self.arrivals[link] = self.arrivals[link + 1]
         return ArrayGraph(
             lane_keys=self.lanes,
             lane_of=self.lane_of,
@@ -234,23 +245,23 @@ class _Step:
         ranks = np.searchsorted(self.bounds, np.stack([made, used]), side="right") - 1
         lanes, first = links.in_flight if links else 1, len(self.lanes)
         placed = links is None or links.places
-        taken = first + self.ranks + ranks[1] * lanes
-        self.lanes += [(rank, LANES[send]) for rank in range(self.ranks)]
+        taken = first + self.depth + ranks[1] * lanes
+        self.lanes += [(rank, LANES[send]) for rank in range(self.depth)]
         self.lanes += [
             (rank, f"{LANES[receive]}.{lane}")
-            for rank in range(self.ranks)
+            for rank in range(self.depth)
             for lane in range(lanes)
         ]
         waits = [(made, sends)]
         stashes = send is Kind.SEND and (self.at[R] >= 0).any()
         leaves = np.full(count, NEVER)
-        for rank in range(self.ranks):
+        for rank in range(self.depth):
             into = np.flatnonzero(ranks[1] == rank)
             into = into[np.argsort(used[into])]
             taken[into] += np.arange(len(into)) % lanes
             waits.append((receives[into[:-lanes]], receives[into[lanes:]]))
             if placed:
-                most = (len(into), room(rank, self.ranks)) if stashes else (AHEAD,)
+                most = (len(into), room(self.own[rank], self.stages)) if stashes else (AHEAD,)
                 places = taken_from(used[into].tolist(), freed[into].tolist(), *most)
                 leaves[into] = np.where(np.array(places) < 0, NEVER, freed[into][places])
         known = leaves >= 0
@@ -258,7 +269,7 @@ class _Step:
         if send is Kind.SEND:
             for reader, leaver in zip(used[known].tolist(), leaves[known].tolist(), strict=True):
                 self.held.setdefault(reader, []).append(leaver)
-        for rank in range(self.ranks):
+        for rank in range(self.depth):
             out = np.flatnonzero(ranks[0] == rank)
             out = out[np.argsort(made[out])]
             waits.append((sends[out[:-1]], sends[out[1:]]))
@@ -289,7 +300,7 @@ class _Step:
         for forward, first in self.behind.items():
             if self.nodes[forward][0] is F and first in self.behind:  # of its own rank again
                 self.held.setdefault(forward, []).append(self.behind[first])
-        ranks, apart = self.ranks, len(self.lanes) - 2 * self.ranks
+        ranks, apart = self.depth, len(self.lanes) - 2 * self.depth
         of_lane = [np.flatnonzero(self.lane_of == lane).tolist() for lane in range(2 * ranks)]
         return Turns(
             device_of=[*range(ranks), *range(ranks), *[NEVER] * apart],

@@ -1,8 +1,8 @@
 """Schedules of a pipeline whose units are stages, and their execution by one process.
 
-By default stage s of P * chunks lies at position s % P. Where activations are computed again, they
-are of the stages that would keep those of several micro-batches: in the backward action, from a
-checkpoint, or before it, where the order's list says so or inputs come back from the host.
+Where activations are computed again, they are of the stages that would keep those of several
+micro-batches: in the backward action, from a checkpoint, or before it, where the order's list says
+so or inputs come back from the host.
 """
 
 from __future__ import annotations
@@ -18,10 +18,21 @@ from typing import Any
 import torch
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.division import packs_of
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.draft import Pipeline
 from workbench.methods.pipeline.ideal import IdealSizes
-from workbench.methods.pipeline.orders import ORDERS, F, Order, Pass, in_flight, lists
+from workbench.methods.pipeline.orders import (
+    ORDERS,
+    F,
+    Order,
+    Pass,
+    dealt,
+    held,
+    in_flight,
+    lists,
+    positions_of,
+)
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.shares import Shares
 from workbench.profile.unit_costs import Sizes
@@ -42,8 +53,7 @@ class StageLine(Pipeline):
     """Units are stages."""
 
     def _again(self, unit: int) -> bool:
-        at = self.position_of(unit)
-        return in_flight(self.passes[at], self.held[at].index(unit)) > 1
+        return self.in_flight(unit) > 1
 
     def recomputes(self, unit: int) -> bool:
         if self.listed:
@@ -61,13 +71,13 @@ def stage_schedule(
     method: str, passes: list[list[Pass]], replicas: int = 1, *, positions: Sequence[int] = (),
     sizes: Sizes | None = None, samples: int = 0, **treatment: Any,
 ) -> Schedule:  # fmt: skip
-    """One step of any lists of passes, a unit a stage. `positions` of the stages: by default each
-    position has one. `sizes` of the stages, where they are known, are those of micro-batches of so
+    """One step of any lists of passes, a unit a stage. `positions` of the stages are by default
+    dealt in turn. `sizes` of the stages, where they are known, are those of micro-batches of so
     many `samples` in all. `treatment` of activations and inputs is a pipeline's."""
+    positions = positions or positions_of(passes)
     line = StageLine(
         method=method, passes=passes, micro=1, replicas=replicas, clipped=False, samples=samples,
-        positions=positions or range(len(passes)), **treatment,
-        stages=[range(stage, stage + 1) for stage in range(len(positions or passes))],
+        stages=packs_of([1] * len(positions)), positions=positions, **treatment,
     )  # fmt: skip
     return Program(line, sizes or IdealSizes()).schedule()
 
@@ -121,7 +131,8 @@ class StepPlan:
     @cached_property
     def position_of(self) -> list[int]:
         """Position of each stage."""
-        return [*self.positions] or [*range(self.places.stages)] * self._chunks
+        at = self.places.stages
+        return [*(self.positions or dealt(at * self._chunks, at))]
 
     @property
     def one_each(self) -> bool:
@@ -136,7 +147,7 @@ class StepPlan:
 
     def stages_at(self, position: int) -> list[int]:
         """Stages of a position."""
-        return [stage for stage, at in enumerate(self.position_of) if at == position]
+        return held(self.position_of)[position]
 
     def passes(self, micros: int) -> list[list[Pass]]:
         """Passes of each position in a step of so many micro-batches."""

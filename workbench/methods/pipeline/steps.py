@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.methods.pipeline.orders import F
+from workbench.methods.pipeline.orders import F, held
 from workbench.methods.pipeline.quick import Timed
 
 
@@ -50,23 +50,19 @@ class Ending:
 
 def step_seconds(copies: Sequence[Sequence[Timed]], ending: Ending) -> float:
     """Seconds from the first pass of a step to that of the next one; `copies` have equal passes."""
-    ranks = 1 + max(timed.rank for timed in copies[0])
     count = len(ending.sums)
     starts, ends = [float("inf")] * count, [0.0] * count
+    positions = {timed.stage: timed.position for timed in copies[0]}
     for copy in copies:
         for timed in copy:
-            stage = timed.each.chunk * ranks + timed.rank
+            stage = timed.stage
             ends[stage] = max(ends[stage], timed.end_s)
             if timed.each.kind is F:
                 starts[stage] = min(starts[stage], timed.start_s)
     ready: dict[int, float] = {}
-    for rank in range(ranks):
+    for stages in held([positions[stage] for stage in range(count)]):
         done = 0.0
-        own = [
-            (ends[s] - one.before_s, one)
-            for s in range(rank, count, ranks)
-            for one in ending.sums[s]
-        ]
+        own = [(ends[s] - one.before_s, one) for s in stages for one in ending.sums[s]]
         for complete, one in sorted(own, key=lambda each: each[0]):
             done = max(done, complete) + one.seconds
             ready[one.unit] = done

@@ -52,17 +52,21 @@ class HostsNetwork:
     def pass_seconds(self, alone: float) -> float:
         return alone
 
-    def wires(self, stages: int, ranks: int, copy: int = 0) -> list[Wire | None]:
-        """Wires of the links between stages of one copy, whose ranks are neighbours."""
-        hosts = [(copy * ranks + stage % ranks) // self._per_host for stage in range(stages)]
+    def wires(self, positions: Sequence[int], copy: int = 0) -> list[Wire | None]:
+        """Wires of the links between stages at these positions of one copy, whose ranks are
+        neighbours."""
+        first = copy * (1 + max(positions))
+        hosts = [(first + position) // self._per_host for position in positions]
         return [
             self._profile.within if a == b else self._profile.between for a, b in pairwise(hosts)
         ]
 
-    def messages(self, nbytes: Sequence[int], ranks: int, replicas: int) -> list[Links]:
+    def messages(
+        self, nbytes: Sequence[int], positions: Sequence[int], replicas: int
+    ) -> list[Links]:
         found = []
         for copy in range(replicas):
-            wires = self.wires(len(nbytes) + 1, ranks, copy)
+            wires = self.wires(positions, copy)
             times = [n / wire.bytes_per_s for n, wire in zip(nbytes, wires, strict=True)]
             latencies = tuple(wire.latency_s for wire in wires)
             found.append(Links(seconds=latencies, places=True, wire_s=tuple(times)))
@@ -93,7 +97,7 @@ class HostsNetwork:
         stages, replicas = row.stages, row.replicas
         if replicas > 1 and not self._profile.sums:
             return "sums over copies were not profiled; profile on two ranks or more"
-        wires = [wire for copy in range(replicas) for wire in self.wires(stages, stages, copy)]
+        wires = [wire for copy in range(replicas) for wire in self.wires(range(stages), copy)]
         if None in wires:
             where = "between hosts" if self._profile.between is None else "within a host"
             return f"messages {where} were not profiled; profile on such ranks"
@@ -172,12 +176,12 @@ class AutoConfig:
             reason = f"{needed} of device memory are needed, {there} are there"
             return replace(row, device_bytes=most, reason=reason), stages
         outlook = Outlook(asked, self._network, row)
-        steps = (outlook.seconds(stages, jitter) for jitter in self._draws(row.stages, stages))
+        steps = (outlook.seconds(stages, jitter) for jitter in self._draws(line.positions, stages))
         return replace(row, device_bytes=most, seconds=fmean(steps)), stages
 
-    def _draws(self, ranks: int, stages: Stages) -> list[Jitter]:
+    def _draws(self, positions: Sequence[int], stages: Stages) -> list[Jitter]:
         """The measured jitter of a pipeline's passes and links, under each seed."""
-        wires = self._network.wires(len(stages), ranks)
+        wires = self._network.wires(positions)
         jitter = Jitter(
             compute_s=tuple(self.profile.jitter.sd_s * len(units) ** 0.5 for units in stages),
             network_s=tuple(wire.jitter.sd_s for wire in wires) or 0.0,
