@@ -10,7 +10,7 @@ steps.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,11 +19,11 @@ import numpy as np
 from workbench.methods.pipeline.draft import AHEAD, LANES, room
 from workbench.methods.pipeline.jitter import Table
 from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, held, positions_of
-from workbench.schedule.action import COMPUTE, LATER, Kind
+from workbench.schedule.action import COMPUTE, LATER, NET_IN, Action, Kind, lane_kind
 from workbench.schedule.arrays import ArrayGraph
 from workbench.schedule.build.inbox import taken_from
 from workbench.schedule.event_loop import Contention, times
-from workbench.schedule.turns import NEVER, Turns
+from workbench.schedule.turns import NEVER, Turns, turns_of
 
 IN_FLIGHT = 4
 """Messages that may be on their way to a rank in one direction; Varuna's simulator has as many."""
@@ -220,12 +220,13 @@ class _Step:
                 self.arrivals[across] = arrived.reshape(made[across].shape)
                 for link in within[::-1]:  # its position is sent the gradient of a later output
                     self.arrivals[link] = self.arrivals[link + 1]
-        return ArrayGraph(
-            lane_keys=self.lanes,
-            lane_of=self.lane_of,
-            edges=np.concatenate(edges),
-            turns=self._turns() if self.rule.turns else None,
+        graph = ArrayGraph(
+            lane_keys=self.lanes, lane_of=self.lane_of, edges=np.concatenate(edges)
         )
+        if not self.rule.turns:
+            return graph
+        several = self.stages > self.depth
+        return replace(graph, turns=self._turns_of(graph) if several else self._turns())
 
     def _stashed(self) -> np.ndarray:
         """A forward pass waits for the backward pass that leaves it a place among the inputs."""
@@ -288,6 +289,31 @@ class _Step:
             met = met[met[:, 1] >= len(self.nodes)]
             edges.append(np.stack([met[:, 0], partner[met[:, 1]]], axis=1))
         return receives, edges
+
+    def _turns_of(self, graph: ArrayGraph) -> Turns | None:
+        """Turns as of a schedule, where positions have several stages, which wait for each other
+        through other positions."""
+        every = [*self.nodes, *((Kind.SEND, link, micro) for _, link, micro in self.messages)]
+        for (stage, micro), node in np.ndenumerate(self.arrivals):
+            if node >= 0:
+                every[node] = Kind.RECV_GRAD, stage + 1, micro
+        lane_of, nodes = self.lane_of.tolist(), range(len(every))
+        keys = [(rank, text if lane_kind(text) == COMPUTE else NET_IN) for rank, text in self.lanes]
+        actions = [
+            Action(kind=kind, unit=stage, microbatch=micro, rank=keys[at][0], lane=keys[at][1])
+            for (kind, stage, micro), at in zip(every, lane_of, strict=True)
+        ]
+        lanes: list[list[int]] = [[] for _ in self.lanes]
+        references: list[list[tuple[int, int]]] = [[] for _ in nodes]
+        for node in nodes[: len(self.nodes)]:
+            lanes[lane_of[node]].append(node)
+        for before, node in graph.edges.tolist():
+            references[node].append((0, before))
+        starts, _, ended = times(graph, [1.0] * len(nodes), Undisturbed())
+        if ended < len(nodes):  # which taking turns does not help
+            return None
+        order = sorted(nodes, key=starts.__getitem__)
+        return turns_of(actions, self.lanes, lanes, references, order)
 
     def _turns(self) -> Turns:
         """The two lanes of each rank, and who yields to which gradient."""
