@@ -155,10 +155,8 @@ def _disturbed(
             replace(jitter, seed=seed).draws(len(times.passes), arguments.microbatches, copy)
             for copy in range(arguments.replicas)
         )
-        steps = (
-            quick.step_seconds(passes, times.passes, times.links, rule, draws) for draws in tables
-        )
-        found.append(max(steps))
+        ran = (quick.timeline(passes, times.passes, times.links, rule, draws) for draws in tables)
+        found.append(max(map(quick.end_s, ran)))
     return found
 
 

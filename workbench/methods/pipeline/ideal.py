@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, held, lists, positions_of
 from workbench.methods.pipeline.program import Program
 from workbench.profile.profile import UnitCost
@@ -69,7 +69,7 @@ def schedule_of(
     passes = lists(order, ranks, micros, chunks)
     stages = tuple(range(stage - (stage == 1), stage + 1) for stage in range(1, ranks * chunks + 1))
     pipeline = Pipeline(
-        method=order, passes=passes, stages=stages, micro=1, clipped=False,
+        method=order, passes=passes, stages=stages, micro_size=1, clipped=False,
         activations="recompute" if recompute else "keep",
     )  # fmt: skip
     return Program(pipeline, IdealSizes()).schedule()

@@ -12,7 +12,7 @@ from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.balance import Balance
 from workbench.methods.pipeline.choosing import chosen
-from workbench.methods.pipeline.draft import Pipeline, as_recorded
+from workbench.methods.pipeline.definition import Pipeline, as_recorded
 from workbench.methods.pipeline.orders import ORDERS, Pass, lists
 from workbench.methods.pipeline.proofs import Ground
 from workbench.model import units_of
@@ -102,7 +102,7 @@ def _line(ground: Ground, mode: str, activations: str, *, recorded: bool = True)
         method=mode,
         passes=_passes(spec, mode),
         stages=(),
-        micro=max(spec.options.micro_sizes(spec)),
+        micro_size=max(spec.options.micro_sizes(spec)),
         samples=spec.options.samples(spec),
         replicas=spec.options.copies,
         activations=activations,
@@ -113,4 +113,4 @@ def _line(ground: Ground, mode: str, activations: str, *, recorded: bool = True)
     if given := spec.options.given_stages:
         return replace(line, stages=packs_of(given))
     balance = Balance(line, ground.sizes, units)
-    return replace(line, stages=balance.within(ground.budgets.device))
+    return replace(line, stages=balance.fastest_within(ground.budgets.device))

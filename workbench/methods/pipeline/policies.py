@@ -10,7 +10,7 @@ from functools import partial
 from workbench.methods.pipeline import ideal
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, Pass, R, gpipe_as_varuna_has_it, lists
-from workbench.methods.pipeline.quick import STRICT, Links, Rule, Timed, step_seconds
+from workbench.methods.pipeline.quick import STRICT, Links, Rule, Timed, end_s, timeline
 
 RANKS, MICROS = 4, 16
 SECONDS, SEND_S = {F: 0.050, R: 0.050, B: 0.100}, 0.005
@@ -58,7 +58,9 @@ def simulated(policy: Policy, jitter: Jitter, scale: float) -> float:
     seconds = {kind: value * scale for kind, value in SECONDS.items()}
     links = Links(seconds=[SEND_S * scale] * (RANKS - 1), places=True)
     draws = jitter.draws(RANKS, MICROS)
-    return step_seconds(policy.passes(RANKS, MICROS), [seconds] * RANKS, links, policy.rule, draws)
+    return end_s(
+        timeline(policy.passes(RANKS, MICROS), [seconds] * RANKS, links, policy.rule, draws)
+    )
 
 
 def stashed(ran: Sequence[Timed]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.program import Program
 from workbench.methods.rank_plans import binding
 from workbench.model import make_model

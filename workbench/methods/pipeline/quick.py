@@ -1,10 +1,10 @@
 """How long a step of a pipeline takes, without its schedule: for searches and many micro-batches.
 
-Stages are units here, and a step is arrays (schedule/arrays.py): passes on a lane of each rank, or
-on two that take turns, and messages on lanes of their own. These meet as in the simulator, or are
-links of a rate and a latency (`Links`). Memory is a formula (balance.py); whoever chooses by this
-proves the choice. What comes after the passes of a step, and several pipelines side by side, are in
-steps.py.
+Stages are units here, and a step is arrays (schedule/arrays.py): passes on a lane of each position,
+or on two that take turns, and messages on lanes of their own. These meet as in the simulator, or
+are links of a rate and a latency (`Links`). Memory is a formula (balance.py); whoever chooses by
+this proves the choice. What comes after the passes of a step, and several pipelines side by side,
+are in steps.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.methods.pipeline.draft import AHEAD, LANES, room
+from workbench.methods.pipeline.definition import AHEAD, LANES, room
 from workbench.methods.pipeline.jitter import Table
 from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, held, positions_of
 from workbench.schedule.action import COMPUTE, LATER, NET_IN, Action, Kind, lane_kind
@@ -26,7 +26,7 @@ from workbench.schedule.event_loop import Contention, times
 from workbench.schedule.turns import NEVER, Turns, turns_of
 
 IN_FLIGHT = 4
-"""Messages that may be on their way to a rank in one direction; Varuna's simulator has as many."""
+"""Messages on their way to a position in one direction, at most, as in Varuna's simulator."""
 
 
 class Undisturbed:
@@ -58,7 +58,7 @@ Messages = float | Sequence[float] | Links
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """How a rank goes through its list of passes."""
+    """How a position goes through its list of passes."""
 
     turns: bool = False
     """Whether a recomputation whose gradient has not come lets the next forward pass go first."""
@@ -82,22 +82,13 @@ class Timed(NamedTuple):
     end_s: float
 
 
-def step_seconds(
-    passes: Sequence[Sequence[Pass]],
-    seconds: Sequence[Mapping[Kind, float]],
-    messages: Messages = 0.0,
-    rule: Rule = STRICT,
-    draws: Table | None = None,
-    contention: Contention | None = None,
-    positions: Sequence[int] = (),
-) -> float:
-    """Seconds from the first pass of a step to the end of the last; arguments as of `timeline`.
+def end_s(ran: Iterable[Timed]) -> float:
+    """Seconds from the first pass of a step to the end of the last.
 
     >>> from workbench.methods.pipeline.orders import lists
-    >>> step_seconds(lists("1f1b", 4, 8), [{F: 1.0, B: 2.0}] * 4)
+    >>> end_s(timeline(lists("1f1b", 4, 8), [{F: 1.0, B: 2.0}] * 4))
     33.0
     """
-    ran = timeline(passes, seconds, messages, rule, draws, contention, positions)
     return max(timed.end_s for timed in ran)
 
 
@@ -118,14 +109,13 @@ def timeline(
     ValueError for lists whose passes wait for each other.
     """
     step = _Step(passes, rule, positions or positions_of(passes))
-    graph = step.graph(messages if isinstance(messages, Links) else None)
+    links = messages if isinstance(messages, Links) else None
+    graph = step.graph(links)
+    if links is not None:
+        messages = links.seconds
+    of_link = [messages] * step.stages if isinstance(messages, float | int) else messages
+    wires = (links and links.wire_s) or [0.0] * step.stages
     alone = [seconds[stage][kind] for kind, stage, _ in step.nodes]
-    wires: Sequence[float] = ()
-    if isinstance(messages, Links):
-        of_link, wires = messages.seconds, messages.wire_s
-    else:
-        of_link = [messages] * step.stages if isinstance(messages, float | int) else messages
-    wires = wires or [0.0] * step.stages
     alone += [(of_link if kind else wires)[link] for kind, link, _ in step.messages]
     if draws is not None:
         nodes = [*step.nodes, *step.messages]
@@ -173,10 +163,10 @@ class _Step:
         again = (self.at[R] >= 0) & (not rule.early)
         self.wants = np.where(again, self.at[R], self.back)
         """Passes that wait for the gradient of a stage's output."""
-        self.lanes = [(rank, COMPUTE) for rank in range(self.depth)]
+        self.lanes = [(position, COMPUTE) for position in range(self.depth)]
         self.lane_of = np.repeat(np.arange(self.depth), np.diff(self.bounds))
         if rule.turns:
-            self.lanes += [(rank, LATER) for rank in range(self.depth)]
+            self.lanes += [(position, LATER) for position in range(self.depth)]
             later = np.array([kind is not F for kind, _, _ in self.nodes])
             self.lane_of = self.lane_of + self.depth * later
         self.arrivals: np.ndarray = np.full_like(self.back, NEVER)
@@ -220,9 +210,7 @@ class _Step:
                 self.arrivals[across] = arrived.reshape(made[across].shape)
                 for link in within[::-1]:  # its position is sent the gradient of a later output
                     self.arrivals[link] = self.arrivals[link + 1]
-        graph = ArrayGraph(
-            lane_keys=self.lanes, lane_of=self.lane_of, edges=np.concatenate(edges)
-        )
+        graph = ArrayGraph(lane_keys=self.lanes, lane_of=self.lane_of, edges=np.concatenate(edges))
         if not self.rule.turns:
             return graph
         several = self.stages > self.depth
@@ -243,26 +231,26 @@ class _Step:
         that follows the first."""
         at, count = len(self.lane_of), len(made)
         sends, receives = at + np.arange(count), at + count + np.arange(count)
-        ranks = np.searchsorted(self.bounds, np.stack([made, used]), side="right") - 1
+        sender, receiver = np.searchsorted(self.bounds, [made, used], side="right") - 1
         lanes, first = links.in_flight if links else 1, len(self.lanes)
         placed = links is None or links.places
-        taken = first + self.depth + ranks[1] * lanes
-        self.lanes += [(rank, LANES[send]) for rank in range(self.depth)]
+        taken = first + self.depth + receiver * lanes
+        self.lanes += [(position, LANES[send]) for position in range(self.depth)]
         self.lanes += [
-            (rank, f"{LANES[receive]}.{lane}")
-            for rank in range(self.depth)
+            (position, f"{LANES[receive]}.{lane}")
+            for position in range(self.depth)
             for lane in range(lanes)
         ]
         waits = [(made, sends)]
         stashes = send is Kind.SEND and (self.at[R] >= 0).any()
         leaves = np.full(count, NEVER)
-        for rank in range(self.depth):
-            into = np.flatnonzero(ranks[1] == rank)
+        for position in range(self.depth):
+            into = np.flatnonzero(receiver == position)
             into = into[np.argsort(used[into])]
             taken[into] += np.arange(len(into)) % lanes
             waits.append((receives[into[:-lanes]], receives[into[lanes:]]))
             if placed:
-                most = (len(into), room(self.own[rank], self.stages)) if stashes else (AHEAD,)
+                most = (len(into), room(self.own[position], self.stages)) if stashes else (AHEAD,)
                 places = taken_from(used[into].tolist(), freed[into].tolist(), *most)
                 leaves[into] = np.where(np.array(places) < 0, NEVER, freed[into][places])
         known = leaves >= 0
@@ -270,15 +258,15 @@ class _Step:
         if send is Kind.SEND:
             for reader, leaver in zip(used[known].tolist(), leaves[known].tolist(), strict=True):
                 self.held.setdefault(reader, []).append(leaver)
-        for rank in range(self.depth):
-            out = np.flatnonzero(ranks[0] == rank)
+        for position in range(self.depth):
+            out = np.flatnonzero(sender == position)
             out = out[np.argsort(made[out])]
             waits.append((sends[out[:-1]], sends[out[1:]]))
             if placed:
                 waits.append((sends[out[:-AHEAD]], made[out[AHEAD:]]))
             maker, sent = made[out[AHEAD:]].tolist(), leaves[out[:-AHEAD]].tolist()
             self.behind |= {one: left for one, left in zip(maker, sent, strict=True) if left >= 0}
-        self.lane_of = np.concatenate([self.lane_of, first + ranks[0], taken])
+        self.lane_of = np.concatenate([self.lane_of, first + sender, taken])
         edges = [np.stack(pair, axis=1) for pair in (*waits, (receives, used))]
         if links:
             edges.append(np.stack([sends, receives], axis=1))
@@ -298,7 +286,10 @@ class _Step:
             if node >= 0:
                 every[node] = Kind.RECV_GRAD, stage + 1, micro
         lane_of, nodes = self.lane_of.tolist(), range(len(every))
-        keys = [(rank, text if lane_kind(text) == COMPUTE else NET_IN) for rank, text in self.lanes]
+        keys = [
+            (position, text if lane_kind(text) == COMPUTE else NET_IN)
+            for position, text in self.lanes
+        ]
         actions = [
             Action(kind=kind, unit=stage, microbatch=micro, rank=keys[at][0], lane=keys[at][1])
             for (kind, stage, micro), at in zip(every, lane_of, strict=True)
@@ -316,7 +307,7 @@ class _Step:
         return turns_of(actions, self.lanes, lanes, references, order)
 
     def _turns(self) -> Turns:
-        """The two lanes of each rank, and who yields to which gradient."""
+        """The two lanes of each position, and who yields to which gradient."""
         count = len(self.lane_of)
         yields = np.full(count, NEVER, dtype=np.int64)
         again = self.at[R] >= 0
@@ -324,13 +315,13 @@ class _Step:
         for before, forward in self._stashed().tolist():
             self.held.setdefault(forward, []).append(before)
         for forward, first in self.behind.items():
-            if self.nodes[forward][0] is F and first in self.behind:  # of its own rank again
+            if self.nodes[forward][0] is F and first in self.behind:  # of its own position again
                 self.held.setdefault(forward, []).append(self.behind[first])
-        ranks, apart = self.depth, len(self.lanes) - 2 * self.depth
-        of_lane = [np.flatnonzero(self.lane_of == lane).tolist() for lane in range(2 * ranks)]
+        depth, apart = self.depth, len(self.lanes) - 2 * self.depth
+        of_lane = [np.flatnonzero(self.lane_of == lane).tolist() for lane in range(2 * depth)]
         return Turns(
-            device_of=[*range(ranks), *range(ranks), *[NEVER] * apart],
-            queues=[(of_lane[rank], of_lane[ranks + rank]) for rank in range(ranks)],
+            device_of=[*range(depth), *range(depth), *[NEVER] * apart],
+            queues=[*zip(of_lane[:depth], of_lane[depth:], strict=True)],
             goes_on=[False] * count,
             yields_to=yields.tolist(),
             held_by=[self.held.get(node, ()) for node in range(count)],

@@ -20,7 +20,7 @@ import torch
 from workbench.core.bytesize import format_bytes
 from workbench.core.division import packs_of
 from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.orders import (
     ORDERS,
@@ -52,19 +52,11 @@ ABANDON_S = 2.0
 class StageLine(Pipeline):
     """Units are stages."""
 
-    def _again(self, unit: int) -> bool:
-        return self.in_flight(unit) > 1
-
-    def recomputes(self, unit: int) -> bool:
-        if self.listed:
-            return unit in self.listed
-        return self.activations == "stash" and self._again(unit)
-
-    def stashes(self, unit: int) -> bool:
-        return self.activations == "stash" and unit > 0 and self.recomputes(unit)
-
-    def checkpoints(self, unit: int) -> bool:
-        return self.activations == "checkpoint" and self._again(unit)
+    @cached_property
+    def treated(self) -> frozenset[int]:
+        """Stages that would keep activations of several micro-batches."""
+        every = range(len(self.stages))
+        return self.listed or frozenset(stage for stage in every if self.in_flight(stage) > 1)
 
 
 def stage_schedule(
@@ -76,8 +68,8 @@ def stage_schedule(
     many `samples` in all. `treatment` of activations and inputs is a pipeline's."""
     positions = positions or positions_of(passes)
     line = StageLine(
-        method=method, passes=passes, micro=1, replicas=replicas, clipped=False, samples=samples,
-        stages=packs_of([1] * len(positions)), positions=positions, **treatment,
+        method=method, passes=passes, stages=packs_of([1] * len(positions)), positions=positions,
+        micro_size=1, samples=samples, replicas=replicas, clipped=False, **treatment,
     )  # fmt: skip
     return Program(line, sizes or IdealSizes()).schedule()
 

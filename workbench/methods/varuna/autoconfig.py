@@ -25,7 +25,7 @@ from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import ORDERS, in_flight
-from workbench.methods.pipeline.outlook import Outlook, Question, line_of
+from workbench.methods.pipeline.prediction import Prediction, Question, line_of
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.quick import Links
 from workbench.methods.pipeline.shapes import Cut, search
@@ -42,7 +42,7 @@ SEEDS = 3
 
 
 class HostsNetwork:
-    """Links within hosts and between them, and sums over rings (pipeline/outlook.py)."""
+    """Links within hosts and between them, and sums over rings (pipeline/prediction.py)."""
 
     contention, norm_s, by_stage = None, 0.0, True
 
@@ -131,7 +131,7 @@ class AutoConfig:
         capacity = gpu_memory_capacity
         self._question = Question(
             sizes=SliceSizes(self.profile), units=len(self.profile.slices), ranks=num_gpus,
-            batch=batch_size, micros=self.profile.samples, activations="keep",
+            batch=batch_size, micro_sizes=self.profile.samples, activations="keep",
             device_bytes=self.profile.device_bytes if capacity is None else parse_bytes(capacity),
             orders=("varuna", *others) if order == "auto" else (order,),
         )  # fmt: skip
@@ -141,7 +141,7 @@ class AutoConfig:
         fitting = [row for row in reversed(self.candidates) if not row.reason]
         self.batch_times = {row.stages: row.seconds for row in fitting}
         """Stages -> seconds of the fastest shape with so many that fits; of those that are far from
-        the best of all seconds and memory are foreseen, or seconds are the least that they can be
+        the best of all seconds and memory are predicted, or seconds are the least that they can be
         (`candidates`)."""
         self.micro_batch = {row.stages: row.micro for row in fitting}
         """Stages -> samples of its micro-batches."""
@@ -175,8 +175,10 @@ class AutoConfig:
             needed, there = format_bytes(most), format_bytes(asked.device_bytes)
             reason = f"{needed} of device memory are needed, {there} are there"
             return replace(row, device_bytes=most, reason=reason), stages
-        outlook = Outlook(asked, self._network, row)
-        steps = (outlook.seconds(stages, jitter) for jitter in self._draws(line.positions, stages))
+        prediction = Prediction.of(asked, self._network, row)
+        steps = (
+            prediction.seconds(stages, jitter) for jitter in self._draws(line.positions, stages)
+        )
         return replace(row, device_bytes=most, seconds=fmean(steps)), stages
 
     def _draws(self, positions: Sequence[int], stages: Stages) -> list[Jitter]:

@@ -1,9 +1,9 @@
-"""Inputs of the pipeline program: the question, and actions that are being written."""
+"""A pipeline before its program is written: passes, stages and sizes of one step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -12,8 +12,7 @@ from workbench.methods.pipeline.orders import I, Pass, R, held, in_flight, posit
 from workbench.methods.pipeline.places import Places
 from workbench.profile.unit_costs import Sizes, longest_forward_s
 from workbench.profile.units import RECORDED_CHECKPOINT
-from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Kind
-from workbench.schedule.action import format_name as act
+from workbench.schedule.action import NET_IN, NET_OUT, Kind
 from workbench.schedule.build.inbox import RETURNS
 
 AHEAD = 2
@@ -37,22 +36,24 @@ def room(own: Iterable[int], stages: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The question: passes, stages and sizes of one step."""
+    """One step of a pipeline."""
 
     method: str
     passes: Sequence[Sequence[Pass]]
-    """Passes of each rank, in order."""
+    """Passes of each position, in order."""
     stages: Sequence[range]
-    """Units of each stage. Where every rank has all units (`apart`), it has rows of its own."""
+    """Units of each stage. Where every position has all units (`apart`), it has samples of its own.
+    """
     positions: Sequence[int] = ()
-    """Position of each stage; by default they are dealt to the positions in turn."""
-    micro: int
+    """Position of each stage; by default stages are dealt to the positions in turn."""
+    micro_size: int
     """Samples in a micro-batch, at most."""
     samples: int = 0
-    """Samples of a step that pass every rank of the largest replica, in micro-batches that differ
-    by at most one; where none are given, micro-batches are full, but for the last of a share."""
+    """Samples of a step that pass every position of the largest replica, in micro-batches that
+    differ by at most one; where none are given, micro-batches are full, but for the last of a
+    share."""
     shares: Sequence[Samples] = ()
-    """Samples that pass each rank, where they divide a step."""
+    """Samples that pass each position, where they divide a step."""
     replicas: int = 1
     activations: Literal["keep", "recompute", "checkpoint", "stash"] = "keep"
     """Treatment of the blocks' activations: kept for the backward pass; computed again before it;
@@ -60,7 +61,7 @@ class Pipeline:
     the host (`stash`). The head's are kept always, the embedding's too but with `stash`. Where
     lists have recomputations, those of their stages are computed again, and all others kept."""
     places: Sequence[Places] = ()
-    """Where the units of each rank lie while they visit its device from the host, which updates
+    """Where the units of each position lie while they visit its device from the host, which updates
     them; none where they stay there with their states."""
     replay: bool = False
     """Whether passes of blocks are recordings (runtime/passes/replay.py)."""
@@ -71,20 +72,12 @@ class Pipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", self.positions or positions_of(self.passes))
 
+    # -- positions ------------------------------------------------------------------------------
+
     @property
-    def ranks(self) -> int:
-        """Pipeline positions."""
+    def depth(self) -> int:
+        """Number of positions."""
         return len(self.passes)
-
-    @cached_property
-    def micros(self) -> int:
-        """Micro-batches of a replica in a step."""
-        return 1 + max(each.micro for each in self.passes[0])
-
-    @property
-    def head(self) -> int:
-        """The last unit."""
-        return self.stages[-1].stop - 1
 
     def position_of(self, stage: int) -> int:
         """The position of a stage."""
@@ -96,6 +89,43 @@ class Pipeline:
         return held(self.positions)
 
     @cached_property
+    def home_of(self) -> dict[int, int]:
+        """Unit -> the position whose device has it."""
+        return {u: self.position_of(s) for s, units in enumerate(self.stages) for u in units}
+
+    def homes_of(self, unit: int) -> list[int]:
+        """The positions that have a unit."""
+        return [self.position_of(s) for s, units in enumerate(self.stages) if unit in units]
+
+    @property
+    def head(self) -> int:
+        """The last unit."""
+        return self.stages[-1].stop - 1
+
+    @cached_property
+    def starts(self) -> frozenset[int]:
+        """First units of stages, but for the first one's."""
+        return frozenset(stage.start for stage in self.stages) - {0}
+
+    @cached_property
+    def boundaries(self) -> frozenset[int]:
+        """Units whose inputs come from another position."""
+        of = self.home_of
+        return frozenset(unit for unit in self.starts if of[unit] != of[unit - 1])
+
+    @property
+    def apart(self) -> bool:
+        """Whether every position has all units, and they divide samples and gradients."""
+        return self.depth > 1 and not self.boundaries
+
+    # -- passes ---------------------------------------------------------------------------------
+
+    @cached_property
+    def micros(self) -> int:
+        """Micro-batches of a replica in a step."""
+        return 1 + max(each.micro for each in self.passes[0])
+
+    @cached_property
     def kinds(self) -> frozenset[Kind]:
         """Kinds of the passes in the lists."""
         return frozenset(each.kind for own in self.passes for each in own)
@@ -105,49 +135,34 @@ class Pipeline:
         at = self.position_of(stage)
         return in_flight(self.passes[at], self.held[at].index(stage))
 
-    @cached_property
-    def rank_of(self) -> dict[int, int]:
-        """Unit -> the rank whose device has it."""
-        return {u: self.position_of(s) for s, units in enumerate(self.stages) for u in units}
+    # -- samples --------------------------------------------------------------------------------
 
-    @cached_property
-    def starts(self) -> frozenset[int]:
-        """First units of stages, but for the first one's."""
-        return frozenset(stage.start for stage in self.stages) - {0}
+    def share(self, position: int) -> Samples:
+        """The samples of a step that pass a position."""
+        every = 0, self.samples or self.micro_size * self.micros
+        return self.shares[position] if self.shares else every
 
-    @cached_property
-    def boundaries(self) -> frozenset[int]:
-        """Units whose inputs come from another rank."""
-        of = self.rank_of
-        return frozenset(unit for unit in self.starts if of[unit] != of[unit - 1])
-
-    @property
-    def apart(self) -> bool:
-        """Whether every rank has all units, and the ranks divide samples and gradients."""
-        return self.ranks > 1 and not self.boundaries
-
-    def ranks_of(self, unit: int) -> list[int]:
-        """The ranks that have a unit."""
-        return [self.position_of(s) for s, units in enumerate(self.stages) if unit in units]
-
-    def share(self, rank: int) -> Samples:
-        """The samples of a step that pass a rank."""
-        return self.shares[rank] if self.shares else (0, self.samples or self.micro * self.micros)
-
-    def span(self, rank: int, micro: int) -> Samples:
-        """The samples of a rank's micro-batch."""
+    def span(self, position: int, micro: int) -> Samples:
+        """The samples of a position's micro-batch."""
         if self.samples:
             return micro_span(self.samples, micro, self.micros)
-        first, end = self.share(rank)
-        first += micro * self.micro
-        return first, min(first + self.micro, end)
+        first, end = self.share(position)
+        first += micro * self.micro_size
+        return first, min(first + self.micro_size, end)
+
+    # -- activations ----------------------------------------------------------------------------
+
+    @cached_property
+    def treated(self) -> Collection[int]:
+        """Units whose `activations` are treated so."""
+        return range(int(self.activations != "stash"), self.head)
 
     @cached_property
     def listed(self) -> frozenset[int]:
         """Units of the stages whose recomputations are in the lists of passes."""
         stages = {
-            self.held[rank][each.chunk]
-            for rank, own in enumerate(self.passes)
+            self.held[position][each.chunk]
+            for position, own in enumerate(self.passes)
             for each in own
             if each.kind is R
         }
@@ -157,8 +172,7 @@ class Pipeline:
         """Whether a unit's forward pass is repeated by a pass of its own."""
         if self.listed:
             return unit in self.listed
-        again = self.activations == "recompute" and unit > 0 or self.activations == "stash"
-        return again and unit < self.head
+        return self.activations in ("recompute", "stash") and unit in self.treated
 
     def repeats(self, unit: int) -> bool:
         """Whether a recomputation of a stage makes a unit's input again."""
@@ -166,19 +180,24 @@ class Pipeline:
 
     def stashes(self, unit: int) -> bool:
         """Whether a unit's inputs wait on the host for its backward passes."""
-        return self.activations == "stash" and 0 < unit < self.head
+        return self.activations == "stash" and unit > 0 and unit in self.treated
+
+    def checkpoints(self, unit: int) -> bool:
+        """Whether a unit's backward pass begins at a checkpoint."""
+        return self.activations == "checkpoint" and unit in self.treated
+
+    # -- recordings -----------------------------------------------------------------------------
 
     @property
     def recordable(self) -> bool:
         """Whether passes of blocks can be recordings, of which there is one for a place in memory:
-        each backward pass begins at a checkpoint, or a rank keeps activations of one micro-batch at
-        a time."""
-        kinds = [{each.kind for each in own} for own in self.passes]
-        if self.places or any(I in found for found in kinds):
+        each backward pass begins at a checkpoint, or a position keeps activations of one
+        micro-batch at a time."""
+        if self.places or I in self.kinds:
             return False
         if self.activations == "checkpoint":
             return True
-        kept = (own for own, found in zip(self.passes, kinds, strict=True) if R not in found)
+        kept = (own for own in self.passes if all(each.kind is not R for each in own))
         return not self.alone and all(in_flight(own) == 1 and not own[-1].chunk for own in kept)
 
     @property
@@ -196,45 +215,13 @@ class Pipeline:
         within = self.replays(unit) and self.replays(unit + 1)
         return within and not self.alone and unit + 1 not in self.starts
 
-    def checkpoints(self, unit: int) -> bool:
-        """Whether a unit's backward pass begins at a checkpoint."""
-        return self.activations == "checkpoint" and 0 < unit < self.head
-
 
 def as_recorded(line: Pipeline, sizes: Sizes, units: int, below_s: float) -> Pipeline:
     """The pipeline with recordings, where it can have them and the longest forward pass of a block
     takes less than so many seconds: it may take longer to launch than to run."""
-    short = longest_forward_s(sizes, units, line.micro) < below_s
+    short = longest_forward_s(sizes, units, line.micro_size) < below_s
     seen = line.activations != "checkpoint" or all(
-        sizes.cost(unit, line.micro).variant(RECORDED_CHECKPOINT) for unit in range(1, units - 1)
+        sizes.cost(unit, line.micro_size).variant(RECORDED_CHECKPOINT)
+        for unit in range(1, units - 1)
     )
     return replace(line, replay=short and seen and line.recordable)
-
-
-@dataclass(kw_only=True)
-class Draft:
-    """An action that is being written. Buffers are named as on rank 0."""
-
-    kind: Kind
-    unit: int
-    rank: int
-    lane: str = COMPUTE
-    number: int = 0
-    """Number of its pass through a stage, among those of its rank."""
-    turn: int = 0
-    """Actions of its name before it in the step."""
-    micro: int | None = None
-    after: list[str] = field(default_factory=list)
-    makes: list[str] = field(default_factory=list)
-    """Buffers that it takes."""
-    reads: list[str] = field(default_factory=list)
-    """Further buffers that must be there; permanent ones too."""
-    host: list[str] = field(default_factory=list)
-    """Host buffers that it reads or writes, by their full names."""
-    frees: list[str] = field(default_factory=list)
-    nbytes: int = 0
-
-    @property
-    def name(self) -> str:
-        """Its name in the schedule."""
-        return act(self.kind, self.unit, self.micro, turn=self.turn, rank=self.rank)
