@@ -431,7 +431,7 @@ def train_around(stages: int, positions: list[int], cut: str, steps: int) -> dic
     """As `train` in fp64, by an order of one's own on positions of any stages."""
     torch.set_default_dtype(torch.float64)
     order = Order(passes=partial(around, positions=(*positions,)), label="around", summary="")
-    plan = StepPlan(places=StageMap.of(stages, 1), order=order, positions=positions)
+    plan = StepPlan(map=StageMap.of(stages, 1), order=order, positions=positions)
     job = StageJob(
         get_batch=net.batch, plan=plan, shares=plan.shares(7, 2), device=torch.device("cpu"),
         dtype=torch.float64, backend="gloo", cut=cut, weight_of=net.labels_of,

@@ -125,7 +125,7 @@ class Balance:
         """Bytes of the fullest device, as predicted, with all stages that it has."""
         found = [0] * self._line.depth
         for stage, units in enumerate(stages):
-            found[self._line.position_of(stage)] += self.predicted_bytes(stage, units)
+            found[self._line.positions[stage]] += self.predicted_bytes(stage, units)
         return max(found) + self._permanent
 
     def _cut(self, fits: Callable[[int, range], bool]) -> Stages | None:

@@ -79,10 +79,6 @@ class Pipeline:
         """Number of positions."""
         return len(self.passes)
 
-    def position_of(self, stage: int) -> int:
-        """The position of a stage."""
-        return self.positions[stage]
-
     @cached_property
     def held(self) -> list[list[int]]:
         """Stages of each position, the numbers of which its passes name (`Pass.chunk`)."""
@@ -91,11 +87,13 @@ class Pipeline:
     @cached_property
     def home_of(self) -> dict[int, int]:
         """Unit -> the position whose device has it."""
-        return {u: self.position_of(s) for s, units in enumerate(self.stages) for u in units}
+        each = zip(self.positions, self.stages, strict=True)
+        return {unit: position for position, units in each for unit in units}
 
     def homes_of(self, unit: int) -> list[int]:
         """The positions that have a unit."""
-        return [self.position_of(s) for s, units in enumerate(self.stages) if unit in units]
+        each = zip(self.positions, self.stages, strict=True)
+        return [position for position, units in each if unit in units]
 
     @property
     def head(self) -> int:
@@ -132,7 +130,7 @@ class Pipeline:
 
     def in_flight(self, stage: int) -> int:
         """The most micro-batches whose activations a stage keeps at once."""
-        at = self.position_of(stage)
+        at = self.positions[stage]
         return in_flight(self.passes[at], self.held[at].index(stage))
 
     # -- samples --------------------------------------------------------------------------------

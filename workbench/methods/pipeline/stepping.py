@@ -78,14 +78,14 @@ def stage_schedule(
 class StepPlan:
     """How steps go through a pipeline. Raises ValueError for what cannot be."""
 
-    places: StageMap
+    map: StageMap
     """Ranks of each position."""
     order: str | Order
     """A name, or an order of the caller's own."""
     chunks: int | None = None
     """Stages of each position; two with orders that have several, where none are given."""
     positions: Sequence[int] = ()
-    """Position of each stage, where these are not dealt out in turn."""
+    """Position of each stage; by default they are dealt to the positions in turn."""
     activations: str = "recompute"
     stash: int | None = None
     stash_on: str = "device"
@@ -105,6 +105,8 @@ class StepPlan:
         if self.activations == "keep" and (self.row.recomputes or self.stash_on == "host"):
             what = f"order {self.name}" if self.row.recomputes else "a stash on the host"
             raise ValueError(f"activations is 'keep'; with {what} they are computed again")
+        dealt_out = dealt(self.map.stages * self._chunks, self.map.stages)
+        object.__setattr__(self, "positions", self.positions or dealt_out)
 
     @property
     def row(self) -> Order:
@@ -120,37 +122,27 @@ class StepPlan:
     def _chunks(self) -> int:
         return self.chunks or 1 + self.row.chunked
 
-    @cached_property
-    def position_of(self) -> list[int]:
-        """Position of each stage."""
-        at = self.places.stages
-        return [*(self.positions or dealt(at * self._chunks, at))]
-
     @property
     def one_each(self) -> bool:
         """Whether each position has one stage."""
-        return len(self.position_of) == self.places.stages
+        return len(self.positions) == self.map.stages
 
     @property
     def links(self) -> list[tuple[int, int]]:
         """Positions of a stage and of the one behind it, where these are two."""
-        pairs = dict.fromkeys(pairwise(self.position_of))
+        pairs = dict.fromkeys(pairwise(self.positions))
         return [(front, back) for front, back in pairs if front != back]
-
-    def stages_at(self, position: int) -> list[int]:
-        """Stages of a position."""
-        return held(self.position_of)[position]
 
     def passes(self, micros: int) -> list[list[Pass]]:
         """Passes of each position in a step of so many micro-batches."""
-        return lists(self.order, self.places.stages, micros, self._chunks)
+        return lists(self.order, self.map.stages, micros, self._chunks)
 
-    def shares(self, batch: int, chunk: int) -> Shares:
+    def shares(self, batch: int, micro_size: int) -> Shares:
         """A batch in micro-batches of so many rows at most. Raises ValueError where these would
         wait for each other for ever."""
         shares = Shares(
-            batch=batch, replicas=self.places.replicas, chunk=chunk,
-            multiple=self.places.stages if self.row.chunked else 1,
+            batch=batch, replicas=self.map.replicas, micro_size=micro_size,
+            multiple=self.map.stages if self.row.chunked else 1,
         )  # fmt: skip
         needs = max(
             in_flight(own, chunk)
@@ -168,7 +160,7 @@ class StepPlan:
 
     def schedule(self, micros: int, *, training: bool, **known: Any) -> Schedule:
         """A step of so many micro-batches, or forward passes alone; `known` are sizes."""
-        shape = {"replicas": self.places.replicas, "positions": self.position_of}
+        shape = {"replicas": self.map.replicas, "positions": self.positions}
         if not training:
             return stage_schedule("forward", self._through(micros), **shape)
         again = "stash" if self.stash_on == "host" else self.row.again
@@ -180,15 +172,15 @@ class StepPlan:
     def _through(self, micros: int) -> list[list[Pass]]:
         """Forward passes alone. Micro-batches go through all stages of a position by turns: few
         wait between two."""
-        most = self.places.stages
+        most = self.map.stages
         return [
             [
                 Pass(F, micro, chunk)
                 for first in range(0, micros, most)
-                for chunk in range(len(self.stages_at(position)))
+                for chunk in range(len(own))
                 for micro in range(first, min(first + most, micros))
             ]
-            for position in range(most)
+            for own in held(self.positions)
         ]
 
 
