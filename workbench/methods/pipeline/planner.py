@@ -89,14 +89,14 @@ def _passes(spec: RunSpec, mode: str) -> list[list[Pass]]:
 def _lines(ground: Ground, mode: str, recompute: bool) -> Iterator[Pipeline]:
     """The pipeline with its passes recorded, where that is possible and pays, and launched, where
     they need not be recorded."""
-    line = _line(ground, mode, ORDERS[mode].again if recompute else "keep")
-    if line.replay:
-        yield line
-    if ground.spec.replay != "on":
-        yield _line(ground, mode, line.activations, recorded=False) if line.replay else line
+    activations = ORDERS[mode].again if recompute else "keep"
+    for recorded in (True,) if ground.spec.replay == "on" else (True, False):
+        line = _line(ground, mode, activations, recorded=recorded)
+        if line.replay == recorded:
+            yield line
 
 
-def _line(ground: Ground, mode: str, activations: str, *, recorded: bool = True) -> Pipeline:
+def _line(ground: Ground, mode: str, activations: str, *, recorded: bool) -> Pipeline:
     spec = ground.spec
     line = Pipeline(
         method=mode,
