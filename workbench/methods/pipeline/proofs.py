@@ -61,7 +61,7 @@ class Ground:
     def costs(self, schedule: Schedule | None = None) -> ServerCosts:
         """Costs of a schedule's actions, of any method; by default of launched passes."""
         if schedule is None:
-            return ServerCosts(self.sizes, self.server)
+            return ServerCosts(self.sizes, self.server, shared_updates=False)
         return ServerCosts(
             self.sizes, self.server, recorded=records(schedule),
             shared_updates=shares_updates(schedule), replicas=schedule.replicas,
