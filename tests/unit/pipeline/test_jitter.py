@@ -12,7 +12,7 @@ from workbench.methods.pipeline import orders, steps
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, R
 from workbench.methods.pipeline.quick import Links, end_s, timeline
-from workbench.methods.pipeline.steps import Ending, Loan, Sum
+from workbench.methods.pipeline.steps import Loan, Sum
 from workbench.schedule.action import Kind
 
 
@@ -75,7 +75,7 @@ def test_sums_begin_when_the_last_copy_has_drained_and_lie_beside_passes():
 
     def step(copies, first, second, **more) -> float:
         sums = [[Sum(unit=0, **first)], [Sum(unit=1, **second)]]
-        return steps.step_seconds(copies, Ending(sums=sums, **more))
+        return steps.step_seconds(copies, sums, **more)
 
     assert step([quickly], {}, {"seconds": 2.0}) == 9.0
     assert step([quickly], {}, {"seconds": 5.0}) == 12.0

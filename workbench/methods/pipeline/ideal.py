@@ -20,7 +20,7 @@ from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Simulation, simulate
 
 QUANTA = {F: 1.0, R: 1.0, B: 2.0, I: 1.0, W: 1.0}
-"""Quanta that a pass takes over a rank's share of the model."""
+"""Quanta that a pass takes over a position's share of the model."""
 
 
 class IdealSizes:
@@ -49,7 +49,7 @@ class IdealSizes:
 
 
 class IdealCosts:
-    """Costs in quanta: passes take `QUANTA` over the stages of a rank, all else nothing."""
+    """Costs in quanta: passes take `QUANTA` over the stages of a position, all else nothing."""
 
     def __init__(self, chunks: int) -> None:
         self._chunks = chunks
@@ -62,12 +62,12 @@ class IdealCosts:
 
 
 def schedule_of(
-    order: str, ranks: int, micros: int, *, chunks: int = 1, recompute: bool = False
+    order: str, depth: int, micros: int, *, chunks: int = 1, recompute: bool = False
 ) -> Schedule:
     """The schedule of a model with one unit a stage, and unit 0 in the first. Raises ValueError for
     what the order cannot divide."""
-    passes = lists(order, ranks, micros, chunks)
-    stages = tuple(range(stage - (stage == 1), stage + 1) for stage in range(1, ranks * chunks + 1))
+    passes = lists(order, depth, micros, chunks)
+    stages = tuple(range(stage - (stage == 1), stage + 1) for stage in range(1, depth * chunks + 1))
     pipeline = Pipeline(
         method=order, passes=passes, stages=stages, micro_size=1, clipped=False,
         activations="recompute" if recompute else "keep",
@@ -86,10 +86,10 @@ def simulated(schedule: Schedule, chunks: int = 1) -> Simulation:
     return replace(found, events=events)
 
 
-def bubble(step: Simulation, ranks: int) -> float:
-    """Share of the step in which a rank waits, on the mean over the ranks."""
-    busy = sum(step.busy_seconds(COMPUTE, rank) for rank in range(ranks))
-    return 1 - busy / (ranks * step.step_seconds)
+def bubble(step: Simulation, depth: int) -> float:
+    """Share of the step in which a position waits, on the mean of all."""
+    busy = sum(step.busy_seconds(COMPUTE, rank) for rank in range(depth))
+    return 1 - busy / (depth * step.step_seconds)
 
 
 def with_recomputation(
@@ -111,7 +111,7 @@ def with_recomputation(
 
 
 def without_recomputation(passes: Iterable[Pass]) -> list[Pass]:
-    """The passes of a rank that keeps its activations."""
+    """The passes of a position that keeps its activations."""
     return [each for each in passes if each.kind is not R]
 
 

@@ -1,6 +1,6 @@
 """Plans of pipelines: stages balanced by what was measured, and recomputation where memory asks.
 
-Every plan is proved (bytes of every rank too) and simulated before it runs. Imports no torch.
+Every plan is proved (bytes of every position too) and simulated before it runs. Imports no torch.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from workbench.methods.pipeline.balance import Balance, Stages
 from workbench.methods.pipeline.definition import Pipeline, as_recorded
 from workbench.methods.pipeline.jitter import Jitter, Table
 from workbench.methods.pipeline.orders import ORDERS, B, F, R, W, lists
-from workbench.methods.pipeline.quick import Links, Messages, Rule, timeline
-from workbench.methods.pipeline.steps import Ending, Loan, Sum, step_seconds
+from workbench.methods.pipeline.quick import Links, Messages, Rule, Timed, timeline
+from workbench.methods.pipeline.steps import Loan, Sum, step_seconds
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule.action import Kind
 from workbench.schedule.event_loop import Contention
@@ -25,7 +25,7 @@ MOST_COPIES = 16
 STEADY = 72
 """Micro-batches after which a step grows evenly with further ones, in pipelines of few stages."""
 CHUNKS = 2
-"""Stages of a rank, in orders with several."""
+"""Stages of a position, in orders with several."""
 
 
 class Network(Protocol):
@@ -127,7 +127,7 @@ class Prediction:
             )
             for messages, draws in self._copies(line, nbytes, jitter)
         ]  # fmt: skip
-        return step_seconds(copies, self._ending(line))
+        return self._ended(line, copies)
 
     def _copies(
         self, line: Pipeline, nbytes: Sequence[int], jitter: Jitter | None
@@ -158,8 +158,8 @@ class Prediction:
                 found[kind][stage, short] += one[kind] - full[kind]
         return found
 
-    def _ending(self, line: Pipeline) -> Ending:
-        """Sums, norm and updates after the passes of a step."""
+    def _ended(self, line: Pipeline, copies: Sequence[Sequence[Timed]]) -> float:
+        """Seconds of a step with sums, norm and updates after its passes."""
         network, sizes, replicas = self._network, self._sizes, line.replicas
         stage_of = {unit: stage for stage, units in enumerate(line.stages) for unit in units}
         back = W if W in line.kinds else B
@@ -191,7 +191,8 @@ class Prediction:
                 nbytes = sum(map(sizes.visit_bytes, units))
                 sums[-1].append(Sum(unit=units.start, seconds=added(nbytes)))
             updates.append(late)
-        return Ending(sums=sums, norm_s=network.norm_s, updates_s=updates, loans=loans)
+        norm_s = network.norm_s
+        return step_seconds(copies, sums, norm_s=norm_s, updates_s=updates, loans=loans)
 
 
 def _total(messages: Messages) -> float:
