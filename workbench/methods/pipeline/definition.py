@@ -152,7 +152,7 @@ class Pipeline:
 
     @cached_property
     def treated(self) -> Collection[int]:
-        """Units whose `activations` are treated so."""
+        """Units to which `activations` applies."""
         return range(int(self.activations != "stash"), self.head)
 
     @cached_property

@@ -42,7 +42,7 @@ def dealt(stages: int, depth: int) -> tuple[int, ...]:
 
 
 def positions_of(passes: Sequence[Sequence[Pass]]) -> tuple[int, ...]:
-    """Position of each stage that lists of passes, one for each position, go through."""
+    """Position of each stage that lists of passes, one list a position, go through by default."""
     stages = sum(1 + max(each.chunk for each in own) for own in passes)
     return dealt(stages, len(passes))
 

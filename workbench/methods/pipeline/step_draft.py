@@ -1,6 +1,7 @@
 """One step of a pipeline while its program is written: actions that can still change, and buffers.
 
-Buffers of a device are named as on position 0; `StepDraft.actions` gives them their full names.
+In an `ActionDraft` a device's buffers are named as on position 0; `StepDraft.actions` gives them
+their full names.
 """
 
 from __future__ import annotations
