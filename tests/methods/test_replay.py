@@ -23,7 +23,7 @@ from workbench.core.division import packs_of
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
 from workbench.methods.pipeline import planner as pipeline
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
 from workbench.profile.cuda_graphs import replays

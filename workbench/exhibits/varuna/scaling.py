@@ -140,7 +140,7 @@ def step_seconds(model: ModelSpec, micro: int, depth: int, micros: int, replicas
     ]  # fmt: skip
     message = micro * SEQ * model.hidden * VALUE_BYTES["fp32"] / machine.h2d_bytes_per_s
     links = quick.Links(seconds=[message] * (depth - 1))
-    passes = quick.step_seconds(RULE.passes(depth, micros), seconds, links, RULE.rule)
+    passes = quick.end_s(quick.timeline(RULE.passes(depth, micros), seconds, links, RULE.rule))
     parameters = model.parameters / depth
     ring = 2 * (replicas - 1) / replicas * parameters * VALUE_BYTES["fp32"]
     return passes + ring / machine.h2d_bytes_per_s + parameters / machine.device_adam_params_per_s

@@ -3,7 +3,7 @@ proof that stages fit a budget of memory.
 
 One slice of each kind, and the first one, whose input has no gradient, are measured on the first
 rank's device as the Profiler measures them, but briefly, and in micro-batches of the job. Of the
-cuts that are foreseen to fit that device's memory, AdamW's states among it, the one with the
+cuts that are predicted to fit that device's memory, AdamW's states among it, the one with the
 fastest slowest stage is taken; the last stage computes nothing again. Where none fits, memory does
 not count.
 """

@@ -7,9 +7,9 @@ from math import ceil
 
 from workbench.core.division import packs_of
 from workbench.methods.pipeline.balance import Balance, Stages
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import ORDERS, lists
-from workbench.methods.pipeline.outlook import CHUNKS
+from workbench.methods.pipeline.prediction import CHUNKS
 from workbench.profile.slices import SliceProfile, Tied
 from workbench.profile.units import CostsBySize, UnitCost
 
@@ -83,17 +83,18 @@ class SliceSizes:
 
 
 def stages_of(
-    profile: SliceProfile, order: str, stages: int, replicas: int, micro: int, batch: int
+    profile: SliceProfile, order: str, stages: int, replicas: int, micro_size: int, batch: int
 ) -> Stages:
     """Slices of a shape's stages, the slowest as fast as can be: of cuts that fit, if any does."""
     chunks = CHUNKS if ORDERS[order].chunked else 1
+    micros = ceil(ceil(batch / replicas) / micro_size)
     line = Pipeline(
-        method=order, passes=lists(order, stages, ceil(ceil(batch / replicas) / micro), chunks),
-        stages=(), micro=micro, replicas=replicas,
+        method=order, passes=lists(order, stages, micros, chunks), stages=(),
+        micro_size=micro_size, replicas=replicas,
         activations="recompute" if ORDERS[order].recomputes and stages > 1 else "keep",
     )  # fmt: skip
     balance = Balance(line, SliceSizes(profile), len(profile.slices))
-    return next(iter(balance.cuts(profile.device_bytes)), balance.best())
+    return next(iter(balance.cuts(profile.device_bytes)), balance.fastest())
 
 
 def cut_of(stages: Stages) -> str:

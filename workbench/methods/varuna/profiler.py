@@ -115,8 +115,8 @@ class Profiler:
             return path
         found: Found = {}
         for measured in as_one(partial(self._measured, sizes), self._everybody):
-            for unit, told, singles in measured:
-                found[unit] = read_as(form.Slice, told, f"slice {unit}"), singles
+            for unit, fields, singles in measured:
+                found[unit] = read_as(form.Slice, fields, f"slice {unit}"), singles
         slices, singles = zip(*(found[unit] for unit in range(self._slices.count)), strict=True)
         able = sizes[: min(len(each.costs) for each in slices)]
         memory = as_one(partial(memory_of, self._device, self._per_host), self._everybody)

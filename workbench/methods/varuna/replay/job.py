@@ -73,7 +73,7 @@ def plan(spec: RunSpec, profile: Any) -> None:
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Replay the trace, then train undisturbed."""
-    job, lines, told = folder / JOB, [], 0.0
+    job, lines, said = folder / JOB, [], 0.0
     shutil.rmtree(job, ignore_errors=True)
     job.mkdir()
     (job / LOSSES).touch()
@@ -82,8 +82,8 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     with _child(__name__, folder) as manager:
         for line in _replayed(changes, job, report, manager):
             lines.append(line)
-            if line["at"] >= told + SAY_S:
-                told = line["at"]
+            if line["at"] >= said + SAY_S:
+                said = line["at"]
                 report.phase("step {step}: {stages} x {replicas}, loss {loss:.4f}".format(**line))
     if manager.returncode or not lines:
         raise RuntimeError("the job failed; log.txt and job/run/ssh_logs say why")
