@@ -17,9 +17,9 @@ from tests.runs.helpers import sweep_of, wait_for
 from tests.runs.in_process import InProcess
 from workbench.core.sealed import read_sealed
 from workbench.runs.campaign import Campaign
+from workbench.runs.log_tail import last_lines, printable, without_tracebacks
 from workbench.runs.store import Store
 from workbench.ui import watch as watching
-from workbench.ui.log_tail import last_lines, printable, without_tracebacks
 from workbench.ui.watch import SweepWatch, Watch
 
 Make = Callable[..., Campaign]

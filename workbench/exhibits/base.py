@@ -31,11 +31,11 @@ from workbench.figures.rows import label_of
 from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import cannot_tell
 from workbench.model.corpus import STDLIB
+from workbench.runs.axis import parse_axis
 from workbench.runs.executor import LocalExecutor
 from workbench.runs.search import Search
 from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
 from workbench.runs.sweep import Sweep
-from workbench.ui.axis import parse_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

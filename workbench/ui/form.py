@@ -20,10 +20,10 @@ from workbench.core.options import Option, catalogue
 from workbench.core.paths import user_path
 from workbench.core.schema import docstrings
 from workbench.core.spec import RunSpec
+from workbench.runs.axis import choices, format_axis, format_value, kinds, parse_axis, takes
 from workbench.runs.campaign import NAME, Campaign
 from workbench.runs.overrides import WHOLE, hints
 from workbench.runs.sweep import VERSION, SweepFile
-from workbench.ui.axis import choices, format_axis, format_value, kinds, parse_axis, takes
 
 GROUPS = {
     "Basic": (

@@ -12,11 +12,11 @@ from itertools import groupby
 import ipywidgets as widgets
 
 from workbench.core import methods
+from workbench.runs.axis import RULE, parse_axis
+from workbench.runs.fields import label
 from workbench.ui import html
-from workbench.ui.axis import RULE, parse_axis
 from workbench.ui.folds_panel import Folds
 from workbench.ui.form import Field, Form, form_fields
-from workbench.ui.runs.fields import label
 
 COLUMNS = "repeat(auto-fill, minmax(250px, 1fr))"
 LABEL = "8.5em"

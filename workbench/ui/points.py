@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from workbench.core.spec import RunSpec
-from workbench.ui.axis import format_value
-from workbench.ui.runs.fields import label, label_of
+from workbench.runs.axis import format_value
+from workbench.runs.fields import label, label_of
 
 ALWAYS = ("method", "layers")
 """Named even where all runs of a sweep have the same."""

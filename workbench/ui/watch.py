@@ -17,10 +17,10 @@ from typing import Any
 from workbench.core.record import RESULTS
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.events import Event, EventReader, parse_event
+from workbench.runs.log_tail import last_lines, printable, read_tail
 from workbench.runs.overrides import read_object
 from workbench.runs.store import RECORD, Store, read_record
 from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.log_tail import last_lines, printable, read_tail
 
 WORK = "workbench.ui.previewer"
 READ_AT_ONCE = 4

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.core.spec import RunSpec
+from workbench.runs.axis import format_axis, parse_axis
 from workbench.runs.campaign import Campaign
 from workbench.runs.overrides import hints
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
-from workbench.ui.axis import format_axis, parse_axis
 from workbench.ui.form import MOST_RUNS, OF_SWEEP, Form, form_fields
 from workbench.ui.sweeps.preview import Preview
 

@@ -33,11 +33,11 @@ from workbench.core.spec import RunSpec
 from workbench.figures.draw import SHORT
 from workbench.figures.style import lighter
 from workbench.runs.campaign import Campaign
+from workbench.runs.fields import ENDINGS, Row, cell, label, plain
 from workbench.runs.store import Store
 from workbench.ui.runs import work
 from workbench.ui.runs.commands import run_command, sweep_commands
 from workbench.ui.runs.compare import compare, losses_of
-from workbench.ui.runs.fields import ENDINGS, Row, cell, label, plain
 from workbench.ui.runs.files import export, export_rows, log_lines
 from workbench.ui.runs.plot import (
     EDGE,

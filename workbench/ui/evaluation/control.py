@@ -15,10 +15,10 @@ from typing import Any
 
 from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
+from workbench.runs.log_tail import last_lines
 from workbench.runs.progress import FINISHED, format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.log_tail import last_lines
 from workbench.ui.sweeps.html import counted, told
 from workbench.ui.tires import TIRES
 

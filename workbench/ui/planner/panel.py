@@ -20,6 +20,7 @@ import ipywidgets as widgets
 from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.published import machines
+from workbench.runs.fields import label
 from workbench.runs.store import Store
 from workbench.ui import html
 from workbench.ui.folds_panel import Folds
@@ -28,7 +29,6 @@ from workbench.ui.planner import html as planner_html
 from workbench.ui.planner import words as planner_words
 from workbench.ui.planner.control import ANY, PlannerControl, Question, Reply
 from workbench.ui.planner.dial import GIB, Dial, link, memory, whole
-from workbench.ui.runs.fields import label
 from workbench.ui.ticker import Ticker
 from workbench.ui.timeline.timeline import Timeline
 

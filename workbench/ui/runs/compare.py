@@ -8,9 +8,7 @@ from typing import Any
 
 from workbench.core.options import catalogue
 from workbench.runs.events import EventReader, steps_of
-from workbench.runs.overrides import hints
-from workbench.runs.store import Store, row
-from workbench.ui.runs.fields import (
+from workbench.runs.fields import (
     NOT_SHOWN,
     Row,
     cell,
@@ -20,6 +18,8 @@ from workbench.ui.runs.fields import (
     number,
     plain,
 )  # fmt: skip
+from workbench.runs.overrides import hints
+from workbench.runs.store import Store, row
 from workbench.ui.runs.files import check_key
 
 MOST = 12

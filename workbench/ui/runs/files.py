@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.runs.campaign import NAME
+from workbench.runs.fields import NOT_SHOWN, is_result, number, plain
+from workbench.runs.log_tail import last_lines
 from workbench.runs.store import Store
-from workbench.ui.log_tail import last_lines
-from workbench.ui.runs.fields import NOT_SHOWN, is_result, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

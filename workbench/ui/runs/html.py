@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from html import escape
 
+from workbench.runs import fields as told
+from workbench.runs.fields import Row, plain
 from workbench.ui import html
-from workbench.ui.runs import fields as told
-from workbench.ui.runs.fields import Row, plain
 
 MOST_PROBLEMS = 10
 CARD = (

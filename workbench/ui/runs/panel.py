@@ -19,6 +19,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from workbench.runs.fields import plain
 from workbench.runs.index import Index
 from workbench.runs.store import Store
 from workbench.ui import html
@@ -26,7 +27,6 @@ from workbench.ui.frame_panel import framed
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.runs import html as runs_table_html
 from workbench.ui.runs.chosen_panel import ChosenPanel
-from workbench.ui.runs.fields import plain
 from workbench.ui.runs.grid_panel import RunsGrid
 from workbench.ui.runs.plot_panel import PlotPanel
 from workbench.ui.runs.table import ALL, RunsTable

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.ui.runs import fields as told
-from workbench.ui.runs.fields import ENDINGS, Field, Row, number, plain
+from workbench.runs import fields as told
+from workbench.runs.fields import ENDINGS, Field, Row, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,9 +13,9 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
+from workbench.runs.fields import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Field
 from workbench.ui import html
 from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.runs.fields import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Field
 from workbench.ui.runs.html import card
 from workbench.ui.runs.plot import NONE, Plot
 from workbench.ui.runs.table import RunsTable

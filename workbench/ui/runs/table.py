@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.core.record import STATUSES
+from workbench.runs import fields as told
 from workbench.runs.campaign import Campaign
+from workbench.runs.fields import Field, Row, plain
 from workbench.runs.index import Index
 from workbench.runs.overrides import hints
 from workbench.runs.store import Store
-from workbench.ui.runs import fields as told
-from workbench.ui.runs.fields import Field, Row, plain
 from workbench.ui.runs.files import check_key, inside, shown
 from workbench.ui.runs.sweeps import Sweeps
 

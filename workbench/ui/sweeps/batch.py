@@ -11,10 +11,10 @@ from typing import TextIO
 
 from workbench.runs.campaign import Campaign
 from workbench.runs.events import Event, EventReader
+from workbench.runs.log_tail import printable
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
-from workbench.ui.log_tail import printable
 from workbench.ui.points import in_words, varied
 from workbench.ui.sweeps.html import counted, told
 from workbench.ui.watch import SweepWatch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.core.record import RunRecord
+from workbench.runs.fields import label_of
 from workbench.runs.store import Store
 from workbench.runs.timeline import Timeline, load_timeline
-from workbench.ui.runs.fields import label_of
 from workbench.ui.timeline.data import printable, timeline_data
 
 
