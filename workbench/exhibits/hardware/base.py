@@ -13,7 +13,6 @@ from workbench.core.record import RunRecord
 from workbench.exhibits.base import Exhibit, Opened
 from workbench.exhibits.claims import Goal, goals_table
 from workbench.exhibits.stronghold import sizes
-from workbench.model.corpus import STDLIB
 from workbench.published.here import SERVERS
 
 
@@ -21,16 +20,10 @@ class HardwareExhibit(Exhibit):
     """Rows that were measured on named hardware; the size only says in which folder a figure
     lies."""
 
-    section = "this project's goals"
-    runs, heading_form, place_form = False, "{title}", ""
-    takes = ("machine",)
+    runs, dials = False, staticmethod(sizes.named)
     file: ClassVar[str]
     """Name of the sheet in a machine's folder."""
-    counted, judgement = "settings", "Goals"
     link: ClassVar[str]
-    about: ClassVar[str] = (
-        "Rows of this project's benchmark, measured and committed: nothing runs for them"
-    )
 
     @property
     def absent(self) -> str:
@@ -39,9 +32,6 @@ class HardwareExhibit(Exhibit):
             f"nothing to show: no results/published-here/<device>/{self.file} has been measured "
             "and committed yet"
         )
-
-    def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
-        return sizes.named(size)
 
     def machines(self, at: Opened) -> set[str]:
         return set(self.all_rows(at)["device"])

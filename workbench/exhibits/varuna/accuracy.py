@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +19,6 @@ from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import MEASURED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, lighter
-from workbench.figures.verdict import as_table
 from workbench.published.here import PIPELINES, Run, latest
 
 SHAPES = {
@@ -130,11 +129,10 @@ class Accuracy(VarunaExhibit):
         """Errors may be told on any machine."""
         return ""
 
-    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
+    def judged_by(self, rows: pd.DataFrame) -> Iterable[tuple[pd.DataFrame, tuple[str, ...]]]:
         """Errors of each series, or (on processors) ranges that plans print; and the choice."""
         names = dict.fromkeys(rows["variant"]) or [""]
-        found = [self.judge.verdicts(pick(rows, variant=name), (MEASURED, name)) for name in names]
-        return as_table([verdict for verdicts in found for verdict in verdicts])
+        return [(pick(rows, variant=name), (MEASURED, name)) for name in names]
 
 
 def _committed(at: Opened) -> list[Run]:
@@ -173,7 +171,7 @@ def _of_record(record: RunRecord) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     held = [each.get("device") for each in (record.peak_bytes, plan.get("peak_bytes", {}))]
     yield from _rows(about, PEAK, *(nbytes and nbytes / GIB for nbytes in held))
-    seconds, *_ = tidy.amounts(record, "s")
+    seconds, *_ = tidy.amounts(record, "iteration_s")
     yield from _rows(about, STEP, seconds, plan.get("step_seconds"), plan.get("spread"))
 
 
