@@ -97,12 +97,8 @@ class StrongholdExhibit(Exhibit):
             "" if pd.isna(low) else f"{low:.4g} to {high:.4g}"
             for low, high in zip(rows["low"], rows["high"], strict=True)
         ]
-        sources = [name_of(row.source, row.variant, row.hardware) for row in rows.itertuples()]
-        same = ("layers", "window", "value", "unit")
-        told = {name: rows[name] for name in same} | {"spread": spread, "source": sources}
-        return pd.DataFrame(
-            {"method": rows["label"], **told, **{n: rows[n] for n in ("status", "how", "note")}}
-        )
+        named = [name_of(row.source, row.variant, row.hardware) for row in rows.itertuples()]
+        return super().listed(rows.assign(spread=spread, named=named))
 
     # -- drawing --------------------------------------------------------------------------------
 
