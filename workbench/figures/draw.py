@@ -20,6 +20,7 @@ import pandas as pd
 from workbench.core.methods import METHODS, Method
 from workbench.figures.rows import HERE, label_of, part_of, series_of
 from workbench.figures.style import GREY, ORDER, PAGE_IN, bar_look, line_look, look_of, name_of
+from workbench.runs.fields import ENDINGS
 
 UNSOUND, CALIBRATED, BUSY = "\u2020", "\u2021", "\u00a7"
 NOTE_PT = 6
@@ -33,16 +34,7 @@ PRINT_LINES, PRINT_IN = 2, 0.1
 LONGEST_WORDS = 26
 """Letters in place of a missing value; a longer reason stands in the small print."""
 
-SHORT = {
-    "oom_device": "out of device memory",
-    "oom_host": "out of host memory",
-    "oom_disk": "out of disk",
-    "timeout": "timed out",
-    "cancelled": "cancelled",
-    "diverged": "diverged",
-    "error": "failed",
-    "": "not run",
-}
+SHORT = {status: ending.words for status, ending in ENDINGS.items()} | {"": "not run"}
 """Words in place of a value that is missing."""
 
 DEFECTS = {

@@ -19,7 +19,7 @@ from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import MEASURED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, lighter
-from workbench.published.here import PIPELINES, Run, latest
+from workbench.published.here import GIB, PIPELINES, Run, latest
 
 SHAPES = {
     "cuda": [(n // d, d, m) for n in GPUS for d in GPUS if n % d == 0 for m in (1, 2, 4, 8)],
@@ -30,7 +30,6 @@ SETTING, STEPS = {"cuda": (XL["batch"], XL["dtype"]), "cpu": (8, "fp32")}, 10
 """Batch and dtype; steps of a run."""
 STEP, PEAK = "step", "device peak"
 UNITS = {STEP: "s", PEAK: "GiB"}
-GIB = 1 << 30
 COMMITTED = XL | {"method": "varuna", "variant": "", "device_cap_gib": None}
 SHARED = "ranks share a processor here, and equal runs differ by more than that"
 CROSS = {"color": GREY, "marker": "x", "ms": 3.5, "ls": ""}
