@@ -37,15 +37,6 @@ LONGEST_WORDS = 26
 SHORT = {status: ending.words for status, ending in ENDINGS.items()} | {"": "not run"}
 """Words in place of a value that is missing."""
 
-DEFECTS = {
-    "row-adam": "updates 0.09 % of an offloaded layer",
-    "races": "copies not ordered with compute",
-    "partial-lr": "learning rate and clipping reach one layer",
-    "not-l2l": "not the published algorithm, its loss never falls",
-    "killed": "killed after 10 iterations",
-}
-"""Why a published run is not sound, in the space a figure has."""
-
 
 def missing_words(status: str) -> str:
     """Why there is no value: by the status of a run, or in words that stand in its place."""
@@ -327,11 +318,12 @@ def daggers(rows: pd.DataFrame) -> list[str]:
 
 
 def _defects(method: str) -> str:
-    from workbench.published.tables import published
+    from workbench.published.tables import defects, published
 
     table = published("stronghold")
     ids = " ".join(table[(table["method"] == method) & ~table["sound"]]["defects"]).split()
-    return ", ".join(words for name, words in DEFECTS.items() if name in ids)
+    short = defects("stronghold")["short"]
+    return ", ".join(words for name, words in short.items() if words and name in ids)
 
 
 def relative_to_method(rows: pd.DataFrame, method: str) -> pd.DataFrame:
