@@ -12,7 +12,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,6 +25,7 @@ from workbench.core.spec import RunSpec
 from workbench.exhibits.claim_rows import Claim
 from workbench.exhibits.claims import Judge
 from workbench.exhibits.metrics import Asked, Metric
+from workbench.exhibits.opened import Opened, read
 from workbench.exhibits.preview import COLUMNS, Stage, preview_of
 from workbench.exhibits.provenance import origin
 from workbench.exhibits.words import read_words
@@ -32,11 +33,7 @@ from workbench.figures.rows import label_of
 from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import as_table, cannot_tell
 from workbench.model.corpus import STDLIB
-from workbench.runs.axis import parse_axis
-from workbench.runs.executor import LocalExecutor
-from workbench.runs.search import Search
-from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
-from workbench.runs.sweep import Sweep
+from workbench.runs.store import RECORD, Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,43 +41,6 @@ if TYPE_CHECKING:
 
 ADDED = ("parameters", "sentences")
 """Words that are added to those above a class."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """The choices with which somebody opened an exhibit."""
-
-    size: Any
-    """Dials of a size (`sizes.py` of the system), with a `name` and a `device`."""
-    store: Store
-    simulated: bool
-    """Whether nothing runs: the published sizes need a GPU, and are simulated without one."""
-    text: str
-    machine: str
-    """Folder in ``published-here`` whose rows are shown; empty for the exhibit's choice."""
-    what: str
-    """The exhibit and its size, in words, for those who wait until its runs free a device."""
-    methods: tuple[str, ...] = ()
-    """Those that run, where somebody chose."""
-    overlay: bool = False
-    """Whether published absolute values lie over those that were measured on another machine."""
-    told: tuple[str, ...] = ()
-    """Changes of the size in words, for titles and file names."""
-
-    def sweep(self, specs: list[RunSpec], *, force: bool = False) -> Sweep:
-        """These runs; one that failed for no reason of its own is tried again."""
-        executor = LocalExecutor(self.store, what=self.what)
-        specs = [spec for spec in specs if not self.methods or spec.method in self.methods]
-        return Sweep(specs, self.store, force=force, retry_failed=True, executor=executor)
-
-    def search(self, spec: RunSpec, *, limit: int, force: bool = False) -> Search:
-        """The largest model of a spec, of at most `limit` layers."""
-        executor = LocalExecutor(self.store, what=self.what)
-        return Search(spec, self.store, limit=limit, force=force, executor=executor)
-
-    def roots(self) -> tuple[Path, ...]:
-        """The folders with measurements on named hardware, a store's own after the repository's."""
-        return (REPOSITORY_RESULTS, self.store.root)
 
 
 class Exhibit(ABC):
@@ -372,18 +332,6 @@ class Exhibit(ABC):
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """Where the numbers come from: machine, code, packages, dates."""
         return origin(records, simulated=at.simulated)
-
-
-def read(name: str, value: Any, *, several: bool) -> Any:
-    """A parameter as a sweep's form takes it (`parse_axis`): one value, or several as a tuple.
-    Raises ValueError, one sentence, for anything else."""
-    if name == "overlay":
-        return bool(value)
-    written = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    values = tuple(parse_axis("method" if name == "methods" else name, written))
-    if len(values) > 1 and not several:
-        raise ValueError(f"{name} is {written!r}; it must be one value")
-    return values if several else values[0]
 
 
 def records_of(stage: Stage) -> list[RunRecord]:

@@ -10,8 +10,9 @@ from typing import ClassVar
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.claims import Goal, goals_table
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.stronghold import sizes
 from workbench.published.here import SERVERS
 

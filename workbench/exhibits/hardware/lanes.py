@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware.base import HardwareExhibit
 from workbench.exhibits.hardware.lanes_table import (
     HOST_MEMORY,
@@ -29,6 +28,7 @@ from workbench.exhibits.hardware.lanes_table import (
 )
 from workbench.exhibits.hardware.table import OFFLOAD as RUNS
 from workbench.exhibits.hardware.table import table as table_of
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, PAGE_IN
 from workbench.published.here import OFFLOAD, Run, days

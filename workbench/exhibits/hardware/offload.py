@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.base import Opened
 from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.offload_goals import METRICS, of_setting, told
 from workbench.exhibits.hardware.table import OFFLOAD as COLUMNS
 from workbench.exhibits.hardware.table import OWN_RUNTIME, PLAIN, ordered, preferred, table
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN
 from workbench.published.here import OFFLOAD, days

@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.base import Opened
 from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware import server_panels as panels
@@ -27,6 +26,7 @@ from workbench.exhibits.hardware.server_goals import (
 from workbench.exhibits.hardware.table import SERVER_RUNTIME as OWN_RUNTIME
 from workbench.exhibits.hardware.table import SERVERS as COLUMNS
 from workbench.exhibits.hardware.table import table
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.style import PAGE_IN
 from workbench.methods.pipeline.orders import ORDERS

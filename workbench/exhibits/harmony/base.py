@@ -18,10 +18,11 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.harmony import sizes
 from workbench.exhibits.harmony.sizes import HarmonySize
 from workbench.exhibits.harmony.table import COLUMNS, model_label, table
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw
 from workbench.figures.rows import MEASURED, join, kept_here, label_of, pick
 from workbench.published import harmony_plans

@@ -9,13 +9,14 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.harmony import own_text
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.own_text import DEFAULT_TEXT
 from workbench.exhibits.harmony.sizes import HARMONY, HarmonySize, Trained
 from workbench.exhibits.harmony.table import PLAIN, measured, missing, table
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw
 from workbench.figures.curves import differences, draw_curves, note
 from workbench.figures.rows import label_of, pick

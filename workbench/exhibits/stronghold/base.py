@@ -17,8 +17,9 @@ import pandas as pd
 
 from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.metrics import Asked, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.stronghold import measured_here, sizes
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy

@@ -19,8 +19,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.options import takes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import Stage
 from workbench.exhibits.stronghold.base import StrongholdExhibit, advantage
 from workbench.exhibits.stronghold.sizes import StrongholdSize

@@ -11,8 +11,8 @@ import pandas as pd
 from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import Stage
 from workbench.exhibits.stronghold.base import StrongholdExhibit
 from workbench.exhibits.stronghold.fig6a import ROOMIEST, searches

@@ -10,9 +10,9 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened
 from workbench.exhibits.claim_rows import stated
 from workbench.exhibits.metrics import Asked, Found, NoClaim, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.scaling import GPUS, XL
 from workbench.figures import draw as drawing

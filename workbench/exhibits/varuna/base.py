@@ -3,8 +3,9 @@ its released code, and of its simulator, take their place."""
 
 from __future__ import annotations
 
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.harmony import sizes
+from workbench.exhibits.opened import Opened
 
 
 class VarunaExhibit(Exhibit):
