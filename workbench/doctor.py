@@ -24,7 +24,7 @@ from workbench.cli.spec import Parser, add_results_flag
 from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.exhibits.dials import SIZES
-from workbench.exhibits.stronghold.sizes import Size, named
+from workbench.exhibits.stronghold.sizes import StrongholdSize, named
 from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure
@@ -179,15 +179,15 @@ def _sizes(here: Machine) -> list[Finding]:
     return found
 
 
-def _lacking(size: Size, here: Machine) -> str | None:
+def _lacking(size: StrongholdSize, here: Machine) -> str | None:
     """Resources that a size needs and this machine lacks, in words."""
     if size.device == "cuda":
         if here.gpu is None:
             return "needs a GPU, and there is none"
-        device = max(size.search_device_memory, size.device_memory or 0)
+        device = max(size.largest.device_memory, size.device_memory or 0)
         if here.gpu_bytes < device:
             return f"needs {format_bytes(device)} on the GPU, has {format_bytes(here.gpu_bytes)}"
-    host = max(size.search_host_memory, LEAST_MEMORY)
+    host = max(size.largest.host_memory, LEAST_MEMORY)
     if here.memory_bytes < host:
         return f"needs {format_bytes(host)} of memory, has {format_bytes(here.memory_bytes)}"
     return None

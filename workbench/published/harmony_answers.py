@@ -96,15 +96,10 @@ def with_blocks(model: PublishedProfile, blocks: int) -> PublishedProfile:
     def measured(each: Measured) -> Measured:
         return replace(each, seconds=repeated(each.seconds), peak_bytes=repeated(each.peak_bytes))
 
+    names = ("weight_bytes", "buffer_bytes", "state_bytes", "input_bytes", "update_seconds")
+    each = {name: repeated(getattr(model, name)) for name in names}
     return replace(
-        model,
-        forward=measured(model.forward),
-        backward=measured(model.backward),
-        weight_bytes=repeated(model.weight_bytes),
-        buffer_bytes=repeated(model.buffer_bytes),
-        state_bytes=repeated(model.state_bytes),
-        input_bytes=repeated(model.input_bytes),
-        update_seconds=repeated(model.update_seconds),
+        model, forward=measured(model.forward), backward=measured(model.backward), **each
     )
 
 

@@ -30,7 +30,6 @@ from workbench.cli import make_parser
 from workbench.cli.spec import specs_from
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.figures.draw import SHORT
 from workbench.figures.style import lighter
 from workbench.runs.campaign import Campaign
 from workbench.runs.columns import ENDINGS, Row, cell, label, plain
@@ -186,13 +185,6 @@ def test_text_of_others_becomes_one_visible_line() -> None:
     assert cell("samples_per_second", 11.29) == "11.29 samples/s"
     assert cell("method", "varuna-paced") == "policies, paced"
     assert label("predicted_moved_p2p_bytes") == "predicted moved in messages"
-
-
-def test_words_of_endings_are_those_of_the_figures() -> None:
-    assert {s: e.words for s, e in ENDINGS.items() if s != "ok"} == {
-        status: words for status, words in SHORT.items() if status
-    }
-    assert len({str(e.marker) for e in ENDINGS.values()}) == len(ENDINGS)
 
 
 # -- plots -----------------------------------------------------------------------------------

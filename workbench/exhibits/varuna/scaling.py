@@ -11,9 +11,9 @@ import pandas as pd
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import VALUE_BYTES
-from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware.table import SERVERS as TOLD
 from workbench.exhibits.hardware.table import table as rows_of
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, join, pick, table

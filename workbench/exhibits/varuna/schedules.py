@@ -10,8 +10,8 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
