@@ -30,10 +30,11 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from baselines import plain_training as plain
 from baselines import ranks
 from baselines.adamw import ClippedAdamW
 from baselines.blocks import compile_blocks
+from baselines.common import refuse_host_activations
+from baselines.plain_training import PlainTraining
 from baselines.stages import cut
 from baselines.states import StageHolder, masters_by_unit
 from workbench.core.record import Outcome
@@ -56,7 +57,7 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
     Raises ValueError for what a pipeline cannot do, OutOfMemory past a device's budget, RankFailed.
     """
-    ranks.refuse_host_activations(spec, "a pipeline")
+    refuse_host_activations(spec, "a pipeline")
     stages_of(make_model(spec.model, spec.seed), spec)
     return ranks.train(work, spec, report, folder)
 
@@ -64,9 +65,9 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 @contextmanager
 def training(
     spec: RunSpec, report: Reporter, folder: Path, schedule: type[PipelineSchedule]
-) -> Iterator[Training]:
+) -> Iterator[StagesTraining]:
     """In a rank's process: the training of its stages."""
-    yield Training(spec, report, folder, schedule)
+    yield StagesTraining(spec, report, folder, schedule)
 
 
 def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
@@ -149,7 +150,7 @@ class Stage(nn.Module):
         return self._run(x, **of)
 
 
-class Training(plain.Training):
+class StagesTraining(PlainTraining):
     """Plain training of a rank's stages."""
 
     def __init__(
@@ -286,10 +287,6 @@ class Training(plain.Training):
         return ties
 
     # -- checkpoints ----------------------------------------------------------------------------
-
-    def save(self, next_step: int) -> None:
-        """A file of each unit, by the rank that has it."""
-        self.holder.save(partial(super().save, next_step))
 
     def resume(self) -> int:
         first = super().resume()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from baselines.adamw import ClippedAdamW, global_norm
 from baselines.blocks import compile_blocks
-from baselines.common import decay_groups, named_units
+from baselines.common import decay_groups, named_units, refuse_host_activations
 from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
 from workbench.core.bytesize import format_bytes
@@ -41,6 +41,7 @@ from workbench.training.history import History
 from workbench.training.loop import InOneProcess, Steps, Task
 from workbench.training.run import load_batches, resolve_device, tell_of
 
+NOTHING_MOVES = "nothing of size is on the host or crosses the link: tokens and losses only"
 WIDENED_ELEMENTS = 1 << 28
 """Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""
 
@@ -50,7 +51,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
     Raises ValueError for what plain training does not have, OutOfMemory past the device's budget.
     """
-    run = Training(spec, report, folder)
+    run = PlainTraining(spec, report, folder)
     tell_of(run.model, spec, report)
     run.run()
     return run.outcome()
@@ -59,11 +60,11 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 def driven(task: Task) -> Steps:
     """Steps that a user's loop asks for."""
     return InOneProcess(
-        task, lambda spec, *given: Training(spec, task.report, task.folder, given=given)
+        task, lambda spec, *given: PlainTraining(spec, task.report, task.folder, given=given)
     )
 
 
-class Training(Stepping):
+class PlainTraining(Stepping):
     """One plain training."""
 
     def __init__(
@@ -77,11 +78,7 @@ class Training(Stepping):
     ) -> None:
         """`passes`: the spec of what passes the model here, where others have the rest of it.
         `given`: a model and data that the spec does not name."""
-        if spec.activations == "host":
-            raise ValueError(
-                "plain training keeps everything on the device; activations cannot be 'host', use "
-                "'recompute' or 'keep'"
-            )
+        refuse_host_activations(spec, "plain training", "keeps everything on the device")
         self.spec, self.report, self.folder = spec, report, folder
         self.device = resolve_device(spec.device)
         use_rank_threads(self.device.type, spec.ranks)
@@ -108,23 +105,14 @@ class Training(Stepping):
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        history, notes = self.history, []
+        how = "storages alive at once"
         if self.device.type == "cuda":
             reserved = format_bytes(self.meter.reserved_peak)
-            notes.append(f"device peak: torch's allocator, which had reserved {reserved}")
-        else:
-            notes.append("device peak: storages alive at once")
-        return Outcome(
-            **history.measured(),
-            peak_bytes={"device": self.meter.peak, "host": 0, "disk": 0},
-            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
-            parameters=self.model.parameters_count(),
-            engine=f"torch {torch.__version__}, {self.blocks}",
-            notes=[
-                *history.notes,
-                *notes,
-                "nothing of size is on the host or crosses the link: tokens and losses only",
-            ],
+            how = f"torch's allocator, which had reserved {reserved}"
+        return self.measured(
+            f"torch {torch.__version__}, {self.blocks}",
+            [*self.history.notes, f"device peak: {how}", NOTHING_MOVES],
+            peak={"device": self.meter.peak},
         )
 
     # -- a step ---------------------------------------------------------------------------------
@@ -175,34 +163,24 @@ class Training(Stepping):
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def save(self, next_step: int) -> None:
-        done = next_step - len(self.history.skipped)
-        self.history.save(next_step, done, self.holder, self.report, self.statistics())
-
     def statistics(self) -> dict[str, Tensor]:
-        """BatchNorm's running statistics, by their names in the whole model."""
+        """As `Stepping.statistics`."""
         return undivided(self.model, self.whole.units)
 
     @torch.no_grad()
     def resume(self) -> int:
-        """Returns the first step to do."""
-        first = self.history.resume(self.holder, self.report)
-        if first:
-            self.holder.set_steps(self.history.updates_done)
-            for weight, master in self.masters.items():
-                if weight is not master:
-                    weight.copy_(master)
-            self.take_up(self.history.statistics)
+        """As `Stepping.resume`; working weights are those of the masters."""
+        first = super().resume()
+        for weight, master in self.masters.items():
+            if first and weight is not master:
+                weight.copy_(master)
         return first
 
     def take_up(self, statistics: dict[str, Tensor]) -> None:
-        """Have BatchNorm's statistics, by their names in the whole model."""
+        """As `Stepping.take_up`."""
         written = getattr(self.whole, "written", None)  # stages of a pipeline have none
         others = [written.module] if isinstance(written, AsWritten) else []
         take_up(self.model, self.whole.units, statistics, others)
-
-    def close(self) -> None:
-        """Torch gives memory back by itself."""
 
 
 def parts_of(tensors: Iterable[Tensor], elements: int) -> list[list[Tensor]]:

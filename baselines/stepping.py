@@ -1,18 +1,24 @@
-"""Training steps of one module that torch passes as a whole: plain training's and FSDP2's."""
+"""Runs of a baseline in one process: steps, their clock, checkpoints, and what was measured."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from baselines.common import micro_batches, named_units, now_s
+from workbench.core.record import Outcome
 from workbench.model.base import LayeredModel
 
 
 class Stepping:
-    """Steps of one module that torch passes, between what a subclass makes, updates and saves."""
+    """A training of one model. A subclass makes `spec`, `report`, `device`, `model`, `whole`,
+    `batches`, `holder` and `history`; where torch passes the module as a whole, it has `masters`
+    and updates them in `_update`, else it has a `_step` of its own."""
 
     share = 1.0
     """Weight of the rows here in the step's mean loss, where others have more: 1 on the mean."""
@@ -34,8 +40,30 @@ class Stepping:
         with self._watched(number):
             loss, norm = self._step(step)
         seconds = now_s(self.device) - begun_s
-        skipped = norm is not None and not math.isfinite(norm)
+        skipped = self._skipped(norm)
         self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
+
+    def save(self, next_step: int) -> None:
+        """Write a checkpoint, by all ranks where each has a part of the model."""
+        done, history = next_step - len(self.history.skipped), self.history
+        self.holder.save(
+            lambda: history.save(next_step, done, self.holder, self.report, self.statistics())
+        )
+
+    @torch.no_grad()
+    def resume(self) -> int:
+        """Take up a checkpoint where there is one; returns the first step to do."""
+        first = self.history.resume(self.holder, self.report)
+        if first:
+            self.take_up(self.history.statistics)
+        return first
+
+    def statistics(self) -> dict[str, Tensor]:
+        """BatchNorm's running statistics, by their names in the whole model; here it has none."""
+        return {}
+
+    def take_up(self, statistics: dict[str, Tensor]) -> None:
+        """Have BatchNorm's statistics, by their names in the whole model."""
 
     def have(self, _: LayeredModel) -> None:
         """Batches of any form pass through the module as it is written."""
@@ -55,6 +83,36 @@ class Stepping:
             self.model.state_name(unit, name): self.masters[weight].detach().clone()
             for unit, name, weight in named_units(self.whole)
         }
+
+    def close(self) -> None:
+        """Torch gives memory back by itself."""
+
+    def measured(
+        self,
+        engine: str,
+        notes: Sequence[str],
+        *,
+        peak: dict[str, int | None],
+        moved: dict[str, int | None] | None = None,
+    ) -> Outcome:
+        """The measured half of the record. `peak` has bytes by tier; of ``moved`` bytes those are 0
+        of which nothing is said."""
+        return Outcome(
+            **self.history.measured(),
+            peak_bytes={"device": 0, "host": 0, "disk": 0, **peak},
+            moved_bytes={**dict.fromkeys(("load", "store", "read", "write"), 0), **(moved or {})},
+            parameters=self.model.parameters_count(),
+            engine=engine,
+            notes=[*notes],
+        )
+
+    def _watched(self, number: int) -> AbstractContextManager[Any]:
+        """What the `number`-th step of this process runs in."""
+        return nullcontext()
+
+    def _skipped(self, norm: float | None) -> bool:
+        """Whether a step whose gradients have this norm has updated nothing."""
+        return norm is not None and not math.isfinite(norm)
 
     def _step(self, step: int) -> tuple[float, float | None]:
         """One optimizer step; returns its mean loss and the norm of its gradients, where it is

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines import plain_training as plain
 from baselines import ranks, zero
 from baselines.blocks import compile_blocks
-from baselines.common import decay_groups
+from baselines.common import decay_groups, refuse_host_activations
 from baselines.deepspeed_pipe.planner import LABEL, stages_of
 from baselines.deepspeed_rank import FilesOfRanks, be_a_rank, make_operators
 from baselines.pipeline import Stages
+from baselines.plain_training import PlainTraining
 from baselines.stages import share_of
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -45,7 +44,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     Raises ValueError for what DeepSpeed's pipeline cannot do, OutOfMemory past a device's budget,
     RankFailed.
     """
-    ranks.refuse_host_activations(spec, LABEL)
+    refuse_host_activations(spec, LABEL)
     _stages(make_model(spec.model, spec.seed), spec)
     # Before two ranks build the same.
     make_operators(report, resolve_device(spec.device), LABEL, offload=False)
@@ -53,13 +52,13 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
 
 @contextmanager
-def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[Training]:
+def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[DeepSpeedStageTraining]:
     """In a rank's process: the training of its stage. DeepSpeed is left standing (zero.py)."""
     device = resolve_device(spec.device)
     use_rank_threads(device.type, spec.ranks)
     make_operators(report, device, LABEL, offload=False)
     be_a_rank(device)
-    yield Training(spec, report, folder)
+    yield DeepSpeedStageTraining(spec, report, folder)
 
 
 def config_of(spec: RunSpec) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def config_of(spec: RunSpec) -> dict[str, Any]:
     return config
 
 
-class Training(plain.Training):
+class DeepSpeedStageTraining(PlainTraining):
     """The training of a rank's stage by DeepSpeed."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
@@ -118,6 +117,7 @@ class Training(plain.Training):
             for parameter, value in exact.items():  # of which bf16 has half of the digits
                 deepspeed.utils.safe_set_full_fp32_param(parameter, value)
         report.phase(f"training with {self.blocks}")
+        self.masters = {}  # DeepSpeed's own
         self.holder = FilesOfRanks(self.engine)
         self.history = History(spec, folder, self.batches, form="DeepSpeed")
 
@@ -178,13 +178,6 @@ class Training(plain.Training):
             decay = self.spec.weight_decay if self.model.decays(unit, name) else 0.0
             groups.append({"params": [module.get_parameter(name)], "weight_decay": decay})
         return groups
-
-    def save(self, next_step: int) -> None:
-        self.holder.save(partial(super().save, next_step))
-
-    def resume(self) -> int:
-        with torch.no_grad():  # as in the beginning
-            return self.history.resume(self.holder, self.report)
 
 
 def _stages(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:

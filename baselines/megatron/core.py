@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
-from baselines.common import cap_device, micro_batches, now_s
+from baselines.common import cap_device, micro_batches
 from baselines.megatron import gpt
+from baselines.plain_training import NOTHING_MOVES
+from baselines.stepping import Stepping
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
@@ -34,12 +37,12 @@ STATE_FILE = "state.pt"
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with megatron-core. Recomputation needs CUDA."""
-    run = Training(spec, report, folder)
+    run = MegatronTraining(spec, report, folder)
     run.run()
     return run.outcome()
 
 
-class Training:
+class MegatronTraining(Stepping):
     """One training by megatron-core."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
@@ -47,17 +50,16 @@ class Training:
         self.device = resolve_device(spec.device)
         use_device_threads(self.device.type)
         _single_rank(self.device, spec.seed)
-        if self.device.type == "cuda":
-            cap_device(self.device, spec.device_memory)
-        self.ours = make_model(spec.model)
-        self.batches = load_batches(spec, self.ours, folder / "cache")
-        self.model = gpt.build(
+        cap_device(self.device, spec.device_memory)
+        self.model = make_model(spec.model)
+        self.batches = load_batches(spec, self.model, folder / "cache")
+        self.whole = gpt.build(
             spec.model,
             device=self.device,
             dtype=DTYPES[spec.dtype],
             recompute=spec.activations != "keep",
         )
-        self.optimizer = _MasterAdamW(self.model, self._groups(), spec)
+        self.holder = _MasterAdamW(self.whole, self._groups(), spec)
         self.positions = torch.arange(spec.model.seq, device=self.device)
         self.history = History(spec, folder, self.batches, form="megatron-core")
 
@@ -65,77 +67,52 @@ class Training:
         """Initial weights by megatron-core's names: those that decay, and the others."""
         decayed: dict[str, Tensor] = {}
         plain: dict[str, Tensor] = {}
-        weights = gpt.initial_weights(self.ours, self.spec.model, seed=self.spec.seed)
+        weights = gpt.initial_weights(self.model, self.spec.model, seed=self.spec.seed)
         for name, value, decays in weights:
             (decayed if decays else plain)[name] = value.to(self.device)
         return decayed, plain
 
-    def run(self) -> None:
-        """All steps that are left."""
-        spec, history = self.spec, self.history
-        for step in range(history.resume(self, self.report), spec.steps):
-            begun_s = now_s(self.device)
-            loss = self._gradients(step)
-            norm = self.optimizer.step(spec.learning_rate(step), spec.clip)
-            seconds = now_s(self.device) - begun_s
-            history.ended(step, loss, seconds, norm, skipped=norm is None, report=self.report)
-            if spec.save_every and (step + 1) % spec.save_every == 0:
-                history.save(step + 1, step + 1 - len(history.skipped), self, self.report)
-
-    def _gradients(self, step: int) -> float:
-        """Accumulate a step's gradients; returns its mean loss."""
-        total = torch.zeros((), device=self.device)
-        for tokens, targets, *_ in micro_batches(self.batches, self.spec, step, self.device):
+    def _step(self, step: int) -> tuple[float, float | None]:
+        """As `Stepping._step`; the norm is None where a step is left out."""
+        spec, total = self.spec, torch.zeros((), device=self.device)
+        for tokens, targets, *_ in micro_batches(self.batches, spec, step, self.device):
             positions = self.positions.expand_as(tokens)
-            loss = self.model(tokens, positions, None, labels=targets).mean()
-            (loss / self.spec.microbatches).backward()
+            loss = self.whole(tokens, positions, None, labels=targets).mean()
+            (loss / spec.microbatches).backward()
             total += loss.detach()
-        return float(total) / self.spec.microbatches
+        norm = self.holder.step(spec.learning_rate(step), spec.clip)
+        return float(total) / spec.microbatches, norm
+
+    def _skipped(self, norm: float | None) -> bool:
+        return norm is None
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by our names, in our layout."""
-        masters, spec = self.optimizer.masters, self.spec.model
+        masters, spec = self.holder.masters, self.spec.model
         return {
-            self.ours.state_name(unit, name): gpt.our_layout(
-                name, masters[gpt.their_name(self.ours, unit, name)].detach(), spec
+            self.model.state_name(unit, name): gpt.our_layout(
+                name, masters[gpt.their_name(self.model, unit, name)].detach(), spec
             ).clone()
-            for unit in range(self.ours.num_units)
-            for name in self.ours.shapes(unit)
+            for unit in range(self.model.num_units)
+            for name in self.model.shapes(unit)
         }
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        history, on_gpu = self.history, self.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else None
-        return Outcome(
-            **history.measured(),
-            peak_bytes={"device": peak, "host": 0, "disk": 0},
-            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
-            parameters=self.ours.parameters_count(),
-            engine=f"megatron-core {importlib.metadata.version('megatron-core')}",
-            notes=[
-                "device peak: torch's allocator"
-                if on_gpu
-                else "device peak: not measured on a CPU",
-                "nothing of size is on the host or crosses the link: tokens and losses only",
-                *history.notes,
-            ],
+        on_gpu = self.device.type == "cuda"
+        how = "torch's allocator" if on_gpu else "not measured on a CPU"
+        return self.measured(
+            f"megatron-core {importlib.metadata.version('megatron-core')}",
+            [f"device peak: {how}", NOTHING_MOVES, *self.history.notes],
+            peak={"device": torch.cuda.max_memory_allocated(self.device) if on_gpu else None},
         )
-
-    def write(self, folder: Path) -> None:
-        """As `Holder.write`."""
-        torch.save(self.optimizer.state_dict(), folder / STATE_FILE)
-
-    def restore(self, saved: Saved) -> None:
-        """As `Holder.restore`."""
-        saved.check([STATE_FILE])
-        self.optimizer.load_state_dict(torch.load(saved.path / STATE_FILE, weights_only=True))
 
 
 class _MasterAdamW:
     """AdamW on fp32 weights, global clipping, and working weights of the model's dtype.
 
-    A step with a gradient that is not finite is left out, moments and step number included.
+    A step with a gradient that is not finite is left out, moments and step number included. A
+    `Holder`, of a file of its own.
     """
 
     def __init__(
@@ -183,10 +160,19 @@ class _MasterAdamW:
         self.inner.zero_grad()
         return float(norm) if finite else None
 
-    def state_dict(self) -> dict:
-        return {"masters": dict(self.masters), "inner": self.inner.state_dict()}
+    def save(self, save: Callable[[], None]) -> None:
+        """Call `save`, which asks for `write`."""
+        save()
 
-    def load_state_dict(self, state: dict) -> None:
+    def write(self, folder: Path) -> None:
+        """As `Holder.write`."""
+        state = {"masters": dict(self.masters), "inner": self.inner.state_dict()}
+        torch.save(state, folder / STATE_FILE)
+
+    def restore(self, saved: Saved) -> None:
+        """As `Holder.restore`."""
+        saved.check([STATE_FILE])
+        state = torch.load(saved.path / STATE_FILE, weights_only=True)
         with torch.no_grad():
             for name, value in state["masters"].items():
                 self.masters[name].copy_(value)
