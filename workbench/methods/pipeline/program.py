@@ -34,10 +34,7 @@ class Program(Sheet):
         self._permanent()
         self.drafts = [self._messages(self._compute(rank)) for rank in range(line.ranks)]
         self.drafts = [stash(self, rank, drafts) for rank, drafts in enumerate(self.drafts)]
-        if line.places:
-            Swaps(self).write()
-        else:
-            updates.write(self)
+        self._updates()
         for rank, drafts in enumerate(self.drafts):
             self._free(drafts)
             self._inbox(rank, drafts)
@@ -218,6 +215,15 @@ class Program(Sheet):
                     sent[kind].append(message.name)
                     found.append(message)
         return found
+
+    # -- sums, norm and updates -----------------------------------------------------------------
+
+    def _updates(self) -> None:
+        """Add sums over replicas, the norm and updates; and where units visit, their visits."""
+        if self.line.places:
+            Swaps(self).write()
+        else:
+            updates.write(self)
 
     # -- when memory is free --------------------------------------------------------------------
 
