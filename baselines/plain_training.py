@@ -11,7 +11,6 @@ compiled where the spec allows it (`baselines.blocks`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baselines.adamw import ClippedAdamW, global_norm
+from baselines.adamw import ClippedAdamW
 from baselines.blocks import compile_blocks
 from baselines.common import decay_groups, named_units, refuse_host_activations
 from baselines.states import ModuleHolder, masters_by_unit
-from baselines.stepping import Stepping
+from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -40,10 +39,6 @@ from workbench.runtime.passes.statistics import take_up, undivided
 from workbench.training.history import History
 from workbench.training.loop import InOneProcess, Steps, Task
 from workbench.training.run import load_batches, resolve_device, tell_of
-
-NOTHING_MOVES = "nothing of size is on the host or crosses the link: tokens and losses only"
-WIDENED_ELEMENTS = 1 << 28
-"""Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -64,7 +59,7 @@ def driven(task: Task) -> Steps:
     )
 
 
-class PlainTraining(Stepping):
+class PlainTraining(Resident):
     """One plain training."""
 
     def __init__(
@@ -120,26 +115,6 @@ class PlainTraining(Stepping):
     def _watched(self, _: int) -> AbstractContextManager[Any]:
         return self.meter
 
-    @torch.no_grad()
-    def _update(self, lr: float) -> Tensor:
-        for weight in self.masters:
-            if weight.grad is None:  # no gradient reaches it, and it does not decay
-                weight.grad = torch.zeros_like(weight)
-        norm = global_norm([weight.grad for weight in self.masters])
-        if self.spec.dtype == "fp32":
-            self.optimizer.step(lr, norm)
-            return norm
-        for weights in parts_of(self.masters, WIDENED_ELEMENTS):
-            masters = [self.masters[weight] for weight in weights]
-            for master in masters:
-                master.grad = torch.empty_like(master)
-            torch._foreach_copy_([m.grad for m in masters], [w.grad for w in weights])
-            for weight in weights:
-                weight.grad = None
-            self.optimizer.step(lr, norm)  # of the masters that have a gradient
-            torch._foreach_copy_(weights, masters)
-        return norm
-
     # -- set-up ---------------------------------------------------------------------------------
 
     def _split_masters(self) -> dict[Tensor, Tensor]:
@@ -167,30 +142,8 @@ class PlainTraining(Stepping):
         """As `Stepping.statistics`."""
         return undivided(self.model, self.whole.units)
 
-    @torch.no_grad()
-    def resume(self) -> int:
-        """As `Stepping.resume`; working weights are those of the masters."""
-        first = super().resume()
-        for weight, master in self.masters.items():
-            if first and weight is not master:
-                weight.copy_(master)
-        return first
-
     def take_up(self, statistics: dict[str, Tensor]) -> None:
         """As `Stepping.take_up`."""
         written = getattr(self.whole, "written", None)  # stages of a pipeline have none
         others = [written.module] if isinstance(written, AsWritten) else []
         take_up(self.model, self.whole.units, statistics, others)
-
-
-def parts_of(tensors: Iterable[Tensor], elements: int) -> list[list[Tensor]]:
-    """The tensors in order, cut into parts of at most `elements`, or of one tensor."""
-    parts: list[list[Tensor]] = []
-    size = 0
-    for tensor in tensors:
-        if not parts or size + tensor.numel() > elements:
-            parts.append([])
-            size = 0
-        parts[-1].append(tensor)
-        size += tensor.numel()
-    return parts

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from baselines.common import micro_batches, named_units, now_s
+from baselines.adamw import global_norm
+from baselines.common import DeviceRows, micro_batches, named_units, now_s
 from workbench.core.record import Outcome
 from workbench.model.base import LayeredModel
+
+NOTHING_MOVES = "nothing of size is on the host or crosses the link: tokens and losses only"
+WIDENED_ELEMENTS = 1 << 28
+"""Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""
 
 
 class Stepping:
@@ -119,11 +124,67 @@ class Stepping:
         told."""
         spec, total = self.spec, torch.zeros((), device=self.device)
         parts = micro_batches(self.batches, spec, step, self.device, self.model)
-        for tokens, targets, samples, weight in parts:
-            loss = self.whole(tokens, targets, step=step, samples=samples) * (weight * self.share)
-            if weight:  # the mean of nothing is no number, nor are its gradients
+        for rows in parts:
+            loss = self._loss(rows, step) * (rows.weight * self.share)
+            if rows.weight:  # the mean of nothing is no number, nor are its gradients
                 (loss / spec.microbatches).backward()
                 total += loss.detach()
         self.changed = True
         norm = self._update(spec.learning_rate(step))
         return float(total) / spec.microbatches, float(norm)
+
+    def _loss(self, rows: DeviceRows, step: int) -> Tensor:
+        """Mean loss of a micro-batch, a scalar."""
+        return self.whole(rows.tokens, rows.targets, step=step, samples=rows.samples)
+
+
+class Resident(Stepping):
+    """A training whose weights, gradients, masters and moments are all on the device: `masters`
+    has the fp32 master of each working weight, which is the weight itself in fp32."""
+
+    @torch.no_grad()
+    def _update(self, lr: float) -> Tensor:
+        for weight in self.masters:
+            if weight.grad is None:  # no gradient reaches it, and it does not decay
+                weight.grad = torch.zeros_like(weight)
+        norm = global_norm([weight.grad for weight in self.masters])
+        if all(weight is master for weight, master in self.masters.items()):
+            self.optimizer.step(lr, norm)
+            return norm
+        for weights in parts_of(self.masters, WIDENED_ELEMENTS):
+            masters = [self.masters[weight] for weight in weights]
+            for master in masters:
+                master.grad = torch.empty_like(master)
+            torch._foreach_copy_([m.grad for m in masters], [w.grad for w in weights])
+            for weight in weights:
+                weight.grad = None
+            self.optimizer.step(lr, norm)  # of the masters that have a gradient
+            torch._foreach_copy_(weights, masters)
+        return norm
+
+    @torch.no_grad()
+    def resume(self) -> int:
+        """As `Stepping.resume`; working weights are those of the masters."""
+        first = super().resume()
+        if first:
+            self._narrow()
+        return first
+
+    def _narrow(self) -> None:
+        """Make working weights those of the masters."""
+        for weight, master in self.masters.items():
+            if weight is not master:
+                weight.copy_(master)
+
+
+def parts_of(tensors: Iterable[Tensor], elements: int) -> list[list[Tensor]]:
+    """The tensors in order, cut into parts of at most `elements`, or of one tensor."""
+    parts: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        if not parts or size + tensor.numel() > elements:
+            parts.append([])
+            size = 0
+        parts[-1].append(tensor)
+        size += tensor.numel()
+    return parts

@@ -17,10 +17,10 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
-from baselines.common import cap_device, micro_batches
+from baselines.adamw import ClippedAdamW
+from baselines.common import DeviceRows, cap_device
 from baselines.megatron import gpt
-from baselines.plain_training import NOTHING_MOVES
-from baselines.stepping import Stepping
+from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
@@ -42,7 +42,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     return run.outcome()
 
 
-class MegatronTraining(Stepping):
+class MegatronTraining(Resident):
     """One training by megatron-core."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
@@ -59,36 +59,57 @@ class MegatronTraining(Stepping):
             dtype=DTYPES[spec.dtype],
             recompute=spec.activations != "keep",
         )
-        self.holder = _MasterAdamW(self.whole, self._groups(), spec)
+        self._weights = dict(self.whole.named_parameters())
+        self.optimizer = ClippedAdamW(self._groups(), spec)
+        assert len(self.masters) == len(self._weights)
         self.positions = torch.arange(spec.model.seq, device=self.device)
+        self.holder = _OneFile(self)
         self.history = History(spec, folder, self.batches, form="megatron-core")
 
-    def _groups(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Initial weights by megatron-core's names: those that decay, and the others."""
-        decayed: dict[str, Tensor] = {}
-        plain: dict[str, Tensor] = {}
-        weights = gpt.initial_weights(self.model, self.spec.model, seed=self.spec.seed)
-        for name, value, decays in weights:
-            (decayed if decays else plain)[name] = value.to(self.device)
-        return decayed, plain
+    @torch.no_grad()
+    def _groups(self) -> list[dict]:
+        """Set the initial weights, and make masters of them: those that decay, and the others."""
+        pairs: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
+        for name, value, decays in gpt.initial_weights(self.model, self.spec.model, self.spec.seed):
+            weight = self._weights[name]
+            weight.copy_(value)
+            same = weight.dtype == value.dtype
+            pairs[decays].append((weight, weight if same else value.to(self.device)))
+        self.masters = dict(pairs[True] + pairs[False])
+        return [
+            {"params": [master for _, master in those], "weight_decay": decay}
+            for those, decay in zip(pairs.values(), (self.spec.weight_decay, 0.0), strict=True)
+        ]
 
-    def _step(self, step: int) -> tuple[float, float | None]:
-        """As `Stepping._step`; the norm is None where a step is left out."""
-        spec, total = self.spec, torch.zeros((), device=self.device)
-        for tokens, targets, *_ in micro_batches(self.batches, spec, step, self.device):
-            positions = self.positions.expand_as(tokens)
-            loss = self.whole(tokens, positions, None, labels=targets).mean()
-            (loss / spec.microbatches).backward()
-            total += loss.detach()
-        norm = self.holder.step(spec.learning_rate(step), spec.clip)
-        return float(total) / spec.microbatches, norm
+    def _loss(self, rows: DeviceRows, step: int) -> Tensor:
+        positions = self.positions.expand_as(rows.tokens)
+        return self.whole(rows.tokens, positions, None, labels=rows.targets).mean()
 
-    def _skipped(self, norm: float | None) -> bool:
-        return norm is None
+    @torch.no_grad()
+    def _update(self, lr: float) -> Tensor:
+        """With torch's own norm and clipping; a step whose norm is not finite is left out."""
+        for weight, master in self.masters.items():
+            if weight is not master:
+                master.grad, weight.grad = weight.grad.float(), None
+        masters, clip, inner = [*self.masters.values()], self.spec.clip, self.optimizer.inner
+        norm = torch.nn.utils.get_total_norm([master.grad for master in masters])
+        if bool(norm.isfinite()):
+            if clip is not None:
+                torch.nn.utils.clip_grads_with_norm_(masters, clip, norm)
+            for group in inner.param_groups:
+                group["lr"] = lr
+            inner.step()
+            self._narrow()
+        inner.zero_grad()
+        return norm
+
+    def named_masters(self) -> dict[str, Tensor]:
+        """fp32 weights by megatron-core's names."""
+        return {name: self.masters[weight] for name, weight in self._weights.items()}
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by our names, in our layout."""
-        masters, spec = self.holder.masters, self.spec.model
+        masters, spec = self.named_masters(), self.spec.model
         return {
             self.model.state_name(unit, name): gpt.our_layout(
                 name, masters[gpt.their_name(self.model, unit, name)].detach(), spec
@@ -108,57 +129,11 @@ class MegatronTraining(Stepping):
         )
 
 
-class _MasterAdamW:
-    """AdamW on fp32 weights, global clipping, and working weights of the model's dtype.
+class _OneFile:
+    """Has megatron-core's weights and moments, in a file of its own. A `Holder`."""
 
-    A step with a gradient that is not finite is left out, moments and step number included. A
-    `Holder`, of a file of its own.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        groups: tuple[dict[str, Tensor], dict[str, Tensor]],
-        spec: RunSpec,
-    ) -> None:
-        """`groups` are the initial fp32 weights by name: those that decay, and the others."""
-        self.working = dict(model.named_parameters())
-        self.masters: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for name, value in (groups[0] | groups[1]).items():
-                weight = self.working[name]
-                weight.copy_(value)
-                self.masters[name] = weight if weight.dtype == value.dtype else value
-        assert self.masters.keys() == self.working.keys()
-        self.inner = torch.optim.AdamW(
-            [
-                {"params": [self.masters[name] for name in group], "weight_decay": decay}
-                for group, decay in zip(groups, (spec.weight_decay, 0.0), strict=True)
-            ],
-            lr=spec.lr,
-            betas=(spec.beta1, spec.beta2),
-            eps=spec.eps,
-            fused=True,
-        )
-
-    def step(self, lr: float, clip: float | None) -> float | None:
-        """Update and clear the gradients; returns their norm, or None when it is not finite."""
-        for name, master in self.masters.items():
-            weight = self.working[name]
-            if weight is not master:
-                master.grad, weight.grad = weight.grad.float(), None
-        masters = list(self.masters.values())
-        norm = torch.nn.utils.get_total_norm([master.grad for master in masters])
-        finite = bool(norm.isfinite())
-        if finite:
-            if clip is not None:
-                torch.nn.utils.clip_grads_with_norm_(masters, clip, norm)
-            for group in self.inner.param_groups:
-                group["lr"] = lr
-            self.inner.step()
-            self._narrow()
-        self.inner.zero_grad()
-        return float(norm) if finite else None
+    def __init__(self, training: MegatronTraining) -> None:
+        self._masters, self._optimizer = training.named_masters(), training.optimizer.inner
 
     def save(self, save: Callable[[], None]) -> None:
         """Call `save`, which asks for `write`."""
@@ -166,25 +141,17 @@ class _MasterAdamW:
 
     def write(self, folder: Path) -> None:
         """As `Holder.write`."""
-        state = {"masters": dict(self.masters), "inner": self.inner.state_dict()}
+        state = {"masters": self._masters, "inner": self._optimizer.state_dict()}
         torch.save(state, folder / STATE_FILE)
 
+    @torch.no_grad()
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`."""
         saved.check([STATE_FILE])
         state = torch.load(saved.path / STATE_FILE, weights_only=True)
-        with torch.no_grad():
-            for name, value in state["masters"].items():
-                self.masters[name].copy_(value)
-        self.inner.load_state_dict(state["inner"])
-        self._narrow()
-
-    @torch.no_grad()
-    def _narrow(self) -> None:
-        """Working weights from masters."""
-        for name, master in self.masters.items():
-            if self.working[name] is not master:
-                self.working[name].copy_(master)
+        for name, value in state["masters"].items():
+            self._masters[name].copy_(value)
+        self._optimizer.load_state_dict(state["inner"])
 
 
 def _single_rank(device: torch.device, seed: int) -> None:

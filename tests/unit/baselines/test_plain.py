@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from baselines import plain, plain_training
+from baselines import plain, stepping
 from baselines.adamw import ClippedAdamW, clip_coefficient, global_norm
 from baselines.blocks import body_of, compile_blocks, install
-from baselines.plain_training import PlainTraining, parts_of
+from baselines.plain_training import PlainTraining
+from baselines.stepping import parts_of
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_judged, run
 from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
 from workbench.core.model_spec import ModelSpec
@@ -79,7 +80,7 @@ def test_bf16_has_fp32_masters(tmp_path):
 def test_widening_in_parts_changes_nothing(tmp_path, monkeypatch):
     spec = BASE.with_(dtype="bf16", steps=5, lr_decay_steps=20)
     whole = trained(spec, tmp_path / "whole")
-    monkeypatch.setattr(plain_training, "WIDENED_ELEMENTS", 1000)
+    monkeypatch.setattr(stepping, "WIDENED_ELEMENTS", 1000)
     parts = trained(spec, tmp_path / "parts")
     assert parts.history.losses == whole.history.losses
     assert parts.meter.peak <= whole.meter.peak
