@@ -110,6 +110,22 @@ class Stages(nn.Module):
         self.passed: Context | None = None
         """Identity of the micro-batch that passed the head last."""
 
+    def share_tied(self, device: torch.device, dtype: torch.dtype) -> list[tuple[int, str]]:
+        """Make a weight that two units of this rank use one parameter. One that belongs to another
+        rank's unit gets memory; returns (unit, local name) of those."""
+        borrowed = []
+        for (unit, name), (owner, owner_name) in self.layered.tied().items():
+            if unit not in self.own:
+                continue
+            if owner in self.own:
+                weight = self.units[owner].get_parameter(owner_name)
+            else:
+                shape = self.layered.shapes(owner)[owner_name]
+                weight = torch.empty(shape, dtype=dtype, device=device)
+                borrowed.append((unit, name))
+            set_parameter(self.units[unit], name, weight)
+        return borrowed
+
     @property
     def blocks(self) -> list[nn.Module]:
         """Layers of all stages of the rank."""
@@ -267,23 +283,17 @@ class StagesTraining(PlainTraining):
 
     def _tie(self) -> list[Tie]:
         """Tied weights become one parameter where a stage has both units, else a tie."""
+        self.whole.share_tied(self.device, DTYPES[self.spec.dtype])
         ties = []
         rank_of = {u: s % self.spec.ranks for s, stage in enumerate(self.stages) for u in stage}
         for (unit, name), (owner, owner_name) in self.model.tied().items():
             theirs, ours = rank_of[owner], rank_of[unit]
             if ours == theirs:
-                if self.rank == ours:
-                    owned = self.whole.units[owner].get_parameter(owner_name)
-                    set_parameter(self.whole.units[unit], name, owned)
                 continue
             group = new_group([theirs, ours])  # by all ranks, also those that are not in it
-            if self.rank == ours:
-                shape = self.model.shapes(owner)[owner_name]
-                empty = torch.empty(shape, dtype=DTYPES[self.spec.dtype], device=self.device)
-                set_parameter(self.whole.units[unit], name, empty)
-                ties.append(Tie(self.whole.units[unit].get_parameter(name), theirs, group))
-            elif self.rank == theirs:
-                ties.append(Tie(self.whole.units[owner].get_parameter(owner_name), theirs, group))
+            if self.rank in (theirs, ours):
+                at, own = (owner, owner_name) if self.rank == theirs else (unit, name)
+                ties.append(Tie(self.whole.units[at].get_parameter(own), theirs, group))
         return ties
 
     # -- checkpoints ----------------------------------------------------------------------------

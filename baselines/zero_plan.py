@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.offload.outside import plan_of
@@ -363,6 +364,20 @@ class _Builder(ScheduleBuilder):
         return self.scratch(act(kind, unit, micro), nbytes)
 
 
-def persistent_elements(spec: RunSpec) -> int:
-    """Smaller parameters stay on the device: norms and biases do, matrices never, at any width."""
-    return 4 * spec.model.hidden + 1
+def stage_3(spec: RunSpec, block_elements: int, live: int) -> dict[str, Any]:
+    """DeepSpeed's configuration of ZeRO-3 for a model whose blocks have `block_elements`
+    parameters, with its optimizer on the host, and at most `live` fetched parameters. Norms and
+    biases stay on the device, matrices never, at any width."""
+    bucket = min(BUCKET_ELEMENTS, block_elements)
+    return {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": bucket,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
+        "stage3_param_persistence_threshold": 4 * spec.model.hidden + 1,
+        "sub_group_size": bucket,
+    }

@@ -7,8 +7,8 @@
 
 The record of a run goes to FOLDER/offload.jsonl as soon as the run ends (offload_sheet.py); what
 runs is data (offload_cases.toml). Each run is a process of its own, started, watched and recorded
-as `workbench run` does it. A run that fails is a row with its status and no figures. Started again, it
-goes on with what is not finished.
+as `workbench run` does it. A run that fails is a row with its status and no figures. Started again,
+it goes on with what is not finished.
 
 Speed is the batch over the median of the measured steps, whole steps from the first copy to the
 last: forward, backward, update, and everything waited for. Build DeepSpeed's operators before

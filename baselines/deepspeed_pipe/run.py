@@ -30,7 +30,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.model.base import LayeredModel, set_parameter
+from workbench.model.base import LayeredModel
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.schedule.mesh import Mesh
@@ -166,17 +166,10 @@ class DeepSpeedStageTraining(PlainTraining):
         """Parameter groups. A tied weight is one parameter where this rank has both units. Where it
         has only the one that borrows, the weight gets memory: each stage updates its own."""
         groups = decay_groups(self.model, self.whole, self.spec.weight_decay)
-        for (unit, name), (owner, owner_name) in self.model.tied().items():
-            if unit not in self.own:
-                continue
-            module = self.whole.units[unit]
-            if owner in self.own:
-                set_parameter(module, name, self.whole.units[owner].get_parameter(owner_name))
-                continue
-            shape = self.model.shapes(owner)[owner_name]
-            set_parameter(module, name, torch.empty(shape, device=self.device))
+        for unit, name in self.whole.share_tied(self.device, torch.float32):
+            weight = self.whole.units[unit].get_parameter(name)
             decay = self.spec.weight_decay if self.model.decays(unit, name) else 0.0
-            groups.append({"params": [module.get_parameter(name)], "weight_decay": decay})
+            groups.append({"params": [weight], "weight_decay": decay})
         return groups
 
 
