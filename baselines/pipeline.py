@@ -32,22 +32,17 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from baselines import ranks
 from baselines.adamw import ClippedAdamW
-from baselines.blocks import compile_blocks
 from baselines.common import refuse_host_activations
 from baselines.plain_training import PlainTraining
 from baselines.stages import cut
-from baselines.states import StageHolder, masters_by_unit
+from baselines.states import StageHolder
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
-from workbench.runtime.executor.threads import use_rank_threads
-from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.groups import new_group
-from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
 
 PipelineSchedule = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -169,6 +164,8 @@ class Stage(nn.Module):
 class StagesTraining(PlainTraining):
     """Plain training of a rank's stages."""
 
+    built, holder_kind = "the stages", StageHolder
+
     def __init__(
         self,
         spec: RunSpec,
@@ -176,34 +173,10 @@ class StagesTraining(PlainTraining):
         folder: Path,
         schedule: type[PipelineSchedule],
     ) -> None:
-        self.spec, self.report, self.folder = spec, report, folder
         self.rank = dist.get_rank()
-        self.device = resolve_device(spec.device)
-        use_rank_threads(self.device.type, spec.ranks)
-        self.model = make_model(spec.model, spec.seed)
-        self.stages = stages_of(self.model, spec)
-        self.batches = load_batches(spec, self.model, folder / "cache")
-        self.meter = device_meter(self.device, spec.device_memory)
-        report.phase("building the stages")
-        with self.meter:
-            self.whole = Stages(
-                self.model,
-                self.stages[self.rank :: spec.ranks],
-                seed=spec.seed,
-                device=self.device,
-                checkpoint=spec.activations != "keep",
-            )
-            self.ties = self._tie()
-            self.masters = self._split_masters()
-            self.optimizer = OfAllStages(self._optimizer())
-        self.blocks = compile_blocks(self.whole, spec, self.device)
-        report.phase(f"training with {self.blocks}")
+        super().__init__(spec, report, folder)
         self.loss = torch.zeros((), device=self.device)
         self.schedule = self._schedule(schedule)
-        self.holder = StageHolder(
-            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
-        )
-        self.history = History(spec, folder, self.batches, model=self.model)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
@@ -279,11 +252,28 @@ class StagesTraining(PlainTraining):
 
         return _Later.apply(x, head)
 
+    # -- set-up -------------------------------------------------------------------------------
+
+    def _whole(self) -> Stages:
+        self.stages = stages_of(self.model, self.spec)
+        whole = Stages(
+            self.model,
+            self.stages[self.rank :: self.spec.ranks],
+            seed=self.spec.seed,
+            device=self.device,
+            checkpoint=self.spec.activations != "keep",
+        )
+        self.ties = self._tie(whole)
+        return whole
+
+    def _optimizer(self) -> OfAllStages:
+        return OfAllStages(super()._optimizer())
+
     # -- weights of two stages ------------------------------------------------------------------
 
-    def _tie(self) -> list[Tie]:
+    def _tie(self, whole: Stages) -> list[Tie]:
         """Tied weights become one parameter where a stage has both units, else a tie."""
-        self.whole.share_tied(self.device, DTYPES[self.spec.dtype])
+        whole.share_tied(self.device, DTYPES[self.spec.dtype])
         ties = []
         rank_of = {u: s % self.spec.ranks for s, stage in enumerate(self.stages) for u in stage}
         for (unit, name), (owner, owner_name) in self.model.tied().items():
@@ -293,7 +283,7 @@ class StagesTraining(PlainTraining):
             group = new_group([theirs, ours])  # by all ranks, also those that are not in it
             if self.rank in (theirs, ours):
                 at, own = (owner, owner_name) if self.rank == theirs else (unit, name)
-                ties.append(Tie(self.whole.units[at].get_parameter(own), theirs, group))
+                ties.append(Tie(whole.units[at].get_parameter(own), theirs, group))
         return ties
 
     # -- checkpoints ----------------------------------------------------------------------------

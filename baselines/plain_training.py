@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from baselines.adamw import ClippedAdamW
 from baselines.blocks import compile_blocks
 from baselines.common import decay_groups, named_units, refuse_host_activations
-from baselines.states import ModuleHolder, masters_by_unit
+from baselines.states import ModuleHolder
 from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.whole import make_whole
@@ -36,9 +35,8 @@ from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.statistics import take_up, undivided
-from workbench.training.history import History
 from workbench.training.loop import InOneProcess, Steps, Task
-from workbench.training.run import load_batches, resolve_device, tell_of
+from workbench.training.run import tell_of
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -62,6 +60,9 @@ def driven(task: Task) -> Steps:
 class PlainTraining(Resident):
     """One plain training."""
 
+    built, holder_kind = "the model", ModuleHolder
+    """Part of the model that is here, in words; who writes it into checkpoints."""
+
     def __init__(
         self,
         spec: RunSpec,
@@ -74,29 +75,17 @@ class PlainTraining(Resident):
         """`passes`: the spec of what passes the model here, where others have the rest of it.
         `given`: a model and data that the spec does not name."""
         refuse_host_activations(spec, "plain training", "keeps everything on the device")
-        self.spec, self.report, self.folder = spec, report, folder
-        self.device = resolve_device(spec.device)
+        super().__init__(spec, report, folder, given)
         use_rank_threads(self.device.type, spec.ranks)
-        self.model = given[0] if given else make_model(spec.model, spec.seed)
-        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)
-        report.phase("building the model")
+        report.phase(f"building {self.built}")
         with self.meter:
-            self.whole = make_whole(
-                self.model,
-                seed=spec.seed,
-                device=self.device,
-                checkpoint=spec.activations != "keep",
-                undivided=True,
-            )
+            self.whole = self._whole()
             self.masters = self._split_masters()
             self.optimizer = self._optimizer()
         self.blocks = compile_blocks(self.whole, passes or spec, self.device)
         report.phase(f"training with {self.blocks}")
-        self.holder = ModuleHolder(
-            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
-        )
-        self.history = History(spec, folder, self.batches, model=self.model)
+        self._hold(self.holder_kind)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
@@ -116,6 +105,16 @@ class PlainTraining(Resident):
         return self.meter
 
     # -- set-up ---------------------------------------------------------------------------------
+
+    def _whole(self) -> nn.Module:
+        """All that is trained here."""
+        return make_whole(
+            self.model,
+            seed=self.spec.seed,
+            device=self.device,
+            checkpoint=self.spec.activations != "keep",
+            undivided=True,
+        )
 
     def _split_masters(self) -> dict[Tensor, Tensor]:
         """Working weight -> fp32 master, the same tensor in fp32. The weights become the dtype's;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +13,15 @@ from torch import Tensor
 
 from baselines.adamw import global_norm
 from baselines.common import DeviceRows, micro_batches, named_units, now_s
+from baselines.states import ModuleHolder, masters_by_unit
 from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
+from workbench.model import make_model
 from workbench.model.base import LayeredModel
+from workbench.model.text import Batches
+from workbench.training.history import History
+from workbench.training.run import load_batches, resolve_device
 
 NOTHING_MOVES = "nothing of size is on the host or crosses the link: tokens and losses only"
 WIDENED_ELEMENTS = 1 << 28
@@ -21,14 +29,32 @@ WIDENED_ELEMENTS = 1 << 28
 
 
 class Stepping:
-    """A training of one model. A subclass makes `spec`, `report`, `device`, `model`, `whole`,
-    `batches`, `holder` and `history`; where torch passes the module as a whole, it has `masters`
-    and updates them in `_update`, else it has a `_step` of its own."""
+    """A training of one model. A subclass makes `whole`, `holder` and `history`; where torch passes
+    the module as a whole, it has `masters` and updates them in `_update`, else it has a `_step` of
+    its own."""
 
     share = 1.0
     """Weight of the rows here in the step's mean loss, where others have more: 1 on the mean."""
     changed = False
     """Whether the last step has begun to update."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        report: Reporter,
+        folder: Path,
+        given: tuple[LayeredModel, Batches] | None = None,
+    ) -> None:
+        """`given`: a model and data that the spec does not name."""
+        self.spec, self.report, self.folder = spec, report, folder
+        self.device = resolve_device(spec.device)
+        self.model = given[0] if given else make_model(spec.model, spec.seed)
+        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
+
+    def _hold(self, kind: type[ModuleHolder] = ModuleHolder) -> None:
+        """Have checkpoints of our own form, of `masters` and `optimizer`."""
+        self.holder = kind(self.model, masters_by_unit(self.whole, self.masters), self.optimizer)
+        self.history = History(self.spec, self.folder, self.batches, model=self.model)
 
     def run(self) -> None:
         """All steps that are left."""

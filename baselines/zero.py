@@ -41,11 +41,10 @@ from baselines.zero_weights import build, set_masters
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.transport.groups import of_first
 from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
+from workbench.training.run import resolve_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ def training(
     be_a_rank(device)
     # Several ranks share a folder, which the process that started them makes and removes.
     with _scratch(adapter) if spec.ranks == 1 else nullcontext():
-        yield ZeroTraining(spec, report, folder, adapter, device)
+        yield ZeroTraining(spec, report, folder, adapter)
 
 
 def base_config(spec: RunSpec) -> dict[str, Any]:
@@ -132,15 +131,11 @@ def base_config(spec: RunSpec) -> dict[str, Any]:
 class ZeroTraining(Stepping):
     """One training by DeepSpeed."""
 
-    def __init__(
-        self, spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter, device: torch.device
-    ) -> None:
+    def __init__(self, spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) -> None:
         import deepspeed
 
-        self.spec, self.report, self.folder = spec, report, folder
-        self.adapter, self.device = adapter, device
-        self.model = make_model(spec.model, spec.seed)
-        self.batches = load_batches(spec, self.model, folder / "cache")
+        super().__init__(spec, report, folder)
+        self.adapter, device = adapter, self.device
         cap_device(device, spec.device_memory)
         if device.type == "cuda":
             tell_deepspeed_the_cap(device, spec.device_memory)

@@ -26,6 +26,7 @@ from baselines.deepspeed_rank import FilesOfRanks, be_a_rank, make_operators
 from baselines.pipeline import Stages
 from baselines.plain_training import PlainTraining
 from baselines.stages import share_of
+from baselines.stepping import Stepping
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
@@ -35,7 +36,7 @@ from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.schedule.mesh import Mesh
 from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
+from workbench.training.run import resolve_device
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -87,15 +88,12 @@ class DeepSpeedStageTraining(PlainTraining):
 
         from baselines.deepspeed_pipe.stage import Pipe
 
-        self.spec, self.report, self.folder = spec, report, folder
-        self.device, rank = resolve_device(spec.device), dist.get_rank()
-        replicas = spec.options.copies
+        Stepping.__init__(self, spec, report, folder)
+        rank, replicas = dist.get_rank(), spec.options.copies
         mesh = Mesh(spec.ranks // replicas, replicas)
         self.part = share_of(spec.microbatch, mesh.replica(rank), replicas)
-        self.model = make_model(spec.model, spec.seed)
         self.stages = _stages(self.model, spec)
         self.own = self.stages[mesh.position(rank)]
-        self.batches = load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)
         report.phase(f"starting DeepSpeed {deepspeed.__version__}")
         with self.meter:

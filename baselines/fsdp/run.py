@@ -38,14 +38,12 @@ from baselines.common import (
 )
 from baselines.fsdp.planner import kept_blocks
 from baselines.host_adam import fastest
-from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
 from baselines.transfer_counter import TransferCounter
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.whole import Whole
@@ -53,8 +51,7 @@ from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.transport.loopback import join
-from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
+from workbench.training.run import resolve_device
 
 LABEL = "FSDP2"
 
@@ -107,12 +104,10 @@ class FsdpTraining(Stepping):
     ) -> None:
         """`given`: a model and data that the spec does not name. `over` which processes weights
         are sharded, by default all, in their own group."""
-        self.spec, self.report, self.folder = spec, report, folder
-        self.device = resolve_device(spec.device)
+        super().__init__(spec, report, folder, given)
         self.on_gpu = self.device.type == "cuda"
         use_device_threads(self.device.type)
         cap_device(self.device, spec.device_memory)
-        self.model = given[0] if given else make_model(spec.model, spec.seed)
         self.host_bytes = host_bytes(self.model, pinned=self.on_gpu)
         if spec.host_memory is not None and self.host_bytes > spec.host_memory:
             raise OutOfMemory(
@@ -122,7 +117,6 @@ class FsdpTraining(Stepping):
                 in_use=0,
                 budget=spec.host_memory,
             )
-        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
         maker, self.update = fastest(spec, self.device)
         report.phase("sharding the model")
         self.whole = _sharded(self.model, spec, self.device, keeps=given is None, over=over)
@@ -134,10 +128,7 @@ class FsdpTraining(Stepping):
         for group in groups:
             group["params"] = [self.masters[parameter] for parameter in group["params"]]
         self.optimizer = maker(groups, spec)
-        self.holder = ModuleHolder(
-            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
-        )
-        self.history = History(spec, folder, self.batches, model=self.model)
+        self._hold()
         self.moved: dict[str, int | None] = dict.fromkeys(("load", "store"))
 
     def outcome(self) -> Outcome:

@@ -24,13 +24,11 @@ from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.loopback import join
 from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
 
 STATE_FILE = "state.pt"
 
@@ -46,13 +44,10 @@ class MegatronTraining(Resident):
     """One training by megatron-core."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
-        self.spec, self.report, self.folder = spec, report, folder
-        self.device = resolve_device(spec.device)
+        super().__init__(spec, report, folder)
         use_device_threads(self.device.type)
         _single_rank(self.device, spec.seed)
         cap_device(self.device, spec.device_memory)
-        self.model = make_model(spec.model)
-        self.batches = load_batches(spec, self.model, folder / "cache")
         self.whole = gpt.build(
             spec.model,
             device=self.device,
