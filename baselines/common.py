@@ -71,7 +71,7 @@ def share(batch: DeviceRows) -> DeviceRows:
     return DeviceRows(mine, batch.targets[part], batch.samples[part])
 
 
-def built(
+def unit_by_unit(
     model: LayeredModel,
     spec: RunSpec,
     finish: Callable[[int, nn.Module], object],

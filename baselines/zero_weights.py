@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines.common import built, named_units
+from baselines.common import named_units, unit_by_unit
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
@@ -30,7 +30,7 @@ def build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -
 
             deepspeed.zero.Init(module=module, config_dict_or_path=shard_by, dtype=dtype)
 
-    return built(model, spec, shard, dtype)
+    return unit_by_unit(model, spec, shard, dtype)
 
 
 def set_masters(model: LayeredModel, whole: Whole, seed: int) -> None:

@@ -29,12 +29,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from baselines.adamw import global_norm
 from baselines.blocks import compile_blocks
 from baselines.common import (
-    built,
     cap_device,
     decay_groups,
     named_units,
     refuse_host_activations,
     resident_note,
+    unit_by_unit,
 )
 from baselines.fsdp.planner import kept_blocks
 from baselines.host_adam import fastest
@@ -222,7 +222,7 @@ def _sharded(
         if 0 < unit < model.head:
             fully_shard(module, reshard_after_forward=unit <= fetched_again, **settings)
 
-    whole = built(model, spec, shard)
+    whole = unit_by_unit(model, spec, shard)
     if not keeps:  # the tree of a module that is cut into layers has their parts, not the layers
         settings["ignored_params"] = {p for block in whole.blocks for p in block.parameters()}
     fully_shard(whole, **settings)
