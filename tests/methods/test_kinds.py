@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from baselines.plain_training import PlainTraining
+from baselines.plain_training import PlainTraining as Training
 from tests.methods import kinds, torchs
 from tests.methods.grammar import GENOMES, REFUSED_FLOORS, REFUSED_HABITS, drawn_as
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, half
@@ -71,10 +71,10 @@ def assert_equal(trained, losses, parameters, statistics) -> None:
 def test_plain_training_is_torchs_own_loop(name, activations, tmp_path):
     spec = spec_of(name, method="plain", activations=activations, microbatches=2)
     ensure(spec, tmp_path, Silent())
-    assert_trains(PlainTraining(spec, Silent(), tmp_path), by_torch(spec, 2))
+    assert_trains(Training(spec, Silent(), tmp_path), by_torch(spec, 2))
 
 
-def assert_trains(run: PlainTraining, trained) -> None:
+def assert_trains(run: Training, trained) -> None:
     run.run()
     statistics = undivided(run.model, run.whole.units)
     assert_equal(trained, run.history.losses, run.parameters(), statistics)
@@ -175,9 +175,9 @@ def test_any_module_is_trained_as_by_torch_or_refused(tries, tmp_path_factory, m
             return
         ensure(spec, folder, Silent())
         ended["trained"] += 1
-        trained, layers = by_torch(spec, 2), PlainTraining(spec, Silent(), folder)
+        trained, layers = by_torch(spec, 2), Training(spec, Silent(), folder)
         layers.whole.written = None
-        assert_trains(PlainTraining(spec, Silent(), folder), trained)
+        assert_trains(Training(spec, Silent(), folder), trained)
         assert_trains(layers, trained)
 
     holds()
