@@ -33,10 +33,7 @@ class Program(StepDraft):
         self._permanent()
         self.drafts = [self._messages(self._compute(position)) for position in range(line.depth)]
         self.drafts = [swaps.stash(self, at, drafts) for at, drafts in enumerate(self.drafts)]
-        if line.places:
-            swaps.write(self)
-        else:
-            updates.write(self)
+        self._updates()
         for position, drafts in enumerate(self.drafts):
             self._free(drafts)
             self._inbox(position, drafts)
@@ -218,6 +215,15 @@ class Program(StepDraft):
                     sent[kind].append(message.name)
                     found.append(message)
         return found
+
+    # -- sums, norm and updates -----------------------------------------------------------------
+
+    def _updates(self) -> None:
+        """Add sums over replicas, the norm and updates; and where units visit, their visits."""
+        if self.line.places:
+            swaps.write(self)
+        else:
+            updates.write(self)
 
     # -- when memory is free --------------------------------------------------------------------
 
