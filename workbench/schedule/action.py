@@ -190,6 +190,11 @@ class Action:
     samples: tuple[int, int] | None = None
     """First sample of the minibatch that it works on, and the one after its last. None where all
     passes divide the minibatch alike, so that `microbatch` says it."""
+    lag: int = 0
+    """Steps back in which its work began: at 2, step t does work of the micro-batches of t - 2."""
+    stale: int = 0
+    """Updates that the weights it reads lack, of the updates by all micro-batches before its own
+    step's."""
     name: str = field(init=False, repr=False, compare=False)
     """Printed; kept, since all that runs or searches schedules asks for it."""
 

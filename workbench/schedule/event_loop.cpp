@@ -117,8 +117,8 @@ class Devices {
 
 } // namespace
 
-// A schedule of so many actions, unrolled to `nodes`; of each action its lane, its seconds alone, and
-// the distances to those that wait for it, which lie from `first[i]` to `first[i + 1]`; of each lane
+// A schedule of so many actions, unrolled to `nodes`; of each action its lane, its seconds alone (or
+// those of each node: there are so many `durations`), and the distances to those that wait for it, which lie from `first[i]` to `first[i + 1]`; of each lane
 // its rank, and its bit in a set of busy lanes of that rank; of each node how many it waits for.
 //
 // Of `devices` lanes take turns (see `Devices` for what follows); none where there are 0.
@@ -127,7 +127,7 @@ class Devices {
 // how many nodes ended, less than all where they wait for each other, and -1 if `ask` could not say.
 extern "C" std::int64_t workbench_times(
     std::int64_t actions, std::int64_t nodes, std::int64_t lanes, std::int64_t ranks,
-    const std::int32_t* lane_of, const double* alone, const std::int64_t* first,
+    std::int64_t durations, const std::int32_t* lane_of, const double* alone, const std::int64_t* first,
     const std::int64_t* distances, const std::int32_t* rank_of, const std::int32_t* bit_of,
     std::int32_t* missing, std::int64_t devices, const std::int32_t* device_of,
     const std::int64_t* lane_first, const std::int64_t* lane_actions, const std::int64_t* goes_on,
@@ -158,7 +158,7 @@ extern "C" std::int64_t workbench_times(
             const std::int32_t i = lane_of[node % actions];
             start[node] = lane[i].since = now;
             lane[i].running = node;
-            lane[i].left = alone[node % actions];
+            lane[i].left = alone[node % durations];
             lane[i].factor = 0;
             busy[rank_of[i]] |= std::uint64_t{1} << bit_of[i];
             note(rank_of[i]);

@@ -44,7 +44,8 @@ class Contention(Protocol):
 
 
 def times(graph: Graph | ArrayGraph, alone: list[float], contention: Contention) -> Times:
-    """`alone` is how long each action takes with every other lane idle, in seconds.
+    """`alone` is how long each action takes with every other lane idle, in seconds; or each node,
+    where steps differ.
 
     Raises ValueError for a slowdown that is none.
     """
@@ -77,7 +78,7 @@ def in_python(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdown
         for node in ready:
             lane = lane_of[node % n]
             start[node] = since[lane] = now
-            running[lane], left[lane], factor[lane] = node, alone[node % n], 0.0
+            running[lane], left[lane], factor[lane] = node, alone[node % len(alone)], 0.0
             busy[rank_of[lane]] |= 1 << lane
             changed.add(rank_of[lane])
         for rank in changed:
@@ -144,10 +145,12 @@ def compiled(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdowns
         array("i", slowdowns.rank_of), array("i", map(bit_of.get, range(len(graph.lane_keys)))),
         array("i", graph.missing()), *_taking_turns(graph),
     )  # fmt: skip
-    sizes = len(alone), graph.num_nodes, len(graph.lane_keys), len(slowdowns.lanes_of)
+    sizes = graph.num_actions, graph.num_nodes, len(graph.lane_keys), len(slowdowns.lanes_of)
     pointers = [each.buffer_info()[0] for each in (*given, start, end)]
     devices = len(graph.turns.queues) if graph.turns is not None else 0
-    num_ended = loop(*sizes, *pointers[:7], devices, *pointers[7:-2], ask, *pointers[-2:])
+    num_ended = loop(
+        *sizes, len(alone), *pointers[:7], devices, *pointers[7:-2], ask, *pointers[-2:]
+    )
     if failures:
         raise failures[0]
     return start.tolist(), end.tolist(), num_ended
@@ -197,5 +200,5 @@ class Slowdowns:
 @functools.cache
 def _loop() -> Callable[..., int] | None:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    takes = (*[number] * 4, *[pointer] * 7, number, *[pointer] * 7, ASK, pointer, pointer)
+    takes = (*[number] * 5, *[pointer] * 7, number, *[pointer] * 7, ASK, pointer, pointer)
     return native.function(SOURCE, "workbench_times", takes, number)

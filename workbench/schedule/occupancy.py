@@ -20,7 +20,12 @@ def check_buffers(proof: Proof) -> None:
         freed = frees[name]
         if taken != freed:
             proof.require(taken, freed, f"it frees buffer {name!r}")
-        proof.require(freed, taken, f"it takes buffer {name!r}", next_step=True)
+        copies = schedule.buffers[name].copies
+        proof.require(freed, taken, f"it takes buffer {name!r}", steps=copies)
+        if schedule.buffers[name].slot is not None and schedule.actions[freed].lag:
+            raise ScheduleError(
+                f"{schedule.actions[freed].name} frees {name!r} of an earlier step, in a slot"
+            )
     for i, action in enumerate(schedule.actions):
         for name in action.uses:
             if _buffer(schedule, action, name).permanent:
@@ -95,7 +100,7 @@ def _check_slots(proof: Proof, takes: dict[str, int], frees: dict[str, int]) -> 
             continue
         for name, following in zip(names, names[1:], strict=False):
             _require_free(proof, frees[name], takes[following], why)
-        _require_free(proof, frees[names[-1]], takes[names[0]], why, next_step=True)
+        _require_free(proof, frees[names[-1]], takes[names[0]], why, steps=1)
 
 
 def _check_side_by_side(
@@ -115,23 +120,21 @@ def _check_side_by_side(
         _lay(first, proof.schedule.buffers[name], name)
     for start, end, name in last:
         for *_, following in _under(first, start, end)[1]:
-            _require_free(proof, frees[name], takes[following], why, next_step=True)
+            _require_free(proof, frees[name], takes[following], why, steps=1)
 
 
-def _require_free(
-    proof: Proof, freed: int, taken: int, why: str, *, next_step: bool = False
-) -> None:
+def _require_free(proof: Proof, freed: int, taken: int, why: str, *, steps: int = 0) -> None:
     """Require that a place is free before the next buffer takes it. A message may come before its
     RECV begins, once all has ended that the RECV itself waits for: it does not wait for the
     messages before."""
-    proof.require(freed, taken, why, next_step=next_step)
-    receive, since = proof.schedule.actions[taken], -int(next_step)
+    proof.require(freed, taken, why, steps=steps)
+    receive, since = proof.schedule.actions[taken], -steps
     if receive.kind in RECEIVES and not any(
         (back, last) == (since, freed)
-        or (back >= since and proof.before(freed, last, next_step=back > since))
+        or (back >= since and proof.before(freed, last, steps=int(back > since)))
         for back, last in proof.waits(receive)
     ):
-        step = " of the step before" if next_step else ""
+        step = " of the step before" if steps else ""
         raise ScheduleError(
             f"{receive.name} must itself wait for {proof.name(freed)}{step}, which frees its place:"
             f" its sender does not wait for the messages before ({why})"

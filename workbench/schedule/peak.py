@@ -14,9 +14,9 @@ one may be given too: no chains are needed, and the peak is the largest differen
 been taken and what has surely been freed. Adding up every buffer that is "not surely free" instead
 would count twice what follows one another.
 
-Two steps show all there is, since a buffer is taken again only after it was freed (occupancy.py);
-buffers that may outlive the whole next step, so that more than two steps could meet, count as
-permanent.
+Two steps show all there is, since a buffer is taken again only after it was freed (occupancy.py),
+and as many more as a buffer of several copies may be taken before; buffers that may outlive these,
+so that more steps could meet, count as permanent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Peak:
 
 
 def worst_case(graph: Graph, order: Order, tier: str, rank: int = 0) -> Peak:
-    """The peak of one tier of one rank; `graph` spans at least three steps."""
+    """The peak of one tier of one rank; `graph` spans the steps that a proof needs."""
     schedule = graph.schedule
     sizes = {
         name: buffer.nbytes
@@ -52,9 +52,10 @@ def worst_case(graph: Graph, order: Order, tier: str, rank: int = 0) -> Peak:
     total = schedule.static_bytes(tier, rank)
     if not sizes:
         return Peak(nbytes=total, held=())
-    outliving = _outliving(graph, order, sizes)
-    total += sum(sizes.pop(name) for name in outliving)
-    takes, frees = _ends(graph, order, sizes)
+    window = 1 + max(schedule.buffers[name].copies for name in sizes)
+    outliving = _outliving(graph, order, sizes, window)
+    total += sum(sizes.pop(name) * schedule.buffers[name].copies for name in outliving)
+    takes, frees = _ends(graph, order, sizes, window)
     if len({order.lane_of[node] for node, _ in takes}) == 1:
         nbytes, started, ended = _in_a_row(order, takes, frees)
     else:
@@ -66,40 +67,61 @@ def worst_case(graph: Graph, order: Order, tier: str, rank: int = 0) -> Peak:
     return Peak(nbytes=total + nbytes, held=tuple(held))
 
 
-def _outliving(graph: Graph, order: Order, sizes: dict[str, int]) -> list[str]:
-    """Buffers that may still be occupied when the step after the next one takes its own."""
+def _outliving(graph: Graph, order: Order, sizes: dict[str, int], window: int) -> list[str]:
+    """Buffers of the first step that may still be occupied when the first step after the window
+    takes its own."""
     n = len(graph.schedule.actions)
     first_take: dict[int, int] = {}
+    takes_of: dict[str, int] = {}
     freed_by: dict[str, int] = {}
     for i, action in enumerate(graph.schedule.actions):
         if graph.lane_of[i] not in first_take and not sizes.keys().isdisjoint(action.takes):
-            first_take[graph.lane_of[i]] = 2 * n + i
+            first_take[graph.lane_of[i]] = window * n + i
+        takes_of.update(dict.fromkeys(action.takes, action.lag))
         for name in action.frees:
             if name in sizes:
                 freed_by[name] = i
-    takes = list(first_take.values())
-    late = {i for i in set(freed_by.values()) if not all(order.before(i, take) for take in takes)}
-    return [name for name, i in freed_by.items() if i in late]
+    found = []
+    for name, i in freed_by.items():
+        ended = i + (graph.schedule.actions[i].lag - takes_of[name]) * n
+        if not all(order.before(ended, take) for take in first_take.values()):
+            found.append(name)
+    return found
 
 
 def _ends(
-    graph: Graph, order: Order, sizes: dict[str, int]
+    graph: Graph, order: Order, sizes: dict[str, int], window: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(node, bytes) of everything that takes, and of everything that frees, in two steps."""
+    """(node, bytes) of everything that takes in a window of steps, and of everything that frees
+    those bytes."""
     actions = graph.schedule.actions
-    n, taken, freed = len(actions), {}, {}
+    n, taken = len(actions), {}
+    taken_by: dict[str, int] = {}
     for i, action in enumerate(actions):
-        for names, table in ((action.takes, taken), (action.frees, freed)):
-            nbytes = 0
-            for name in names:
-                nbytes += sizes.get(name, 0)
+        if nbytes := sum(sizes.get(name, 0) for name in action.takes):
+            taken[i] = nbytes
+        taken_by.update(dict.fromkeys(action.takes, i))
+    freed: dict[int, dict[int, int]] = {}
+    """Action -> steps between the take and it -> bytes that it frees."""
+    for i, action in enumerate(actions):
+        for name in action.frees:
+            if name in sizes:
+                after = action.lag - actions[taken_by[name]].lag
+                own = freed.setdefault(i, {})
+                own[after] = own.get(after, 0) + sizes[name]
+    takes = [
+        (node, taken[node % n])
+        for node in order.topological
+        if node < window * n and node % n in taken
+    ]
+    frees = []
+    for node in order.topological:
+        step, i = divmod(node, n)
+        if i in freed:
+            nbytes = sum(b for after, b in freed[i].items() if 0 <= step - after < window)
             if nbytes:
-                table[i] = nbytes
-    nodes = [node for node in order.topological if node < 2 * n]
-    return (
-        [(node, taken[node % n]) for node in nodes if node % n in taken],
-        [(node, freed[node % n]) for node in nodes if node % n in freed],
-    )
+                frees.append((node, nbytes))
+    return takes, frees
 
 
 def _in_a_row(

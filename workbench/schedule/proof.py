@@ -68,14 +68,20 @@ class Proof:
     def _index(self) -> dict[str, int]:
         return {action.name: i for i, action in enumerate(self.schedule.actions)}
 
-    def before(self, first: int, second: int, *, next_step: bool = False) -> bool:
-        """True when `first` has surely ended when `second` (of the next step) starts."""
-        return self.order.before(first, second + next_step * len(self.schedule.actions))
+    def before(self, first: int, second: int, *, steps: int = 0) -> bool:
+        """True when `first` has surely ended when `second` starts, of micro-batches that began in
+        one step, or of those of `second` so many steps later."""
+        actions, n = self.schedule.actions, len(self.schedule.actions)
+        steps += actions[second].lag - actions[first].lag
+        base = max(0, -steps)
+        return self.order.before(first + base * n, second + (base + steps) * n)
 
-    def require(self, first: int, second: int, why: str, *, next_step: bool = False) -> None:
-        """Raises ScheduleError unless `first` surely ends before `second` (of the next step)."""
-        if not self.before(first, second, next_step=next_step):
-            later = " of the next step" if next_step else ""
+    def require(self, first: int, second: int, why: str, *, steps: int = 0) -> None:
+        """Raises ScheduleError unless `first` surely ends before `second` (so many steps later)."""
+        if not self.before(first, second, steps=steps):
+            when = (
+                ["", " of the next step"][steps] if steps in (0, 1) else f", {steps} steps later,"
+            )
             raise ScheduleError(
-                f"{self.name(second)}{later} may start before {self.name(first)} has ended: {why}"
+                f"{self.name(second)}{when} may start before {self.name(first)} has ended: {why}"
             )

@@ -19,6 +19,7 @@ from workbench.schedule.action import (
     Kind,
     lane_kind,
 )
+from workbench.schedule.buffers import on_rank, weights
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.passes import COMPUTING, B, Passes, R, W
 from workbench.schedule.proof import Proof
@@ -119,9 +120,22 @@ def check_updates(proof: Proof, passes: Passes) -> None:
                 )
             ranks[rank] = update
             _require_gradients(proof, passes, unit, update, "its gradients may be incomplete")
-        for forward in passes.forwards(unit):
-            for update in final_updates(proof, unit, actions[forward].rank):
-                proof.require(update, forward, "its weights may be stale", next_step=True)
+        for kind in COMPUTING:
+            for i in proof.find(kind, unit):
+                _require_version(proof, unit, i)
+
+
+def _require_version(proof: Proof, unit: int, i: int) -> None:
+    """A pass reads the weights that it declares: the updates before them have ended, and none that
+    would overwrite them has begun. Where its rank keeps several versions, they last longer."""
+    action, buffers = proof.schedule.actions[i], proof.schedule.buffers
+    for update in final_updates(proof, unit, action.rank):
+        proof.require(update, i, "its weights may be stale", steps=1 + action.stale)
+    kept = buffers.get(on_rank(action.rank, weights(unit)))
+    last = (kept.copies if kept is not None else 1) - 1 - action.stale
+    for update in updates_for(proof, unit, action.rank):
+        if proof.schedule.actions[update].rank == action.rank:
+            proof.require(i, update, f"{action.name} may find fresher weights", steps=last)
 
 
 def check_gradients_out(proof: Proof, passes: Passes) -> None:
@@ -235,7 +249,7 @@ def check_weights(proof: Proof) -> None:
                 if _stays(proof, update):
                     _require_write_back(proof, update, evicts, load)
                 else:
-                    proof.require(update, load, "it may load stale weights", next_step=True)
+                    proof.require(update, load, "it may load stale weights", steps=1)
             for update in updates_for(proof, unit, actions[load].rank):
                 if not _stays(proof, update):
                     proof.require(load, update, "it changes the weights being loaded")
@@ -266,8 +280,8 @@ def _stays(proof: Proof, update: int) -> bool:
 def _require_write_back(proof: Proof, update: int, evicts: list[int], load: int) -> None:
     """Weights updated on the device reach the host before they are loaded from there."""
     for evict in evicts:
-        same = proof.before(update, evict) and proof.before(evict, load, next_step=True)
-        later = proof.before(update, evict, next_step=True) and proof.before(evict, load)
+        same = proof.before(update, evict) and proof.before(evict, load, steps=1)
+        later = proof.before(update, evict, steps=1) and proof.before(evict, load)
         if same or later:
             return
     raise ScheduleError(
@@ -305,4 +319,4 @@ def _check_states_of(proof: Proof, unit: int, reads: list[int], spills: list[int
             proof.require(update, back[turn[read]], "it may write old optimizer states")
         for spill in spills:
             later = turn[spill] >= turn[read]
-            proof.require(spill, read, "it may read old states", next_step=later)
+            proof.require(spill, read, "it may read old states", steps=int(later))

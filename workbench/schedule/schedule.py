@@ -38,6 +38,8 @@ class Buffer:
     """Bytes from the start of its slot; two that do not overlap there may be there at once."""
     permanent: bool = False
     """Occupied for the whole run, never taken or freed."""
+    copies: int = 1
+    """Steps whose own it holds at a time: 1 is taken again only after it was freed."""
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
@@ -46,6 +48,11 @@ class Buffer:
             raise ValueError(f"a buffer of {self.nbytes} bytes: the size must not be negative")
         if self.permanent and self.slot is not None:
             raise ValueError(f"a permanent buffer has no slot, this one has {self.slot!r}")
+        if self.copies < 1 or (self.copies > 1 and self.slot is not None):
+            raise ValueError(
+                f"a buffer of {self.copies} copies; give 1 or more, and 1 in a slot, whose bytes "
+                "are those of one"
+            )
         if self.offset and (self.slot is None or self.offset < 0):
             raise ValueError(f"offset {self.offset} is for a place in a slot, and not negative")
 
@@ -109,6 +116,11 @@ class Schedule:
         return {action.name: action for action in self.actions}
 
     @cached_property
+    def lag(self) -> int:
+        """Steps back in which the oldest micro-batch began that a step works on."""
+        return max((action.lag for action in self.actions), default=0)
+
+    @cached_property
     def lanes(self) -> dict[tuple[int, str], tuple[Action, ...]]:
         """The actions of every (rank, lane), in order."""
         lanes: dict[tuple[int, str], list[Action]] = {}
@@ -119,7 +131,7 @@ class Schedule:
     def static_bytes(self, tier: str, rank: int = 0) -> int:
         """Bytes held for the whole run: permanent buffers, and each slot to its farthest end."""
         permanent = sum(
-            buffer.nbytes
+            buffer.nbytes * buffer.copies
             for buffer in self.buffers.values()
             if buffer.permanent and (buffer.tier, buffer.rank) == (tier, rank)
         )

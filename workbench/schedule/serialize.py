@@ -43,6 +43,8 @@ class _Row:
     lane: str
     nbytes: int = 0
     samples: tuple[int, int] | None = None
+    lag: int = 0
+    stale: int = 0
     after: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

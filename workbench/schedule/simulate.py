@@ -91,10 +91,11 @@ class Simulation:
 
 def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3, in_flight: int = 0) -> Simulation:
     """Run `steps` repetitions of the schedule under the cost model; `in_flight` as of `unroll`.
+    Work that lags is done only for these steps: the pipeline fills, and drains at the end.
 
     Raises ScheduleError when the schedule deadlocks, ValueError for a cost that is no duration.
     """
-    graph = unroll(schedule, steps, in_flight)
+    graph = unroll(schedule, steps + schedule.lag, in_flight)
     start, end = _times(graph, costs)
     n = len(schedule.actions)
     names = [action.name for action in schedule.actions]
@@ -107,12 +108,13 @@ def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3, in_flight: int
             action.rank,
             action.lane,
             step,
-            start[step * n + i],
-            end[step * n + i],
+            start[node],
+            end[node],
             action.nbytes,
         )
         for step in range(steps)
         for i, action in enumerate(schedule.actions)
+        for node in ((step + action.lag) * n + i,)
     ]
     memory = Occupied.of(schedule)
     peak_bytes = {
@@ -123,7 +125,7 @@ def simulate(schedule: Schedule, costs: Costs, *, steps: int = 3, in_flight: int
         events=events,
         steps=steps,
         peak_bytes=peak_bytes,
-        step_ends_s=_step_ends(graph, end),
+        step_ends_s=_step_ends(graph, end, steps),
     )
 
 
@@ -132,15 +134,20 @@ def step_seconds(graph: Graph, costs: Costs) -> float:
     seconds, without its events and memory: for those who compare many schedules.
     """
     _, end = _times(graph, costs)
-    return _steady(_step_ends(graph, end))
+    return _steady(_step_ends(graph, end, graph.steps - graph.schedule.lag))
 
 
-def _step_ends(graph: Graph, end: list[float]) -> list[float]:
+def _step_ends(graph: Graph, end: list[float], steps: int) -> list[float]:
     """When the last compute action of each step ended."""
-    n, steps = len(graph.schedule.actions), range(graph.steps)
+    n, actions = len(graph.schedule.actions), graph.schedule.actions
     lanes = zip(graph.lane_keys, graph.lane_actions, strict=True)
-    last = [actions[-1] for (_, lane), actions in lanes if lane_kind(lane) == COMPUTE]
-    return [max((end[step * n + i] for i in last), default=0.0) for step in steps]
+    last = [own[-1] for (_, lane), own in lanes if lane_kind(lane) == COMPUTE]
+    if graph.schedule.lag:  # the end of a lane's turn is not the end of a step's work
+        last = [i for i, action in enumerate(actions) if lane_kind(action.lane) == COMPUTE]
+    return [
+        max((end[(step + actions[i].lag) * n + i] for i in last), default=0.0)
+        for step in range(steps)
+    ]
 
 
 def _steady(step_ends: list[float]) -> float:
@@ -152,7 +159,15 @@ def _steady(step_ends: list[float]) -> float:
 
 def _times(graph: Graph, costs: Costs) -> tuple[list[float], list[float]]:
     """Start and end of every node, in seconds."""
-    start, end, num_ended = times(graph, _durations(graph.schedule, costs), costs)
+    alone = _durations(graph.schedule, costs)
+    if lag := graph.schedule.lag:
+        steps = range(graph.steps - lag)
+        alone = [
+            seconds if step - action.lag in steps else 0.0
+            for step in range(graph.steps)
+            for seconds, action in zip(alone, graph.schedule.actions, strict=True)
+        ]
+    start, end, num_ended = times(graph, alone, costs)
     if num_ended < graph.num_nodes:
         topological(graph)  # says who waits for whom
     return start, end

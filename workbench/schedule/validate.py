@@ -82,10 +82,18 @@ class Validation:
     unless a buffer may outlive the whole next step (peak.py)."""
 
 
+def steps_to_prove(schedule: Schedule) -> int:
+    """Repetitions that show every relation: more where micro-batches, versions of weights or copies
+    of buffers last for several steps."""
+    stale = max((action.stale for action in schedule.actions), default=0)
+    copies = max((buffer.copies for buffer in schedule.buffers.values()), default=1)
+    return STEPS + 2 * max(schedule.lag, stale, copies - 1)
+
+
 def validate(schedule: Schedule) -> Validation:
     """Check all rules; raises ScheduleError naming the action that breaks one."""
     _check_places(schedule)
-    graph = unroll(schedule, STEPS)
+    graph = unroll(schedule, steps_to_prove(schedule))
     _check_crossings(graph)
     order = Order(graph)
     proof = Proof(schedule, order)

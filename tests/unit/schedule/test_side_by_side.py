@@ -26,8 +26,8 @@ users = st.tuples(
 def asked(made: list[tuple[int, int, int, int]]) -> bool:
     """Whether the check finds nothing wrong; each action is its own time."""
 
-    def require(first: int, second: int, why: str, *, next_step: bool = False) -> None:
-        if first > second + next_step * STEP:
+    def require(first: int, second: int, why: str, *, steps: int = 0) -> None:
+        if first > second + steps * STEP:
             raise ScheduleError(why)
 
     buffers = {

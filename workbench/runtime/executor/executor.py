@@ -68,23 +68,14 @@ class Executor:
     """Executes `schedule` for any number of steps, in segments that end with every lane drained."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        work: Work,
-        device: torch.device,
-        *,
-        perturb: Perturb | None = None,
-        on_step_end: Callable[[int, float], None] | None = None,
-        record_from: int = 0,
-        origin: float | None = None,
-        board: Board | None = None,
-        rank: int | None = None,
-        compute_stream: torch.cuda.Stream | None = None,
-        announce: Work | None = None,
-        together: bool = False,
-        on_failure: Callable[[BaseException], None] | None = None,
+        self, schedule: Schedule, work: Work, device: torch.device, *,
+        perturb: Perturb | None = None, on_step_end: Callable[[int, float], None] | None = None,
+        record_from: int = 0, origin: float | None = None,
+        board: Board | None = None, rank: int | None = None,
+        compute_stream: torch.cuda.Stream | None = None, announce: Work | None = None,
+        together: bool = False, on_failure: Callable[[BaseException], None] | None = None,
         abandon_s: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Several ranks need a board; one whose ranks meet in messages and sums alone does without,
         and says its `rank`. Events count from `origin` (time.perf_counter), by default from the
         first segment's beginning. `compute_stream` is the stream on which passes were recorded, if
@@ -133,6 +124,8 @@ class Executor:
         """Lanes end before this step."""
         self._next: int | None = None
         """The step that is done next, in a segment that goes on."""
+        self._first, self._end = 0, math.inf
+        """The first step of the segment, and the first one behind it, once it is known."""
 
     @property
     def goes_on(self) -> bool:
@@ -145,15 +138,18 @@ class Executor:
         return any(step >= self._stop_at for step in self._changed.values())
 
     def run(self, first_step: int, num_steps: int) -> None:
-        """Run steps [first_step, first_step + num_steps) and drain all lanes.
+        """Run steps [first_step, first_step + num_steps) and drain all lanes, and the pipeline of a
+        schedule whose work lags.
 
         Raises the first exception any lane raised, after all lanes have stopped.
         """
         steps = range(first_step, first_step + num_steps)
         self._reset(first_step)
+        self._end = steps.stop
+        walked = range(first_step, steps.stop + self.schedule.lag)
         try:
-            self._start_lanes(steps)
-            self._compute(steps)
+            self._start_lanes(walked)
+            self._compute(walked)
         except BaseException as error:  # outside `walk`: Ctrl-C, or no more threads to be had
             self.fail(error)
         self._drain()
@@ -186,12 +182,16 @@ class Executor:
         """End a segment that goes on, when all is done that was asked; raises as `step` does."""
         if self._next is None:
             return
+        if self._failure is None and (lag := self.schedule.lag):
+            self._end, last = self._next, range(self._next, self._next + lag)
+            self._lanes.ask(last.stop)
+            self._compute(last)
         self._lanes.close()
         self._drain(before=self._next)
         self._leave(range(self._first, self._next))
 
     def _reset(self, first: int) -> None:
-        self._first = first
+        self._first, self._end = first, math.inf
         self._completions.begin(range(first, first + 2))
         self._progress = dict.fromkeys(self._lane_items, first)
         self._failure, self._stop_at = None, math.inf
@@ -305,6 +305,10 @@ class Executor:
     def _run_one(self, lane: str, stream: torch.cuda.Stream | None, step: int, index: int) -> None:
         """One action of one step, in five parts. `stream` is the lane's, None without a GPU."""
         action = self.schedule.actions[index]
+        work = step - action.lag
+        if not self._first <= work < self._end:  # before the first step, or after the last one
+            self._completions.of(step)[index].set()
+            return
         turns = self._turns if lane in (COMPUTE, LATER) else None
         publishes = lane in self._publishing
 
@@ -325,25 +329,25 @@ class Executor:
         if step >= self._stop_at:
             raise Stopped
         if lane in self._announcing:
-            self._announce(action, step)
+            self._announce(action, work)
             return
 
         # 2. Begin: on the board, for other ranks, and on the clock.
         if self._board is not None:
             self._board.begin(index, step)
         if self._perturb is not None:
-            self._perturb(action, step)
+            self._perturb(action, work)
         recorded = step >= self._record_from  # a long run keeps the timeline of its end only
         start = now(stream) if recorded else None
         if action.kind in CHANGES:
             self._changed[lane] = step
 
         # 3. Do the work, or with a GPU issue it.
-        self._work(action, step)
+        self._work(action, work)
         if self._board is not None:
             self._board.end(index, step)
         if self._perturb is not None:
-            self._perturb(action, step)
+            self._perturb(action, work)
 
         # 4. Publish the end: to lanes of this rank, and to ranks that wait for it.
         end = now(stream)
@@ -364,10 +368,10 @@ class Executor:
     def _end_step(self, stream: torch.cuda.Stream | None, step: int) -> None:
         if self._turns is not None:  # the other lane's passes are of the step, too
             self._turns.end_step(step)
-        if self._on_step_end is not None:
+        if self._on_step_end is not None and step - self.schedule.lag >= self._first:
             if stream is not None:
                 now(stream).synchronize()
-            self._on_step_end(step, self._timings.elapsed_s())
+            self._on_step_end(step - self.schedule.lag, self._timings.elapsed_s())
 
     def fail(self, error: BaseException, step: float = -math.inf) -> None:
         """Note what failed in a step, before which all lanes end: by default at once."""
