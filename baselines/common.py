@@ -6,8 +6,9 @@ same samples in the same micro-batches, the same decay groups and learning rates
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,17 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from baselines.stages import share_of
+from workbench.core.bytesize import format_bytes
 from workbench.core.division import even_share
 from workbench.core.spec import RunSpec
-from workbench.model.base import LayeredModel
+from workbench.model.base import LayeredModel, set_parameter
 from workbench.model.text import Batches
 from workbench.model.weighing import weights_of
 from workbench.model.whole import Whole
 from workbench.runtime.memory.storage import DTYPES
 
 
-class MicroBatch(NamedTuple):
-    """A part of a batch, on the device."""
+class DeviceRows(NamedTuple):
+    """A micro-batch on the device."""
 
     tokens: Tensor | tuple[Tensor, ...]
     """[B / K, S], or what else the model takes; several tensors as a tuple."""
@@ -43,7 +45,7 @@ def micro_batches(
     step: int,
     device: torch.device,
     model: LayeredModel | None = None,
-) -> Iterator[MicroBatch]:
+) -> Iterator[DeviceRows]:
     """The K parts of a step's batch, in order, the first ones larger where they cannot be equal;
     with a model, weighed by the labels that count for it. Raises ValueError where none counts."""
     samples, weights = batches.samples(step), [1.0] * spec.microbatches
@@ -58,15 +60,48 @@ def micro_batches(
         inputs = tuple(
             part.to(DTYPES[spec.dtype]) if part.is_floating_point() else part for part in inputs
         )
-        yield MicroBatch(inputs[0] if len(inputs) == 1 else inputs, targets, rows, weight)
+        yield DeviceRows(inputs[0] if len(inputs) == 1 else inputs, targets, rows, weight)
 
 
-def share(batch: MicroBatch) -> MicroBatch:
+def share(batch: DeviceRows) -> DeviceRows:
     """This rank's rows of a micro-batch: contiguous, and at most one more than another's."""
     rows = share_of(len(batch.samples), dist.get_rank(), dist.get_world_size())
     part, tokens = slice(rows.start, rows.stop), batch.tokens
     mine = tuple(each[part] for each in tokens) if isinstance(tokens, tuple) else tokens[part]
-    return MicroBatch(mine, batch.targets[part], batch.samples[part])
+    return DeviceRows(mine, batch.targets[part], batch.samples[part])
+
+
+def unit_by_unit(
+    model: LayeredModel,
+    spec: RunSpec,
+    finish: Callable[[int, nn.Module], object],
+    dtype: torch.dtype = torch.float32,
+) -> Whole:
+    """The whole model with everyone's initial weights, on the CPU. `finish` gets each unit as soon
+    as it is made, and puts it where it is to stay: so a model is never in memory twice."""
+    units: list[nn.Module] = []
+    for unit in range(model.num_units):
+        module = model.build(unit, seed=spec.seed, dtype=dtype)
+        for (tied, name), (owner, owner_name) in model.tied().items():
+            if tied == unit:
+                set_parameter(module, name, units[owner].get_parameter(owner_name))
+        finish(unit, module)
+        units.append(module)
+    return Whole(model, units, seed=spec.seed, checkpoint=spec.activations != "keep")
+
+
+def refuse_host_activations(
+    spec: RunSpec, label: str, does: str = "keeps everything on the devices"
+) -> None:
+    """Raise ValueError, before anything is started, for activations that would go to the host."""
+    if spec.activations == "host":
+        raise ValueError(f"{label} {does}; activations cannot be 'host', use 'recompute' or 'keep'")
+
+
+def resident_note() -> str:
+    """How much memory this process had at most, in words."""
+    nbytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return f"the process's resident memory peaked at {format_bytes(nbytes)}"
 
 
 def named_units(whole: Whole) -> Iterator[tuple[int, str, nn.Parameter]]:
@@ -91,8 +126,8 @@ def decay_groups(model: LayeredModel, whole: Whole, weight_decay: float) -> list
 
 
 def cap_device(device: torch.device, budget: int | None) -> None:
-    """Let this process have `budget` bytes of the GPU."""
-    if budget is not None:
+    """Let this process have `budget` bytes of the GPU, if it is one."""
+    if budget is not None and device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
 

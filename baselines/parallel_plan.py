@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baselines.parallel_step import B, F, Order, Step
+from baselines.parallel_step import Divided, Step, line_of
 from baselines.stages import check_shares, cut
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.methods.offload.evaluate import STEPS
+from workbench.methods.pipeline.orders import lists, one_f_one_b
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
@@ -33,43 +34,22 @@ def data_parallel(spec: RunSpec, profile: Profile) -> Plan:
     """
     check_profile(profile, spec)
     check_shares(spec.microbatch, spec.ranks)
-    passes = [(kind, micro) for micro in range(spec.microbatches) for kind in (F, B)]
-    whole = (range(len(profile.units)),) * spec.ranks
-    return plan_of(Step(spec, profile, whole, lambda rank: passes))
+    passes = [[*one_f_one_b(0, 1, spec.microbatches)]] * spec.ranks
+    whole = [range(len(profile.units))] * spec.ranks
+    return plan_of(Step(spec, profile, line_of(spec, passes, whole, Divided)))
 
 
-def gpipe(spec: RunSpec, profile: Profile) -> Plan:
-    """A stage on every device; all forward passes, then all backward passes."""
-    passes = [(kind, micro) for kind in (F, B) for micro in range(spec.microbatches)]
-    return plan_of(Step(spec, profile, _stages(spec, profile), lambda rank: passes))
-
-
-def one_f_one_b(spec: RunSpec, profile: Profile) -> Plan:
-    """A stage on every device; a backward pass as soon as it can be, then a forward pass."""
-    return plan_of(Step(spec, profile, _stages(spec, profile), in_turn(spec)))
-
-
-def in_turn(spec: RunSpec) -> Order:
-    """1F1B's order."""
-
-    def passes(rank: int) -> list[tuple[Kind, int]]:
-        count, first = spec.microbatches, min(spec.microbatches, spec.ranks - rank)
-        mixed = [(F, micro) for micro in range(first)]
-        for micro in range(count):
-            mixed += [(B, micro), *([(F, micro + first)] if micro + first < count else [])]
-        return mixed
-
-    return passes
-
-
-def _stages(spec: RunSpec, profile: Profile) -> tuple[range, ...]:
+def pipeline(spec: RunSpec, profile: Profile, order: str) -> Plan:
+    """A stage on every device, and passes in the order of that name."""
     check_profile(profile, spec)
-    return cut(
+    stages = cut(
         [unit.flops for unit in profile.units],
         [unit.parameters for unit in profile.units],
         spec.ranks,
         recompute=spec.activations != "keep",
     )
+    passes = lists(order, spec.ranks, spec.microbatches)
+    return plan_of(Step(spec, profile, line_of(spec, passes, stages)))
 
 
 class _Costs(ServerCosts):

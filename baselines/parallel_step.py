@@ -1,11 +1,12 @@
 """One step of data parallelism or of a pipeline as a schedule of all ranks, as torch runs it.
 
-Memory is what torch and our adapters (`data_parallel`, `pipeline`) have:
+Passes are those of our pipelines (methods/pipeline/program.py); messages, memory and updates are
+torch's and those of our adapters (`data_parallel`, `pipeline`):
 
 * 16 bytes a parameter, whatever the dtype: weights, gradients, masters and moments of all units
   that a rank has; of a tied head on another rank than the embedding a second weight and gradient.
 * A pipeline's rank has memory for what it receives of every micro-batch, and keeps its output until
-  the backward pass.
+  the backward pass. The head runs forward when its backward pass is due.
 
 Everything waits for the global norm, which waits for the last backward pass of all ranks. In data
 parallelism gradients are added up unit by unit beside the backward pass. The library trains by
@@ -14,19 +15,24 @@ itself, so the schedule is proved and simulated and never executed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from baselines.stages import share_of
+from workbench.core.division import Samples
 from workbench.core.spec import RunSpec
-from workbench.profile.profile import Profile, UnitCost
+from workbench.methods.pipeline.definition import Pipeline
+from workbench.methods.pipeline.orders import B, F, Pass, R
+from workbench.methods.pipeline.program import Program
+from workbench.methods.pipeline.step_draft import ActionDraft
+from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, SENDS, Kind
 from workbench.schedule.action import format_name as act
-from workbench.schedule.build.builder import ScheduleBuilder
-from workbench.schedule.schedule import DEVICE, Schedule
+from workbench.schedule.schedule import Schedule
 
-F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 STATE_BYTES = 16
 """Bytes of a parameter: weight, gradient, master where it is not the weight itself, two moments."""
 BORROWED = 2
@@ -36,13 +42,35 @@ SQUARES, COEFFICIENT = 1, 2
 add the norms up; a schedule says who does.)"""
 NORM_BYTES = 16
 """Loss and norm, in double precision."""
+RECEIVED, RECEIVED_GRADIENTS = "received", "received gradients"
+"""Memory of a rank for inputs of its stage, and for gradients of its output."""
 
-Order = Callable[[int], list[tuple[Kind, int]]]
-"""Rank -> its passes over its units: (forward or backward, micro-batch)."""
+
+@dataclass(frozen=True, kw_only=True)
+class Divided(Pipeline):
+    """Data parallelism: every rank has all units, and a share of every micro-batch."""
+
+    def span(self, rank: int, micro: int) -> Samples:
+        """The samples of a rank's part of a micro-batch."""
+        part, first = share_of(self.micro_size, rank, self.depth), micro * self.micro
+        return first + part.start, first + part.stop
 
 
-class Step(ScheduleBuilder):
-    """Collects one step's actions and buffers of all ranks."""
+def line_of(
+    spec: RunSpec, passes: Sequence[Sequence[Pass]], stages: Sequence[range], kind: type = Pipeline
+) -> Pipeline:
+    """The question to the program: passes and units of each rank."""
+    return kind(
+        method=spec.method,
+        passes=passes,
+        stages=stages,
+        micro_size=spec.microbatch,
+        activations="keep" if spec.activations == "keep" else "recompute",
+    )
+
+
+class Step(Program):
+    """Writes one step of all ranks."""
 
     state_bytes: float = STATE_BYTES
     """Bytes of a parameter."""
@@ -52,65 +80,48 @@ class Step(ScheduleBuilder):
     """Lane on which the norm is taken."""
 
     def __init__(
-        self, spec: RunSpec, profile: Profile, stages: tuple[range, ...], order: Order
+        self, spec: RunSpec, profile: Profile, line: Pipeline, sizes: ProfiledSizes | None = None
     ) -> None:
-        super().__init__()
-        self.spec, self.profile, self.stages, self.order = spec, profile, stages, order
-        self.head = len(profile.units) - 1
-        self.replicas = len(stages) > 1 and stages[0] == stages[1]
-        """Whether every rank has all units."""
-        self.sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
-        self.keeps = spec.activations == "keep"
-        first, last = stages[0], stages[-1]
-        self.tied = spec.model.tied and 0 in first and self.head not in first
+        super().__init__(line, sizes or ProfiledSizes({profile.microbatch: profile}, tied={}))
+        self.spec, self.profile, first = spec, profile, line.stages[0]
+        self.tied = spec.model.tied and 0 in first and line.head not in first
         self.borrowed = spec.model.vocab * spec.model.hidden * profile.weight_bytes
-        assert self.head in last
 
     def schedule(self) -> Schedule:
         """The step."""
-        for rank in range(len(self.stages)):
-            self._permanent(rank)
-            for kind, micro in self.order(rank):
-                (self._forward if kind is F else self._backward)(rank, micro)
-            self._finish(rank)
-        return Schedule(
-            name=self.spec.method,
-            num_units=self.head + 1,
-            num_microbatches=self.spec.microbatches,
-            num_ranks=len(self.stages),
-            actions=tuple(self.actions),
-            buffers=self.buffers,
-            settings={
-                "ranks": len(self.stages),
-                "stages": " ".join(str(len(stage)) for stage in self.stages),
-            },
-        )
+        found = super().schedule()
+        settings = {"ranks": self.line.depth, "stages": found.settings["stages"]}
+        return replace(found, settings=settings)
 
     # -- what is there all the time -------------------------------------------------------------
 
-    def _permanent(self, rank: int) -> None:
-        sizes, count = self.sizes, self.spec.microbatches
-        samples = self._span(rank, 0)[1] - self._span(rank, 0)[0]
-        stage = self.stages[rank]
-        fixed = {"tokens": sizes.token_bytes(samples * count), "libraries": sizes.library_bytes}
+    def _permanent(self) -> None:
+        for rank, stage in enumerate(self.line.stages):
+            for text, nbytes in self._fixed(rank, stage).items():
+                self.lay(rank, text, nbytes, permanent=True)
+
+    def _fixed(self, rank: int, stage: range) -> dict[str, int]:
+        """Bytes of a rank's device that are taken all the time, by what has them."""
+        sizes, (first, end) = self.sizes, self.line.span(rank, 0)
+        tokens = sizes.token_bytes((end - first) * self.line.micros)
+        fixed = {"tokens": tokens, "libraries": sizes.library_bytes}
         for unit in stage:
             weight = sizes.weight_bytes(unit)
             states = round(self.state_bytes * self.profile.units[unit].parameters) - 2 * weight
             fixed[name.weights(unit)] = fixed[name.gradients(unit)] = weight
             fixed[name.states(unit)] = states
-        if self.tied and self.head in stage:
+        if self.tied and self.line.head in stage:
             fixed["borrowed"] = self._borrowed_bytes()
         came, returned = self._received(rank)
         if stage.start:
-            fixed["received"] = came * sizes.input_bytes(stage.start, samples)
-        if stage.stop <= self.head:
-            fixed["received gradients"] = returned * sizes.input_bytes(stage.stop, samples)
-        for text, nbytes in fixed.items():
-            self._lay(rank, text, nbytes, permanent=True)
+            fixed[RECEIVED] = came * self.input_bytes(stage.start, rank, 0)
+        if stage.stop <= self.line.head:
+            fixed[RECEIVED_GRADIENTS] = returned * self.input_bytes(stage.stop, rank, 0)
+        return fixed
 
     def _received(self, rank: int) -> tuple[int, int]:
         """Micro-batches that a rank has memory for: of what it receives, and of its gradients."""
-        return self.spec.microbatches, self.spec.microbatches
+        return self.line.micros, self.line.micros
 
     def _borrowed_bytes(self) -> int:
         """Bytes that a tied weight takes beside its owner: weight and gradient."""
@@ -118,194 +129,118 @@ class Step(ScheduleBuilder):
 
     # -- passes ---------------------------------------------------------------------------------
 
-    def _forward(self, rank: int, micro: int) -> None:
-        """Through a rank's units. The head runs when its backward pass is due."""
-        stage = self.stages[rank]
-        if stage.start:
-            self._message(Kind.RECV, stage.start, rank, micro, [])
-        for unit in stage:
-            if unit < self.head:
-                self._forward_unit(unit, rank, micro)
-        if stage.stop <= self.head:
-            label = self._label(rank, name.output(stage.stop - 1, micro))
-            after = [act(F, stage.stop - 1, micro, rank=rank)]
-            self._message(Kind.SEND, stage.stop, rank, micro, after, uses=[label])
+    def _compute(self, rank: int) -> list[ActionDraft]:
+        drafts, head = super()._compute(rank), self.line.head
+        late = {draft.micro: draft for draft in drafts if (draft.kind, draft.unit) == (F, head)}
+        found: list[ActionDraft] = []
+        for draft in drafts:
+            if draft.unit == head and draft.kind is B:
+                found += [late[draft.micro], draft]
+            elif draft.unit != head:
+                found.append(draft)
+        return found
 
-    def _forward_unit(self, unit: int, rank: int, micro: int) -> None:
-        stage, span = self.stages[rank], self._span(rank, micro)
-        cost, me = self._cost(unit, rank), act(F, unit, micro, rank=rank)
-        keeps = self._kept_from_forward(unit)
-        scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
-        takes, after = [self.scratch(me, scratch, rank=rank)], []
-        if keeps and cost.kept_bytes:
-            takes.append(self._lay(rank, name.kept(unit, micro), cost.kept_bytes))
-        if unit < self.head:
-            inside = unit + 1 in stage
-            text = name.activation(unit + 1, micro) if inside else name.output(unit, micro)
-            takes.append(self._lay(rank, text, self._input_bytes(unit + 1, rank)))
-        if unit > stage.start:
-            after.append(act(F, unit - 1, micro, rank=rank))
-        elif unit:
-            after.append(act(Kind.RECV, unit, micro, rank=rank))
-        uses = [self._label(rank, name.weights(unit)), *self._inputs(unit, rank, micro)]
-        self.add(
-            F, unit, COMPUTE, micro, rank=rank, after=after, takes=takes, uses=uses, samples=span
-        )
+    def _scratch(self, draft: ActionDraft, nbytes: int) -> None:
+        if draft.kind is B and not draft.micro and not self.line.apart:
+            nbytes -= self.sizes.fresh_bytes(draft.unit)  # autograd's own gradients are kept
+        super()._scratch(draft, nbytes)
 
-    def _backward(self, rank: int, micro: int) -> None:
-        """Back through a rank's units."""
-        stage = self.stages[rank]
-        came = []
-        if stage.stop <= self.head:
-            came = [act(Kind.SEND, stage.stop, micro, rank=rank)]  # its output was still needed
-            came.append(self._message(Kind.RECV_GRAD, stage.stop, rank, micro, []))
-        for unit in reversed(stage):
-            if unit == self.head:
-                self._forward_unit(unit, rank, micro)
-            elif not self._kept_from_forward(unit):
-                self._recompute(unit, rank, micro, came)
-            came = [self._backward_unit(unit, rank, micro, came)]
-            if self.replicas and micro == self.order(rank)[-1][1]:
-                self.add(
-                    Kind.REDUCE, unit, NET_OUT, rank=rank, after=came,
-                    nbytes=self.sizes.weight_bytes(unit),
-                    uses=[self._label(rank, name.gradients(unit))],
-                )  # fmt: skip
-        if stage.start:
-            label = self._label(rank, name.input_gradient(stage.start, micro))
-            self._message(Kind.SEND_GRAD, stage.start, rank, micro, came, frees=[label])
+    def _input(self, draft: ActionDraft) -> list[str]:
+        return [RECEIVED] if draft.unit in self.line.boundaries else super()._input(draft)
 
-    def _recompute(self, unit: int, rank: int, micro: int, after: list[str]) -> None:
-        cost, me = self._cost(unit, rank), act(R, unit, micro, rank=rank)
-        kept = self._lay(rank, name.kept(unit, micro), cost.kept_bytes)
-        self.add(
-            R, unit, COMPUTE, micro, rank=rank, samples=self._span(rank, micro),
-            after=[act(F, unit, micro, rank=rank), *after],
-            takes=[kept, self.scratch(me, cost.recompute_scratch_bytes, rank=rank)],
-            uses=[self._label(rank, name.weights(unit)), *self._inputs(unit, rank, micro)],
+    def _backward(self, kind: Kind, unit: int, micro: int, rank: int) -> ActionDraft:
+        draft = super()._backward(kind, unit, micro, rank)
+        if unit + 1 in self.line.boundaries:
+            draft.reads.remove(name.output_gradient(unit, micro))
+            draft.reads += [RECEIVED_GRADIENTS, name.output(unit, micro)]
+        return draft
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def message(self, kind: Kind, unit: int, micro: int | None, rank: int) -> ActionDraft:
+        """As `Sheet.message`; activations and gradients go on the same lanes."""
+        message = super().message(kind, unit, micro, rank)
+        message.lane = NET_OUT if kind in SENDS else NET_IN
+        return message
+
+    def _messages(self, drafts: list[ActionDraft]) -> list[ActionDraft]:
+        line, found, last = self.line, [], drafts[-1].micro
+        for draft in drafts:
+            kind, unit, micro, rank = draft.kind, draft.unit, draft.micro, draft.position
+            if kind is F and unit in line.boundaries:
+                found.append(self.message(Kind.RECV, unit, micro, rank))
+                draft.after.append(found[-1].name)
+            if unit + 1 in line.boundaries and kind is (R if line.recomputes(unit) else B):
+                found.append(self.message(Kind.RECV_GRAD, unit + 1, micro, rank))
+                sent = act(
+                    Kind.SEND, unit + 1, micro, rank=rank
+                )  # its output was needed until then
+                draft.after += [sent, found[-1].name]
+            found.append(draft)
+            if kind is F and unit + 1 in line.boundaries:
+                found.append(self.message(Kind.SEND, unit + 1, micro, rank))
+                found[-1].after, found[-1].reads = [draft.name], [name.output(unit, micro)]
+            if kind is B and unit in line.boundaries:
+                found.append(self.message(Kind.SEND_GRAD, unit, micro, rank))
+                found[-1].after, found[-1].reads = [draft.name], [name.input_gradient(unit, micro)]
+            if kind is B and line.apart and micro == last:
+                found.append(self._sum(unit, rank, draft.name))
+        return found
+
+    def _sum(self, unit: int, rank: int, after: str) -> ActionDraft:
+        """Gradients of a unit added up over the ranks that have it."""
+        return ActionDraft(
+            kind=Kind.REDUCE, unit=unit, position=rank, lane=NET_OUT, after=[after],
+            reads=[name.gradients(unit)], nbytes=self.sizes.weight_bytes(unit),
         )  # fmt: skip
 
-    def _backward_unit(self, unit: int, rank: int, micro: int, came: list[str]) -> str:
-        stage, cost = self.stages[rank], self._cost(unit, rank)
-        me = act(B, unit, micro, rank=rank)
-        recomputed = not self._kept_from_forward(unit)
-        # Autograd's own gradients are added to those that are there.
-        added = self.sizes.weight_bytes(unit) if self.replicas or micro else 0
-        takes = [self.scratch(me, cost.backward_scratch_bytes + added, rank=rank)]
-        inputs, frees, uses = self._inputs(unit, rank, micro), [], []
-        if unit:
-            inside = unit > stage.start
-            text = name.output_gradient(unit - 1, micro)
-            text = text if inside else name.input_gradient(unit, micro)
-            takes.append(self._lay(rank, text, self._input_bytes(unit, rank)))
-            (frees if inside else uses).extend(inputs)
-        if recomputed or cost.kept_bytes or unit == self.head:
-            frees.append(self._label(rank, name.kept(unit, micro)))
-        if unit < self.head and unit + 1 in stage:
-            frees.append(self._label(rank, name.output_gradient(unit, micro)))
-        elif unit < self.head:
-            frees.append(self._label(rank, name.output(unit, micro)))
-            uses.append(self._label(rank, "received gradients"))
-        uses += [self._label(rank, text(unit)) for text in (name.weights, name.gradients)]
-        after = [act(R if recomputed else F, unit, micro, rank=rank), *came]
-        return self.add(
-            B, unit, COMPUTE, micro, rank=rank, after=after, takes=takes, uses=uses, frees=frees,
-            samples=self._span(rank, micro),
-        )  # fmt: skip
+    def _inbox(self, rank: int, drafts: list[ActionDraft]) -> None:
+        """What comes has its memory all the time (`_fixed`)."""
 
     # -- norm and updates -----------------------------------------------------------------------
 
-    def _finish(self, rank: int) -> None:
-        stage, last = self.stages[rank], self.order(rank)[-1][1]
-        ready = act(B, stage.start, last, rank=rank)
-        if self.replicas:
-            reduced = [act(Kind.REDUCE, unit, rank=rank) for unit in stage]
-            ready = self.add(Kind.NORM, 0, COMPUTE, rank=rank, after=reduced)
-        else:
-            ready = self._norm_of_all(rank, self._reduce(rank, ready))
-        for unit in stage:
-            texts = (name.weights(unit), name.gradients(unit), name.states(unit))
-            uses = [self._label(rank, text) for text in texts]
-            self.add(Kind.UPDATE, unit, COMPUTE, rank=rank, after=[ready], uses=uses)
-        self._return_tied(rank, ready)
+    def _updates(self) -> None:
+        for rank, stage in enumerate(self.line.stages):
+            if self.line.apart:
+                reduced = [act(Kind.REDUCE, unit, rank=rank) for unit in stage]
+                ready = self.put(Kind.NORM, 0, rank, COMPUTE, reduced)
+            else:
+                last = act(B, stage.start, self.line.passes[rank][-1].micro, rank=rank)
+                ready = self._norm_of_all(rank, self._reduce(rank, last))
+            for unit in stage:
+                reads = [name.weights(unit), name.gradients(unit), name.states(unit)]
+                self.put(Kind.UPDATE, unit, rank, COMPUTE, [ready], reads=reads)
+            self._return_tied(rank, ready)
+
+    def put(
+        self, kind: Kind, unit: int, rank: int, lane: str, after: list[str], **more: Any
+    ) -> str:
+        """Write an action of no micro-batch; returns its name."""
+        draft = ActionDraft(kind=kind, unit=unit, position=rank, lane=lane, after=after, **more)
+        self.write(draft)
+        return draft.name
 
     def _return_tied(self, rank: int, ready: str) -> None:
         """The owner of a tied weight sends it to the other stage."""
-        if self.tied and rank in (0, len(self.stages) - 1):
-            owns = rank == 0
-            after = [act(Kind.UPDATE, 0)] if owns else [ready]
-            kind = Kind.SEND if owns else Kind.RECV
-            self._message(kind, 0, rank, None, after, turn=BORROWED, nbytes=self.borrowed)
+        if self.tied and rank in (0, self.line.depth - 1):
+            kind, lane, after = Kind.RECV, NET_IN, ready
+            if rank == 0:
+                kind, lane, after = Kind.SEND, NET_OUT, act(Kind.UPDATE, 0)
+            self.put(kind, 0, rank, lane, [after], turn=BORROWED, nbytes=self.borrowed)
 
     def _reduce(self, rank: int, ready: str) -> str:
         """The owner of a tied weight gets the other stage's gradients."""
-        if self.tied and rank in (0, len(self.stages) - 1):
-            kind = Kind.RECV_GRAD if rank == 0 else Kind.SEND_GRAD
-            ready = self._message(kind, 0, rank, None, [ready], nbytes=self.borrowed)
+        if self.tied and rank in (0, self.line.depth - 1):
+            kind, lane = (Kind.SEND_GRAD, NET_OUT) if rank else (Kind.RECV_GRAD, NET_IN)
+            ready = self.put(kind, 0, rank, lane, [ready], nbytes=self.borrowed)
         return ready
 
     def _norm_of_all(self, rank: int, ready: str) -> str:
         """Norms are added up, where there are several."""
-        if len(self.stages) == 1:
-            return self.add(Kind.NORM, 0, self.norms, after=[ready])
+        if self.line.depth == 1:
+            return self.put(Kind.NORM, 0, 0, self.norms, [ready])
         for turn in (SQUARES, COEFFICIENT):
-            ready = self.add(
-                Kind.REDUCE, 0, NET_OUT, rank=rank, turn=turn, after=[ready], nbytes=NORM_BYTES
-            )
+            ready = self.put(Kind.REDUCE, 0, rank, NET_OUT, [ready], turn=turn, nbytes=NORM_BYTES)
             if turn == SQUARES and rank == 0:
-                ready = self.add(Kind.NORM, 0, self.norms, after=[ready])
+                ready = self.put(Kind.NORM, 0, 0, self.norms, [ready])
         return ready
-
-    # -- small answers --------------------------------------------------------------------------
-
-    def _message(
-        self,
-        kind: Kind,
-        unit: int,
-        rank: int,
-        micro: int | None,
-        after: list[str],
-        *,
-        turn: int = 0,
-        nbytes: int | None = None,
-        uses: list[str] | None = None,
-        frees: list[str] | None = None,
-    ) -> str:
-        """Send or receive the input of a unit, or its gradient."""
-        return self.add(
-            kind, unit, NET_OUT if kind in SENDS else NET_IN, micro, rank=rank, turn=turn,
-            after=after, nbytes=self._input_bytes(unit, rank) if nbytes is None else nbytes,
-            uses=uses or [], frees=frees or [],
-            samples=None if micro is None else self._span(rank, micro),
-        )  # fmt: skip
-
-    def _kept_from_forward(self, unit: int) -> bool:
-        """The embedding and the head are never recomputed."""
-        return self.keeps or unit in (0, self.head)
-
-    def _inputs(self, unit: int, rank: int, micro: int) -> list[str]:
-        """Where a unit's input is; nowhere for tokens."""
-        if unit == 0:
-            return []
-        inside = unit > self.stages[rank].start
-        return [self._label(rank, name.activation(unit, micro) if inside else "received")]
-
-    def _span(self, rank: int, micro: int) -> tuple[int, int]:
-        """First sample of a rank's part of a micro-batch, and the one after its last."""
-        size = self.spec.microbatch
-        part = share_of(size, rank, len(self.stages)) if self.replicas else range(size)
-        return micro * size + part.start, micro * size + part.stop
-
-    def _cost(self, unit: int, rank: int) -> UnitCost:
-        first, end = self._span(rank, 0)
-        return self.sizes.cost(unit, end - first)
-
-    def _input_bytes(self, unit: int, rank: int) -> int:
-        first, end = self._span(rank, 0)
-        return self.sizes.input_bytes(unit, end - first)
-
-    def _label(self, rank: int, text: str) -> str:
-        return name.on_rank(rank, text)
-
-    def _lay(self, rank: int, text: str, nbytes: int, **kw: bool) -> str:
-        return self.buffer(self._label(rank, text), DEVICE, nbytes, rank=rank, **kw)

@@ -30,23 +30,19 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from baselines import plain_training as plain
 from baselines import ranks
 from baselines.adamw import ClippedAdamW
-from baselines.blocks import compile_blocks
+from baselines.common import refuse_host_activations
+from baselines.plain_training import PlainTraining
 from baselines.stages import cut
-from baselines.states import StageHolder, masters_by_unit
+from baselines.states import StageHolder
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
-from workbench.runtime.executor.threads import use_rank_threads
-from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.groups import new_group
-from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
 
 PipelineSchedule = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -56,7 +52,7 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
     Raises ValueError for what a pipeline cannot do, OutOfMemory past a device's budget, RankFailed.
     """
-    ranks.refuse_host_activations(spec, "a pipeline")
+    refuse_host_activations(spec, "a pipeline")
     stages_of(make_model(spec.model, spec.seed), spec)
     return ranks.train(work, spec, report, folder)
 
@@ -64,9 +60,9 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 @contextmanager
 def training(
     spec: RunSpec, report: Reporter, folder: Path, schedule: type[PipelineSchedule]
-) -> Iterator[Training]:
+) -> Iterator[StagesTraining]:
     """In a rank's process: the training of its stages."""
-    yield Training(spec, report, folder, schedule)
+    yield StagesTraining(spec, report, folder, schedule)
 
 
 def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
@@ -109,6 +105,22 @@ class Stages(nn.Module):
         self.passed: Context | None = None
         """Identity of the micro-batch that passed the head last."""
 
+    def share_tied(self, device: torch.device, dtype: torch.dtype) -> list[tuple[int, str]]:
+        """Make a weight that two units of this rank use one parameter. One that belongs to another
+        rank's unit gets memory; returns (unit, local name) of those."""
+        borrowed = []
+        for (unit, name), (owner, owner_name) in self.layered.tied().items():
+            if unit not in self.own:
+                continue
+            if owner in self.own:
+                weight = self.units[owner].get_parameter(owner_name)
+            else:
+                shape = self.layered.shapes(owner)[owner_name]
+                weight = torch.empty(shape, dtype=dtype, device=device)
+                borrowed.append((unit, name))
+            set_parameter(self.units[unit], name, weight)
+        return borrowed
+
     @property
     def blocks(self) -> list[nn.Module]:
         """Layers of all stages of the rank."""
@@ -149,8 +161,10 @@ class Stage(nn.Module):
         return self._run(x, **of)
 
 
-class Training(plain.Training):
+class StagesTraining(PlainTraining):
     """Plain training of a rank's stages."""
+
+    built, holder_kind = "the stages", StageHolder
 
     def __init__(
         self,
@@ -159,34 +173,10 @@ class Training(plain.Training):
         folder: Path,
         schedule: type[PipelineSchedule],
     ) -> None:
-        self.spec, self.report, self.folder = spec, report, folder
         self.rank = dist.get_rank()
-        self.device = resolve_device(spec.device)
-        use_rank_threads(self.device.type, spec.ranks)
-        self.model = make_model(spec.model, spec.seed)
-        self.stages = stages_of(self.model, spec)
-        self.batches = load_batches(spec, self.model, folder / "cache")
-        self.meter = device_meter(self.device, spec.device_memory)
-        report.phase("building the stages")
-        with self.meter:
-            self.whole = Stages(
-                self.model,
-                self.stages[self.rank :: spec.ranks],
-                seed=spec.seed,
-                device=self.device,
-                checkpoint=spec.activations != "keep",
-            )
-            self.ties = self._tie()
-            self.masters = self._split_masters()
-            self.optimizer = OfAllStages(self._optimizer())
-        self.blocks = compile_blocks(self.whole, spec, self.device)
-        report.phase(f"training with {self.blocks}")
+        super().__init__(spec, report, folder)
         self.loss = torch.zeros((), device=self.device)
         self.schedule = self._schedule(schedule)
-        self.holder = StageHolder(
-            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
-        )
-        self.history = History(spec, folder, self.batches, model=self.model)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
@@ -262,34 +252,41 @@ class Training(plain.Training):
 
         return _Later.apply(x, head)
 
+    # -- set-up -------------------------------------------------------------------------------
+
+    def _whole(self) -> Stages:
+        self.stages = stages_of(self.model, self.spec)
+        whole = Stages(
+            self.model,
+            self.stages[self.rank :: self.spec.ranks],
+            seed=self.spec.seed,
+            device=self.device,
+            checkpoint=self.spec.activations != "keep",
+        )
+        self.ties = self._tie(whole)
+        return whole
+
+    def _optimizer(self) -> OfAllStages:
+        return OfAllStages(super()._optimizer())
+
     # -- weights of two stages ------------------------------------------------------------------
 
-    def _tie(self) -> list[Tie]:
+    def _tie(self, whole: Stages) -> list[Tie]:
         """Tied weights become one parameter where a stage has both units, else a tie."""
+        whole.share_tied(self.device, DTYPES[self.spec.dtype])
         ties = []
         rank_of = {u: s % self.spec.ranks for s, stage in enumerate(self.stages) for u in stage}
         for (unit, name), (owner, owner_name) in self.model.tied().items():
             theirs, ours = rank_of[owner], rank_of[unit]
             if ours == theirs:
-                if self.rank == ours:
-                    owned = self.whole.units[owner].get_parameter(owner_name)
-                    set_parameter(self.whole.units[unit], name, owned)
                 continue
             group = new_group([theirs, ours])  # by all ranks, also those that are not in it
-            if self.rank == ours:
-                shape = self.model.shapes(owner)[owner_name]
-                empty = torch.empty(shape, dtype=DTYPES[self.spec.dtype], device=self.device)
-                set_parameter(self.whole.units[unit], name, empty)
-                ties.append(Tie(self.whole.units[unit].get_parameter(name), theirs, group))
-            elif self.rank == theirs:
-                ties.append(Tie(self.whole.units[owner].get_parameter(owner_name), theirs, group))
+            if self.rank in (theirs, ours):
+                at, own = (owner, owner_name) if self.rank == theirs else (unit, name)
+                ties.append(Tie(whole.units[at].get_parameter(own), theirs, group))
         return ties
 
     # -- checkpoints ----------------------------------------------------------------------------
-
-    def save(self, next_step: int) -> None:
-        """A file of each unit, by the rank that has it."""
-        self.holder.save(partial(super().save, next_step))
 
     def resume(self) -> int:
         first = super().resume()

@@ -11,24 +11,22 @@ compiled where the spec allows it (`baselines.blocks`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from baselines.adamw import ClippedAdamW, global_norm
+from baselines.adamw import ClippedAdamW
 from baselines.blocks import compile_blocks
-from baselines.common import decay_groups, named_units
-from baselines.states import ModuleHolder, masters_by_unit
-from baselines.stepping import Stepping
+from baselines.common import decay_groups, named_units, refuse_host_activations
+from baselines.states import ModuleHolder
+from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.whole import make_whole
@@ -37,12 +35,8 @@ from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.statistics import take_up, undivided
-from workbench.training.history import History
 from workbench.training.loop import InOneProcess, Steps, Task
-from workbench.training.run import load_batches, resolve_device, tell_of
-
-WIDENED_ELEMENTS = 1 << 28
-"""Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""
+from workbench.training.run import tell_of
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -50,7 +44,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
     Raises ValueError for what plain training does not have, OutOfMemory past the device's budget.
     """
-    run = Training(spec, report, folder)
+    run = PlainTraining(spec, report, folder)
     tell_of(run.model, spec, report)
     run.run()
     return run.outcome()
@@ -59,12 +53,15 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 def driven(task: Task) -> Steps:
     """Steps that a user's loop asks for."""
     return InOneProcess(
-        task, lambda spec, *given: Training(spec, task.report, task.folder, given=given)
+        task, lambda spec, *given: PlainTraining(spec, task.report, task.folder, given=given)
     )
 
 
-class Training(Stepping):
+class PlainTraining(Resident):
     """One plain training."""
+
+    built, holder_kind = "the model", ModuleHolder
+    """Part of the model that is here, in words; who writes it into checkpoints."""
 
     def __init__(
         self,
@@ -77,54 +74,29 @@ class Training(Stepping):
     ) -> None:
         """`passes`: the spec of what passes the model here, where others have the rest of it.
         `given`: a model and data that the spec does not name."""
-        if spec.activations == "host":
-            raise ValueError(
-                "plain training keeps everything on the device; activations cannot be 'host', use "
-                "'recompute' or 'keep'"
-            )
-        self.spec, self.report, self.folder = spec, report, folder
-        self.device = resolve_device(spec.device)
+        refuse_host_activations(spec, "plain training", "keeps everything on the device")
+        super().__init__(spec, report, folder, given)
         use_rank_threads(self.device.type, spec.ranks)
-        self.model = given[0] if given else make_model(spec.model, spec.seed)
-        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)
-        report.phase("building the model")
+        report.phase(f"building {self.built}")
         with self.meter:
-            self.whole = make_whole(
-                self.model,
-                seed=spec.seed,
-                device=self.device,
-                checkpoint=spec.activations != "keep",
-                undivided=True,
-            )
+            self.whole = self._whole()
             self.masters = self._split_masters()
             self.optimizer = self._optimizer()
         self.blocks = compile_blocks(self.whole, passes or spec, self.device)
         report.phase(f"training with {self.blocks}")
-        self.holder = ModuleHolder(
-            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
-        )
-        self.history = History(spec, folder, self.batches, model=self.model)
+        self._hold(self.holder_kind)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        history, notes = self.history, []
+        how = "storages alive at once"
         if self.device.type == "cuda":
             reserved = format_bytes(self.meter.reserved_peak)
-            notes.append(f"device peak: torch's allocator, which had reserved {reserved}")
-        else:
-            notes.append("device peak: storages alive at once")
-        return Outcome(
-            **history.measured(),
-            peak_bytes={"device": self.meter.peak, "host": 0, "disk": 0},
-            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
-            parameters=self.model.parameters_count(),
-            engine=f"torch {torch.__version__}, {self.blocks}",
-            notes=[
-                *history.notes,
-                *notes,
-                "nothing of size is on the host or crosses the link: tokens and losses only",
-            ],
+            how = f"torch's allocator, which had reserved {reserved}"
+        return self.measured(
+            f"torch {torch.__version__}, {self.blocks}",
+            [*self.history.notes, f"device peak: {how}", NOTHING_MOVES],
+            peak={"device": self.meter.peak},
         )
 
     # -- a step ---------------------------------------------------------------------------------
@@ -132,27 +104,17 @@ class Training(Stepping):
     def _watched(self, _: int) -> AbstractContextManager[Any]:
         return self.meter
 
-    @torch.no_grad()
-    def _update(self, lr: float) -> Tensor:
-        for weight in self.masters:
-            if weight.grad is None:  # no gradient reaches it, and it does not decay
-                weight.grad = torch.zeros_like(weight)
-        norm = global_norm([weight.grad for weight in self.masters])
-        if self.spec.dtype == "fp32":
-            self.optimizer.step(lr, norm)
-            return norm
-        for weights in parts_of(self.masters, WIDENED_ELEMENTS):
-            masters = [self.masters[weight] for weight in weights]
-            for master in masters:
-                master.grad = torch.empty_like(master)
-            torch._foreach_copy_([m.grad for m in masters], [w.grad for w in weights])
-            for weight in weights:
-                weight.grad = None
-            self.optimizer.step(lr, norm)  # of the masters that have a gradient
-            torch._foreach_copy_(weights, masters)
-        return norm
-
     # -- set-up ---------------------------------------------------------------------------------
+
+    def _whole(self) -> nn.Module:
+        """All that is trained here."""
+        return make_whole(
+            self.model,
+            seed=self.spec.seed,
+            device=self.device,
+            checkpoint=self.spec.activations != "keep",
+            undivided=True,
+        )
 
     def _split_masters(self) -> dict[Tensor, Tensor]:
         """Working weight -> fp32 master, the same tensor in fp32. The weights become the dtype's;
@@ -175,44 +137,12 @@ class Training(Stepping):
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def save(self, next_step: int) -> None:
-        done = next_step - len(self.history.skipped)
-        self.history.save(next_step, done, self.holder, self.report, self.statistics())
-
     def statistics(self) -> dict[str, Tensor]:
-        """BatchNorm's running statistics, by their names in the whole model."""
+        """As `Stepping.statistics`."""
         return undivided(self.model, self.whole.units)
 
-    @torch.no_grad()
-    def resume(self) -> int:
-        """Returns the first step to do."""
-        first = self.history.resume(self.holder, self.report)
-        if first:
-            self.holder.set_steps(self.history.updates_done)
-            for weight, master in self.masters.items():
-                if weight is not master:
-                    weight.copy_(master)
-            self.take_up(self.history.statistics)
-        return first
-
     def take_up(self, statistics: dict[str, Tensor]) -> None:
-        """Have BatchNorm's statistics, by their names in the whole model."""
+        """As `Stepping.take_up`."""
         written = getattr(self.whole, "written", None)  # stages of a pipeline have none
         others = [written.module] if isinstance(written, AsWritten) else []
         take_up(self.model, self.whole.units, statistics, others)
-
-    def close(self) -> None:
-        """Torch gives memory back by itself."""
-
-
-def parts_of(tensors: Iterable[Tensor], elements: int) -> list[list[Tensor]]:
-    """The tensors in order, cut into parts of at most `elements`, or of one tensor."""
-    parts: list[list[Tensor]] = []
-    size = 0
-    for tensor in tensors:
-        if not parts or size + tensor.numel() > elements:
-            parts.append([])
-            size = 0
-        parts[-1].append(tensor)
-        size += tensor.numel()
-    return parts

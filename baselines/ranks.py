@@ -90,15 +90,6 @@ class FileReporter:
         self._board.begin(self._board.rank, self._board.steps)
 
 
-def refuse_host_activations(spec: RunSpec, label: str) -> None:
-    """Raise ValueError, before anything is started, for activations that would go to the host."""
-    if spec.activations == "host":
-        raise ValueError(
-            f"{label} keeps everything on the devices; activations cannot be 'host', use "
-            "'recompute' or 'keep'"
-        )
-
-
 def together(outcomes: list[Outcome]) -> Outcome:
     """One outcome of all ranks': the largest peaks, the sum of bytes moved, and otherwise rank 0's,
     whose clock and losses are everyone's. A peak of the host is all ranks' already."""

@@ -44,6 +44,10 @@ class ModuleHolder:
         """`masters`: unit -> local name -> fp32 weight, which the optimizer updates."""
         self._model, self._masters, self._optimizer = model, masters, optimizer
 
+    def save(self, save: Callable[[], None]) -> None:
+        """Call `save`, which asks for `write`."""
+        save()
+
     @torch.no_grad()
     def write(self, folder: Path) -> None:
         """As `Holder.write`."""
@@ -55,15 +59,15 @@ class ModuleHolder:
         """As `Holder.restore`."""
         for unit in self._masters:
             with reader(saved, unit) as read:
-                for label, tensor in self._tensors(unit):
-                    read(label, tensor)
-
-    def set_steps(self, steps: int) -> None:
-        """How many updates the moments have seen."""
-        for masters in self._masters.values():
+                self._read(unit, read)
+        for masters in self._masters.values():  # how many updates the moments have seen
             for master in masters.values():
-                state = self._optimizer.inner.state[master]
-                state["step"] = self._optimizer.counted(steps, master)
+                counted = self._optimizer.counted(saved.manifest.updates_done, master)
+                self._optimizer.inner.state[master]["step"] = counted
+
+    def _read(self, unit: int, read: Callable[[str, Tensor], None]) -> None:
+        for label, tensor in self._tensors(unit):
+            read(label, tensor)
 
     def _tensors(self, unit: int) -> Iterator[tuple[str, Tensor]]:
         for local, master in self._masters[unit].items():

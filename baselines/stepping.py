@@ -1,23 +1,60 @@
-"""Training steps of one module that torch passes as a whole: plain training's and FSDP2's."""
+"""Runs of a baseline in one process: steps, their clock, checkpoints, and what was measured."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from baselines.common import micro_batches, named_units, now_s
+from baselines.adamw import global_norm
+from baselines.common import DeviceRows, micro_batches, named_units, now_s
+from baselines.states import ModuleHolder, masters_by_unit
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
+from workbench.model import make_model
 from workbench.model.base import LayeredModel
+from workbench.model.text import Batches
+from workbench.training.history import History
+from workbench.training.run import load_batches, resolve_device
+
+NOTHING_MOVES = "nothing of size is on the host or crosses the link: tokens and losses only"
+WIDENED_ELEMENTS = 1 << 28
+"""Gradients widened at once, 1 GiB of them; a single larger one is widened whole."""
 
 
 class Stepping:
-    """Steps of one module that torch passes, between what a subclass makes, updates and saves."""
+    """A training of one model. A subclass makes `whole`, `holder` and `history`; where torch passes
+    the module as a whole, it has `masters` and updates them in `_update`, else it has a `_step` of
+    its own."""
 
     share = 1.0
     """Weight of the rows here in the step's mean loss, where others have more: 1 on the mean."""
     changed = False
     """Whether the last step has begun to update."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        report: Reporter,
+        folder: Path,
+        given: tuple[LayeredModel, Batches] | None = None,
+    ) -> None:
+        """`given`: a model and data that the spec does not name."""
+        self.spec, self.report, self.folder = spec, report, folder
+        self.device = resolve_device(spec.device)
+        self.model = given[0] if given else make_model(spec.model, spec.seed)
+        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
+
+    def _hold(self, kind: type[ModuleHolder] = ModuleHolder) -> None:
+        """Have checkpoints of our own form, of `masters` and `optimizer`."""
+        self.holder = kind(self.model, masters_by_unit(self.whole, self.masters), self.optimizer)
+        self.history = History(self.spec, self.folder, self.batches, model=self.model)
 
     def run(self) -> None:
         """All steps that are left."""
@@ -34,8 +71,30 @@ class Stepping:
         with self._watched(number):
             loss, norm = self._step(step)
         seconds = now_s(self.device) - begun_s
-        skipped = norm is not None and not math.isfinite(norm)
+        skipped = self._skipped(norm)
         self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
+
+    def save(self, next_step: int) -> None:
+        """Write a checkpoint, by all ranks where each has a part of the model."""
+        done, history = next_step - len(self.history.skipped), self.history
+        self.holder.save(
+            lambda: history.save(next_step, done, self.holder, self.report, self.statistics())
+        )
+
+    @torch.no_grad()
+    def resume(self) -> int:
+        """Take up a checkpoint where there is one; returns the first step to do."""
+        first = self.history.resume(self.holder, self.report)
+        if first:
+            self.take_up(self.history.statistics)
+        return first
+
+    def statistics(self) -> dict[str, Tensor]:
+        """BatchNorm's running statistics, by their names in the whole model; here it has none."""
+        return {}
+
+    def take_up(self, statistics: dict[str, Tensor]) -> None:
+        """Have BatchNorm's statistics, by their names in the whole model."""
 
     def have(self, _: LayeredModel) -> None:
         """Batches of any form pass through the module as it is written."""
@@ -56,16 +115,102 @@ class Stepping:
             for unit, name, weight in named_units(self.whole)
         }
 
+    def close(self) -> None:
+        """Torch gives memory back by itself."""
+
+    def measured(
+        self,
+        engine: str,
+        notes: Sequence[str],
+        *,
+        peak: dict[str, int | None],
+        moved: dict[str, int | None] | None = None,
+    ) -> Outcome:
+        """The measured half of the record. `peak` has bytes by tier; of ``moved`` bytes those are 0
+        of which nothing is said."""
+        return Outcome(
+            **self.history.measured(),
+            peak_bytes={"device": 0, "host": 0, "disk": 0, **peak},
+            moved_bytes={**dict.fromkeys(("load", "store", "read", "write"), 0), **(moved or {})},
+            parameters=self.model.parameters_count(),
+            engine=engine,
+            notes=[*notes],
+        )
+
+    def _watched(self, number: int) -> AbstractContextManager[Any]:
+        """What the `number`-th step of this process runs in."""
+        return nullcontext()
+
+    def _skipped(self, norm: float | None) -> bool:
+        """Whether a step whose gradients have this norm has updated nothing."""
+        return norm is not None and not math.isfinite(norm)
+
     def _step(self, step: int) -> tuple[float, float | None]:
         """One optimizer step; returns its mean loss and the norm of its gradients, where it is
         told."""
         spec, total = self.spec, torch.zeros((), device=self.device)
         parts = micro_batches(self.batches, spec, step, self.device, self.model)
-        for tokens, targets, samples, weight in parts:
-            loss = self.whole(tokens, targets, step=step, samples=samples) * (weight * self.share)
-            if weight:  # the mean of nothing is no number, nor are its gradients
+        for rows in parts:
+            loss = self._loss(rows, step) * (rows.weight * self.share)
+            if rows.weight:  # the mean of nothing is no number, nor are its gradients
                 (loss / spec.microbatches).backward()
                 total += loss.detach()
         self.changed = True
         norm = self._update(spec.learning_rate(step))
         return float(total) / spec.microbatches, float(norm)
+
+    def _loss(self, rows: DeviceRows, step: int) -> Tensor:
+        """Mean loss of a micro-batch, a scalar."""
+        return self.whole(rows.tokens, rows.targets, step=step, samples=rows.samples)
+
+
+class Resident(Stepping):
+    """A training whose weights, gradients, masters and moments are all on the device: `masters`
+    has the fp32 master of each working weight, which is the weight itself in fp32."""
+
+    @torch.no_grad()
+    def _update(self, lr: float) -> Tensor:
+        for weight in self.masters:
+            if weight.grad is None:  # no gradient reaches it, and it does not decay
+                weight.grad = torch.zeros_like(weight)
+        norm = global_norm([weight.grad for weight in self.masters])
+        if all(weight is master for weight, master in self.masters.items()):
+            self.optimizer.step(lr, norm)
+            return norm
+        for weights in parts_of(self.masters, WIDENED_ELEMENTS):
+            masters = [self.masters[weight] for weight in weights]
+            for master in masters:
+                master.grad = torch.empty_like(master)
+            torch._foreach_copy_([m.grad for m in masters], [w.grad for w in weights])
+            for weight in weights:
+                weight.grad = None
+            self.optimizer.step(lr, norm)  # of the masters that have a gradient
+            torch._foreach_copy_(weights, masters)
+        return norm
+
+    @torch.no_grad()
+    def resume(self) -> int:
+        """As `Stepping.resume`; working weights are those of the masters."""
+        first = super().resume()
+        if first:
+            self._narrow()
+        return first
+
+    def _narrow(self) -> None:
+        """Make working weights those of the masters."""
+        for weight, master in self.masters.items():
+            if weight is not master:
+                weight.copy_(master)
+
+
+def parts_of(tensors: Iterable[Tensor], elements: int) -> list[list[Tensor]]:
+    """The tensors in order, cut into parts of at most `elements`, or of one tensor."""
+    parts: list[list[Tensor]] = []
+    size = 0
+    for tensor in tensors:
+        if not parts or size + tensor.numel() > elements:
+            parts.append([])
+            size = 0
+        parts[-1].append(tensor)
+        size += tensor.numel()
+    return parts

@@ -11,10 +11,9 @@ batches, micro-batches, decay groups, and before every step the learning rate of
 
 from __future__ import annotations
 
-import resource
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,22 +29,22 @@ from baselines.common import (
     decay_groups,
     micro_batches,
     named_units,
-    now_s,
+    refuse_host_activations,
+    resident_note,
     share,
 )
 from baselines.deepspeed_rank import FilesOfRanks, be_a_rank, make_operators
 from baselines.host_adam import torchs_is_faster
+from baselines.stepping import Stepping
 from baselines.zero_memory import Account, tell_deepspeed_the_cap
 from baselines.zero_weights import build, set_masters
-from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.transport.groups import of_first
 from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
+from workbench.training.run import resolve_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,9 @@ def train(
 
 
 @contextmanager
-def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) -> Iterator[Training]:
+def training(
+    spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter
+) -> Iterator[ZeroTraining]:
     """A run ready to start; what it put on the disk is removed at the end, however it ends.
 
     DeepSpeed itself is left standing: tearing it down has been seen to abort the process, and the
@@ -104,7 +105,7 @@ def training(spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) ->
     be_a_rank(device)
     # Several ranks share a folder, which the process that started them makes and removes.
     with _scratch(adapter) if spec.ranks == 1 else nullcontext():
-        yield Training(spec, report, folder, adapter, device)
+        yield ZeroTraining(spec, report, folder, adapter)
 
 
 def base_config(spec: RunSpec) -> dict[str, Any]:
@@ -127,20 +128,16 @@ def base_config(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-class Training:
+class ZeroTraining(Stepping):
     """One training by DeepSpeed."""
 
-    def __init__(
-        self, spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter, device: torch.device
-    ) -> None:
+    def __init__(self, spec: RunSpec, report: Reporter, folder: Path, adapter: Adapter) -> None:
         import deepspeed
 
-        self.spec, self.report, self.folder = spec, report, folder
-        self.adapter, self.device = adapter, device
-        self.model = make_model(spec.model, spec.seed)
-        self.batches = load_batches(spec, self.model, folder / "cache")
+        super().__init__(spec, report, folder)
+        self.adapter, device = adapter, self.device
+        cap_device(device, spec.device_memory)
         if device.type == "cuda":
-            cap_device(device, spec.device_memory)
             tell_deepspeed_the_cap(device, spec.device_memory)
         config = base_config(spec) | adapter.settings(spec, self.model.unit_parameters(1))
         config["optimizer"]["params"] |= self._host_adam()
@@ -178,25 +175,24 @@ class Training:
         faster, self.update = torchs_is_faster(self.spec)
         return {"torch_adam": True, "fused": True} if of_first(faster, None) else {}
 
-    def run(self) -> None:
-        """All steps that are left."""
-        spec = self.spec
-        first = self.history.resume(self.holder, self.report)
-        self.account.counted_step = min(first + 1, spec.steps - 1)
-        for step in range(first, spec.steps):
-            begun_s = now_s(self.device)
-            with self.account.watching(step):
-                loss = self._step(step)
-            seconds = now_s(self.device) - begun_s
-            skipped, norm = self.optimizer.overflow, self.engine.get_global_grad_norm()
-            norm = None if norm is None else float(norm)
-            self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
-            self.account.close_step(step)
-            if spec.save_every and (step + 1) % spec.save_every == 0:
-                self.save(step + 1)
+    def resume(self) -> int:
+        first = super().resume()
+        self.account.counted_step = min(first + 1, self.spec.steps - 1)
+        return first
 
-    def _step(self, step: int) -> float:
-        """One optimizer step; returns its mean loss."""
+    def step(self, step: int, number: int = 0) -> None:
+        """As `Stepping.step`. Raises OutOfMemory where the step has passed a budget."""
+        super().step(step, number)
+        self.account.close_step(step)
+
+    def _watched(self, number: int) -> AbstractContextManager[None]:
+        return self.account.watching(len(self.history.losses))
+
+    def _skipped(self, norm: float | None) -> bool:
+        return self.optimizer.overflow
+
+    def _step(self, step: int) -> tuple[float, float | None]:
+        """As `Stepping._step`."""
         # Twin-Flow's update on the device has an optimizer of its own, which nobody else tells.
         others = getattr(self.optimizer, "backup_optimizer", None)
         for group in (*self.optimizer.param_groups, *(others.param_groups if others else ())):
@@ -209,7 +205,9 @@ class Training:
             self.engine.step()
             total += loss.detach()
         dist.all_reduce(total)
-        return float(total) / (self.spec.microbatches * self.spec.ranks)
+        norm = self.engine.get_global_grad_norm()
+        loss = float(total) / (self.spec.microbatches * self.spec.ranks)
+        return loss, None if norm is None else float(norm)
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by their names in the whole model."""
@@ -224,37 +222,23 @@ class Training:
         """The measured half of the record."""
         import deepspeed
 
-        history, rss = self.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return Outcome(
-            **history.measured(),
-            peak_bytes=self.account.peak_bytes,
-            moved_bytes=self.account.moved_bytes,
-            parameters=self.model.parameters_count(),
-            engine=f"deepspeed {deepspeed.__version__}",
-            notes=[
+        return self.measured(
+            f"deepspeed {deepspeed.__version__}",
+            [
                 *self.adapter.notes,
-                *history.notes,
+                *self.history.notes,
                 *self.account.notes,
                 self.blocks,
                 f"host update by {type(self.optimizer.optimizer).__name__} ({self.update})",
-                f"the process's resident memory peaked at {format_bytes(rss)}, libraries included",
+                f"{resident_note()}, libraries included",
             ],
+            peak=self.account.peak_bytes,
+            moved=self.account.moved_bytes,
         )
-
-    # -- checkpoints ----------------------------------------------------------------------------
-
-    def save(self, next_step: int) -> None:
-        done = next_step - len(self.history.skipped)
-        save = self.history.save
-        self.holder.save(lambda: save(next_step, done, self.holder, self.report))
 
 
 def _refuse(spec: RunSpec, adapter: Adapter) -> None:
-    if spec.activations == "host":
-        raise ValueError(
-            f"{adapter.label} keeps or recomputes activations; activations cannot be 'host', "
-            "use 'recompute' or 'keep'"
-        )
+    refuse_host_activations(spec, adapter.label, "keeps or recomputes activations")
     if spec.save_every and adapter.scratch is not None:
         raise ValueError(
             f"{adapter.label} cannot save checkpoints while optimizer states are on the disk "

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.methods.offload.outside import plan_of
@@ -285,11 +286,11 @@ class _Builder(ScheduleBuilder):
         accumulating = len(self.micros) > 1
         if accumulating and micro:
             back = self.buffer(f"{label} so far", DEVICE, nbytes)
-            self.add(
-                L, unit, H2D, micro, turn=SO_FAR, after=after, nbytes=self._part(nbytes),
-                takes=[back],
-            )  # fmt: skip
-            after = [act(L, unit, micro, turn=SO_FAR)]
+            part = self._part(nbytes)
+            loaded = self.add(
+                L, unit, H2D, micro, turn=SO_FAR, after=after, nbytes=part, takes=[back]
+            )
+            after = [loaded]
             frees.append(back)
         if not self.fetched:
             last = micro == self.micros[-1]
@@ -307,29 +308,27 @@ class _Builder(ScheduleBuilder):
         if self._stays(unit):  # as they are computed with; on the link they may be wider
             held = nbytes * VALUE_BYTES[self.spec.dtype] // self.profile.weight_bytes
         label = self.buffer(self._weights(unit, micro, turn), DEVICE, held)
-        self.add(
+        return self.add(
             L, unit, H2D, micro, turn=turn, after=[behind], nbytes=self._part(nbytes), takes=[label]
         )
-        return act(L, unit, micro, turn=turn)
 
     # -- optimizer ------------------------------------------------------------------------------
 
     def _optimizer(self) -> None:
         last = self.micros[-1]
-        self.add(Kind.NORM, 0, HOST, after=[act(G, 0, last), act(B, 0, last)])
+        norm = self.add(Kind.NORM, 0, HOST, after=[act(G, 0, last), act(B, 0, last)])
         for unit in self.units:
-            after = [act(Kind.NORM, 0)]
+            after = [norm]
             if self.on_disk:
                 nbytes = self._part(STATE_BYTES * self.profile.units[unit].parameters)
                 # One tile is updated, one is being read, one written.
-                free = [act(Kind.NORM, 0), act(Kind.SPILL, unit, step=-1)]
+                free = [norm, act(Kind.SPILL, unit, step=-1)]
                 if unit > 1:
                     free.append(act(Kind.SPILL, unit - 2))
-                self.add(Kind.READ, unit, DISK_IN, after=free, nbytes=nbytes)
-                after.append(act(Kind.READ, unit))
-            self.add(U, unit, HOST, after=after)
+                after.append(self.add(Kind.READ, unit, DISK_IN, after=free, nbytes=nbytes))
+            updated = self.add(U, unit, HOST, after=after)
             if self.on_disk:
-                self.add(Kind.SPILL, unit, DISK_OUT, after=[act(U, unit)], nbytes=nbytes)
+                self.add(Kind.SPILL, unit, DISK_OUT, after=[updated], nbytes=nbytes)
 
     def _begin(self, micro: int) -> str:
         """Action that the first unit waits for: the end of the micro-batch before, or the last
@@ -363,6 +362,20 @@ class _Builder(ScheduleBuilder):
         return self.scratch(act(kind, unit, micro), nbytes)
 
 
-def persistent_elements(spec: RunSpec) -> int:
-    """Smaller parameters stay on the device: norms and biases do, matrices never, at any width."""
-    return 4 * spec.model.hidden + 1
+def stage_3(spec: RunSpec, block_elements: int, live: int) -> dict[str, Any]:
+    """DeepSpeed's configuration of ZeRO-3 for a model whose blocks have `block_elements`
+    parameters, with its optimizer on the host, and at most `live` fetched parameters. Norms and
+    biases stay on the device, matrices never, at any width."""
+    bucket = min(BUCKET_ELEMENTS, block_elements)
+    return {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": bucket,
+        "stage3_max_live_parameters": live,
+        "stage3_max_reuse_distance": live,
+        "stage3_param_persistence_threshold": 4 * spec.model.hidden + 1,
+        "sub_group_size": bucket,
+    }

@@ -12,33 +12,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines.common import named_units
+from baselines.common import named_units, unit_by_unit
 from workbench.core.spec import RunSpec
-from workbench.model.base import LayeredModel, set_parameter
-from workbench.model.whole import Whole, make_whole
+from workbench.model.base import LayeredModel
+from workbench.model.whole import Whole
 from workbench.runtime.memory.storage import DTYPES
 
 
 def build(model: LayeredModel, spec: RunSpec, shard_by: dict[str, Any] | None) -> Whole:
-    """The whole model with everyone's initial weights.
+    """The whole model with everyone's initial weights; with a ZeRO-3 configuration each unit moves
+    to where it is offloaded as soon as it is made."""
+    dtype = DTYPES[spec.dtype]
 
-    With a ZeRO-3 configuration each unit moves to where it is offloaded as soon as it is made, so a
-    model is never in memory twice.
-    """
-    dtype, checkpoint = DTYPES[spec.dtype], spec.activations != "keep"
-    if shard_by is None:
-        return make_whole(model, seed=spec.seed, dtype=dtype, checkpoint=checkpoint)
-    import deepspeed
+    def shard(unit: int, module: torch.nn.Module) -> None:
+        if shard_by is not None:
+            import deepspeed
 
-    units: list[torch.nn.Module] = []
-    for unit in range(model.num_units):
-        module = model.build(unit, seed=spec.seed, dtype=dtype)
-        for (tied, name), (owner, owner_name) in model.tied().items():
-            if tied == unit:
-                set_parameter(module, name, units[owner].get_parameter(owner_name))
-        deepspeed.zero.Init(module=module, config_dict_or_path=shard_by, dtype=dtype)
-        units.append(module)
-    return Whole(model, units, seed=spec.seed, checkpoint=checkpoint)
+            deepspeed.zero.Init(module=module, config_dict_or_path=shard_by, dtype=dtype)
+
+    return unit_by_unit(model, spec, shard, dtype)
 
 
 def set_masters(model: LayeredModel, whole: Whole, seed: int) -> None:

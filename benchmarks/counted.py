@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tomllib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,41 +29,16 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.hf_config import spec_from_config
+from workbench.profile.alone import Setting
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import model_units
 from workbench.profile.profile import Profile
 from workbench.published import hardware
-from workbench.runtime.memory.storage import DTYPES
 
 MACHINE = "h200-141gb"
-DECODERS: dict[str, dict[str, Any]] = {
-    "llama, 32,000 words": {
-        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
-        "tie_word_embeddings": False,
-    },
-    "llama, 128,256 words": {
-        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
-        "tie_word_embeddings": True,
-    },
-    "qwen3, 151,936 words": {
-        "model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "gemma2, 256,000 words": {
-        "model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000,
-    },
-}  # fmt: skip
+MODELS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+DECODERS: dict[str, dict[str, Any]] = MODELS["decoders"]
 DEPTH = {"num_hidden_layers": 4, "max_position_embeddings": 8192}
-GPTS = {
-    "gpt 1024, 50,304 words": ModelSpec(layers=4, hidden=1024, heads=16, seq=1024, vocab=50304),
-    "gpt 1600, 50,257 words": ModelSpec(layers=4, hidden=1600, heads=25, seq=1024, vocab=50257),
-    "gpt 2048, 32,000 words": ModelSpec(layers=4, hidden=2048, heads=32, seq=1024, vocab=32000),
-    "gpt 2048, seq 2048": ModelSpec(layers=4, hidden=2048, heads=16, seq=2048, vocab=50257),
-}
+GPTS = {name: ModelSpec(**sizes) for name, sizes in MODELS["gpts"].items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +84,8 @@ def cases(folder: Path) -> list[Case]:
 def measured(case: Case, counted: Profile, model: LayeredModel) -> Profile:
     """The counted profile with bytes that this GPU's allocator saw."""
     torch.cuda.empty_cache()
-    found, libraries = footprints(
-        model, model_units(model, 1), (case.microbatch, case.model.seq), dtype=DTYPES[case.dtype],
-        device=torch.device("cuda", torch.cuda.current_device()), compiled=case.compile == "on",
-    )  # fmt: skip
+    size, how = (case.microbatch, case.model.seq), {"dtype": case.dtype, "compile": case.compile}
+    found, libraries = footprints(Setting.of_tokens(model, size, device="cuda", **how))
     units = tuple(replace(unit, **found[unit.kind]) for unit in counted.units)
     return replace(counted, units=units, library_bytes=libraries)
 

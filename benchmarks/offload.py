@@ -6,9 +6,9 @@
     python -m benchmarks.offload --out FOLDER --size tiny
 
 The record of a run goes to FOLDER/offload.jsonl as soon as the run ends (offload_sheet.py); what
-runs is data (offload_cases.py). Each run is a process of its own, started, watched and recorded as
-`workbench run` does it. A run that fails is a row with its status and no figures. Started again, it
-goes on with what is not finished.
+runs is data (offload_cases.toml). Each run is a process of its own, started, watched and recorded
+as `workbench run` does it. A run that fails is a row with its status and no figures. Started again,
+it goes on with what is not finished.
 
 Speed is the batch over the median of the measured steps, whole steps from the first copy to the
 last: forward, backward, update, and everything waited for. Build DeepSpeed's operators before
@@ -21,14 +21,14 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks import offload_cases as cases
 from benchmarks.offload_bench import RUN_TIMEOUT_S, Bench
-from benchmarks.offload_cases import Entry, entries
+from benchmarks.offload_cases import OFFLOAD as CASES
+from benchmarks.offload_cases import Cases, Entry
 from benchmarks.offload_sheet import Sheet
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.core.record import RunRecord
@@ -43,9 +43,7 @@ class Suite:
 
     name: str
     about: str
-    cases: Mapping[str, Any]
-    """By size."""
-    entries: Callable[..., list[Entry]]
+    cases: Cases
     form: Benchmark
     """Form of the file of its rows."""
     roof: str
@@ -61,11 +59,10 @@ class Suite:
 OFFLOAD = Suite(
     name="offload",
     about=__doc__,
-    cases=cases.CASES,
-    entries=entries,
+    cases=CASES,
     form=ROWS,
     roof="plain",
-    largest=tuple(sorted(cases.METHODS)),
+    largest=tuple(sorted(CASES.methods)),
 )
 
 
@@ -115,7 +112,7 @@ def make_parser(suite: Suite = OFFLOAD) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FOLDER", help=f"of {suite.form.file}")
-    add("--size", choices=suite.cases, default="paper")
+    add("--size", choices=suite.cases.by_size, default="paper")
     add(
         "--only", action="append", default=[], metavar="PATTERN", help="a case, method, case/method"
     )
@@ -172,7 +169,7 @@ def _main(suite: Suite, options: argparse.Namespace, words: list[str]) -> int:
     )
     if suite.largest and options.largest:
         return _search(bench, options)
-    wanted = suite.entries(
+    wanted = suite.cases.entries(
         options.size, warmup=options.warmup, measured=options.measured, only=options.only
     )
     if options.list:

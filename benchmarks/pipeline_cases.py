@@ -6,19 +6,13 @@ the same model on the same samples from the same weights, with activations compu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.offload_cases import TRAINING, Case, Entry, chosen, entry_of
-from benchmarks.server_cases import GPT2_XL
+from benchmarks.offload_cases import Case, Cases
+from benchmarks.servers import CASES as SERVERS
 from workbench.published.here import PIPELINES
 
-METHODS: dict[str, dict[str, Any]] = {
-    name: {"method": name, "activations": "recompute"} for name in PIPELINES.labels
-}
-"""Name in the CSV -> fields of the spec."""
 EVERYWHERE = ("varuna",)
 OURS = ("1f1b", "zb-h1", "interleaved")
 """Orders that are compared with it, where all GPUs take part."""
@@ -41,7 +35,7 @@ STEPS = (2, 8)
 """Warm-up and measured ones: ten."""
 
 
-def _case(shape: tuple[int, int], micro: int, batch: int, changes: dict[str, Any]) -> Case:
+def _case(shape: tuple[int, int], micro: int, batch: int, changes: Mapping[str, Any]) -> Case:
     stages, replicas = shape
     return Case(
         name=f"{stages}x{replicas}-m{micro}",
@@ -57,22 +51,11 @@ def _case(shape: tuple[int, int], micro: int, batch: int, changes: dict[str, Any
     )  # fmt: skip
 
 
-TINY: dict[str, Any] = {
-    **TRAINING, "device": "cpu", "text": str(Path(__file__).resolve()), "layers": 4, "hidden": 32,
-    "heads": 4, "seq": 16, "vocab": 256, "dtype": "fp32",
-}  # fmt: skip
-CASES: dict[str, tuple[Case, ...]] = {
-    "paper": tuple(_case(shape, m, BATCH, GPT2_XL) for shape in SHAPES for m in MICROS),
-    "tiny": tuple(_case(shape, m, 8, TINY) for shape in ((2, 1), (1, 2)) for m in (1, 2)),
-}
-"""By size: of the published model, or small enough for any machine."""
-
-
-def entries(size: str, *, warmup: int, measured: int, only: Iterable[str] = ()) -> list[Entry]:
-    """The runs of a size in their order, as `chosen` picks them; all are of ten steps."""
-    found = [
-        entry_of(case, method, warmup, measured, known=METHODS)
-        for case in CASES[size]
-        for method in case.methods
-    ]
-    return chosen([replace(e, splits=(e.spec.microbatches,)) for e in found], only)
+LARGE, TINY = (SERVERS.settings[name] for name in ("gpt2-xl", "tiny-server"))
+CASES = Cases(
+    methods={name: {"method": name, "activations": "recompute"} for name in PIPELINES.labels},
+    by_size={
+        "paper": [_case(shape, m, BATCH, LARGE) for shape in SHAPES for m in MICROS],
+        "tiny": [_case(shape, m, 8, TINY) for shape in ((2, 1), (1, 2)) for m in (1, 2)],
+    },
+)

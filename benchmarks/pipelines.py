@@ -25,7 +25,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks import offload, pipeline_cases
+from benchmarks import offload
+from benchmarks.pipeline_cases import CASES
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.figures.rows import quotient
@@ -135,8 +136,7 @@ def _fastest(runs: Iterable[Run], by: str = "step_seconds_median") -> Run | None
 PIPELINES = offload.Suite(
     name="pipelines",
     about=__doc__,
-    cases=pipeline_cases.CASES,
-    entries=pipeline_cases.entries,
+    cases=CASES,
     form=ROWS,
     roof="torch-1f1b",
     more=more,

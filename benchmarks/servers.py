@@ -5,7 +5,7 @@
     python -m benchmarks.servers --out FOLDER --size tiny
 
 As benchmarks/offload.py, whose loop it is: a record a run in FOLDER/servers.jsonl; what runs is
-data (server_cases.py). A case for more GPUs than there are is a row that says so.
+data (server_cases.toml). A case for more GPUs than there are is a row that says so.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks import offload, server_cases
+from benchmarks import offload
+from benchmarks.offload_cases import OFFLOAD, cases_of, load
 from workbench.published.here import SERVERS as ROWS
 
+CASES = cases_of(load("server_cases"), OFFLOAD.settings)
 SERVERS = offload.Suite(
     name="servers",
     about=__doc__,
-    cases=server_cases.CASES,
-    entries=server_cases.entries,
+    cases=CASES,
     form=ROWS,
     roof="data-parallel",
 )

@@ -24,7 +24,7 @@ from workbench.cli.spec import Parser, add_results_flag
 from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.exhibits.dials import SIZES
-from workbench.exhibits.stronghold.sizes import Size, named
+from workbench.exhibits.stronghold.sizes import StrongholdSize, named
 from workbench.profile import store
 from workbench.profile.machine import Machine
 from workbench.profile.table import Ceilings, Echo, format_figure
@@ -39,7 +39,7 @@ FULL_SECONDS, QUICK_SECONDS = 0.25, 0.04
 """Length of one timing; about sixty make the table."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Whether something works here, and in words how, or why not."""
 
@@ -95,46 +95,27 @@ def _software(results: Path, here: Machine) -> list[Finding]:
     free = shutil.disk_usage(results).free
     from workbench.runtime.updates import host_adam
 
-    backend = host_adam.backend()
+    compiled = host_adam.backend() == "compiled"
+    named = (f"{g.name}, {format_bytes(g.memory_bytes)}, driver {g.driver}" for g in gpus)
+    no_gpu = "none: host memory and half of the cores play the device"
+    one_pass = "compiled here, one pass"
+    two_passes = "torch's fused AdamW, about half as fast: there is no compiler"
+    aio = deepspeed_ops.has_libaio()
+    no_browser = "none found; wanted by the browser tests only"
     return [
-        Finding(name="python", works=True, detail=platform.python_version()),
-        Finding(name="torch", works=build is not None, detail=f"{build.version}, {cuda}"),
-        Finding(
-            name="GPU",
-            works=bool(gpus),
-            detail="; ".join(
-                f"{gpu.name}, {format_bytes(gpu.memory_bytes)}, driver {gpu.driver}" for gpu in gpus
-            )
-            or "none: host memory and half of the cores play the device",
-        ),
+        Finding("python", True, platform.python_version()),
+        Finding("torch", build is not None, f"{build.version}, {cuda}"),
+        Finding("GPU", bool(gpus), "; ".join(named) or no_gpu),
         _package("deepspeed"),
         _operators(here),
         _package("megatron-core"),
         _package("transformers"),
-        Finding(name="C++ compiler", works=compiler is not None, detail=compiler or "none found"),
-        Finding(
-            name="host optimizer",
-            works=True,
-            detail="compiled here, one pass"
-            if backend == "compiled"
-            else "torch's fused AdamW, about half as fast: there is no compiler",
-        ),
-        Finding(
-            name="libaio",
-            works=deepspeed_ops.has_libaio(),
-            detail="found" if deepspeed_ops.has_libaio() else deepspeed_ops.LIBAIO_HINT,
-        ),
-        Finding(
-            name="Chromium",
-            works=browser is not None,
-            detail=browser or "none found; wanted by the browser tests only",
-        ),
+        Finding("C++ compiler", compiler is not None, compiler or "none found"),
+        Finding("host optimizer", True, one_pass if compiled else two_passes),
+        Finding("libaio", aio, "found" if aio else deepspeed_ops.LIBAIO_HINT),
+        Finding("Chromium", browser is not None, browser or no_browser),
         _fonts(),
-        Finding(
-            name="disk",
-            works=free > LEAST_DISK,
-            detail=f"{format_bytes(free)} free in {results}",
-        ),
+        Finding("disk", free > LEAST_DISK, f"{format_bytes(free)} free in {results}"),
     ]
 
 
@@ -142,9 +123,8 @@ def _methods(here: Machine) -> list[Finding]:
     """Every method of the table, and what runs under its name on this machine."""
     how = {"megatron-lm": _megatron, "zero-infinity": _zero_infinity}
     return [
-        Finding(name=row.name, works=works, detail=detail)
+        Finding(row.name, *how.get(row.name, partial(_works, row))(here))
         for row in methods.known().values()
-        for works, detail in [how.get(row.name, partial(_works, row))(here)]
     ]
 
 
@@ -195,19 +175,19 @@ def _sizes(here: Machine) -> list[Finding]:
         lacking = _lacking(named(name), here)
         instead = "; simulated on the published machine instead" if name == "paper" else ""
         detail = f"{lacking}{instead}" if lacking else "fits this machine"
-        found.append(Finding(name=name, works=lacking is None, detail=detail))
+        found.append(Finding(name, lacking is None, detail))
     return found
 
 
-def _lacking(size: Size, here: Machine) -> str | None:
+def _lacking(size: StrongholdSize, here: Machine) -> str | None:
     """Resources that a size needs and this machine lacks, in words."""
     if size.device == "cuda":
         if here.gpu is None:
             return "needs a GPU, and there is none"
-        device = max(size.search_device_memory, size.device_memory or 0)
+        device = max(size.largest.device_memory, size.device_memory or 0)
         if here.gpu_bytes < device:
             return f"needs {format_bytes(device)} on the GPU, has {format_bytes(here.gpu_bytes)}"
-    host = max(size.search_host_memory, LEAST_MEMORY)
+    host = max(size.largest.host_memory, LEAST_MEMORY)
     if here.memory_bytes < host:
         return f"needs {format_bytes(host)} of memory, has {format_bytes(here.memory_bytes)}"
     return None
@@ -217,11 +197,11 @@ def _operators(here: Machine) -> Finding:
     """DeepSpeed's native code, built once into the environment."""
     name = "DeepSpeed operators"
     if not version_of("deepspeed"):
-        return Finding(name=name, works=False, detail="DeepSpeed is not installed")
+        return Finding(name, False, "DeepSpeed is not installed")
     absent = deepspeed_ops.missing(device=here.device)
     wanted = deepspeed_ops.required(disk=True, device=here.device)
     detail = ", ".join(f"{op} {'not built' if op in absent else 'built'}" for op in wanted)
-    return Finding(name=name, works=not absent, detail=detail)
+    return Finding(name, not absent, detail)
 
 
 def _fonts() -> Finding:
@@ -232,12 +212,12 @@ def _fonts() -> Finding:
     )
     count = len(set(listed.stdout.splitlines())) if listed else 0
     detail = f"{count} families" if count else "none found; a browser would draw boxes for letters"
-    return Finding(name="fonts", works=count > 0, detail=detail)
+    return Finding("fonts", count > 0, detail)
 
 
 def _package(name: str) -> Finding:
     found = version_of(name)
-    return Finding(name=name, works=found is not None, detail=found or "not installed")
+    return Finding(name, found is not None, found or "not installed")
 
 
 def _first(programs: Sequence[str]) -> str | None:

@@ -9,7 +9,7 @@
 
 With the first batch the module and the loss function are cut into layers, which are compared with
 the two as they are written; then the method plans, and lays out its memory. Any method can do that
-whose row in the table says how (core/methods.py, `driven`).
+whose row in the table says how (methods/table.toml, `driven`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.core.files import FileLock
@@ -24,8 +25,8 @@ from workbench.runs.campaign import Campaign, Status
 from workbench.runs.events import Event, EventLog
 from workbench.runs.executors import executor_of
 from workbench.runs.inputs import check_inputs
+from workbench.runs.polled import PolledRuns
 from workbench.runs.runner import POLL_S
-from workbench.runs.search import Search
 from workbench.runs.store import Store
 from workbench.runs.sweep import Sweep, SweepFile
 
@@ -36,8 +37,6 @@ SAY_S = 0.5
 OF_RUNS = frozenset({"step", "phase", "profile", "started", "ended", "exit"})
 """Events that stand in the runs' own folders, and are not repeated in the sweep's."""
 DONE, FAILED, TAKEN = 0, 3, 4
-
-Stage = Sweep | Search
 
 
 def sweep_of(
@@ -51,8 +50,8 @@ def sweep_of(
     return Sweep(
         file.specs,
         store,
-        timeout=file.timeout_s if timeout is None else timeout,
-        executor=executor_of(file.executor, store, f"the sweep {file.name}"),
+        timeout=file.written.timeout if timeout is None else timeout,
+        executor=executor_of(file.written.executor, store, f"the sweep {file.name}"),
         **how,
     )
 
@@ -86,7 +85,7 @@ class SweepProcess:
     def __init__(
         self,
         campaign: Campaign,
-        stages: Iterable[Stage],
+        stages: Iterable[PolledRuns],
         *,
         detached: bool = False,
         gone: Callable[[], bool] = lambda: False,
@@ -102,7 +101,7 @@ class SweepProcess:
         self._before: Counter[str] = Counter()
         self._said: tuple[float, Status | None] = (0.0, None)
         self._cancelled = ""
-        self._stage: Stage | None = None
+        self._stage: PolledRuns | None = None
         self._complete = False
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> Status:
@@ -144,7 +143,7 @@ class SweepProcess:
             if self._stage is not None:
                 self._stage.cancel()
 
-    def _obey(self, stage: Stage) -> None:
+    def _obey(self, stage: PolledRuns) -> None:
         orders, wanted = self.campaign.orders(), asked(self.campaign)
         if self._gone():
             self.cancel(
@@ -157,7 +156,7 @@ class SweepProcess:
             self._retried = wanted
             stage.retry()
 
-    def _pass_on(self, stage: Stage, on_event: Callable[[Event], None] | None) -> None:
+    def _pass_on(self, stage: PolledRuns, on_event: Callable[[Event], None] | None) -> None:
         for event in stage.new_events():
             if event["event"] == "step":
                 self._losses[stage.points[event["index"]].key] = float(event["loss"])
@@ -166,7 +165,7 @@ class SweepProcess:
             if on_event is not None:
                 on_event(event)
 
-    def _status(self, stage: Stage) -> Status:
+    def _status(self, stage: PolledRuns) -> Status:
         text, state = "", "running"
         if stage.paused:
             state, text = "paused", "it is paused; runs in work may finish" * bool(stage.running)
@@ -201,14 +200,12 @@ class SweepProcess:
 
     def _with_facts(self, status: Status) -> Status:
         """Return `status` with the facts of this process added."""
-        return Status(
-            **{
-                **vars(status),
-                "pid": os.getpid(),
-                "detached": self._detached,
-                "started": self._started,
-                "retried": self._retried,
-            }
+        return replace(
+            status,
+            pid=os.getpid(),
+            detached=self._detached,
+            started=self._started,
+            retried=self._retried,
         )
 
     def _say(self, status: Status, *, at_once: bool = False) -> None:
@@ -223,24 +220,24 @@ class SweepProcess:
             self._said = time.monotonic(), status
 
 
-def stages_of(campaign: Campaign, *, retry: bool = False) -> Iterator[Stage]:
+def stages_of(campaign: Campaign, *, retry: bool = False) -> Iterator[PolledRuns]:
     """Stages of a campaign: its sweep as written, or the searches and sweeps of an exhibit.
 
     Raises ValueError for a campaign that is malformed.
     """
     file = campaign.file
-    if file.exhibit:
+    if file.written.exhibit:
         from workbench.exhibits import open_exhibit
 
-        session = open_exhibit(file.exhibit, file.size, campaign.store.root)
+        session = open_exhibit(file.written.exhibit, file.written.size, campaign.store.root)
         yield from session.stages()
         return
     yield Sweep(
         file.specs,
         campaign.store,
-        timeout=file.timeout_s,
+        timeout=file.written.timeout,
         retry_failed=retry,
-        executor=executor_of(file.executor, campaign.store, f"the sweep {campaign.name}"),
+        executor=executor_of(file.written.executor, campaign.store, f"the sweep {campaign.name}"),
     )
 
 

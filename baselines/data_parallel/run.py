@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines import plain_training as plain
 from baselines import ranks
-from baselines.common import micro_batches, share
+from baselines.common import micro_batches, refuse_host_activations, share
+from baselines.plain_training import PlainTraining
 from baselines.stages import check_shares, share_of
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -41,17 +41,17 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     Raises ValueError for what cannot be, OutOfMemory past a device's budget, RankFailed.
     """
     check_shares(spec.microbatch, spec.ranks)
-    ranks.refuse_host_activations(spec, "data parallelism")
+    refuse_host_activations(spec, "data parallelism")
     return ranks.train(__name__, spec, report, folder)
 
 
 @contextmanager
-def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[Training]:
+def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[ReplicaTraining]:
     """In a rank's process: its training."""
-    yield Training(spec, report, folder)
+    yield ReplicaTraining(spec, report, folder)
 
 
-class Training(plain.Training):
+class ReplicaTraining(PlainTraining):
     """Plain training of one rank's samples, with everybody's gradients."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from baselines.parallel_plan import in_turn, plan_of
-from baselines.parallel_step import Step
+from baselines.parallel_plan import plan_of
+from baselines.parallel_step import Step, line_of
 from baselines.stages import cut
 from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
+from workbench.methods.pipeline.orders import in_flight, lists
 from workbench.profile.match import check_profiles
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import ProfiledSizes
-from workbench.schedule import buffers as name
 from workbench.schedule.action import HOST, NET_OUT, Kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import Schedule
@@ -28,6 +28,7 @@ from workbench.schedule.schedule import Schedule
 LABEL = "DeepSpeed's pipeline"
 BUCKET_ELEMENTS = 500_000_000
 """Gradients that are copied and added up at once."""
+COPIED = "copied gradients"
 TIED = 3
 """Turn of the sum of a tied weight's gradients."""
 
@@ -74,41 +75,36 @@ class _Step(Step):
         one = spec.with_(
             batch=spec.batch // self.copies, ranks=len(stages), replicas=1, stages="auto"
         )
-        super().__init__(one, profiles[min(profiles)], stages, in_turn(one))
-        self.sizes = ProfiledSizes(profiles, tied={})
+        line = line_of(one, lists("1f1b", one.ranks, one.microbatches), stages)
+        sizes = ProfiledSizes(profiles, tied={})
+        super().__init__(one, profiles[min(profiles)], replace(line, replicas=self.copies), sizes)
         if spec.dtype == "bf16":
             self.updaters, self.state_bytes = self.copies, 2 + 4 + 12 / self.copies
 
     def schedule(self) -> Schedule:
         """The step of all replicas."""
         found = super().schedule()
-        settings = {**found.settings, "replicas": self.copies}
-        return replace(found, replicas=self.copies, settings=settings)
+        return replace(found, settings={**found.settings, "replicas": self.copies})
 
     def _received(self, rank: int) -> tuple[int, int]:
-        in_flight = min(self.spec.microbatches, len(self.stages) - rank)
-        return 1 + 2 * in_flight, 1
+        return 1 + 2 * in_flight(self.line.passes[rank]), 1
 
     def _borrowed_bytes(self) -> int:
         return round(self.state_bytes * self.borrowed / self.profile.weight_bytes)
 
     def _reduce(self, rank: int, ready: str) -> str:
-        stage, shared = self.stages[rank], self.borrowed // self.profile.weight_bytes
+        stage, shared = self.line.stages[rank], self.borrowed // self.profile.weight_bytes
         elements = sum(self.profile.units[unit].parameters for unit in stage)
-        if self.tied and rank in (0, len(self.stages) - 1):
+        if self.tied and rank in (0, self.line.depth - 1):
             elements += shared if rank else 0
-            ready = self.add(
-                Kind.REDUCE, 0, NET_OUT, rank=rank, turn=TIED, after=[ready], nbytes=4 * shared
-            )
-        copied = self._lay(rank, "copied gradients", self._copied_bytes(elements))
+            ready = self.put(Kind.REDUCE, 0, rank, NET_OUT, [ready], turn=TIED, nbytes=4 * shared)
         for unit in stage:
-            ready = self.add(
-                Kind.REDUCE, unit, NET_OUT, rank=rank, after=[ready],
-                nbytes=self.sizes.weight_bytes(unit),
-                takes=[copied] if unit == stage[0] else [],
-                uses=[self._label(rank, name.gradients(unit))],
-                frees=[copied] if unit == stage[-1] else [],
-            )  # fmt: skip
+            draft = self._sum(unit, rank, ready)
+            if unit == stage[0]:
+                self.make(draft, COPIED, self._copied_bytes(elements))
+            draft.reads.append(COPIED)
+            self.write(draft)
+            ready = draft.name
         return ready
 
     def _copied_bytes(self, elements: int) -> int:

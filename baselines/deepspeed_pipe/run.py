@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines import plain_training as plain
 from baselines import ranks, zero
 from baselines.blocks import compile_blocks
-from baselines.common import decay_groups
+from baselines.common import decay_groups, refuse_host_activations
 from baselines.deepspeed_pipe.planner import LABEL, stages_of
 from baselines.deepspeed_rank import FilesOfRanks, be_a_rank, make_operators
 from baselines.pipeline import Stages
+from baselines.plain_training import PlainTraining
 from baselines.stages import share_of
+from baselines.stepping import Stepping
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.model.base import LayeredModel, set_parameter
+from workbench.model.base import LayeredModel
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.schedule.mesh import Mesh
 from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
+from workbench.training.run import resolve_device
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -45,7 +45,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     Raises ValueError for what DeepSpeed's pipeline cannot do, OutOfMemory past a device's budget,
     RankFailed.
     """
-    ranks.refuse_host_activations(spec, LABEL)
+    refuse_host_activations(spec, LABEL)
     _stages(make_model(spec.model, spec.seed), spec)
     # Before two ranks build the same.
     make_operators(report, resolve_device(spec.device), LABEL, offload=False)
@@ -53,13 +53,13 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
 
 @contextmanager
-def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[Training]:
+def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[DeepSpeedStageTraining]:
     """In a rank's process: the training of its stage. DeepSpeed is left standing (zero.py)."""
     device = resolve_device(spec.device)
     use_rank_threads(device.type, spec.ranks)
     make_operators(report, device, LABEL, offload=False)
     be_a_rank(device)
-    yield Training(spec, report, folder)
+    yield DeepSpeedStageTraining(spec, report, folder)
 
 
 def config_of(spec: RunSpec) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def config_of(spec: RunSpec) -> dict[str, Any]:
     return config
 
 
-class Training(plain.Training):
+class DeepSpeedStageTraining(PlainTraining):
     """The training of a rank's stage by DeepSpeed."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
@@ -88,15 +88,12 @@ class Training(plain.Training):
 
         from baselines.deepspeed_pipe.stage import Pipe
 
-        self.spec, self.report, self.folder = spec, report, folder
-        self.device, rank = resolve_device(spec.device), dist.get_rank()
-        replicas = spec.options.copies
+        Stepping.__init__(self, spec, report, folder)
+        rank, replicas = dist.get_rank(), spec.options.copies
         mesh = Mesh(spec.ranks // replicas, replicas)
         self.part = share_of(spec.microbatch, mesh.replica(rank), replicas)
-        self.model = make_model(spec.model, spec.seed)
         self.stages = _stages(self.model, spec)
         self.own = self.stages[mesh.position(rank)]
-        self.batches = load_batches(spec, self.model, folder / "cache")
         self.meter = device_meter(self.device, spec.device_memory)
         report.phase(f"starting DeepSpeed {deepspeed.__version__}")
         with self.meter:
@@ -118,6 +115,7 @@ class Training(plain.Training):
             for parameter, value in exact.items():  # of which bf16 has half of the digits
                 deepspeed.utils.safe_set_full_fp32_param(parameter, value)
         report.phase(f"training with {self.blocks}")
+        self.masters = {}  # DeepSpeed's own
         self.holder = FilesOfRanks(self.engine)
         self.history = History(spec, folder, self.batches, form="DeepSpeed")
 
@@ -166,25 +164,11 @@ class Training(plain.Training):
         """Parameter groups. A tied weight is one parameter where this rank has both units. Where it
         has only the one that borrows, the weight gets memory: each stage updates its own."""
         groups = decay_groups(self.model, self.whole, self.spec.weight_decay)
-        for (unit, name), (owner, owner_name) in self.model.tied().items():
-            if unit not in self.own:
-                continue
-            module = self.whole.units[unit]
-            if owner in self.own:
-                set_parameter(module, name, self.whole.units[owner].get_parameter(owner_name))
-                continue
-            shape = self.model.shapes(owner)[owner_name]
-            set_parameter(module, name, torch.empty(shape, device=self.device))
+        for unit, name in self.whole.share_tied(self.device, torch.float32):
+            weight = self.whole.units[unit].get_parameter(name)
             decay = self.spec.weight_decay if self.model.decays(unit, name) else 0.0
-            groups.append({"params": [module.get_parameter(name)], "weight_decay": decay})
+            groups.append({"params": [weight], "weight_decay": decay})
         return groups
-
-    def save(self, next_step: int) -> None:
-        self.holder.save(partial(super().save, next_step))
-
-    def resume(self) -> int:
-        with torch.no_grad():  # as in the beginning
-            return self.history.resume(self.holder, self.report)
 
 
 def _stages(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:

@@ -7,6 +7,7 @@ first process writes them; to take one up, each reads all and keeps its part.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +19,14 @@ from torch import Tensor
 
 from baselines.adamw import global_norm
 from baselines.common import named_units
-from baselines.fsdp.run import Training, refuse
+from baselines.fsdp.run import FsdpTraining, refuse
 from baselines.states import ModuleHolder, Together, masters_by_unit
 from workbench.core.spec import RunSpec
 from workbench.model.draws import Draws
 from workbench.model.keyed import norms_in
 from workbench.model.modules import Decomposed
 from workbench.model.objective import PREFIX
-from workbench.runtime.checkpoint.checkpoint import KINDS, reader, write_unit
-from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.checkpoint.checkpoint import KINDS, write_unit
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.transport.groups import as_one, tensors_of_all
 from workbench.training.history import History
@@ -37,13 +37,13 @@ from workbench.training.run import resolve_device
 def driven(task: Task) -> Steps:
     """Steps that a user's loop asks for. Raises ValueError for what FSDP2 does not offer."""
     refuse(task.spec)
-    peers, kind = task.peers, Training
+    peers, kind = task.peers, FsdpTraining
     if len(peers.folders) > 1:
         check_alike(task, peers.group)
         over = peers.new_group("nccl") if peers.device.type == "cuda" else peers.group
         kind = partial(Shard, peers.group, over=over)
 
-    def make(spec: RunSpec, *given: Any) -> Training:
+    def make(spec: RunSpec, *given: Any) -> FsdpTraining:
         refuse_module(given[0])
         return kind(spec, task.report, task.folder, given=given)
 
@@ -88,7 +88,7 @@ class Rows(Draws):
         return super().samples(step * dist.get_world_size() + dist.get_rank())
 
 
-class Shard(Training):
+class Shard(FsdpTraining):
     """Training of one process's rows, and of its part of all weights."""
 
     def __init__(self, gloo: dist.ProcessGroup, spec: RunSpec, *rest: Any, **given: Any) -> None:
@@ -124,7 +124,7 @@ class Shard(Training):
         }
 
     def save(self, next_step: int) -> None:
-        self.holder.save(partial(super().save, next_step))
+        super().save(next_step)
         self.history.notes = as_one(lambda: self.history.notes, self._gloo)[0]
 
 
@@ -143,16 +143,13 @@ class Parts(ModuleHolder):
             write = partial(write_unit, folder, unit, tensors)
             as_one(int if self._rank else write, self.over)
 
-    @torch.no_grad()
-    def restore(self, saved: Saved) -> None:
-        """As `Holder.restore`."""
-        for unit, masters in self._masters.items():
-            shapes = [self._model.shapes(unit)[name] for name in masters for _ in KINDS]
-            with reader(saved, unit) as read:
-                for shape, (label, part) in zip(shapes, self._tensors(unit), strict=True):
-                    read(label, whole := torch.empty(shape))
-                    if part.numel():
-                        part.copy_(whole.chunk(self._ranks)[self._rank])
+    def _read(self, unit: int, read: Callable[[str, Tensor], None]) -> None:
+        """Each process reads whole tensors and keeps its part."""
+        shapes = [self._model.shapes(unit)[name] for name in self._masters[unit] for _ in KINDS]
+        for shape, (label, part) in zip(shapes, self._tensors(unit), strict=True):
+            read(label, whole := torch.empty(shape))
+            if part.numel():
+                part.copy_(whole.chunk(self._ranks)[self._rank])
 
 
 class PartsTogether(Together, Parts):

@@ -16,7 +16,6 @@ large tensor on a CPU is off by a percent.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,26 +28,30 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from baselines.adamw import global_norm
 from baselines.blocks import compile_blocks
-from baselines.common import cap_device, decay_groups, named_units
+from baselines.common import (
+    cap_device,
+    decay_groups,
+    named_units,
+    refuse_host_activations,
+    resident_note,
+    unit_by_unit,
+)
 from baselines.fsdp.planner import kept_blocks
 from baselines.host_adam import fastest
-from baselines.states import ModuleHolder, masters_by_unit
 from baselines.stepping import Stepping
 from baselines.transfer_counter import TransferCounter
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
-from workbench.model.base import LayeredModel, set_parameter
+from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.model.whole import Whole
 from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.transport.loopback import join
-from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
+from workbench.training.run import resolve_device
 
 LABEL = "FSDP2"
 
@@ -60,18 +63,14 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """
     refuse(spec)
     with single_rank(resolve_device(spec.device)):
-        run = Training(spec, report, folder)
+        run = FsdpTraining(spec, report, folder)
         run.run()
         return run.outcome()
 
 
 def refuse(spec: RunSpec) -> None:
     """Raise ValueError for what FSDP2's offload does not have."""
-    if spec.activations == "host":
-        raise ValueError(
-            f"{LABEL} keeps or recomputes activations; activations cannot be 'host', use "
-            "'recompute' or 'keep'"
-        )
+    refuse_host_activations(spec, LABEL, "keeps or recomputes activations")
     if spec.device_memory is not None and resolve_device(spec.device).type == "cpu":
         raise ValueError(
             f"device_memory is {spec.device_memory}, which cannot be kept on a cpu: {LABEL} frees "
@@ -89,7 +88,7 @@ def single_rank(device: torch.device) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-class Training(Stepping):
+class FsdpTraining(Stepping):
     """One training by FSDP2, inside a process group."""
 
     norm_of = staticmethod(global_norm)
@@ -105,13 +104,10 @@ class Training(Stepping):
     ) -> None:
         """`given`: a model and data that the spec does not name. `over` which processes weights
         are sharded, by default all, in their own group."""
-        self.spec, self.report, self.folder = spec, report, folder
-        self.device = resolve_device(spec.device)
+        super().__init__(spec, report, folder, given)
         self.on_gpu = self.device.type == "cuda"
         use_device_threads(self.device.type)
-        if self.on_gpu:
-            cap_device(self.device, spec.device_memory)
-        self.model = given[0] if given else make_model(spec.model, spec.seed)
+        cap_device(self.device, spec.device_memory)
         self.host_bytes = host_bytes(self.model, pinned=self.on_gpu)
         if spec.host_memory is not None and self.host_bytes > spec.host_memory:
             raise OutOfMemory(
@@ -121,7 +117,6 @@ class Training(Stepping):
                 in_use=0,
                 budget=spec.host_memory,
             )
-        self.batches = given[1] if given else load_batches(spec, self.model, folder / "cache")
         maker, self.update = fastest(spec, self.device)
         report.phase("sharding the model")
         self.whole = _sharded(self.model, spec, self.device, keeps=given is None, over=over)
@@ -133,27 +128,17 @@ class Training(Stepping):
         for group in groups:
             group["params"] = [self.masters[parameter] for parameter in group["params"]]
         self.optimizer = maker(groups, spec)
-        self.holder = ModuleHolder(
-            self.model, masters_by_unit(self.whole, self.masters), self.optimizer
-        )
-        self.history = History(spec, folder, self.batches, model=self.model)
+        self._hold()
         self.moved: dict[str, int | None] = dict.fromkeys(("load", "store"))
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        history, rss = self.history, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         peak = torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
-        return Outcome(
-            **history.measured(),
-            peak_bytes={"device": peak, "host": self.host_bytes, "disk": 0},
-            moved_bytes={**self.moved, "read": 0, "write": 0},
-            parameters=self.model.parameters_count(),
-            engine=f"FSDP2 of torch {torch.__version__}, {self.blocks}, update by {self.update}",
-            notes=[
-                *history.notes,
-                *self._notes(),
-                f"the process's resident memory peaked at {format_bytes(rss)}",
-            ],
+        return self.measured(
+            f"FSDP2 of torch {torch.__version__}, {self.blocks}, update by {self.update}",
+            [*self.history.notes, *self._notes(), resident_note()],
+            peak={"device": peak, "host": self.host_bytes},
+            moved=self.moved,
         )
 
     def _notes(self) -> list[str]:
@@ -195,17 +180,6 @@ class Training(Stepping):
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def save(self, next_step: int) -> None:
-        done = next_step - len(self.history.skipped)
-        self.history.save(next_step, done, self.holder, self.report)
-
-    def statistics(self) -> dict[str, Tensor]:
-        """None: there is no BatchNorm."""
-        return {}
-
-    def take_up(self, statistics: dict[str, Tensor]) -> None:
-        """Nothing."""
-
     def forget(self) -> bool:
         """As `Stepping.forget`. Raises ValueError where torch cannot."""
         if not hasattr(self.whole, "reset_iter_state"):
@@ -215,16 +189,6 @@ class Training(Stepping):
             )
         self.whole.reset_iter_state()
         return super().forget()
-
-    def resume(self) -> int:
-        """Returns the first step to do. The masters are the weights."""
-        first = self.history.resume(self.holder, self.report)
-        if first:
-            self.holder.set_steps(self.history.updates_done)
-        return first
-
-    def close(self) -> None:
-        """Torch gives memory back by itself."""
 
 
 def host_bytes(model: LayeredModel, *, pinned: bool) -> int:
@@ -245,28 +209,22 @@ def _sharded(
     model: LayeredModel, spec: RunSpec, device: torch.device, *,
     keeps: bool, over: distributed.ProcessGroup | None,
 ) -> Whole:  # fmt: skip
-    """The whole model with everyone's initial weights, each block sharded as soon as it is made:
-    so a model is never in memory twice. What is outside the blocks is the root's. With
-    `keeps` blocks' weights stay for the backward pass where there is room, which is known of a
-    decoder only."""
+    """The whole model, each block sharded as soon as it is made; what is outside the blocks is the
+    root's. With `keeps` blocks' weights stay for the backward pass where there is room, which is
+    known of a decoder only."""
     settings = _settings(spec, device, over)
-    units: list[nn.Module] = []
     parameters = [model.unit_parameters(unit) for unit in range(model.num_units)]
     fetched_again = (
         model.head - 1 - kept_blocks(spec, parameters, _room(device, spec) if keeps else 0)
     )
-    for unit in range(model.num_units):
-        module = model.build(unit, seed=spec.seed)
-        for (tied, name), (owner, owner_name) in model.tied().items():
-            if tied == unit:
-                set_parameter(module, name, units[owner].get_parameter(owner_name))
+
+    def shard(unit: int, module: nn.Module) -> None:
         if 0 < unit < model.head:
             fully_shard(module, reshard_after_forward=unit <= fetched_again, **settings)
-        units.append(module)
-    whole = Whole(model, units, seed=spec.seed, checkpoint=spec.activations != "keep")
+
+    whole = unit_by_unit(model, spec, shard)
     if not keeps:  # the tree of a module that is cut into layers has their parts, not the layers
-        inside = {p for unit in units[1 : model.head] for p in unit.parameters()}
-        settings["ignored_params"] = inside
+        settings["ignored_params"] = {p for block in whole.blocks for p in block.parameters()}
     fully_shard(whole, **settings)
     return whole
 

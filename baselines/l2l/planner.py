@@ -15,9 +15,9 @@ device, L2L's first variant, unless activations are set to ``host``, its constan
 from __future__ import annotations
 
 from workbench.core.spec import RunSpec
-from workbench.methods.offload.draft import Layout
 from workbench.methods.offload.evaluate import as_plan, evaluate
 from workbench.methods.offload.module_layers import in_layers
+from workbench.methods.offload.placement import Placement
 from workbench.profile.budgets import Budgets
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
@@ -26,11 +26,11 @@ from workbench.schedule.schedule import DISK
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """Plan L2L's one layout: a single weight buffer and a single gradient buffer."""
+    """Plan L2L's one placement: a single weight buffer and a single gradient buffer."""
     spec, profile = in_layers(spec, profile)
     budgets = Budgets.of(spec, profile, allocated=True)
     head = len(profile.units) - 1
-    layout = Layout(
+    placement = Placement(
         method="l2l",
         resident=frozenset({0, head}),
         slots=1,
@@ -44,6 +44,6 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         host_workers=spec.options.host_workers,
         replay=replays(spec, profile),
     )
-    settings = {"stashed_inputs": layout.stash, "eager_updates": len(layout.eager)}
-    candidate = evaluate(layout, profile, budgets, settings)
+    settings = {"stashed_inputs": placement.stash, "eager_updates": len(placement.eager)}
+    candidate = evaluate(placement, profile, budgets, settings)
     return as_plan(candidate, budgets, method="l2l", window=1, resident=0)

@@ -10,195 +10,143 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
-from baselines.common import cap_device, micro_batches, now_s
+from baselines.adamw import ClippedAdamW
+from baselines.common import DeviceRows, cap_device
 from baselines.megatron import gpt
+from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.model import make_model
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.loopback import join
 from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
 
 STATE_FILE = "state.pt"
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train with megatron-core. Recomputation needs CUDA."""
-    run = Training(spec, report, folder)
+    run = MegatronTraining(spec, report, folder)
     run.run()
     return run.outcome()
 
 
-class Training:
+class MegatronTraining(Resident):
     """One training by megatron-core."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
-        self.spec, self.report, self.folder = spec, report, folder
-        self.device = resolve_device(spec.device)
+        super().__init__(spec, report, folder)
         use_device_threads(self.device.type)
         _single_rank(self.device, spec.seed)
-        if self.device.type == "cuda":
-            cap_device(self.device, spec.device_memory)
-        self.ours = make_model(spec.model)
-        self.batches = load_batches(spec, self.ours, folder / "cache")
-        self.model = gpt.build(
+        cap_device(self.device, spec.device_memory)
+        self.whole = gpt.build(
             spec.model,
             device=self.device,
             dtype=DTYPES[spec.dtype],
             recompute=spec.activations != "keep",
         )
-        self.optimizer = _MasterAdamW(self.model, self._groups(), spec)
+        self._weights = dict(self.whole.named_parameters())
+        self.optimizer = ClippedAdamW(self._groups(), spec)
+        assert len(self.masters) == len(self._weights)
         self.positions = torch.arange(spec.model.seq, device=self.device)
+        self.holder = _OneFile(self)
         self.history = History(spec, folder, self.batches, form="megatron-core")
 
-    def _groups(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Initial weights by megatron-core's names: those that decay, and the others."""
-        decayed: dict[str, Tensor] = {}
-        plain: dict[str, Tensor] = {}
-        weights = gpt.initial_weights(self.ours, self.spec.model, seed=self.spec.seed)
-        for name, value, decays in weights:
-            (decayed if decays else plain)[name] = value.to(self.device)
-        return decayed, plain
+    @torch.no_grad()
+    def _groups(self) -> list[dict]:
+        """Set the initial weights, and make masters of them: those that decay, and the others."""
+        pairs: dict[bool, list[tuple[Tensor, Tensor]]] = {True: [], False: []}
+        for name, value, decays in gpt.initial_weights(self.model, self.spec.model, self.spec.seed):
+            weight = self._weights[name]
+            weight.copy_(value)
+            same = weight.dtype == value.dtype
+            pairs[decays].append((weight, weight if same else value.to(self.device)))
+        self.masters = dict(pairs[True] + pairs[False])
+        return [
+            {"params": [master for _, master in those], "weight_decay": decay}
+            for those, decay in zip(pairs.values(), (self.spec.weight_decay, 0.0), strict=True)
+        ]
 
-    def run(self) -> None:
-        """All steps that are left."""
-        spec, history = self.spec, self.history
-        for step in range(history.resume(self, self.report), spec.steps):
-            begun_s = now_s(self.device)
-            loss = self._gradients(step)
-            norm = self.optimizer.step(spec.learning_rate(step), spec.clip)
-            seconds = now_s(self.device) - begun_s
-            history.ended(step, loss, seconds, norm, skipped=norm is None, report=self.report)
-            if spec.save_every and (step + 1) % spec.save_every == 0:
-                history.save(step + 1, step + 1 - len(history.skipped), self, self.report)
+    def _loss(self, rows: DeviceRows, step: int) -> Tensor:
+        positions = self.positions.expand_as(rows.tokens)
+        return self.whole(rows.tokens, positions, None, labels=rows.targets).mean()
 
-    def _gradients(self, step: int) -> float:
-        """Accumulate a step's gradients; returns its mean loss."""
-        total = torch.zeros((), device=self.device)
-        for tokens, targets, *_ in micro_batches(self.batches, self.spec, step, self.device):
-            positions = self.positions.expand_as(tokens)
-            loss = self.model(tokens, positions, None, labels=targets).mean()
-            (loss / self.spec.microbatches).backward()
-            total += loss.detach()
-        return float(total) / self.spec.microbatches
+    @torch.no_grad()
+    def _update(self, lr: float) -> Tensor:
+        """With torch's own norm and clipping; a step whose norm is not finite is left out."""
+        for weight, master in self.masters.items():
+            if weight is not master:
+                master.grad, weight.grad = weight.grad.float(), None
+        masters, clip, inner = [*self.masters.values()], self.spec.clip, self.optimizer.inner
+        norm = torch.nn.utils.get_total_norm([master.grad for master in masters])
+        if bool(norm.isfinite()):
+            if clip is not None:
+                torch.nn.utils.clip_grads_with_norm_(masters, clip, norm)
+            for group in inner.param_groups:
+                group["lr"] = lr
+            inner.step()
+            self._narrow()
+        inner.zero_grad()
+        return norm
+
+    def named_masters(self) -> dict[str, Tensor]:
+        """fp32 weights by megatron-core's names."""
+        return {name: self.masters[weight] for name, weight in self._weights.items()}
 
     def parameters(self) -> dict[str, Tensor]:
         """Copies of the fp32 weights by our names, in our layout."""
-        masters, spec = self.optimizer.masters, self.spec.model
+        masters, spec = self.named_masters(), self.spec.model
         return {
-            self.ours.state_name(unit, name): gpt.our_layout(
-                name, masters[gpt.their_name(self.ours, unit, name)].detach(), spec
+            self.model.state_name(unit, name): gpt.our_layout(
+                name, masters[gpt.their_name(self.model, unit, name)].detach(), spec
             ).clone()
-            for unit in range(self.ours.num_units)
-            for name in self.ours.shapes(unit)
+            for unit in range(self.model.num_units)
+            for name in self.model.shapes(unit)
         }
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        history, on_gpu = self.history, self.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else None
-        return Outcome(
-            **history.measured(),
-            peak_bytes={"device": peak, "host": 0, "disk": 0},
-            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
-            parameters=self.ours.parameters_count(),
-            engine=f"megatron-core {importlib.metadata.version('megatron-core')}",
-            notes=[
-                "device peak: torch's allocator"
-                if on_gpu
-                else "device peak: not measured on a CPU",
-                "nothing of size is on the host or crosses the link: tokens and losses only",
-                *history.notes,
-            ],
+        on_gpu = self.device.type == "cuda"
+        how = "torch's allocator" if on_gpu else "not measured on a CPU"
+        return self.measured(
+            f"megatron-core {importlib.metadata.version('megatron-core')}",
+            [f"device peak: {how}", NOTHING_MOVES, *self.history.notes],
+            peak={"device": torch.cuda.max_memory_allocated(self.device) if on_gpu else None},
         )
+
+
+class _OneFile:
+    """Has megatron-core's weights and moments, in a file of its own. A `Holder`."""
+
+    def __init__(self, training: MegatronTraining) -> None:
+        self._masters, self._optimizer = training.named_masters(), training.optimizer.inner
+
+    def save(self, save: Callable[[], None]) -> None:
+        """Call `save`, which asks for `write`."""
+        save()
 
     def write(self, folder: Path) -> None:
         """As `Holder.write`."""
-        torch.save(self.optimizer.state_dict(), folder / STATE_FILE)
+        state = {"masters": self._masters, "inner": self._optimizer.state_dict()}
+        torch.save(state, folder / STATE_FILE)
 
+    @torch.no_grad()
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`."""
         saved.check([STATE_FILE])
-        self.optimizer.load_state_dict(torch.load(saved.path / STATE_FILE, weights_only=True))
-
-
-class _MasterAdamW:
-    """AdamW on fp32 weights, global clipping, and working weights of the model's dtype.
-
-    A step with a gradient that is not finite is left out, moments and step number included.
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        groups: tuple[dict[str, Tensor], dict[str, Tensor]],
-        spec: RunSpec,
-    ) -> None:
-        """`groups` are the initial fp32 weights by name: those that decay, and the others."""
-        self.working = dict(model.named_parameters())
-        self.masters: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for name, value in (groups[0] | groups[1]).items():
-                weight = self.working[name]
-                weight.copy_(value)
-                self.masters[name] = weight if weight.dtype == value.dtype else value
-        assert self.masters.keys() == self.working.keys()
-        self.inner = torch.optim.AdamW(
-            [
-                {"params": [self.masters[name] for name in group], "weight_decay": decay}
-                for group, decay in zip(groups, (spec.weight_decay, 0.0), strict=True)
-            ],
-            lr=spec.lr,
-            betas=(spec.beta1, spec.beta2),
-            eps=spec.eps,
-            fused=True,
-        )
-
-    def step(self, lr: float, clip: float | None) -> float | None:
-        """Update and clear the gradients; returns their norm, or None when it is not finite."""
-        for name, master in self.masters.items():
-            weight = self.working[name]
-            if weight is not master:
-                master.grad, weight.grad = weight.grad.float(), None
-        masters = list(self.masters.values())
-        norm = torch.nn.utils.get_total_norm([master.grad for master in masters])
-        finite = bool(norm.isfinite())
-        if finite:
-            if clip is not None:
-                torch.nn.utils.clip_grads_with_norm_(masters, clip, norm)
-            for group in self.inner.param_groups:
-                group["lr"] = lr
-            self.inner.step()
-            self._narrow()
-        self.inner.zero_grad()
-        return float(norm) if finite else None
-
-    def state_dict(self) -> dict:
-        return {"masters": dict(self.masters), "inner": self.inner.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        with torch.no_grad():
-            for name, value in state["masters"].items():
-                self.masters[name].copy_(value)
-        self.inner.load_state_dict(state["inner"])
-        self._narrow()
-
-    @torch.no_grad()
-    def _narrow(self) -> None:
-        """Working weights from masters."""
-        for name, master in self.masters.items():
-            if self.working[name] is not master:
-                self.working[name].copy_(master)
+        state = torch.load(saved.path / STATE_FILE, weights_only=True)
+        for name, value in state["masters"].items():
+            self._masters[name].copy_(value)
+        self._optimizer.load_state_dict(state["inner"])
 
 
 def _single_rank(device: torch.device, seed: int) -> None:

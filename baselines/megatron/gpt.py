@@ -136,7 +136,7 @@ def build(
 
 
 def initial_weights(
-    ours: LayeredModel, spec: ModelSpec, *, seed: int
+    ours: LayeredModel, spec: ModelSpec, seed: int
 ) -> Iterator[tuple[str, Tensor, bool]]:
     """(megatron-core's name, fp32 value on the CPU, whether it decays) of every initial weight."""
     for unit in range(ours.num_units):

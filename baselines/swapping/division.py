@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.core.division import DP, divide, even_share
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import lists, one_f_one_b
 from workbench.methods.pipeline.places import Places
 from workbench.methods.pipeline.program import Program
@@ -38,7 +38,7 @@ def divided(
         method=f"{mode}-swap",
         passes=alone if mode == DP else lists("1f1b", ranks, counts[0]),
         stages=tuple(stages),
-        micro=size,
+        micro_size=size,
         shares=shares,
         activations="stash",
         places=[
@@ -54,7 +54,7 @@ def build(line: Pipeline, sizes: Sizes) -> Schedule:
     """The schedule of one step."""
     settings = {
         "mode": line.method.removesuffix("-swap"),
-        "size": line.micro,
+        "size": line.micro_size,
         "stages": " ".join(str(len(stage)) for stage in line.stages),
         "own": " ".join(str(places.own) for places in line.places),
         "shared": line.places[0].shared,

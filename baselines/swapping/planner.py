@@ -14,7 +14,7 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.division import DP, PP, micro_batches
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Visits
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.rank_plans import binding, check_shares, check_states
 from workbench.model import make_model, units_of
 from workbench.partition.chain import min_max_partition

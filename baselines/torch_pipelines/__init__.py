@@ -34,10 +34,8 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     from baselines import parallel_plan
 
     check(spec)
-    if spec.method == "torch-gpipe":
-        return parallel_plan.gpipe(spec, profile)
-    if spec.method == "torch-1f1b":
-        return parallel_plan.one_f_one_b(spec, profile)
+    if spec.method in ("torch-gpipe", "torch-1f1b"):
+        return parallel_plan.pipeline(spec, profile, spec.method.removeprefix("torch-"))
     raise ValueError(
         f"torch plans {spec.method} by itself, and how is not predicted; a run measures it"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baselines.late import by_deepspeed
-from baselines.zero_plan import BUCKET_ELEMENTS, persistent_elements
+from baselines.zero_plan import stage_3
 from workbench.core.spec import VALUE_BYTES, RunSpec
 
 if TYPE_CHECKING:
@@ -31,21 +31,8 @@ def settings(spec: RunSpec, block_elements: int, scratch: Path | None = None) ->
 
     With `scratch` the optimizer states go to the disk, into that folder.
     """
-    bucket = min(BUCKET_ELEMENTS, block_elements)
-    live = live_elements(spec, block_elements)
-    zero: dict[str, Any] = {
-        "stage": 3,
-        "offload_param": {"device": "cpu", "pin_memory": True},
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "reduce_bucket_size": bucket,
-        "stage3_prefetch_bucket_size": bucket,
-        "stage3_max_live_parameters": live,
-        "stage3_max_reuse_distance": live,
-        "stage3_param_persistence_threshold": persistent_elements(spec),
-        "sub_group_size": bucket,
-    }
+    zero = stage_3(spec, block_elements, live_elements(spec, block_elements))
+    zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     if scratch is None:
         return {"zero_optimization": zero}
     zero["offload_optimizer"] |= {

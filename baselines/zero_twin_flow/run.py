@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baselines.late import by_deepspeed
-from baselines.zero_plan import BUCKET_ELEMENTS, activation_bytes, persistent_elements
+from baselines.zero_plan import activation_bytes, stage_3
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.model import make_model
 from workbench.profile.machine import this_machine
@@ -45,25 +45,9 @@ def offloaded_share(spec: RunSpec, parameters: int, budget: int) -> float:
 def settings(spec: RunSpec, block_elements: int, *, share: float) -> dict[str, Any]:
     """DeepSpeed's configuration for a model whose blocks have `block_elements` parameters, of whose
     parameters a share is updated on the host."""
-    bucket = min(BUCKET_ELEMENTS, block_elements)
-    return {
-        "zero_optimization": {
-            "stage": 3,
-            "offload_optimizer": {
-                "device": "cpu",
-                "pin_memory": True,
-                "ratio": share,
-            },
-            "overlap_comm": True,
-            "contiguous_gradients": True,
-            "reduce_bucket_size": bucket,
-            "stage3_prefetch_bucket_size": bucket,
-            "stage3_max_live_parameters": LIVE_BLOCKS * block_elements,
-            "stage3_max_reuse_distance": LIVE_BLOCKS * block_elements,
-            "stage3_param_persistence_threshold": persistent_elements(spec),
-            "sub_group_size": bucket,
-        }
-    }
+    zero = stage_3(spec, block_elements, LIVE_BLOCKS * block_elements)
+    zero["offload_optimizer"]["ratio"] = share
+    return {"zero_optimization": zero}
 
 
 def adapter(spec: RunSpec, folder: Path) -> Adapter:

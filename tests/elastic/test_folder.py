@@ -18,6 +18,7 @@ from workbench.elastic import manager
 from workbench.elastic.folder import Door, Folder
 from workbench.elastic.manager import Manager
 from workbench.elastic.placement import fixed
+from workbench.elastic.rounds import Terms
 from workbench.elastic.worker import AGENT, NOTE, Worker
 from workbench.runtime.checkpoint.manifest import Manifest, newest_of_job, publish, set_aside
 
@@ -97,10 +98,8 @@ def test_a_workers_environment_that_is_garbage_is_a_sentence(monkeypatch, text: 
 
 def managing(tmp_path: Path) -> Manager:
     order = Mock(folder=str(tmp_path), batch=8)
-    job = Mock(
-        hosts={"127.0.0.2": 2}, order=order, profiling="", choose=fixed(2, 1, 8), per_host=2,
-        machine_list=tmp_path / "list",
-    )  # fmt: skip
+    terms = Terms(hosts={"127.0.0.2": 2}, per_host=2, batch=8, choose=fixed(2, 1, 8), morph="gain")
+    job = Mock(terms=terms, order=order, machine_list=tmp_path / "list")
     return Manager(job, None, Mock(getsockname=lambda: ("127.0.0.1", 1)))
 
 

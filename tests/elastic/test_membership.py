@@ -13,7 +13,7 @@ from workbench.elastic import membership
 from workbench.elastic.membership import Membership
 from workbench.elastic.messages import Message, Start
 from workbench.elastic.placement import Ready, Shape, fixed, in_thread
-from workbench.elastic.rounds import pays
+from workbench.elastic.rounds import Terms, pays
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
@@ -23,10 +23,12 @@ class Held:
 
     def __init__(self, *hosts: str, batch: int = 8, **more: object) -> None:
         self.now, self.said = 100.0, []
-        given = {"morph": "gain", "batch": batch, "per_host": 2, **more}
-        choose = given.pop("choose", fixed(2, 1, batch))
-        given |= {"now": self.now, "say": self.said.append}
-        self.members = Membership(dict.fromkeys(hosts, 2), choose, **given)
+        given = {"morph": "gain", "batch": batch, "per_host": 2, "choose": fixed(2, 1, batch)}
+        own = {"hosts": dict.fromkeys(hosts, 2), **more}
+        prepare = own.pop("prepare", None)
+        self.members = Membership(
+            Terms(**(given | own)), now=self.now, say=self.said.append, prepare=prepare
+        )
 
     def after(self, seconds: float, *alive: str) -> list[tuple[str, object]]:
         """Let time pass, in which these hosts are heard; what is to be done then."""
@@ -242,7 +244,7 @@ def test_predictions_decide_where_there_are_any() -> None:
 def test_a_round_that_profiles_comes_first() -> None:
     known, shape = Event(), Shape(stages=2, replicas=1, chunk=4, cut="3 1")
     choose = in_thread(lambda *_: known.wait(240) and shape)
-    held = Held(A, B, choose=choose, profiling="/p", number=-1)
+    held = Held(A, B, choose=choose, profiling="/p")
     begun = held.begun(A, B)
     assert (held.members.number, begun[B].first, begun[B].profiling) == (0, 2, "/p")
     held.tell(A, "ended", rank=1, failure="died")

@@ -28,9 +28,9 @@ from workbench.runtime.memory.tiers import OutOfMemory
 def prepared(library: str, spec: RunSpec, report: Silent, folder: Path):
     """A training of one library, ready to run."""
     if library == "megatron":
-        from baselines.megatron.core import Training
+        from baselines.megatron.core import MegatronTraining
 
-        yield Training(spec, report, folder)
+        yield MegatronTraining(spec, report, folder)
         return
     from baselines import zero
     from baselines.zero_infinity.run import adapter as infinity

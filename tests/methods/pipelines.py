@@ -11,7 +11,7 @@ from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
 from workbench.profile.unit_costs import ProfiledSizes
@@ -52,7 +52,7 @@ def schedule_for(
         method=order,
         passes=lists(order, ranks, micros, chunks),
         stages=[range(*pair) for pair in zip(cuts, cuts[1:], strict=False)],
-        micro=-(-samples // micros),
+        micro_size=-(-samples // micros),
         samples=samples,
         replicas=replicas,
         activations=activations,

@@ -10,7 +10,7 @@ from tests.methods.test_planner_quick import question
 from workbench.methods.offload.program import build
 from workbench.methods.stronghold.choice import Choice
 from workbench.methods.stronghold.memory import device_bytes
-from workbench.methods.stronghold.planner import layout_of
+from workbench.methods.stronghold.planner import placement_of
 from workbench.schedule.graph import unroll
 from workbench.schedule.order import Order
 from workbench.schedule.peak import worst_case
@@ -42,7 +42,7 @@ def test_one_pass_finds_what_the_proof_finds(seed, clip, replay):
         stash=chance.random() < 0.5,
         eager=chance.choice(("some", "none")),
     )
-    layout = layout_of(spec, profile, choice)
-    graph = unroll(build(layout, profile), STEPS)
+    placement = placement_of(spec, profile, choice)
+    graph = unroll(build(placement, profile), STEPS)
     proved = worst_case(graph, Order(graph), DEVICE).nbytes
-    assert device_bytes(layout, profile) == proved, choice
+    assert device_bytes(placement, profile) == proved, choice

@@ -24,9 +24,9 @@ from tests.unit.harmony.made_up import cut, largest_pack, mirrored
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule import validate
 from workbench.schedule.schedule import Schedule

@@ -6,15 +6,14 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile, spec_for
 from tests.methods.rank_server import process
 from workbench.methods.harmony import pp
 from workbench.model import make_model
+from workbench.profile.alone import Setting
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import model_units
 from workbench.runtime.checkpoint import checkpoint
 from workbench.training.rank_processes import RankTraining
 
@@ -23,9 +22,7 @@ def weighed(spec):
     """Invented times, and the bytes that layers really need: by them a plan keeps its budget."""
     model, made_up = make_model(spec.model), made_up_profile(spec)
     size = spec.microbatch, spec.model.seq
-    found, _ = footprints(
-        model, model_units(model, 1), size, dtype=torch.float32, device=torch.device("cpu")
-    )
+    found, _ = footprints(Setting.of_tokens(model, size, dtype="fp32", device="cpu"))
     units = tuple(replace(unit, **found[unit.kind]) for unit in made_up.units)
     return replace(made_up, units=units, hardware=replace(made_up.hardware, source="measured"))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from baselines.plain_training import Training
+from baselines.plain_training import PlainTraining as Training
 from tests.methods import kinds, torchs
 from tests.methods.grammar import GENOMES, REFUSED_FLOORS, REFUSED_HABITS, drawn_as
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, half

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from baselines.plain_training import Training
+from baselines.plain_training import PlainTraining
 from tests.methods import chain, torchs
 from tests.methods.harness import LOSS_TOLERANCE, PARAMETER_TOLERANCE, Silent, assert_near, half
 from tests.methods.plain import made_up_profile, spec_for
@@ -18,12 +18,13 @@ from tests.methods.rank_server import process
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony import planner
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.model import bert, make_model, units_of, vision
 from workbench.model.whole import make_whole
-from workbench.profile.kinds import kind_costs
+from workbench.profile.alone import Setting
+from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import profiled_sizes
 from workbench.runtime.checkpoint import checkpoint
@@ -95,7 +96,7 @@ def assert_equals_original(spec, crew: RankTraining, micro: int) -> None:
         assert_near(found, expected)
 
 
-def assert_follows(whole: Training, crew: RankTraining) -> None:
+def assert_follows(whole: PlainTraining, crew: RankTraining) -> None:
     """Losses and parameters of a crew that trains now are those of torch's training before."""
     crew.run(Silent())
     assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
@@ -153,13 +154,15 @@ def test_what_is_drawn_is_the_same_undivided(model, mode, pairs, tmp_path):
     belongs to the micro-batch. Layers run twice, on either rank."""
     spec = spec_for(model=model, text=text_for(model, pairs), batch=4, steps=3, clip=0.5)
     parts = 2 if model is OWN else 1
-    whole = Training(spec.with_(method="plain", microbatches=parts), Silent(), tmp_path / "whole")
+    whole = PlainTraining(
+        spec.with_(method="plain", microbatches=parts), Silent(), tmp_path / "whole"
+    )
     whole.run()
     with crew_for(packs_for(spec, mode=mode), spec, tmp_path) as crew:
         assert_follows(whole, crew)
     if model is not OWN:
         without = replace(model, dropout=0.0)
-        dry = Training(spec.with_(method="plain", model=without), Silent(), tmp_path / "dry")
+        dry = PlainTraining(spec.with_(method="plain", model=without), Silent(), tmp_path / "dry")
         dry.run()
         assert dry.history.losses != pytest.approx(whole.history.losses, rel=1e-4)
 
@@ -174,7 +177,7 @@ def test_modules_that_are_used_again_train_as_they_do_undivided(made, mode, tmp_
     spec = spec_for(model=model, text="stdlib", batch=4, steps=4, clip=0.5, seed=3)
     units = make_model(model).num_units
     backward = packs_of([2, *[1] * (units - 4), 2])
-    whole = Training(spec.with_(method="plain", microbatches=1), Silent(), tmp_path / "whole")
+    whole = PlainTraining(spec.with_(method="plain", microbatches=1), Silent(), tmp_path / "whole")
     whole.run()
     packs = packs_for(spec, mode=mode, backward=backward, forward=backward[:-1])
     with crew_for(packs, spec, tmp_path) as crew:
@@ -231,7 +234,7 @@ def test_statistics_go_on_where_they_were_on_another_number_of_ranks(tmp_path):
             assert len(crew.results()) == ranks
             assert_equals_original(spec, crew, 2)
     more = spec.with_(method="plain", steps=6, start_from=str(tmp_path), microbatches=2)
-    whole = Training(more, Silent(), tmp_path / "plain")
+    whole = PlainTraining(more, Silent(), tmp_path / "plain")
     whole.run()
     losses, net = train_original(more, 2)
     assert len(whole.history.step_seconds) == 2
@@ -247,12 +250,12 @@ def test_a_layer_that_owns_nothing_is_in_checkpoints_of_every_method(tmp_path):
     model = ModelSpec(family=family, layers=3, hidden=16, heads=1, seq=8, vocab=256, tied=False)
     spec = spec_for(model=model, batch=4, steps=6, save_every=2, lr_decay_steps=9)
     by_torch = spec.with_(method="plain", microbatches=1)
-    first = Training(by_torch.with_(steps=4), Silent(), tmp_path)
+    first = PlainTraining(by_torch.with_(steps=4), Silent(), tmp_path)
     first.run()
     with crew_for(packs_for(spec, mode="dp"), spec, tmp_path) as crew:
         crew.run(Silent())
         assert crew.results()[0]["steps"] == 2
-    whole = Training(by_torch.with_(save_every=0), Silent(), tmp_path / "whole")
+    whole = PlainTraining(by_torch.with_(save_every=0), Silent(), tmp_path / "whole")
     whole.run()
     assert crew.history.losses[:4] == first.history.losses
     assert crew.history.losses == pytest.approx(whole.history.losses, rel=10 * LOSS_TOLERANCE)
@@ -262,9 +265,8 @@ def measured(spec, size: int) -> Profile:
     """Layers measured, the machine made up: measuring it takes longer than the training."""
     model = make_model(spec.model)
     *inputs, targets = load_batches(spec, model).rows(range(size))
-    costs, libraries = kind_costs(
-        model, tuple(inputs), targets, seq=spec.model.seq, dtype=torch.float32, device="cpu"
-    )
+    how = {"seq": spec.model.seq, "dtype": "fp32", "device": "cpu"}
+    costs, libraries = kind_costs(Setting.of(model, tuple(inputs), targets, **how))
     return Profile(
         hardware=made_up_profile(spec).hardware,
         units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),
@@ -337,7 +339,7 @@ def test_what_does_not_grow_with_the_batch_has_gradients_of_every_micro_batch(
     """Also where a micro-batch is smaller than any that was measured."""
     spec, backward = biased_for("net", batch)
     assert any(part.batch_dim is None for part in make_model(spec.model).boundary(2, 1))
-    whole = Training(spec.with_(method="plain", microbatches=1), Silent(), tmp_path / "whole")
+    whole = PlainTraining(spec.with_(method="plain", microbatches=1), Silent(), tmp_path / "whole")
     whole.run()
     packs = packs_for(spec, mode=mode, ranks=ranks, backward=backward, forward=backward[:-1])
     with crew_for(packs, spec, tmp_path, measured) as crew:
@@ -357,6 +359,6 @@ def test_what_is_made_of_samples_without_growing_needs_one_micro_batch(batch, tm
             with pytest.raises(ValueError, match="layer 0 passes on .* differs between micro-batc"):
                 crew.run(Silent())
             return
-        whole = Training(spec.with_(method="plain"), Silent(), tmp_path / "whole")
+        whole = PlainTraining(spec.with_(method="plain"), Silent(), tmp_path / "whole")
         whole.run()
         assert_follows(whole, crew)

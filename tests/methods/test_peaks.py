@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from baselines import l2l
 from tests.methods.harness import Silent
@@ -13,8 +12,8 @@ from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
 from workbench.model import make_model
+from workbench.profile.alone import Setting
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import model_units
 from workbench.training.run import Training
 
 WIDE = replace(MODEL, layers=4, hidden=96, dropout=0.0)
@@ -30,11 +29,9 @@ WIDE = replace(MODEL, layers=4, hidden=96, dropout=0.0)
 def test_a_run_holds_in_the_memory_that_its_plan_asks_for(method, micro, policy, tmp_path):
     changes = {"microbatches": micro, "activations": policy, "window": 2, "resident": 1}
     spec = spec_for(model=WIDE, batch=8, steps=3, **changes)
-    made_up, model = made_up_profile(spec), make_model(WIDE)
-    found, _ = footprints(
-        model, model_units(model, 1), (spec.microbatch, WIDE.seq),
-        dtype=torch.float32, device=torch.device("cpu"),
-    )  # fmt: skip
+    made_up, size = made_up_profile(spec), (spec.microbatch, WIDE.seq)
+    setting = Setting.of_tokens(make_model(WIDE), size, dtype="fp32", device="cpu")
+    found, _ = footprints(setting)
     units = tuple(replace(unit, **found[unit.kind]) for unit in made_up.units)
     planned = method.plan(spec, replace(made_up, units=units))
     peak = planned.peak_bytes["device"]

@@ -11,11 +11,12 @@ from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.core.model_spec import ModelSpec
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
-from workbench.methods.offload.draft import SCALAR_BYTES
 from workbench.methods.offload.evaluate import evaluate
+from workbench.methods.offload.step_builder import SCALAR_BYTES
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache
-from workbench.methods.stronghold.planner import Choice, layout_of
+from workbench.methods.stronghold.planner import Choice, placement_of
 from workbench.methods.stronghold.search import EQUAL, Search, objective
+from workbench.methods.stronghold.space import SearchSpace
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.published.hardware import published_profile
@@ -43,7 +44,7 @@ def test_everything_resident_where_it_fits():
 
 
 def scarce(spec, profile, share: float) -> int:
-    """A device budget between the smallest layout (0) and everything resident (1)."""
+    """A device budget between the smallest placement (0) and everything resident (1)."""
     least = stronghold.plan(spec.with_(window=2, resident=0), profile).peak_bytes["device"]
     most = resident.plan(spec, profile).peak_bytes["device"]
     return int(least + share * (most - least))
@@ -59,7 +60,7 @@ def test_plans_stay_within_the_device_budget(share):
     proved = validate(plan.schedule).peak_bytes[0]["device"]
     assert plan.peak_bytes["device"] <= proved <= budget
     choice = Choice(window=plan.window, resident=plan.resident + 1)
-    more = layout_of(SPEC, profile, choice)
+    more = placement_of(SPEC, profile, choice)
     wider = evaluate(more, profile, Budgets(device=budget, host=1 << 30), {})
     if wider.peak["device"] <= budget:  # where states visit instead, which costs less
         assert wider.step_seconds >= plan.step_seconds
@@ -139,7 +140,8 @@ def test_more_device_memory_is_never_slower(changes):
     profile, before = published_profile(spec, "v100-32gb"), inf
     cache = EvaluationCache(spec, profile)
     for budget in range(1 << 30, 16 << 30, 1 << 29):
-        choice = Search(spec, profile, Budgets(device=budget, host=200 << 30), cache).run()
+        budgets = Budgets(device=budget, host=200 << 30)
+        choice = Search(SearchSpace(budgets, cache)).run()
         if cache.device_bytes(choice) <= budget:
             seconds = objective(spec, *cache.step_seconds(choice))
             assert seconds <= before * (1 + EQUAL), budget
@@ -150,10 +152,13 @@ def test_more_device_memory_is_never_slower(changes):
 def test_a_search_of_a_deep_model_ends(monkeypatch):
     """With the best that it tried, which is as many schedules as it may simulate."""
     spec = spec_for(window="auto", device_memory=scarce(SPEC, made_up_profile(SPEC), 0.6))
-    search = Search(spec, made_up_profile(spec), Budgets.of(spec, made_up_profile(spec)))
-    monkeypatch.setattr(search, "_tries", 5)
+    profile = made_up_profile(spec)
+    space = SearchSpace(Budgets.of(spec, profile), EvaluationCache(spec, profile))
+    search = Search(space)
+    monkeypatch.setattr(search, "few", 5)
+    monkeypatch.setattr(search, "most", 7)
     choice = search.run()
-    assert len(search.tried) == 5
+    assert len(search.tried) == 7
     assert search.tried[choice].rank == min(trial.rank for trial in search.tried.values())
 
 

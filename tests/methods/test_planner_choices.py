@@ -10,7 +10,7 @@ import pytest
 from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.methods import stronghold
 from workbench.methods.offload.evaluate import evaluate
-from workbench.methods.stronghold.planner import Choice, layout_of
+from workbench.methods.stronghold.planner import Choice, placement_of
 from workbench.methods.stronghold.search import objective
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
@@ -44,12 +44,12 @@ def machine(host: float, link: float) -> Profile:
 
 def seconds(spec, profile, choice, budgets) -> float:
     """What the search makes small, infinite for what does not fit."""
-    layout = layout_of(spec, profile, choice)
-    found = evaluate(layout, profile, budgets, {})
+    placement = placement_of(spec, profile, choice)
+    found = evaluate(placement, profile, budgets, {})
     if budgets.lacking(found.peak) is not None:
         return float("inf")
     clips = None
-    if layout.clipped and layout.eager:
+    if placement.clipped and placement.eager:
         costs = ProfileCosts(profile, clips=True)
         clips = simulate(found.schedule, costs, steps=4).step_seconds
     return objective(spec, found.step_seconds, clips)

@@ -12,11 +12,11 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.methods.offload.program import build
-from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.choice import Choice, placement_of
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache
 from workbench.methods.stronghold.loads import Loads
-from workbench.methods.stronghold.quick import Before, QuickSearch
 from workbench.methods.stronghold.search import Search, objective
+from workbench.methods.stronghold.space import EarlierChoice, SearchSpace
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Hardware, Profile, UnitCost
 from workbench.published.hardware import published_profile
@@ -243,10 +243,10 @@ def test_the_number_of_simulations_is_limited():
     spec, profile = question(layers=100)
     cache = EvaluationCache(spec, profile)
     budgets = Budgets.of(spec, profile, allocated=True)
-    before = Before(choice=Search(*question(layers=24, device=10), budgets)._start(), layers=24)
-    search = QuickSearch(spec, profile, budgets, cache, before=before)
-    search.run()
-    assert 5 < len(cache.known(search.steps)) <= search.simulations < 20
+    before = EarlierChoice(choice=Choice(window=2, resident=0), layers=24)
+    search = Search(SearchSpace(budgets, cache), before=before)
+    assert len([*search.soon()]) == 2
+    assert 5 < len(cache.known()) <= search.few < 20
 
 
 SOME_CHOICES = [
@@ -263,7 +263,7 @@ SOME_CHOICES = [
 def test_arithmetic_errs_on_the_low_side_and_not_far(choice, clip):
     spec, profile = question(layers=24, clip=clip)
     about = objective(spec, *Loads(spec, profile).step_seconds(choice))
-    simulated = objective(spec, *EvaluationCache(spec, profile).step_seconds(choice, 4))
+    simulated = objective(spec, *EvaluationCache(spec, profile).step_seconds(choice))
     assert 0.98 < simulated / about < 1.25
 
 
@@ -272,5 +272,5 @@ def test_arithmetic_errs_on_the_low_side_and_not_far(choice, clip):
 def test_arithmetic_knows_what_the_host_holds(choice, clip, eager):
     spec, profile = question(layers=24, clip=clip)
     choice = replace(choice, eager=eager)
-    schedule = build(layout_of(spec, profile, choice), profile)
+    schedule = build(placement_of(spec, profile, choice), profile)
     assert Loads(spec, profile).host_bytes(choice) == validate(schedule).peak_bytes[0]["host"]

@@ -18,9 +18,9 @@ from tests.methods.plain import made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.ranks.failures import RankFailed
 from workbench.runtime.checkpoint import checkpoint

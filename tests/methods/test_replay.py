@@ -23,12 +23,13 @@ from workbench.core.division import packs_of
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
 from workbench.methods.pipeline import planner as pipeline
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import RECORDED_BELOW_S
 from workbench.profile.server import records
+from workbench.profile.units import RECORDED_CHECKPOINT, Variant
 from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
@@ -213,14 +214,10 @@ def test_short_passes_of_a_pipeline_are_planned_as_recordings(short):
                          microbatches=4, activations="recompute", dtype="bf16")  # fmt: skip
     profile = on_gpu(made_up_profile(spec), source="measured")
     found = []
-    for back in (0.0, 4e-6):
-        units = tuple(
-            replace(
-                cost, forward_s=1e-5 if short else RECORDED_BELOW_S, recorded_forward_s=2e-6,
-                recorded_recompute_s=2e-6, recorded_backward_s=3e-6, recorded_checkpointed_s=back,
-            )
-            for cost in profile.units
-        )  # fmt: skip
+    for back in ((), (Variant(name=RECORDED_CHECKPOINT, seconds=(4e-6,)),)):
+        variants = (Variant(name="recorded", seconds=(2e-6, 2e-6, 3e-6)), *back)
+        forward = 1e-5 if short else RECORDED_BELOW_S
+        units = tuple(replace(c, forward_s=forward, variants=variants) for c in profile.units)
         found.append(
             pipeline.plan(spec, {profile.microbatch: replace(profile, units=units)}, mode="1f1b")
         )

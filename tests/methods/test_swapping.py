@@ -72,7 +72,7 @@ def test_ranks_train_as_plain_training_does(changes, clip, tmp_path):
 )
 def test_units_visit_under_every_order(order, activations, tmp_path):
     line = divided(**PP)
-    passes = lists(order, line.ranks, line.micros)
+    passes = lists(order, line.depth, line.micros)
     assert_trains(replace(line, passes=passes, activations=activations), 0.5, tmp_path)
 
 
@@ -91,7 +91,7 @@ def test_units_visit_under_any_order_on_any_positions(positions, tmp_path):
 
 
 def assert_trains(line, clip, tmp_path):
-    spec = spec_for(clip=clip, ranks=line.ranks)
+    spec = spec_for(clip=clip, ranks=line.depth)
     schedule = division.build(line, sizes_for(spec))
     validate(schedule)
     with closing(

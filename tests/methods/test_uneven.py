@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baselines.plain_training import Training
+from baselines.plain_training import PlainTraining
 from baselines.swapping.division import build as build_swapping
 from baselines.swapping.division import divided
 from tests.methods import double, masked, pipelines, plain, test_modules, torchs
@@ -18,9 +18,9 @@ from tests.methods.rank_server import process
 from tests.methods.test_double import TOLERANCE, trained
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.model import make_model
 from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.memory.traffic import planned_parts
@@ -110,7 +110,7 @@ def test_a_mean_is_over_all_labels_of_a_step(way, tmp_path):
 @pytest.mark.parametrize("micros", [1, BATCH])
 def test_plain_training_is_torchs(micros, tmp_path):
     spec = spec_for(method="plain", microbatches=micros)
-    run = Training(spec, Silent(), tmp_path)
+    run = PlainTraining(spec, Silent(), tmp_path)
     run.run()
     losses, expected = by_torch(spec, torch.float32)
     assert run.history.losses == pytest.approx(losses, rel=10 * LOSS_TOLERANCE)
@@ -121,7 +121,7 @@ def test_a_step_without_a_label_is_refused(tmp_path):
     model = replace(MODEL, heads=1)
     sentence = "of the labels of step 0 none counts, so that it has no mean loss"
     with pytest.raises(ValueError, match=sentence):
-        Training(spec_for(method="plain", model=model), Silent(), tmp_path / "plain").run()
+        PlainTraining(spec_for(method="plain", model=model), Silent(), tmp_path / "plain").run()
     spec = spec_for(model=model)
     schedule = pipelines.schedule_for("1f1b", spec, 1, 2)
     how = {"device": "cpu", "process": process("")}

@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from unittest import mock
 
-from workbench.ui.helper_process import Answer
+from workbench.ui.helper_process import HelperAnswer
 
 
 class InProcess:
@@ -16,9 +16,9 @@ class InProcess:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def ask(self, function: str, **arguments: object) -> Answer:
+    def ask(self, function: str, **arguments: object) -> HelperAnswer:
         self.asked.append(function)
-        answer = Answer()
+        answer = HelperAnswer()
         module, _, name = function.partition(":")
         try:
             with mock.patch.object(os, "setpriority"):  # the test's own process stays as it is

@@ -21,7 +21,7 @@ from workbench import cli, doctor, page
 from workbench.cli.spec import FIELDS
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import catalogue
-from workbench.runs.overrides import hints
+from workbench.core.spec import every_field
 from workbench.runs.sweep import Written
 
 HOME = "~nosuchuser/x"
@@ -84,7 +84,7 @@ TEXTS = {  # fields that are text, and what each of them refuses
 
 def refused_by(name: str) -> Iterator[str]:
     """Texts that a field refuses, by its annotation."""
-    kinds = get_args(hints()[name]) or (hints()[name],)
+    kinds = get_args(every_field()[name].kind) or (every_field()[name].kind,)
     if str in kinds:
         yield from TEXTS.get(name, ())
         return
@@ -97,7 +97,7 @@ def refused_by(name: str) -> Iterator[str]:
 
 def wrong_json(name: str) -> Iterator[str]:
     """JSON that a field refuses, by its annotation."""
-    kinds = get_args(hints()[name]) or (hints()[name],)
+    kinds = get_args(every_field()[name].kind) or (every_field()[name].kind,)
     yield from ("{}", "[1]", "1" + "0" * 400, "NaN", "1e999", '"\\ud800"', BRACKETS)
     yield from (json.dumps(text) for text in TEXTS.get(name, ()) if "0" not in text)
     unfit = {"true": bool, "null": types.NoneType, "1.5": float, "9" * 20: float}
@@ -108,7 +108,7 @@ def command_lines() -> Iterator[tuple[list[str], str]]:
     """Words, and the text of the file ``given`` that some of them name."""
     options = catalogue()
     flags = {name: f"--{name.replace('_', '-')}" for name in (*FIELDS, *options)}
-    for name in hints():
+    for name in every_field():
         has = options[name].methods[0] if name in options else "l2l"
         has = "megatron-lm" if name == "family" else has  # others take modules of one's own
         for value in refused_by(name):

@@ -18,9 +18,9 @@ import pytest
 from tests.runs.helpers import HANG_S, end_kernel, kernel_with, left_behind, role, wait_for
 from tests.runs.in_process import InProcess
 from workbench.runs.campaign import Campaign
+from workbench.runs.columns import label
 from workbench.runs.confines import confine
 from workbench.runs.store import Store
-from workbench.ui.runs.fields import label
 from workbench.ui.sweeps import control as sweep_control
 from workbench.ui.sweeps import html as sweep_html
 from workbench.ui.sweeps.batch import run_to_end

@@ -60,5 +60,5 @@ def test_commands_of_the_ten_numbers_pick_runs(root: Path) -> None:
     suites = {"offload": OFFLOAD, "servers": SERVERS, "pipelines": PIPELINES}
     for name, *words in map(shlex.split, found):
         for only in make_parser(suites[name]).parse_args(words).only:
-            assert suites[name].entries("paper", warmup=1, measured=1, only=[only]), only
+            assert suites[name].cases.entries("paper", warmup=1, measured=1, only=[only]), only
     assert len(found) == 9

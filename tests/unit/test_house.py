@@ -151,9 +151,9 @@ MAY_IMPORT = {
         "exhibits", "report", "doctor", "shown",
     },
     "exhibits": {
-        "figures", "methods", "model", "partition", "published", "runs", "schedule", "shown", "ui",
+        "figures", "methods", "model", "partition", "published", "runs", "schedule", "shown",
     },
-    "report": {"exhibits", "figures", "model", "published", "runs", "schedule", "ui"},
+    "report": {"exhibits", "figures", "model", "published", "runs", "schedule"},
     "reproduce": {"exhibits", "model", "report", "runs"},
     "sweep_process": {"exhibits", "runs"},
     "api": {"cli", "runs", "sweep_process"},

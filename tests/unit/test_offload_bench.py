@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import offload_bench, offload_cases
+from benchmarks import offload_bench
 from benchmarks.offload import table
 from benchmarks.offload_bench import Bench, busy
-from benchmarks.offload_cases import CASES, GIB, Entry, entries, estimated_seconds, probe
+from benchmarks.offload_cases import GIB, Entry, estimated_seconds, probe
+from benchmarks.offload_cases import OFFLOAD as CASES
 from benchmarks.offload_sheet import ROOT, Sheet, describe
 from workbench.cli import make_parser
 from workbench.cli.spec import specs_from
@@ -34,7 +35,7 @@ ORIGIN = {"commit": "0123456789abcdef", "dirty": False, "gpus": ["NVIDIA H200"],
 
 
 def paper(**options: Any) -> list[Entry]:
-    return entries("paper", warmup=4, measured=8, **options)
+    return CASES.entries("paper", warmup=4, measured=8, **options)
 
 
 def record_of(spec: Any, status: str = "ok", **changes: Any) -> RunRecord:
@@ -101,7 +102,7 @@ def _no_plan(*_: Any, **__: Any) -> None:
 # -- cases -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES["paper"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES.by_size["paper"], ids=lambda case: case.name)
 def test_the_methods_of_a_case_do_the_same_training(case):
     specs = [e.spec for e in paper(only=[case.name])]
     usual = [flat(RunSpec(method=spec.method)) for spec in specs]
@@ -144,11 +145,11 @@ def test_patterns_pick_by_case_by_method_and_by_both():
 def test_pins_are_a_variant():
     spec = {e.name: e.spec for e in paper()}["depth-60/stronghold (w4 r0 stash)"]
     assert (spec.options.window, spec.options.resident, spec.activations) == (4, 0, "host")
-    pinned = offload_cases.method_changes("stronghold (w8 p12 k4)")
+    pinned = CASES.changes_of("stronghold (w8 p12 k4)")
     assert (pinned["window"], pinned["pulled"], pinned["kept"]) == (8, 12, 4)
     for name in ("deepspeed", "deepspeed (w4)", "stronghold ()", "stronghold (x4)"):
         with pytest.raises(ValueError, match=re.escape(f"unknown method {name!r} of the bench")):
-            offload_cases.method_changes(name)
+            CASES.changes_of(name)
 
 
 def test_names_of_runs_do_not_repeat():
@@ -182,7 +183,7 @@ def entered(sheet: Sheet, entry: Entry, status: str = "ok", **changes: Any) -> R
 
 
 def test_a_row_has_the_median_of_the_measured_steps(tmp_path):
-    entry = entries("tiny", warmup=1, measured=4, only=["tiny/plain"])[0]
+    entry = CASES.entries("tiny", warmup=1, measured=4, only=["tiny/plain"])[0]
     row = entered(Sheet(tmp_path), entry)
     assert row.step_seconds_median == 2.0
     assert row.samples_per_second == entry.spec.batch / 2.0
@@ -342,4 +343,4 @@ def test_a_search_takes_the_roomiest_setting():
 def test_the_published_sizes_ask_for_a_gpu():
     entry = paper(only=["fits-b4/plain"])[0]
     assert entry.spec.device == "cuda"
-    assert resolve(entries("tiny", warmup=1, measured=1)[0].spec).device == "cpu"
+    assert resolve(CASES.entries("tiny", warmup=1, measured=1)[0].spec).device == "cpu"

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import offload_bench
 from benchmarks.offload_bench import Bench
-from benchmarks.offload_cases import CASES, Entry, entries, entry_of
+from benchmarks.offload_cases import OFFLOAD as CASES
+from benchmarks.offload_cases import Entry
 from benchmarks.offload_lanes import CEILING, host_memory_rate, keep_lanes, lanes_file, step_of
 from benchmarks.offload_sheet import Sheet, describe
 from tests.unit.test_offload_bench import record_of as bench_record
@@ -31,7 +32,7 @@ PREDICTED = {"step_seconds": 2.0, "peak_bytes": {"device": 1}}
 
 
 def paper(name: str = "78-b4/stronghold") -> Entry:
-    return entries("paper", warmup=1, measured=4, only=[name])[0]
+    return CASES.entries("paper", warmup=1, measured=4, only=[name])[0]
 
 
 def record_of(entry: Entry, **changes: Any) -> RunRecord:
@@ -204,7 +205,7 @@ def test_a_timeline_that_cannot_be_read_fails_no_run(tmp_path, monkeypatch, text
 
 def test_a_real_run_leaves_a_step_that_can_be_right(tmp_path, measured):
     shutil.copytree(measured, tmp_path / "results" / "profiles")
-    tiny = entry_of(CASES["tiny"][0], "stronghold", 1, 3)
+    tiny = CASES.entry(CASES.by_size["tiny"][0], "stronghold", 1, 3)
     entry = replace(
         tiny, method="stronghold (w2 r0)", spec=tiny.spec.with_(window=2, resident=0, pulled=0)
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.offload import main
-from benchmarks.offload_cases import CASES
+from benchmarks.offload_cases import OFFLOAD as CASES
 from tests.forks.server import fork
 from tests.runs.helpers import left_behind
 from workbench.published.here import OFFLOAD, Run
@@ -65,7 +65,7 @@ def test_every_method_trains_alike(ran):
     folder, _ = ran
     assert run_tiny(folder) == 0
     runs = runs_in(folder)
-    assert {run.named for run in runs} == set(CASES["tiny"][0].methods)
+    assert {run.named for run in runs} == set(CASES.by_size["tiny"][0].methods)
     assert_alike(folder, len(runs))
 
 

@@ -11,7 +11,7 @@ import pytest
 from baselines import torch_pipelines
 from benchmarks.gather import gather
 from benchmarks.offload_sheet import Sheet
-from benchmarks.pipeline_cases import BATCH, MICROS, entries
+from benchmarks.pipeline_cases import BATCH, CASES, MICROS
 from benchmarks.pipelines import bubble, main, summary
 from tests.methods import plain
 from tests.runs.helpers import left_behind
@@ -26,7 +26,7 @@ from workbench.schedule.simulate import Event
 
 def test_every_shape_is_there_and_every_case_is_legal():
     shapes: dict[str, set[tuple[int, int, int]]] = {}
-    for entry in entries("paper", warmup=4, measured=8):
+    for entry in CASES.entries("paper", warmup=4, measured=8):
         spec = entry.spec
         replicas = replicas_of(vars(spec.options))
         if spec.method in ORDERS:

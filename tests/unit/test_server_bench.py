@@ -7,8 +7,7 @@ import shutil
 import pytest
 
 from benchmarks.offload_cases import GIB
-from benchmarks.server_cases import CASES, entries
-from benchmarks.servers import main
+from benchmarks.servers import CASES, main
 from tests.runs.helpers import left_behind
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.published.here import SERVERS
@@ -18,10 +17,10 @@ MAY_DIFFER = {"method", "microbatches", "device_memory", "options"}
 
 
 def paper(**options):
-    return entries("paper", warmup=4, measured=8, **options)
+    return CASES.entries("paper", warmup=4, measured=8, **options)
 
 
-@pytest.mark.parametrize("case", CASES["paper"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES.by_size["paper"], ids=lambda case: case.name)
 def test_the_methods_of_a_case_do_the_same_training(case):
     runs = paper(only=[case.name])
     for entry in runs:

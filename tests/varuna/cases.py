@@ -22,7 +22,7 @@ from tests.varuna.engine_cases import disagreeing  # noqa: F401  # is run by its
 from workbench.core.stage_map import StageMap
 from workbench.elastic.worker import AGENT, Worker
 from workbench.methods.pipeline.making import StageJob, in_turn
-from workbench.methods.pipeline.orders import B, F, Order, Pass
+from workbench.methods.pipeline.orders import B, F, Order, Pass, R, held
 from workbench.methods.pipeline.stage_pipeline import StagePipeline
 from workbench.methods.pipeline.stepping import StepPlan
 from workbench.methods.varuna import Profiler, Varuna
@@ -420,18 +420,25 @@ def goes_on(
         return {"losses": losses, "weights": weights, "norm": engine.grad_norm}
 
 
-def around(rank: int, ranks: int, micros: int, positions: tuple[int, ...]) -> list[Pass]:
-    """Forward passes of all stages of a position, then backward passes, whichever these are."""
-    chunks = range(positions.count(rank))
-    found = [Pass(F, micro, chunk) for chunk in chunks for micro in range(micros)]
-    return found + [Pass(B, micro, chunk) for chunk in chunks[::-1] for micro in range(micros)]
+def around(
+    position: int, depth: int, micros: int, positions: tuple[int, ...], again: bool = False
+) -> list[Pass]:
+    """Forward passes of all stages of a position, then backward passes, whichever these are; each
+    behind a recomputation where that is asked for, but for the last stage's."""
+    own = [*enumerate(held(positions)[position])]
+    found = [Pass(F, micro, chunk) for chunk, _ in own for micro in range(micros)]
+    for chunk, stage in reversed(own):
+        kinds = (R, B) if again and stage < len(positions) - 1 else (B,)
+        found += [Pass(kind, micro, chunk) for micro in range(micros) for kind in kinds]
+    return found
 
 
-def train_around(stages: int, positions: list[int], cut: str, steps: int) -> dict:
+def train_around(stages: int, positions: list[int], cut: str, steps: int, again: bool) -> dict:
     """As `train` in fp64, by an order of one's own on positions of any stages."""
     torch.set_default_dtype(torch.float64)
-    order = Order(passes=partial(around, positions=(*positions,)), label="around", summary="")
-    plan = StepPlan(places=StageMap.of(stages, 1), order=order, positions=positions)
+    passes = partial(around, positions=(*positions,), again=again)
+    order = Order(passes=passes, label="around", summary="", recomputes=again)
+    plan = StepPlan(map=StageMap.of(stages, 1), order=order, positions=positions)
     job = StageJob(
         get_batch=net.batch, plan=plan, shares=plan.shares(7, 2), device=torch.device("cpu"),
         dtype=torch.float64, backend="gloo", cut=cut, weight_of=net.labels_of,

@@ -39,14 +39,14 @@ def test_two_ranks_measure_a_net_and_autoconfig_answers(tmp_path):
     assert profile.slices[0].parameters == module.embed.weight.numel()
     assert profile.slices[1].boundary_bytes == 4 * net.SEQ * (net.HIDDEN + 1), "x and the mask"
     for each in profile.slices:
-        one, two = each.passes
+        one, two = each.costs
         assert each.weight_bytes == 4 * each.parameters
         assert 2 * each.weight_bytes < each.state_bytes < 3 * each.weight_bytes, "AdamW's"
         assert min(one.forward_s, one.backward_s, two.forward_s, two.backward_s) > 0
         assert each.update_s > 0
-        assert one.scratch_bytes > 0
+        assert one.backward_scratch_bytes > 0
     for each in profile.slices[1:]:
-        one, two = each.passes
+        one, two = each.costs
         assert 0 < one.kept_bytes < two.kept_bytes
     assert 0 < profile.within.bytes_per_s < inf
     assert profile.between is None, "the ranks were those of one host"
@@ -93,7 +93,8 @@ def test_a_cut_is_measured_on_one_slice_of_a_kind(monkeypatch):
 
     def seconds(bench: SliceBench) -> list[list[Sample]]:
         seen.append(bench._stage.units.start)
-        return [[Sample(each, each)] * 4 for each in times[seen[-1]]]
+        forward, backward = times[seen[-1]]
+        return [[Sample(each, each)] * 4 for each in (forward, forward, backward)]
 
     monkeypatch.setattr(SliceBench, "_seconds", seconds)
     slices, random = Slices(net.net(), net.batch), torch.random.get_rng_state()

@@ -83,10 +83,11 @@ def test_every_shape_trains_as_torch_does(
     check(results, torchs(batch, double=True), rel=1e-10)
 
 
-@pytest.mark.parametrize("positions", [(0, 1, 0), (1, 0, 0)])
-def test_any_order_on_any_positions_trains_as_torch_does(workers, torchs, positions):
-    """A stage of three layers on one position; one of one layer and one of two on the other."""
-    case = {"stages": 2, "positions": positions, "cut": "1 3 2", "steps": STEPS}
+@pytest.mark.parametrize(("positions", "again"), [((0, 1, 0), True), ((1, 0, 0), False)])
+def test_any_order_on_any_positions_trains_as_torch_does(workers, torchs, positions, again):
+    """A stage of three layers on one position; one of one layer and one of two on the other. Where
+    passes are computed again, they take turns with the next forward passes."""
+    case = {"stages": 2, "positions": positions, "cut": "1 3 2", "steps": STEPS, "again": again}
     check(workers.run("train_around", **case), torchs(7, double=True, blocks=5), rel=1e-10)
 
 

@@ -318,13 +318,13 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from workbench.sweep_process import run_visibly, sweep_of
 
     file = SweepFile.load(arguments.file)
-    if file.exhibit:
+    if file.written.exhibit:
         from workbench.exhibits import find
 
-        name = find(file.exhibit).name
+        name = find(file.written.exhibit).name
         raise ValueError(
             f"the sweep {arguments.file} is the exhibit {name}, which is run by "
-            f"workbench figure {name} --size {file.size}"
+            f"workbench figure {name} --size {file.written.size}"
         )
     sweep = sweep_of(
         file,

@@ -155,10 +155,8 @@ def _disturbed(
             replace(jitter, seed=seed).draws(len(times.passes), arguments.microbatches, copy)
             for copy in range(arguments.replicas)
         )
-        steps = (
-            quick.step_seconds(passes, times.passes, times.links, rule, draws) for draws in tables
-        )
-        found.append(max(steps))
+        ran = (quick.timeline(passes, times.passes, times.links, rule, draws) for draws in tables)
+        found.append(max(map(quick.end_s, ran)))
     return found
 
 
@@ -206,7 +204,7 @@ class _Times:
     def read(cls, text: str | None, stages: int, ranks: int, per_host: int) -> _Times:
         """Read the text of --us for so many stages; without one times are quanta. Raises ValueError
         for a text of another form."""
-        hosts = [stage % ranks // per_host for stage in range(stages)]
+        hosts = [position // per_host for position in orders.dealt(stages, ranks)]
         if text is None:
             share = {kind: quanta * ranks / stages for kind, quanta in ideal.QUANTA.items()}
             links = quick.Links(seconds=[0.0] * (stages - 1))
@@ -256,7 +254,7 @@ def _draw(path: Path, ran: Sequence[quick.Timed], quanta: bool, title: str) -> N
     events = [
         Event(
             f"{timed.each.kind}{timed.each.micro}", timed.each.kind, timed.each.chunk,
-            timed.each.micro, timed.rank, COMPUTE, 0, timed.start_s, timed.end_s,
+            timed.each.micro, timed.position, COMPUTE, 0, timed.start_s, timed.end_s,
         )
         for timed in ran
     ]  # fmt: skip

@@ -10,37 +10,29 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 from workbench.core import methods
+from workbench.core.fields import Field
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import catalogue, takes
-from workbench.core.schema import docstrings
-from workbench.core.spec import RunSpec, flat
+from workbench.core.spec import RunSpec, field_of
 from workbench.model.hf_config import spec_from_config
 from workbench.runs.overrides import (
-    describe,
+    FIELDS,
+    FLAGS,
+    MODEL,
+    flag,
     make_spec,
     parse_setting,
-    parse_value,
     read_object,
     twice,
 )
 from workbench.runs.store import REPOSITORY_RESULTS
 
-GROUPS = {
-    "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
-    "data": ("text", "tokenizer", "batch", "microbatches", "steps", "seed", "weights"),
-    "device": ("device", "ranks", "dtype", "compile", "replay", "activations"),
-    "memory": ("device_memory", "host_memory", "disk_memory"),
-    "optimizer": ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "clip"),
-    "checkpoints": ("save_every", "start_from"),
-}
-FIELDS = tuple(name for names in GROUPS.values() for name in names)
-"""Fields of all methods that have a flag, by its group in ``--help``; all options have one."""
 SHORT = {"layers": "-l", "batch": "-b", "window": "-w"}
 
 
@@ -70,6 +62,7 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
+        """Raise ValueError instead of ending the process."""
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
@@ -87,11 +80,10 @@ def add_spec_flags(
         several = "with several --ranks, or a module, all means the methods that can train so"
         words = f"{known}; {method_help}; by name only: {others}; {several}"
         parser.add_argument("-m", "--method", help=words)
-    about, values = docstrings(ModelSpec) | docstrings(RunSpec), flat(RunSpec(method=""))
-    titled = {title: parser.add_argument_group(title) for title in (*GROUPS, "anything else")}
-    for title, names in GROUPS.items():
+    titled = {title: parser.add_argument_group(title) for title in (*FLAGS, "anything else")}
+    for title, names in FLAGS.items():
         for name in names:
-            _add_flag(titled[title], name, about[name], values[name])
+            _add_flag(titled[title], field_of(name))
     titled["model"].add_argument(
         "--hf-config",
         metavar="PATH",
@@ -115,12 +107,8 @@ def add_spec_flags(
         if option.methods not in groups:
             title = f"options of {', '.join(option.methods)}"
             groups[option.methods] = parser.add_argument_group(title)
-        default = window if name == "window" else option.default
-        _add_flag(groups[option.methods], name, option.about, default)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+        shown = replace(option, default=window) if name == "window" else option
+        _add_flag(groups[option.methods], shown)
 
 
 def in_flags(sentence: str, arguments: argparse.Namespace | None) -> str:
@@ -134,20 +122,19 @@ def in_flags(sentence: str, arguments: argparse.Namespace | None) -> str:
         if not in_file and name not in by_name:
             after = r"(?![\w=])" if "_" in name else r"(?= is (?:['\d-]|[Nn]one\b))"
             words = rf"(?<![\w.'-]){name}{after}|^{name}(?= is )"
-            sentence = re.sub(words, _flag(name), sentence)
+            sentence = re.sub(words, flag(name), sentence)
     return sentence
 
 
-def _add_flag(group: Any, name: str, about: str, default: Any) -> None:
-    flags = [SHORT[name]] if name in SHORT else []
-    shown = "none" if default is None else default
+def _add_flag(group: Any, field: Field) -> None:
+    name, default = field.name, "none" if field.default is None else field.default
     group.add_argument(
-        *flags,
-        _flag(name),
+        *([SHORT[name]] if name in SHORT else []),
+        flag(name),
         dest=name,
         default=argparse.SUPPRESS,
         metavar=name.rpartition("_")[2].upper(),
-        help=f"{about} ({describe(name)}; default {shown})".replace("%", "%%"),
+        help=f"{field.about} ({field.takes}; default {default})".replace("%", "%%"),
     )
 
 
@@ -166,7 +153,7 @@ def specs_from(
     """
     data: dict[str, Any] = read_object(arguments.spec, "spec") if arguments.spec else {}
     changes = {
-        name: parse_value(name, getattr(arguments, name))
+        name: field_of(name).parse(getattr(arguments, name))
         for name in (*FIELDS, *catalogue())
         if hasattr(arguments, name)
     }
@@ -175,7 +162,7 @@ def specs_from(
             raise twice(name, f"{name}={changes[name]}", f"--set {name}={value}")
         changes[name] = value
     if arguments.hf_config:
-        if said := sorted(changes.keys() & {field.name for field in fields(ModelSpec)} - {"seq"}):
+        if said := sorted(changes.keys() & MODEL - {"seq"}):
             raise ValueError(
                 f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
                 "of the model only seq can"

@@ -22,9 +22,10 @@ from workbench.cli.spec import Parser
 from workbench.core.files import read_whole
 from workbench.core.paths import user_path
 from workbench.elastic.folder import DOOR, Door, State, read_file
-from workbench.elastic.manager import Job, serve
+from workbench.elastic.manager import HostsJob, serve
 from workbench.elastic.messages import LONGEST, Message, Order, pack
 from workbench.elastic.placement import Shape, address_towards, fixed, in_thread, read_list
+from workbench.elastic.rounds import Terms
 from workbench.profile.slices import load
 from workbench.runtime.checkpoint.manifest import newest_of_job
 
@@ -131,13 +132,15 @@ def _train(given: argparse.Namespace) -> int:
         batch=given.batch_size, preload=tuple(filter(None, given.preload.split(","))),
         start_limit_s=given.start_limit,
     )  # fmt: skip
-    job = Job(
-        machine_list=user_path(given.machine_list).resolve(), hosts=hosts, order=order,
-        per_host=given.gpus_per_node, connect=connect, horizon_s=given.horizon,
+    terms = Terms(
+        hosts=hosts, per_host=given.gpus_per_node, batch=given.batch_size,
+        choose=None if given.profiling else choose, horizon_s=given.horizon,
         morph="never" if given.no_morphing else given.morph,
-        choose=None if given.profiling else choose,
         profiling=str(profiles) if given.profiling or given.nstages is None else "",
-        newest=newest_of_job,
+    )  # fmt: skip
+    job = HostsJob(
+        machine_list=user_path(given.machine_list).resolve(), terms=terms, connect=connect,
+        order=order, newest=newest_of_job,
     )  # fmt: skip
     outcome = serve(job, resume=given.resume)
     if given.profiling and outcome == "done":

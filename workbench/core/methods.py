@@ -1,6 +1,7 @@
 """Table of methods: how a name on the command line becomes code, and options.
 
-It is data: modules and classes are named as text, and imported when used. Each module offers
+It is data that the methods own (methods/table.toml): modules and classes are named as text, and
+imported when used. Each module offers
 ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``, and, where planning
 takes a while, ``fits(spec, profile) -> bool``. One that chooses its own micro-batches also offers
 ``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples, and where that takes a while
@@ -11,8 +12,9 @@ smallest.
 from __future__ import annotations
 
 import sys
+import tomllib
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -56,179 +58,25 @@ class Method:
 
 PLANNED = "workbench.training.loop:planned"
 """Maker for all that plan for one device of this runtime."""
-RANKED = "workbench.training.loop_ranks:Ranked"
-"""Maker for schedules of several ranks of one host."""
-PIPELINED = "workbench.methods.pipeline.driven:Pipelined"
-"""Maker for orders of pipelines."""
 
 
-def _table(*rows: Method) -> dict[str, Method]:
-    return {row.name: row for row in rows}
+def _rows(group: str) -> dict[str, Method]:
+    return {name: Method(name=name, **row) for name, row in _TABLE[group].items()}
 
 
-_PLANNED = partial(Method, modules=True, portable=True, driven=PLANNED)
-_DEEPSPEED = partial(Method, needs="deepspeed", parallel=True)
-_PARALLEL = partial(Method, parallel=True, portable=True)
-_RANKED = partial(_PARALLEL, modules=True, driven=RANKED)
-_TORCH = partial(_PARALLEL, module="baselines.torch_pipelines")
-_HARMONY = partial(_RANKED, options="workbench.methods.harmony.options:Options")
-_SWAPPING = partial(_RANKED, options="workbench.methods.options:Visits")
-_CHUNKED = partial(_TORCH, options="workbench.methods.options:Chunks")
-METHODS = _table(
-    Method(
-        name="megatron-lm",
-        label="Megatron-LM",
-        module="baselines.megatron",
-        summary="everything on the device",
-        driven=PLANNED,
-    ),
-    _PLANNED(
-        name="l2l",
-        label="L2L",
-        module="baselines.l2l",
-        options="workbench.methods.options:HostUpdates",
-        summary="layer outside, micro-batches inside, eager host optimizer",
-    ),
-    _DEEPSPEED(
-        name="zero-offload",
-        label="ZeRO-Offload",
-        module="baselines.zero_offload",
-        summary="weights on the device, optimizer on the host (DeepSpeed)",
-    ),
-    _DEEPSPEED(
-        name="zero-infinity",
-        label="ZeRO-Infinity",
-        module="baselines.zero_infinity",
-        options="workbench.methods.options:StateTier",
-        summary="weights and optimizer on the host or disk (DeepSpeed)",
-    ),
-    _PLANNED(
-        name="stronghold",
-        label="STRONGHOLD",
-        module="workbench.methods.stronghold",
-        summary="a working window of layers on the device, the rest on the host",
-        options="workbench.methods.stronghold.options:Options",
-    ),
-)
-"""The paper's comparison, in the order in which ``-m all`` runs it, STRONGHOLD last. Exhibits show
-these and no others."""
-
-PEERS = _table(
-    Method(
-        name="plain",
-        label="plain torch",
-        module="baselines.plain",
-        summary="everything on the device, in torch alone",
-        modules=True,
-        portable=True,
-        driven="baselines.plain_training:driven",
-    ),
-    Method(
-        name="fsdp",
-        label="FSDP2",
-        module="baselines.fsdp",
-        summary="weights and optimizer on the host (torch's FSDP2)",
-        portable=True,
-        driven="baselines.fsdp.driven:driven",
-        sharded=True,
-    ),
-    Method(
-        name="zero-twin-flow",
-        label="Twin-Flow",
-        module="baselines.zero_twin_flow",
-        needs="deepspeed",
-        summary="weights and a share of the optimizer on the device (DeepSpeed)",
-    ),
-)
-"""Methods that the paper does not compare with: run by name, and by the benchmarks."""
-
-PARALLEL = _table(
-    _HARMONY(
-        name="harmony-pp",
-        label="Harmony-PP",
-        module="workbench.methods.harmony.pp",
-        summary="packs of layers dealt out to the devices in turn, everything on the host",
-    ),
-    _HARMONY(
-        name="harmony-dp",
-        label="Harmony-DP",
-        module="workbench.methods.harmony.dp",
-        summary="packs of layers on every device, each with its share of the samples",
-    ),
-    _SWAPPING(
-        name="pp-swap",
-        label="PP Swap",
-        module="baselines.swapping.pp",
-        summary="a stage on every device (1F1B), what has no room swapped every micro-batch",
-    ),
-    _SWAPPING(
-        name="dp-swap",
-        label="DP Swap",
-        module="baselines.swapping.dp",
-        summary="all layers on every device, what has no room swapped every micro-batch",
-    ),
-    _PARALLEL(
-        name="data-parallel",
-        label="data parallel",
-        module="baselines.data_parallel",
-        summary="the whole model on every device (torch's DistributedDataParallel)",
-    ),
-    _TORCH(
-        name="torch-gpipe",
-        label="torch GPipe",
-        summary="a stage on every device, all forward passes first (torch)",
-    ),
-    _TORCH(
-        name="torch-1f1b",
-        label="torch 1F1B",
-        summary="a stage on every device, forward and backward passes in turn (torch)",
-    ),
-    _CHUNKED(
-        name="torch-interleaved",
-        label="torch interleaved",
-        summary="several stages on every device, in turn (torch)",
-    ),
-    _CHUNKED(
-        name="torch-zero-bubble",
-        label="torch zero bubble",
-        summary="several stages on every device, halved backward passes (torch)",
-    ),
-    _DEEPSPEED(
-        name="deepspeed-pipe",
-        label="DeepSpeed 1F1B",
-        module="baselines.deepspeed_pipe",
-        options="baselines.deepspeed_pipe.options:Options",
-        summary="a stage on every device, 1F1B, replicas of each (DeepSpeed)",
-    ),
-)
-"""Methods that run on several devices."""
-UNLISTED = _table(
-    Method(
-        name="varuna-replay",
-        label="Varuna, hosts come and go",
-        module="workbench.methods.varuna.replay.job",
-        options="workbench.methods.varuna.replay.job:Options",
-        summary="a job of Varuna's launcher whose machine list changes as a trace says",
-        parallel=True,
-    ),
-    Method(
-        name="varuna-paced",
-        label="policies, paced",
-        module="workbench.methods.pipeline.paced",
-        options="workbench.methods.pipeline.paced:Options",
-        summary="steps of policies whose passes and messages sleep",
-        parallel=True,
-    ),
-)
-"""Runs of exhibits, which nobody chooses among methods: found by name, and in no list."""
+_TABLE = tomllib.loads((Path(__file__).parents[1] / "methods/table.toml").read_text())
+METHODS, PEERS = _rows("compared"), _rows("peers")
+"""The paper's comparison, in the order in which ``-m all`` runs it, and methods that it does not
+compare with: run by name, and by the benchmarks. Exhibits show the former and no others."""
+PARALLEL, UNLISTED = _rows("parallel"), _rows("unlisted")
+"""Methods that run on several devices; and runs of exhibits, which nobody chooses among methods:
+found by name, and in no list."""
 RENAMED = {"gpipe": "torch-gpipe", "1f1b": "torch-1f1b"}
 """Names that records, sweep files and rows had for torch's pipelines before there were our own."""
 GROUP = "workbench.methods"
 """Group of entry points by which other packages bring methods."""
 LOADED: dict[EntryPoint, Method] = {}
 """Rows of those that were asked for."""
-PIPELINES = "workbench.methods.pipeline.orders"
-"""Module of the table of orders: each is a method."""
 
 
 def known() -> dict[str, Method]:
@@ -273,20 +121,8 @@ def lookup(name: Any) -> Method | None:
 
 
 def pipelines() -> dict[str, Method]:
-    """The pipelines of our own, a row for each order."""
-    return {
-        name: Method(
-            name=name,
-            label=order.label,
-            module=f"workbench.methods.pipeline.entries:{name}",
-            options=f"workbench.methods.pipeline.options:{order.options}",
-            summary=order.summary,
-            parallel=True,
-            portable=True,
-            driven="" if order.halved else PIPELINED,
-        )
-        for name, order in import_module(PIPELINES).ORDERS.items()
-    }
+    """The pipelines of our own, a row for each order, and other rows that the table has made."""
+    return {name: row for path in _TABLE["made"] for name, row in imported(path)().items()}
 
 
 def compared(ranks: int, model: ModelSpec) -> list[str]:

@@ -137,6 +137,7 @@ class ModelSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
         return asdict(self)
 
     @classmethod

@@ -10,12 +10,13 @@ beside the other fields of a spec, so a name is one option, of whatever methods.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
+from workbench.core.fields import Field, fields_of
 from workbench.core.methods import imported, known, lookup
-from workbench.core.schema import check_words, docstrings, read_as
+from workbench.core.schema import check_words, read_as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +41,6 @@ class Options:
         return set()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """An option as those show it who show all."""
-
-    name: str
-    kind: Any
-    """Annotation of what it may be."""
-    default: Any
-    about: str
-    """Its docstring, on one line."""
-    methods: tuple[str, ...]
-    """Names of those that have it."""
-
-
 WRITTEN = {"optimizer_tier": "host"}
 """Values that older versions wrote for methods without the option, beside its default."""
 
@@ -64,14 +51,14 @@ def options_of(method: str) -> type[Options]:
     return Options if row is None else imported(row.options)
 
 
-def catalogue() -> dict[str, Option]:
+def catalogue() -> dict[str, Field]:
     """All options of all methods, by name."""
     return _catalogue(tuple((row.name, row.options) for row in known().values()))
 
 
 def takes(method: str, name: str) -> bool:
     """Whether the method has the option."""
-    return name in _names(options_of(method))
+    return name in fields_of(options_of(method))
 
 
 def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> Options:
@@ -82,7 +69,7 @@ def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> O
     several methods are told the same, each takes what it has.
     """
     kind = options_of(method)
-    own = _names(kind)
+    own = fields_of(kind).keys()
     for name in sorted(given.keys() - own):
         option, value = catalogue().get(name), given[name]
         if option is None:
@@ -96,26 +83,11 @@ def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> O
 
 
 @cache
-def _names(kind: type[Options]) -> frozenset[str]:
-    return frozenset(field.name for field in fields(kind))
-
-
-@cache
-def _catalogue(rows: tuple[tuple[str, str], ...]) -> dict[str, Option]:
-    found: dict[str, Option] = {}
+def _catalogue(rows: tuple[tuple[str, str], ...]) -> dict[str, Field]:
+    found: dict[str, Field] = {}
     for method, path in rows:
-        kind = imported(path)
-        hints, told = get_type_hints(kind), docstrings(kind)
-        for field in fields(kind):
-            name = field.name
-            before = found.get(name)
-            option = Option(
-                name=name,
-                kind=hints[name],
-                default=field.default,
-                about=told.get(name, ""),
-                methods=(*(before.methods if before else ()), method),
-            )
-            assert not before or replace(before, methods=option.methods) == option, name
+        for name, own in fields_of(imported(path)).items():
+            option = replace(own, methods=(*(found[name].methods if name in found else ()), method))
+            assert replace(found.get(name, option), methods=option.methods) == option, name
             found[name] = option
     return found

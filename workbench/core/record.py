@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from workbench.core.methods import RENAMED, known
 from workbench.core.options import catalogue, options_of, takes
@@ -20,11 +20,11 @@ from workbench.core.spec import EVERY_FLAT_VERSION, EVERY_VERSION, RunSpec
 Status = Literal[
     "ok", "oom_device", "oom_host", "oom_disk", "timeout", "cancelled", "diverged", "error"
 ]
-STATUSES = (
-    "ok", "oom_device", "oom_host", "oom_disk", "timeout", "cancelled", "diverged", "error",
-)  # fmt: skip
+STATUSES = get_args(Status)
 RESULTS: frozenset[Status] = frozenset({"ok", "oom_device", "oom_host", "oom_disk", "diverged"})
 """Statuses that say something about the spec: running it again would tell nothing new."""
+
+State = Literal["pending", "running", "done", "failed"]
 
 PARTS = (
     "weights_in", "gradients_out", "activations_in", "activations_out", "sums_in", "sums_out",
@@ -229,6 +229,14 @@ def _read_spec(data: Any, where: str) -> dict[str, Any]:
     kind = options_of(spec["method"])
     own = {name: value for name, value in (given or {}).items() if takes(spec["method"], name)}
     return spec | {"options": read_fields(kind, own, where, frozenset())}
+
+
+def state_of(status: str) -> State:
+    """State of a run by its record's status, which is empty where it has none. A run that was
+    cancelled is pending, for nobody let it finish."""
+    if status in ("", "cancelled"):
+        return "pending"
+    return "done" if status in RESULTS else "failed"
 
 
 def steady_step_seconds(step_seconds: list[float]) -> float | None:

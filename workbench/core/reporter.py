@@ -37,6 +37,7 @@ class Lines:
     """When the phase began, and when it was last told of; 0 is before the first."""
 
     def phase(self, text: str) -> None:
+        """A long preparation begins."""
         self.end()
         self._began = self._spoke = time.monotonic()
         self._write(f"workbench: {text} ... ")
@@ -58,7 +59,8 @@ class Lines:
             self._spoke = now
             self._write(f"{text}; ")
 
-    def step(self, step: int, loss: float, seconds: float) -> None: ...
+    def step(self, step: int, loss: float, seconds: float) -> None:
+        """Write nothing."""
 
     def say(self, text: str) -> None:
         """Tell of something that takes no time."""
@@ -80,12 +82,17 @@ def compile_seconds() -> float:
 class Untold:
     """The reporter of what nobody needs to hear: of ranks whose steps are those of the first."""
 
-    def phase(self, text: str) -> None: ...
+    def phase(self, text: str) -> None:
+        """Write nothing."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Write nothing."""
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str) -> None:
+        """Write nothing."""
 
-    def step(self, step: int, loss: float, seconds: float) -> None: ...
+    def step(self, step: int, loss: float, seconds: float) -> None:
+        """Write nothing."""
 
-    def event(self, kind: str, **values: Any) -> None: ...
+    def event(self, kind: str, **values: Any) -> None:
+        """Write nothing."""

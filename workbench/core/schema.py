@@ -91,6 +91,7 @@ class Fault(Misfit):
 
     @property
     def text(self) -> str:
+        """The sentence."""
         return self.args[1]
 
 

@@ -30,6 +30,8 @@ BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # of a statement
 
 
 class Found(NamedTuple):
+    """A module that was found."""
+
     file: Path | None
     """None for folders without ``__init__.py``."""
     inside: tuple[Path, ...]

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Literal
 
+from workbench.core.fields import Field, fields_of
 from workbench.core.model_spec import ModelSpec
-from workbench.core.options import Options, choose, options_of
+from workbench.core.options import Options, catalogue, choose, options_of
 from workbench.core.schema import check_words, read_as
 
 
@@ -95,38 +98,20 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         layers = self.model.layers
-        for name in ("batch", "microbatches", "steps", "ranks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-            if name in MOST and getattr(self, name) > MOST[name]:
+        for names, fits, wanted in RANGES:
+            for name in names:
+                if (value := getattr(self, name)) is not None and not fits(value):
+                    raise ValueError(f"{name} is {value}; it must be {wanted}")
+        for name, most in MOST.items():
+            if (value := getattr(self, name)) > most:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must be at most {MOST[name]}, more than "
-                    "one host has use for"
+                    f"{name} is {value}; it must be at most {most}, more than one host has use for"
                 )
         if (passes := layers * max(self.microbatches, self.ranks)) > MOST_PASSES:
             raise ValueError(
                 f"{layers} layers in {self.microbatches} micro-batches on {self.ranks} ranks are "
                 f"{passes} forward passes a step; at most {MOST_PASSES} can be planned: use fewer "
                 "layers, micro-batches or ranks"
-            )
-        for name in ("device_memory", "host_memory", "disk_memory"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} is {value} bytes; it must be positive")
-        if self.clip is not None and self.clip <= 0:
-            raise ValueError(f"clip is {self.clip}; it must be positive, or none")
-        for name in ("lr", "eps"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0, below 1")
-        for name in ("weight_decay", "min_lr", "warmup_steps", "save_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
-        if self.link_bytes_per_s is not None and self.link_bytes_per_s <= 0:
-            raise ValueError(
-                f"link_bytes_per_s is {self.link_bytes_per_s}; it must be positive, or none"
             )
         check_words(self)
         kind = options_of(self.method)
@@ -161,6 +146,7 @@ class RunSpec:
         return self.min_lr + (self.lr - self.min_lr) * share
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
         return asdict(self)
 
     @classmethod
@@ -209,6 +195,14 @@ class RunSpec:
 
 COMMON = frozenset(each.name for each in fields(RunSpec))
 """Fields that specs of all methods have."""
+RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (("batch", "microbatches", "steps", "ranks"), lambda n: n >= 1, "at least 1"),
+    (("device_memory", "host_memory", "disk_memory", "lr", "eps"), lambda n: n > 0, "positive"),
+    (("clip", "link_bytes_per_s"), lambda n: n > 0, "positive, or none"),
+    (("beta1", "beta2"), lambda n: 0 <= n < 1, "at least 0, below 1"),
+    (("weight_decay", "min_lr", "warmup_steps", "save_every"), lambda n: n >= 0, "0 or more"),
+)
+"""Fields, whether a value of them is in range, and the range in words."""
 MOST = {"batch": 1 << 20, "ranks": 64}
 """Devices of large hosts. Each sample and rank takes time to plan for."""
 MOST_PASSES = 20_000
@@ -222,6 +216,27 @@ def flat(spec: RunSpec) -> dict[str, Any]:
     found = {f.name: getattr(part, f.name) for part in parts for f in fields(part)}
     del found["model"], found["options"]
     return found
+
+
+def every_field() -> dict[str, Field]:
+    """Fields of all specs by their names: the model's first, those that all methods have, and
+    options."""
+    return _common_fields() | catalogue()
+
+
+def field_of(name: str) -> Field:
+    """The field of that name; raises ValueError naming the known ones."""
+    found = _common_fields().get(name) or catalogue().get(name)
+    if found is None:
+        known = ", ".join(sorted(every_field()))
+        raise ValueError(f"unknown field {name!r} in a run spec; known: {known}")
+    return found
+
+
+@cache
+def _common_fields() -> dict[str, Field]:
+    parts = fields_of(ModelSpec) | fields_of(RunSpec)
+    return {name: found for name, found in parts.items() if name not in ("model", "options")}
 
 
 EVERY_VERSION = frozenset({

@@ -10,7 +10,7 @@ TEXT = re.compile(r"(?:\d+(?:,\d+)*;)+", re.ASCII)
 
 @dataclass(frozen=True)
 class StageMap:
-    """P stages times D replicas.
+    """P stages times D replicas. Where a rank has several stages, a stage here is all that it has.
 
     >>> found = StageMap.parse("0,4;1,5;2,6;3,7;")
     >>> found.stages, found.replicas, found.place(6), found.rank(2, 1)

@@ -34,8 +34,8 @@ from workbench.elastic.aside import InTurn, aside
 from workbench.elastic.folder import SLOW, STATE, Door, Folder, Newest, State, read_file
 from workbench.elastic.membership import Membership
 from workbench.elastic.messages import LONGEST, Message, Order, pack, unpack
-from workbench.elastic.placement import Choose, Ready, is_here, read_list
-from workbench.elastic.rounds import Morph
+from workbench.elastic.placement import Ready, is_here, read_list
+from workbench.elastic.rounds import Terms
 
 TICK_S, SHOWN_S, SILENT_S = 0.2, 1.0, 10.0
 """Between two looks at what is due, and between losses that are printed; until a disk that does not
@@ -47,28 +47,21 @@ LONGEST_LIST = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class HostsJob:
     """What is run, checked before anything is written."""
 
     machine_list: Path
-    hosts: dict[str, int]
-    per_host: int
-    choose: Choose | None
-    """None where the job is over when it has profiled."""
+    terms: Terms
     connect: tuple[str, ...]
-    morph: Morph
-    horizon_s: float | None
     order: Order
     """For all agents; the manager adds the host, its port and the token."""
     newest: Newest
-    profiling: str = ""
-    """Folder into which the script profiles before shapes are chosen, where they are by that."""
 
 
 class Manager:
     """Serves one job until it is done, fails or is stopped."""
 
-    def __init__(self, job: Job, before: State | None, listener: socket.socket) -> None:
+    def __init__(self, job: HostsJob, before: State | None, listener: socket.socket) -> None:
         """`before` is the state of a job that goes on."""
         self._job, self._folder, self._listener = job, Folder(Path(job.order.folder)), listener
         self._token, self._port = secrets.token_hex(16), listener.getsockname()[1]
@@ -86,13 +79,9 @@ class Manager:
         self._list, self._listed_s = "", 0.0
         self._shown: tuple[Message | None, float] = None, 0.0
         """The newest step that is not printed yet, and when one was."""
-        newest, began = (before.committed, before.began) if before else (None, None)
         self._members = Membership(
-            job.hosts, job.choose, batch=job.order.batch, per_host=job.per_host, morph=job.morph,
-            horizon_s=job.horizon_s, now=time.monotonic(), say=self._say,
-            number=before.round if before else -bool(job.profiling), profiling=job.profiling,
-            newest=newest, began=began, prepare=self._prepare,
-        )  # fmt: skip
+            job.terms, now=time.monotonic(), say=self._say, before=before, prepare=self._prepare
+        )
 
     async def run(self) -> str:
         """Returns how the job ended: ``done``, ``stopped``, or why it failed. Raises ValueError
@@ -160,7 +149,7 @@ class Manager:
             try:
                 if listing is not None and (text := listing.result()) != self._list:
                     self._list = text
-                    self._members.listed(read_list(text, self._job.per_host), now)
+                    self._members.listed(read_list(text, self._job.terms.per_host), now)
             except (OSError, ValueError) as error:
                 why = str(error)
         if why:
@@ -336,7 +325,7 @@ def _text_of(path: Path) -> str:
         return file.read(LONGEST_LIST)
 
 
-def serve(job: Job, *, resume: bool) -> str:
+def serve(job: HostsJob, *, resume: bool) -> str:
     """Run a job to its end in this process. Raises ValueError where its folder or its address does
     not fit, before anything is written, and where workers refuse what they are given."""
     folder, address = Path(job.order.folder), job.order.address

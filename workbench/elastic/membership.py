@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from workbench.elastic.folder import State
 from workbench.elastic.messages import Message, Start
-from workbench.elastic.placement import Choose, Prepare, Ready, Shape, fixed, place
-from workbench.elastic.rounds import ENDED, LACKING, SAMPLES, WRONG, Failures, Morph, Round, Worth
+from workbench.elastic.placement import Prepare, Ready, Shape, fixed, place
+from workbench.elastic.rounds import ENDED, LACKING, SAMPLES, WRONG, Failures, Round, Terms, Worth
 
 LOST_S, STARTING_S = 4.0, 60.0
 """Longest silence of an agent that can start workers, and of one that comes up: then it is lost."""
@@ -48,19 +49,16 @@ class Membership:
     """All times are of one clock that the caller reads, in seconds."""
 
     def __init__(
-        self, hosts: Mapping[str, int], choose: Choose | None, *,
-        batch: int, per_host: int, morph: Morph, now: float, say: Callable[[str], None],
-        horizon_s: float | None = None, number: int = 0, newest: int | None = None,
-        began: int | None = None, profiling: str = "", prepare: Prepare | None = None,
+        self, terms: Terms, *, now: float, say: Callable[[str], None],
+        before: State | None = None, prepare: Prepare | None = None,
     ) -> None:  # fmt: skip
-        """`say` takes what people want to know; `number`, `newest` and `began` are the last round,
-        the newest checkpoint and the step before the first one of a job that goes on. `profiling`
-        is the folder that is profiled into before shapes are chosen; then that is all where nobody
-        chooses. `prepare` finds what a round needs, the newest checkpoint among it; by default
-        that is the one heard of."""
-        self.hosts = {host: Host(slots=slots) for host, slots in hosts.items()}
+        """`say` takes what people want to know; `before` is the state of a job that goes on.
+        `prepare` finds what a round needs, the newest checkpoint among it; by default that is the
+        one heard of."""
+        self.hosts = {host: Host(slots=slots) for host, slots in terms.hosts.items()}
         self.round: Round | None = None
-        self.number, self.newest, self.began = number, newest, began
+        self.number = before.round if before else -bool(terms.profiling)
+        self.newest, self.began = (before.committed, before.began) if before else (None, None)
         self.outcome: str | None = None
         """``done``, ``stopped`` or why the job failed; None while it goes on."""
         self.refused = False
@@ -70,10 +68,9 @@ class Membership:
         self.slow: dict[str, float] = {}
         """Slow workers of this round, and by how much."""
         self._prepare = prepare or (lambda number: Ready(newest=self.newest))
-        self._choose, self._batch, self._per_host, self._say = choose, batch, per_host, say
-        self._worth = Worth(morph=morph, batch=batch, horizon_s=horizon_s)
+        self._terms, self._say, self._worth = terms, say, Worth(terms)
         self._failures = Failures()
-        self._listed, self._profiling = dict(hosts), profiling
+        self._listed, self._profiling = dict(terms.hosts), terms.profiling
         self._cuts: dict[tuple[str, int], str] = {}
         """Shape and chunk -> slices of each stage, as a first rank has measured it."""
         self._nbytes = 0
@@ -82,7 +79,7 @@ class Membership:
         self._stepped_s: float | None = None
         self._began_s = self._ticked_s = now
         self._settled, self._waits = False, ""
-        self._furthest = newest or 0
+        self._furthest = self.newest or 0
 
     # -- hosts ---------------------------------------------------------------------------------
     def listed(self, hosts: Mapping[str, int], now: float) -> None:
@@ -212,7 +209,7 @@ class Membership:
             if len(ours.left) < ours.shape.ranks:
                 return
             if ours.phase == "running":
-                done = self._choose is None or not self._profiling
+                done = self._terms.choose is None or not self._profiling
                 self.outcome, self._profiling = "done" if done else None, ""
                 self._failures.forget()
         else:
@@ -315,14 +312,14 @@ class Membership:
     def _choice(self) -> Shape | None:
         """Shape of the next round; None where nothing fits, which is said once."""
         slots = sum(self._there().values())
-        choose = fixed(slots, 1, self._batch) if self._profiling else self._choose
+        terms, shape, why = self._terms, None, "" if slots else "none is there"
+        choose = fixed(slots, 1, terms.batch) if self._profiling else terms.choose
         try:
-            shape, why = (choose(slots, self._per_host), "") if slots else (None, "none is there")
+            shape = choose(slots, terms.per_host) if slots else None
         except OSError as error:
-            shape, why = None, ""
             self._refuse(LACKING.format(error))
         except ValueError as error:
-            shape, why = None, str(error)
+            why = str(error)
             if self._stepped_s is None and self._there() == self._listed:
                 self._refuse(why)
         if why and why != self._waits:

@@ -10,12 +10,12 @@ another round. A script that fails by itself does so again.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median, median_low
 from typing import Literal
 
-from workbench.elastic.placement import Shape
+from workbench.elastic.placement import Choose, Shape
 
 HORIZON_S = 1800.0
 """Between changes, before there are three."""
@@ -35,6 +35,25 @@ LACKING = (
 )
 
 Morph = Literal["always", "gain", "never"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Hosts of a job, how rounds get their shapes, and when one gives way to another."""
+
+    hosts: Mapping[str, int]
+    """Host of the machine list -> its slots."""
+    per_host: int
+    """Slots of a host whose line has no number."""
+    batch: int
+    """Samples of a step."""
+    choose: Choose | None
+    """None where the job is over when it has profiled."""
+    morph: Morph
+    horizon_s: float | None = None
+    """Seconds in which a morph must pay; None for the mean time between the changes seen."""
+    profiling: str = ""
+    """Folder into which the script profiles before shapes are chosen, where they are by that."""
 
 
 @dataclass(kw_only=True)
@@ -78,15 +97,11 @@ def pays(now: float, then: float, horizon_s: float, cost_s: float) -> bool:
     return then * (horizon_s - cost_s) > now * horizon_s
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Worth:
     """Whether another shape is worth a morph, by the changes of hosts and the costs seen."""
 
-    morph: Morph
-    batch: int
-    """Samples of a step."""
-    horizon_s: float | None
-    """None for the mean time between the changes seen."""
+    terms: Terms
     changes: list[float] = field(default_factory=list)
     """Times at which hosts came or went."""
     costs_s: list[float] = field(default_factory=list)
@@ -94,15 +109,15 @@ class Worth:
     def exceeds(self, old: Shape, new: Shape, seconds: Sequence[float]) -> bool:
         """Whether to morph although nothing was lost; `seconds` are those of steps of the old
         shape."""
-        if self.morph == "never" or (str(new), new.chunk) == (str(old), old.chunk):
+        if self.terms.morph == "never" or (str(new), new.chunk) == (str(old), old.chunk):
             return False
-        if self.morph == "always" or not seconds:
-            return self.morph == "always"
+        if self.terms.morph == "always" or not seconds:
+            return self.terms.morph == "always"
         predicted = old.seconds and new.seconds
         faster = old.seconds / new.seconds if predicted else new.ranks / old.ranks
-        rate, changes = self.batch / median(seconds), self.changes
-        horizon_s = self.horizon_s or HORIZON_S
-        if self.horizon_s is None and len(changes) > 2:
+        rate, changes = self.terms.batch / median(seconds), self.changes
+        horizon_s = self.terms.horizon_s or HORIZON_S
+        if self.terms.horizon_s is None and len(changes) > 2:
             horizon_s = fmean(b - a for a, b in zip(changes, changes[1:], strict=False))
         return pays(rate, rate * faster, horizon_s, median(self.costs_s))
 

@@ -1,6 +1,8 @@
 """Exhibits: the figures and tables of the papers and of this project, by name.
 
-An exhibit is one class in one file (`base.Exhibit`); here is one line for each.
+An exhibit is one class in one file (`base.Exhibit`), with its words and claims in a TOML file
+beside it; what a system's exhibits share is in its ``base.py`` and ``base.toml``. Here is one line
+for each.
 """
 
 from __future__ import annotations

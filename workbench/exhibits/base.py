@@ -12,7 +12,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,60 +25,22 @@ from workbench.core.spec import RunSpec
 from workbench.exhibits.claim_rows import Claim
 from workbench.exhibits.claims import Judge
 from workbench.exhibits.metrics import Asked, Metric
+from workbench.exhibits.opened import Opened, read
+from workbench.exhibits.preview import COLUMNS, Stage, preview_of
 from workbench.exhibits.provenance import origin
 from workbench.exhibits.words import read_words
 from workbench.figures.rows import label_of
 from workbench.figures.style import PAGE_IN
-from workbench.figures.verdict import cannot_tell
+from workbench.figures.verdict import as_table, cannot_tell
 from workbench.model.corpus import STDLIB
-from workbench.runs.executor import LocalExecutor
-from workbench.runs.search import Search
-from workbench.runs.store import RECORD, REPOSITORY_RESULTS, Store
-from workbench.runs.sweep import Sweep
-from workbench.ui.axis import parse_axis
+from workbench.runs.store import RECORD, Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Stage = Search | Sweep
-"""A part of an exhibit that runs: polled until it has ended, with points and events to show."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """The choices with which somebody opened an exhibit."""
-
-    size: Any
-    """Dials of a size (`sizes.py` of the system), with a `name` and a `device`."""
-    store: Store
-    simulated: bool
-    """Whether nothing runs: the published sizes need a GPU, and are simulated without one."""
-    text: str
-    machine: str
-    """Folder in ``published-here`` whose rows are shown; empty for the exhibit's choice."""
-    what: str
-    """The exhibit and its size, in words, for those who wait until its runs free a device."""
-    methods: tuple[str, ...] = ()
-    """Those that run, where somebody chose."""
-    overlay: bool = False
-    """Whether published absolute values lie over those that were measured on another machine."""
-    told: tuple[str, ...] = ()
-    """Changes of the size in words, for titles and file names."""
-
-    def sweep(self, specs: list[RunSpec], *, force: bool = False) -> Sweep:
-        """These runs; one that failed for no reason of its own is tried again."""
-        executor = LocalExecutor(self.store, what=self.what)
-        specs = [spec for spec in specs if not self.methods or spec.method in self.methods]
-        return Sweep(specs, self.store, force=force, retry_failed=True, executor=executor)
-
-    def search(self, spec: RunSpec, *, limit: int, force: bool = False) -> Search:
-        """The largest model of a spec, of at most `limit` layers."""
-        executor = LocalExecutor(self.store, what=self.what)
-        return Search(spec, self.store, limit=limit, force=force, executor=executor)
-
-    def roots(self) -> tuple[Path, ...]:
-        """The folders with measurements on named hardware, a store's own after the repository's."""
-        return (REPOSITORY_RESULTS, self.store.root)
+ADDED = ("parameters", "sentences")
+"""Words that are added to those above a class."""
 
 
 class Exhibit(ABC):
@@ -97,9 +59,11 @@ class Exhibit(ABC):
     """How, in paragraphs."""
     small_print: ClassVar[str] = ""
     """Below the figure, with names in braces of what its rows tell."""
-    sizes: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({})
+    sentences: ClassVar[dict[str, str]] = {}
+    """Sentences of the small print that not every figure has, by their names in braces."""
+    sizes: ClassVar[dict[str, tuple[str, str]]] = {}
     """Size -> what runs, and how long it takes; empty where nothing runs."""
-    claims: ClassVar[Sequence[Claim]] = ()
+    claims: ClassVar[list[Claim]] = []
     metrics: ClassVar[Mapping[str, Metric]] = MappingProxyType({})
     """Metrics of its own that its claims name."""
     labels: ClassVar[Mapping[str, Callable[[Any], str]]] = MappingProxyType({"method": label_of})
@@ -108,6 +72,14 @@ class Exhibit(ABC):
     """The paper's system, for the report's summary; empty for this project's own exhibits."""
     runs: ClassVar[bool] = True
     """Whether anything runs for it; where not, it shows what is committed."""
+    dials: ClassVar[Callable[[str], Any]]
+    """Reads the dials of a size (`sizes.py` of the system)."""
+    about: ClassVar[str] = ""
+    """Where its numbers are from, if nothing runs."""
+    previewed: ClassVar[tuple[str, ...]] = COLUMNS
+    """Columns of its preview."""
+    reference: ClassVar[str] = "published"
+    """Source of the ratios beside which its own stand."""
     reads: ClassVar[str] = ""
     """Field of the size whose model trains on a text that people may choose; empty for none."""
 
@@ -117,10 +89,10 @@ class Exhibit(ABC):
     drawn."""
     lists: ClassVar[tuple[str, ...]] = ()
     """Those of them that the figure varies: ``2, 4, 8``."""
-    parameters: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    parameters: ClassVar[dict[str, str]] = {}
     """Words on parameters in the notebook, where they are not the common ones."""
 
-    introduction: ClassVar[tuple[str, str]] | None = None
+    introduction: ClassVar[tuple[str, str] | None] = None
     """Heading and words of the report before the system's exhibits, where they are a part of their
     own."""
     stored: ClassVar[str] = "Shown from stored results."
@@ -133,13 +105,13 @@ class Exhibit(ABC):
     """Name of rows in the plural."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Take the words that lie beside the class."""
+        """Take the words that lie beside the class, in place of those above it."""
         super().__init_subclass__(**options)
         path = Path(inspect.getfile(cls)).with_suffix(".toml")
-        for name, value in read_words(path).items() if path.exists() else ():
-            setattr(cls, name, cls.parameters | value if name == "parameters" else value)
+        for name, value in read_words(path, cls).items() if path.exists() else ():
+            setattr(cls, name, getattr(cls, name) | value if name in ADDED else value)
 
-    # -- names: forms that a system's exhibits fill with their own fields ------------------------
+    # -- names: forms with the figure, its number without the system, and its title --------------
 
     name_form: ClassVar[str] = "{figure}"
     notebook_form: ClassVar[str] = "{figure}"
@@ -148,31 +120,34 @@ class Exhibit(ABC):
     place_form: ClassVar[str] = "{section}"
     headline_form: ClassVar[str] = "This project"
 
+    def _formed(self, form: str, **more: str) -> str:
+        number = self.figure.removeprefix(f"{self.system.lower()}_")
+        return form.format(figure=self.figure, number=number, title=self.title, **more)
+
     @property
     def name(self) -> str:
         """On the command line and of files: ``fig8a``, ``harmony_8``."""
-        return self.name_form.format(figure=self.figure)
+        return self._formed(self.name_form)
 
     @property
     def notebook(self) -> str:
         """The stem of the notebook: ``stronghold_8a``, ``harmony_8``, ``here_offload``."""
-        return self.notebook_form.format(figure=self.figure)
+        return self._formed(self.notebook_form)
 
     @property
     def words(self) -> str:
         """In a sentence: ``figure 8a``, ``Harmony, table 1``, ``exhibit here_offload``."""
-        return self.words_form.format(figure=self.figure)
+        return self._formed(self.words_form)
 
     @property
     def heading(self) -> str:
         """Heading of the report's section."""
-        told = {"figure": self.figure, "words": self.words, "title": self.title}
-        return self.heading_form.format(**told)
+        return self._formed(self.heading_form, words=self.words)
 
     @property
     def headline(self) -> str:
         """Title of the figure: paper, number in it and subject."""
-        return f"{self.headline_form.format(figure=self.figure, words=self.words)}: {self.title}"
+        return self._formed(f"{self.headline_form}: {{title}}")
 
     @property
     def subject_words(self) -> str:
@@ -195,9 +170,9 @@ class Exhibit(ABC):
 
     # -- opening --------------------------------------------------------------------------------
 
-    @abstractmethod
     def sized(self, size: str, text: str = STDLIB) -> Any:
         """The dials of a size; raises ValueError naming the known ones."""
+        return self.dials(size)
 
     def machines(self, at: Opened) -> set[str]:
         """Folders in ``published-here`` that have rows for the exhibit at this size."""
@@ -284,9 +259,18 @@ class Exhibit(ABC):
         """The records that the figure shows, of stages that ran or of what is stored of them."""
         return [record for stage in stages for record in records_of(stage)]
 
-    @abstractmethod
     def preview(self, at: Opened) -> pd.DataFrame:
-        """A row for each thing that would run, with its expected time and memory. Nothing runs."""
+        """A row for each thing that would run, with its expected time and memory; where nothing
+        would, one that says so. Nothing runs."""
+        if self.runs and not at.simulated:
+            lines = preview_of(self.stages(at, planned=True), at.store, self.previewed)
+            if len(lines):
+                return lines
+        return pd.DataFrame([self.nothing_runs(at)])
+
+    def nothing_runs(self, at: Opened) -> dict[str, str]:
+        """The only row of a preview where nothing would run: why."""
+        return {"run": "nothing runs", "note": self.about}
 
     def published(self) -> pd.DataFrame:
         """Values of the paper; empty where nobody has them."""
@@ -308,7 +292,8 @@ class Exhibit(ABC):
 
     def printed(self, **facts: Any) -> str:
         """The small print with what the rows tell."""
-        return re.sub(" +", " ", self.small_print.format(**facts)).strip()
+        told = {name: text.format(**facts) for name, text in self.sentences.items()} | facts
+        return re.sub(" +", " ", self.small_print.format(**told)).strip()
 
     @abstractmethod
     def draw(self, figure: Figure, rows: pd.DataFrame) -> None:
@@ -327,9 +312,18 @@ class Exhibit(ABC):
         """Why the times of these rows tell nothing of speed; empty where they do."""
         return cannot_tell(asked.part)
 
-    @abstractmethod
+    def verdicts(self, rows: pd.DataFrame, *series: str) -> list[Any]:
+        """The claims, each judged by the series (source, variant) that it names, or by this one."""
+        return self.judge.verdicts(rows, series or None)
+
+    def judged_by(self, rows: pd.DataFrame) -> Iterable[tuple[pd.DataFrame, tuple[str, ...]]]:
+        """The rows and the series of each judgement; one of all rows, where claims name theirs."""
+        return [(rows, ())]
+
     def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
         """The verdicts as people read them."""
+        found = [self.verdicts(part, *series) for part, series in self.judged_by(rows)]
+        return as_table([verdict for verdicts in found for verdict in verdicts], self.reference)
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows with the columns that a reader of the report needs, by their names there."""
@@ -338,18 +332,6 @@ class Exhibit(ABC):
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """Where the numbers come from: machine, code, packages, dates."""
         return origin(records, simulated=at.simulated)
-
-
-def read(name: str, value: Any, *, several: bool) -> Any:
-    """A parameter as a sweep's form takes it (`parse_axis`): one value, or several as a tuple.
-    Raises ValueError, one sentence, for anything else."""
-    if name == "overlay":
-        return bool(value)
-    written = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    values = tuple(parse_axis("method" if name == "methods" else name, written))
-    if len(values) > 1 and not several:
-        raise ValueError(f"{name} is {written!r}; it must be one value")
-    return values if several else values[0]
 
 
 def records_of(stage: Stage) -> list[RunRecord]:

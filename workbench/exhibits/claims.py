@@ -120,5 +120,4 @@ class Judge:
 
 def goals_table(found: list[Goal]) -> pd.DataFrame:
     """The goals as people read them."""
-    data = [(g.goal, g.measured, g.verdict, g.why) for g in found]
-    return pd.DataFrame(data, columns=["goal", "measured", "verdict", "why"])
+    return pd.DataFrame(found, columns=["goal", "measured", "verdict", "why"])

@@ -95,7 +95,7 @@ class Asked:
         return replace(self, series=series)
 
 
-Metric = Callable[[Asked], "Found | float | None"]
+Metric = Callable[[Asked], Found | float | None]
 """Raises `Undecided` where a goal's rows give no result, `NoClaim` where nothing is claimed."""
 
 

@@ -6,32 +6,41 @@ known yet is said to be unknown rather than guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
-from workbench.core.methods import find
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Stage
+from workbench.figures.rows import label_of
 from workbench.runs.expected import expected
 from workbench.runs.index import Index
 from workbench.runs.planning import Answer, answer
 from workbench.runs.progress import FINISHED, format_seconds
 from workbench.runs.search import Search, at_layers
 from workbench.runs.store import Store
+from workbench.runs.sweep import Sweep
 
-COLUMNS = ["run", "layers", "state", "time", "device", "host", "disk", "note"]
+Stage = Search | Sweep
+"""A part of an exhibit that runs: polled until it has ended, with points and events to show."""
+COLUMNS = ("run", "layers", "state", "time", "device", "host", "disk", "note")
+"""Columns where an exhibit names no others; ``model``, ``ranks`` and ``minibatch`` are there too.
+``device``: memory of each device."""
 RECORD_BYTES = 100_000
 """About what the folder of one run takes."""
 UNKNOWN = "?"
+SEARCHED = ("backward_packs", "forward_size")
+"""Options for which a planner searches longer than a preview may, where they are ``auto``."""
+FIRST_GUESS = "a first guess, this machine is not measured yet"
 Rows = list[dict[str, Any]]
 
 
-def preview(stages: Iterable[Stage], store: Store) -> pd.DataFrame:
-    """One row a run, and one for all of them together; of no stages, that nothing runs here."""
+def preview_of(
+    stages: Iterable[Stage], store: Store, columns: Sequence[str] = COLUMNS
+) -> pd.DataFrame:
+    """One row a run, and one for all of them together; empty where no stage has any."""
     found: list[tuple[dict[str, Any], float | None]] = []
     rows = Index(store).rows()
     for stage in stages:
@@ -39,69 +48,83 @@ def preview(stages: Iterable[Stage], store: Store) -> pd.DataFrame:
             found.append(_of_search(stage, store, rows))
         else:
             found += [_of_run(point.spec, point.record, store, rows) for point in stage.points]
-    if not found:
-        words = (
-            "nothing runs: no GPU can be used here, so the published sizes are simulated with "
-            "constants of the published machine, in a few seconds"
-        )
-        return pd.DataFrame([_row("simulation", note=words, state="simulated")], columns=COLUMNS)
-    run, told = total([seconds for _, seconds in found])
-    every = _row("all", disk=format_bytes(run * RECORD_BYTES), **told)
-    return pd.DataFrame([*(row for row, _ in found), every], columns=COLUMNS)
+    lines = [row for row, _ in found]
+    if lines:
+        run, told = _total([seconds for _, seconds in found])
+        lines.append({"run": "all", "disk": format_bytes(run * RECORD_BYTES), **told})
+    blank = dict.fromkeys(columns, "")
+    return pd.DataFrame([blank | line for line in lines], columns=[*columns])
 
 
 def _of_run(
     spec: RunSpec, record: RunRecord | None, store: Store, rows: Rows
-) -> tuple[dict, float | None]:
+) -> tuple[dict[str, Any], float | None]:
     """A row, and its seconds; 0 for what is there already, None where unknown."""
     if record is not None:
-        return _row(find(spec.method).label, spec, state=cached(record), note=record.message), 0.0
-    planned = answer(spec, store)
+        return _row(spec, state=cached(record), note=record.message), 0.0
+    planned = _planned(spec, store)
     seconds, _ = expected(spec, planned, rows)
     return _planned_row(spec, planned, seconds), seconds
 
 
-def _of_search(search: Search, store: Store, rows: Rows) -> tuple[dict, float | None]:
+def _planned(spec: RunSpec, store: Store) -> Answer | None:
+    """The plan of a run; None where a planner would search long, or has no answer here."""
+    if "auto" in (getattr(spec.options, name, "") for name in SEARCHED):
+        return None
+    try:
+        return answer(spec, store)
+    except ValueError:
+        return None
+
+
+def _of_search(search: Search, store: Store, rows: Rows) -> tuple[dict[str, Any], float | None]:
     """The planner's guess, or the answer if it is known."""
-    method = f"{find(search.spec.method).label}: largest model"
+    method = {"run": f"{label_of(search.spec.method)}: largest model"}
     if search.complete:
         found = at_layers(search.spec, max(1, search.layers))
         note = f"{search.layers} layers trained, {search.layers + 1} did not"
-        return _row(method, found, state=cached(search.points[-1].record), note=note), 0.0
+        return _row(found, state=cached(search.points[-1].record), note=note) | method, 0.0
     spec = at_layers(search.spec, max(1, search.guess))
     planned = answer(spec, store)
     seconds, _ = expected(spec, planned, rows)
-    row = _planned_row(spec, planned, None if seconds is None else 2 * seconds) | {"run": method}
-    row["note"] = f"at {search.guess + 1} layers {search.beyond.binding}"
+    seconds = None if seconds is None else 2 * seconds
+    note = f"at {search.guess + 1} layers {search.beyond.binding}"
     if planned.source != "measured":
-        row["note"] = f"a first guess, this machine is not measured yet; {row['note']}"
-    return row, None if seconds is None else 2 * seconds
+        note = f"{FIRST_GUESS}; {note}"
+    return _planned_row(spec, planned, seconds) | method | {"note": note}, seconds
 
 
-def _planned_row(spec: RunSpec, planned: Answer, seconds: float | None) -> dict[str, Any]:
-    plan = planned.plan
-    row = _row(find(spec.method).label, spec, state="to run", note="")
+def _planned_row(spec: RunSpec, planned: Answer | None, seconds: float | None) -> dict[str, Any]:
+    """What a run needs by its plan; without one, the cap of its devices."""
+    row = _row(spec, state="to run", note="")
     row["time"] = UNKNOWN if seconds is None else format_seconds(seconds)
-    row |= {tier: format_bytes(n) for tier, n in plan.peak_bytes.items() if tier in COLUMNS}
+    cap = spec.device_memory
+    unknown = {"device": f"at most {format_bytes(cap)}" if cap else UNKNOWN, "host": UNKNOWN}
+    if planned is None:
+        return row | unknown
+    plan = planned.plan
+    if not plan.fits and planned.source != "measured":
+        return row | unknown | {"note": f"{FIRST_GUESS}: {plan.binding}"}
+    row |= {tier: format_bytes(nbytes) for tier, nbytes in plan.peak_bytes.items()}
     row["disk"] = format_bytes(plan.peak_bytes.get("disk", 0) + RECORD_BYTES)
-    if not plan.fits:
-        row |= {"state": "cannot fit", "note": plan.binding}
-    return row
+    return row if plan.fits else row | {"state": "cannot fit", "note": plan.binding}
 
 
-def _row(run: str, spec: RunSpec | None = None, **values: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(COLUMNS, "")
-    layers = "" if spec is None else spec.model.layers
-    if spec is not None and (window := getattr(spec.options, "window", "auto")) != "auto":
-        run = f"{run}, window {window}"
-    return {**empty, "run": run, "layers": layers, **values}
+def _row(spec: RunSpec, **values: Any) -> dict[str, Any]:
+    model, window = spec.model, getattr(spec.options, "window", "auto")
+    return {
+        "run": label_of(spec.method) + ("" if window == "auto" else f", window {window}"),
+        "model": f"{model.family}, {model.layers} layers of {model.hidden}",
+        "layers": model.layers, "ranks": spec.ranks, "minibatch": spec.batch, **values,
+    }  # fmt: skip
 
 
 def cached(record: RunRecord) -> str:
+    """State of a run that has a record."""
     return f"{FINISHED} {record.started[:16].replace('T', ' ')}"
 
 
-def total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
+def _total(seconds: list[float | None]) -> tuple[int, dict[str, str]]:
     """How many of these runs are to be made, and the words of the row of all: 0 is a run that is
     there, None one of unknown time."""
     known = [value for value in seconds if value is not None]

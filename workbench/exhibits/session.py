@@ -27,7 +27,8 @@ import pandas as pd
 
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.record import RunRecord
-from workbench.exhibits.base import Exhibit, Stage
+from workbench.exhibits.base import Exhibit
+from workbench.exhibits.preview import Stage
 from workbench.figures.draw import BUSY, PRINT_IN, small_print
 from workbench.figures.finish import finish
 from workbench.figures.style import save, styled

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import pandas as pd
 from workbench.core.methods import METHODS, Method
 from workbench.figures.rows import HERE, label_of, part_of, series_of
 from workbench.figures.style import GREY, ORDER, PAGE_IN, bar_look, line_look, look_of, name_of
+from workbench.runs.columns import ENDINGS
 
 UNSOUND, CALIBRATED, BUSY = "\u2020", "\u2021", "\u00a7"
 NOTE_PT = 6
@@ -33,26 +34,8 @@ PRINT_LINES, PRINT_IN = 2, 0.1
 LONGEST_WORDS = 26
 """Letters in place of a missing value; a longer reason stands in the small print."""
 
-SHORT = {
-    "oom_device": "out of device memory",
-    "oom_host": "out of host memory",
-    "oom_disk": "out of disk",
-    "timeout": "timed out",
-    "cancelled": "cancelled",
-    "diverged": "diverged",
-    "error": "failed",
-    "": "not run",
-}
+SHORT = {status: ending.words for status, ending in ENDINGS.items()} | {"": "not run"}
 """Words in place of a value that is missing."""
-
-DEFECTS = {
-    "row-adam": "updates 0.09 % of an offloaded layer",
-    "races": "copies not ordered with compute",
-    "partial-lr": "learning rate and clipping reach one layer",
-    "not-l2l": "not the published algorithm, its loss never falls",
-    "killed": "killed after 10 iterations",
-}
-"""Why a published run is not sound, in the space a figure has."""
 
 
 def missing_words(status: str) -> str:
@@ -86,6 +69,13 @@ def empty(axes: Any, words: str, letters: int = 34) -> None:
     axes.set_axis_off()
     place = {"transform": axes.transAxes, "ha": "center", "va": "center"}
     axes.text(0.5, 0.5, textwrap.fill(words, letters), fontsize=7, color=GREY, **place)
+
+
+def beside(
+    axes: Any, words: str, at: tuple[float, float], apart_pt: tuple[float, float], **look: Any
+) -> Any:
+    """Words so many points right of and above a place of the axes' data, or of its `xycoords`."""
+    return axes.annotate(words, at, xytext=apart_pt, textcoords="offset points", **look)
 
 
 def bars(
@@ -144,8 +134,7 @@ def _bar(
         error = [[row.value - low], [row.high - row.value]]
         axes.errorbar(x, row.value, yerr=error, color="black", capsize=1.5, lw=0.7, capthick=0.7)
         end, above = max(end, row.high), 3.5
-    place |= {"rotation": 90 if upright else 0, "textcoords": "offset points"}
-    axes.annotate(words, (x, end), xytext=(0, above), **place)
+    beside(axes, words, (x, end), (0, above), rotation=90 if upright else 0, **place)
 
 
 def marks(row: Any) -> str:
@@ -220,12 +209,12 @@ def _line(axes: Any, part: pd.DataFrame, look: dict[str, Any], aside_pt: float) 
 def _mark_points(axes: Any, known: pd.DataFrame) -> None:
     """Say below all marks of an x, where no whisker is, which of them calibrate, or were measured
     on a busy machine."""
-    place = {"textcoords": "offset points", "fontsize": 7, "ha": "center", "va": "top"}
+    look = {"fontsize": 7, "ha": "center", "va": "top"}
     for x, there in known.groupby("x"):
         signs = {*"".join(map(marks, there.itertuples()))} - {UNSOUND}
         if signs:
             lowest = there[["value", "low"]].min(axis=None)
-            axes.annotate("".join(sorted(signs)), (x, lowest), xytext=(0, -4), **place)
+            beside(axes, "".join(sorted(signs)), (x, lowest), (0, -4), **look)
 
 
 def legend(
@@ -329,11 +318,12 @@ def daggers(rows: pd.DataFrame) -> list[str]:
 
 
 def _defects(method: str) -> str:
-    from workbench.published.tables import published
+    from workbench.published.tables import defects, published
 
     table = published("stronghold")
     ids = " ".join(table[(table["method"] == method) & ~table["sound"]]["defects"]).split()
-    return ", ".join(words for name, words in DEFECTS.items() if name in ids)
+    short = defects("stronghold")["short"]
+    return ", ".join(words for name, words in short.items() if words and name in ids)
 
 
 def relative_to_method(rows: pd.DataFrame, method: str) -> pd.DataFrame:
@@ -341,31 +331,30 @@ def relative_to_method(rows: pd.DataFrame, method: str) -> pd.DataFrame:
 
     A simulation of our own runtime has no Megatron-LM of its own: the published system is its too.
     """
-    out = []
-    for source, variant in series_of(rows):
-        part = part_of(rows, source, variant).copy()
-        base = part[part["method"] == method]["value"].dropna()
-        if base.empty and source == "simulated":
-            base = rows[(rows["source"] == source) & (rows["method"] == method)]["value"].dropna()
-        if base.empty:
-            continue
-        for column in ("value", "low", "high"):
-            part[column] = part[column] / float(base.iloc[0])
-        out.append(part)
-    return pd.concat(out) if out else rows.iloc[:0]
+
+    def base_of(part: pd.DataFrame) -> pd.Series:
+        own = part[part["method"] == method]["value"].dropna()
+        if own.empty and "simulated" in set(part["source"]):
+            own = rows[(rows["source"] == "simulated") & (rows["method"] == method)]["value"]
+        return own.dropna()
+
+    return _relative(rows, base_of)
 
 
 def relative_to_first(rows: pd.DataFrame) -> pd.DataFrame:
     """Each series' values over its own value at the smallest x."""
+    known = rows.dropna(subset=["value"]).sort_values("x")
+    return _relative(known, lambda part: part["value"])
+
+
+def _relative(rows: pd.DataFrame, base_of: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
+    """Each series' values over the first of its base; without a base, nothing."""
     out = []
-    for source, variant in series_of(rows):
-        part = part_of(rows, source, variant).dropna(subset=["value"]).sort_values("x").copy()
-        if part.empty:
-            continue
-        base = float(part["value"].iloc[0])
-        for column in ("value", "low", "high"):
-            part[column] = part[column] / base
-        out.append(part)
+    for series in series_of(rows):
+        part = part_of(rows, *series)
+        if len(base := base_of(part)):
+            columns = {name: part[name] / float(base.iloc[0]) for name in ("value", "low", "high")}
+            out.append(part.assign(**columns))
     return pd.concat(out) if out else rows.iloc[:0]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.core.methods import METHODS, known
-from workbench.core.record import RunRecord, steady_quartiles
+from workbench.core.record import BETWEEN, PARTS, RunRecord, steady_quartiles
 
 COLUMNS = (
     "figure", "size", "method", "label", "pair", "x", "layers", "window", "value", "unit",
@@ -54,7 +54,14 @@ OUR_SEARCH, THEIR_SEARCH = "our search", "published search, done again"
 
 ONE_DEVICE = "one device"
 """Name of plain training beside several ranks."""
-UNITS = {"samples/s": "samples/s", "ms": "ms", "parameters": "million parameters"}
+UNITS = {
+    "samples/s": "samples/s", "samples_per_s": "samples/s", "ms": "ms", "iteration_s": "s",
+    "search_s": "s", "busy": "share", "loss": "nats", "parameters": "million parameters",
+    **dict.fromkeys(("load", "store", *PARTS, *BETWEEN), "bytes"),
+}  # fmt: skip
+"""Quantity -> unit."""
+SCALES = {"s": 1.0, "ms": 1e3}
+"""Units of a step's time, in seconds."""
 
 
 def table(
@@ -88,63 +95,42 @@ def label_of(method: str) -> str:
     return ONE_DEVICE if method == "plain" else known()[method].label
 
 
-def measured(
-    record: RunRecord, quantity: str, *, x: float | None = None, pair: str = ""
-) -> dict[str, Any]:
-    """A record's value of a quantity; a run that gave none keeps its reason.
+def measured(record: RunRecord, quantity: str, **more: Any) -> dict[str, Any]:
+    """A record's value of a quantity (of `UNITS`), for tables of any columns; a run that gave none
+    keeps its reason. `more`: what only the exhibit knows of it.
 
-    `quantity`: ``samples/s``, ``ms`` (per step), or ``parameters``. The spread is the quartiles of
-    the steady steps.
+    The spread of times is the quartiles of the steady steps.
     """
+    spec, untimed = record.spec, quantity == "parameters" or UNITS[quantity] == "bytes"
     value, low, high = amounts(record, quantity)
-    model = record.spec["model"]
     return {
-        "method": record.method,
-        "label": known()[record.method].label,
-        "pair": pair,
-        "x": x,
-        "layers": model["layers"],
-        "window": record.window,
-        "value": value,
-        "unit": UNITS[quantity],
-        "low": low,
-        "high": high,
-        "parameters": record.parameters,
-        "source": "measured",
-        "hardware": hardware_of(record),
-        "device": record.spec["device"],
-        "how": _how(record, quantity),
-        "status": record.status,
-        "note": note_of(record),
-        "busy": "" if quantity == "parameters" else record.busy,
-        "key": record.key,
-    }
+        "method": record.method, "label": label_of(record.method), "quantity": quantity,
+        "layers": spec["model"]["layers"], "window": record.window, "ranks": spec["ranks"],
+        "minibatch": spec["batch"], "value": value, "low": low, "high": high,
+        "unit": UNITS[quantity], "parameters": record.parameters, "source": MEASURED,
+        "hardware": hardware_of(record), "device": spec["device"], "how": _how(record, quantity),
+        "status": record.status, "note": note_of(record), "busy": "" if untimed else record.busy,
+        "key": record.key, **more,
+    }  # fmt: skip
 
 
-def predicted(record: RunRecord, quantity: str, **place: Any) -> dict[str, Any] | None:
-    """Time that the planner said of the same run before it ran; None where it said nothing."""
-    seconds = record.predicted.get("step_seconds")
-    if not seconds:
-        return None
-    value = record.spec["batch"] / seconds if quantity == "samples/s" else seconds * 1e3
-    return {
-        **measured(record, quantity, **place),
-        "value": value,
-        "low": None,
-        "high": None,
-        "source": "simulated",
-        "variant": HERE,
-        "how": record.predicted.get("how", "the schedule that ran, simulated before it ran"),
-        "status": "",
-        "note": record.predicted.get("binding", ""),
-        "busy": "",
-    }
+def predicted(record: RunRecord, quantity: str, **more: Any) -> list[dict[str, Any]]:
+    """The row of the plan that was made before the run; none where it says nothing of it."""
+    plan, unit = record.predicted, UNITS[quantity]
+    value = moved(plan, quantity) if unit == "bytes" else plan.get("step_seconds") or None
+    if value is None:
+        return []
+    if unit != "bytes":
+        value = record.spec["batch"] / value if unit == "samples/s" else value * SCALES[unit]
+    told = {"source": SIMULATED, "variant": HERE, "status": "", "note": plan.get("binding", "")}
+    told |= {"value": value, "low": None, "high": None, "busy": ""}
+    told["how"] = plan.get("how", "the schedule that ran, simulated before it ran")
+    return [measured(record, quantity) | told | more]
 
 
-def both(record: RunRecord, quantity: str, **place: Any) -> list[dict[str, Any]]:
+def both(record: RunRecord, quantity: str, **more: Any) -> list[dict[str, Any]]:
     """The measured row, and the predicted one where there is one."""
-    before = predicted(record, quantity, **place)
-    return [measured(record, quantity, **place), *([before] if before else [])]
+    return [measured(record, quantity, **more), *predicted(record, quantity, **more)]
 
 
 def published(figure: str) -> pd.DataFrame:
@@ -179,21 +165,21 @@ def simulated(figure: str) -> pd.DataFrame:
         how="simulated with constants of the published machine",
         hardware="V100 32 GB, 12 cores",
         calibrated=frame["calibrated"],
-        bound=_tiers(frame["binding"]) if figure == "6a" else "",
+        bound=frame["tier"],
         note=notes,
     )
 
 
-def kept_here(frame: pd.DataFrame, figure: str, size: str) -> pd.DataFrame:
+def kept_here(
+    frame: pd.DataFrame, figure: str, size: str, columns: Sequence[str] = COLUMNS
+) -> pd.DataFrame:
     """Rows of a figure and size out of a table read from ``results/published-here``."""
-    if frame.empty or not {"figure", "size", "source"} <= set(frame.columns):
-        return table([])
-    wanted = (
-        (frame["figure"].astype(str).str.removesuffix(".0") == figure)  # a gap makes 9 a 9.0
-        & (frame["size"] == size)
-        & (frame["source"] == "measured")
-    )
-    return table(frame[wanted].to_dict("records"))
+    if not {"figure", "size", "source"} <= set(frame.columns):
+        return table([], columns)
+    told = frame[["figure", "size", "source"]].astype(str)
+    told["figure"] = told["figure"].str.removesuffix(".0")  # a gap makes 9 a 9.0
+    wanted = told.eq([figure, size, MEASURED]).all(axis=1)
+    return table(frame[wanted].to_dict("records"), columns)
 
 
 def hardware_of(record: RunRecord) -> str:
@@ -203,11 +189,6 @@ def hardware_of(record: RunRecord) -> str:
         return origin["gpus"][0]
     cpu = (origin.get("cpu") or "processor").removesuffix(" Processor")
     return f"{cpu}, {origin.get('cores', '?')} cores, no GPU"
-
-
-def _tiers(bindings: pd.Series) -> pd.Series:
-    """The tier that each sentence on what binds names."""
-    return bindings.str.extract(r"\b(device|host|disk)\b", expand=False)
 
 
 def _foreign(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
@@ -222,6 +203,8 @@ def _foreign(frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
 def _how(record: RunRecord, quantity: str) -> str:
     if record.status == "ok" and quantity == "parameters":
         return "the largest model that trained, one layer more did not"
+    if record.status == "ok" and UNITS[quantity] == "bytes":
+        return "bytes per step counted by the runtime, all ranks together"
     return how_measured(record)
 
 
@@ -240,18 +223,26 @@ def how_measured(record: RunRecord) -> str:
 
 
 def amounts(record: RunRecord, quantity: str) -> tuple[float | None, float | None, float | None]:
-    """A record's value and the quartiles around it: ``samples/s``, ``ms`` or ``s`` of a step, or
-    ``parameters`` in millions; None of each where it gave none."""
+    """A record's value of a quantity (of `UNITS`) and the quartiles around it, where it has any;
+    None of each where it gave none."""
+    unit = UNITS[quantity]
     if record.status != "ok":
         return None, None, None
+    if unit == "bytes":
+        return moved(vars(record), quantity), None, None
     if quantity == "parameters":
         return record.parameters and record.parameters / 1e6, None, None
     first, seconds, third = steady_quartiles(record.step_seconds)
-    if quantity == "samples/s":
+    if unit == "samples/s":
         batch = record.spec["batch"]
         return batch / seconds, batch / third, batch / first
-    scale = 1e3 if quantity == "ms" else 1.0
-    return seconds * scale, first * scale, third * scale
+    return seconds * SCALES[unit], first * SCALES[unit], third * SCALES[unit]
+
+
+def moved(told: dict[str, Any], quantity: str) -> int | None:
+    """Bytes of a way or a part, of a record's fields or of what was predicted."""
+    parts = "moved_parts" if quantity in PARTS + BETWEEN else "moved_bytes"
+    return told.get(parts, {}).get(quantity)
 
 
 # -- reading -------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Methods: planners that emit schedules. The table of methods is core/methods.py."""
+"""Methods: planners that emit schedules. The table of methods is table.toml."""

@@ -1,153 +1,158 @@
-"""A few units of a model, laid out and run as the engine does, one compute action at a time.
+"""One way to time work, and one to weigh passes, for units and slices of any grain.
 
-The bench keeps to `passes/engine.py`: parameters are views of flat slabs, a forward pass runs
-without autograd and is repeated with it before the backward pass; the head alone keeps its graph
-from the start. Gradients of the embedding and the head add up in slabs, those of a block are what
-autograd returns, and a block that is not resident copies them into a slab. A whole small step is
-run in order, so that each action finds the caches as it will in training. Who looks on (a clock, a
-memory meter) is called around every action.
+Passes are timed one behind the other, as they run in training: a GPU is waited for after a burst of
+them, not after each. Their bytes are what the runtime's own meter sees around each pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from workbench.model.base import Context, LayeredModel
+from workbench.profile.timing import Sample, lasting, summarize
 from workbench.runtime.memory.device_budget import DeviceMeter
-from workbench.runtime.memory.storage import Flat
-from workbench.runtime.passes.template import Template
+from workbench.runtime.passes.bundle import Bundle
 
-Visit = Callable[[str, int, Callable[[], None]], None]
-"""``visit(phase, unit, action)`` calls ``action()`` once. Phases: forward, recompute, backward,
-gradient, which is what a unit's gradients cost once a step (their norm, and being zeroed where they
-have a slab), and copy, what a block's gradients cost on their way to a slab."""
-
-WEIGHT_STD = 0.02
-NOISE = 1 << 20
-"""Different values in the weights."""
+Action = Callable[[], Any]
 
 
-class Bench:
-    """`units` of a model, a chain of which the first embeds and the last is the head."""
+Graph = tuple[Bundle, Bundle]
+"""Inputs and outputs of a forward pass with autograd."""
 
-    def __init__(
-        self,
-        model: LayeredModel,
-        units: list[int],
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        meter: DeviceMeter,
-        compiled: bool = False,
-    ) -> None:
-        self._template = Template(model, compiled=compiled)
-        self.model, self.units, self.device, self.meter = model, units, device, meter
-        # On a GPU a product of zeros draws less power, and so runs faster, than one of numbers.
-        noise = torch.randn(NOISE, device=device).mul_(WEIGHT_STD).to(dtype)
-        self._slabs: dict[int, Tensor] = {}
-        """Gradients."""
-        self._grads: dict[int, list[Tensor]] = {}
-        """Views of the slab, one for each parameter."""
-        self._modules: dict[int, nn.Module] = {}
-        self._parameters: dict[int, list[nn.Parameter]] = {}
-        self._fresh: dict[int, list[Tensor]] = {}
-        """A block's gradients as autograd returned them."""
-        for unit in units:
-            flat = Flat.of(model, unit)
-            weights = meter.zeros(flat.numel, dtype)
-            for part in weights.split(NOISE):
-                part.copy_(noise[: len(part)])
-            slab = self._slabs[unit] = meter.zeros(flat.numel, dtype)
-            self._grads[unit] = [view for _, view in flat.views(slab)]
-            module = self._modules[unit] = model.empty_module(unit, device=device, dtype=dtype)
-            flat.point_weights(module, weights)
-            if self._is_block(unit):
-                self._parameters[unit] = flat.parameters(module)
-            else:
-                flat.point_gradients(module, self._grads[unit])
-        for (unit, local), (owner, owners) in model.tied().items():
-            if unit in self._modules:
-                path, _, leaf = local.rpartition(".")
-                shared = self._modules[owner].get_parameter(owners)
-                setattr(self._modules[unit].get_submodule(path), leaf, shared)
-        self._inputs: dict[int, Tensor] = {}
-        self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
-        self._output_grads: dict[int, Tensor] = {}
 
-    def step(self, microbatch: int, seq: int, visit: Visit) -> None:
-        """All actions of one step on random tokens [microbatch, seq], in order."""
-        with self.meter.on_host():
-            words = torch.randint(self.model.vocab, (2, microbatch, seq), device=self.device)
-        self._tokens, self._targets = words
-        self._samples = tuple(range(microbatch))
-        head, below = self.units[-1], self.units[-2::-1]
-        for unit in self.units:
-            visit("forward", unit, lambda unit=unit: self._forward(unit))
-        visit("backward", head, lambda: self._backward(head))
-        visit("gradient", head, lambda: self._gradient(head))
-        for unit in below:
-            visit("recompute", unit, lambda unit=unit: self._recompute(unit))
-            visit("backward", unit, lambda unit=unit: self._backward(unit))
-            visit("gradient", unit, lambda unit=unit: self._gradient(unit))
-            if self._is_block(unit):
-                visit("copy", unit, lambda unit=unit: self._copy(unit))
-        self._output_grads.clear()
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """Device bytes around one action, and what it returned."""
 
-    def _forward(self, unit: int) -> None:
-        head = unit == self.units[-1]
-        x = self._input(unit, grad=head)
-        with torch.set_grad_enabled(head):
-            y = self._run(unit, x)
-        if head:
-            self._graphs[unit] = (x, y)
-        else:
-            self._inputs[self._next(unit)] = y.detach()
+    before: int
+    peak: int
+    after: int
+    made: Any
 
-    def _recompute(self, unit: int) -> None:
-        x = self._input(unit, grad=True)
-        with torch.enable_grad():
-            self._graphs[unit] = (x, self._run(unit, x))
 
-    def _backward(self, unit: int) -> None:
-        x, y = self._graphs.pop(unit)
-        if self._is_block(unit):
-            input_grad, *self._fresh[unit] = torch.autograd.grad(
-                y, (x, *self._parameters[unit]), self._output_grads.pop(self._next(unit))
-            )
-            self._output_grads[unit] = input_grad
-        elif unit == self.units[-1]:
-            y.backward()
-            self._output_grads[unit] = x.grad
-        else:
-            y.backward(self._output_grads.pop(self._next(unit)))
-        self._inputs.pop(unit, None)
+def marked(meter: DeviceMeter, action: Action) -> Marks:
+    """Do it under the eyes of the meter."""
+    before = meter.now
+    meter.reset_peak()
+    made = action()
+    return Marks(before=before, peak=meter.peak, after=meter.now, made=made)
 
-    def _gradient(self, unit: int) -> None:
-        torch.stack(
-            torch._foreach_norm(self._fresh.get(unit, self._grads[unit]), 2, dtype=torch.float32)
-        )
-        if not self._is_block(unit):
-            self._slabs[unit].zero_()
 
-    def _copy(self, unit: int) -> None:
-        torch._foreach_copy_(self._grads[unit], self._fresh.pop(unit))
+def weigh(
+    meter: DeviceMeter,
+    forward: Action,
+    graph: Callable[[], Graph],
+    backward: Callable[[Bundle, Bundle], object],
+    *,
+    output: int | None = None,
+    returned: int = 0,
+) -> dict[str, int]:
+    """Bytes of a unit's passes, as UnitCost counts them: a forward pass without autograd, one with
+    it, and the backward pass. Libraries have taken theirs before.
 
-    def _is_block(self, unit: int) -> bool:
-        return unit not in (self.units[0], self.units[-1])
+    `output` is that of the unit, unless the meter is to say it; `returned` are bytes of the
+    gradients that a schedule has a buffer for. A unit's output is held through its backward pass,
+    which starts there. In that pass no buffer of the schedule stands for it, so it counts as
+    scratch. Where most of what was kept is gone before the gradients are all there, that scratch
+    is negative.
+    """
+    there = marked(meter, forward)
+    output = there.after - there.before if output is None else output
+    peak = there.peak - there.before - output
+    del there
+    again = marked(meter, graph)
+    kept = max(0, again.after - again.before - output)
+    recomputed, (x, y) = again.peak - again.before - kept, again.made
+    del again
+    back = marked(meter, lambda: backward(x, y))
+    return {
+        "output_bytes": output,
+        "kept_bytes": kept,
+        "forward_scratch_bytes": max(0, peak),
+        "recompute_scratch_bytes": max(0, recomputed),
+        "backward_scratch_bytes": back.peak - (back.before - output) - returned,
+    }
 
-    def _run(self, unit: int, x: Tensor) -> Tensor:
-        ctx = Context(seed=0, step=0, unit=unit, samples=self._samples)
-        targets = self._targets if unit == self.units[-1] else None
-        return self._template.forward(unit, self._modules[unit], x, ctx, targets)
 
-    def _input(self, unit: int, *, grad: bool) -> Tensor:
-        if unit == self.units[0]:
-            return self._tokens
-        x = self._inputs[unit]
-        return x.detach().requires_grad_() if grad else x
+def phases(
+    forward: Action, graph: Callable[[], Graph], backward: Callable[[Bundle, Bundle], object]
+) -> dict[str, Action]:
+    """A unit's passes by their names, to be done in this order again and again."""
+    graphs: list[Graph] = []
+    return {
+        "forward": forward,
+        "recompute": lambda: graphs.append(graph()),
+        "backward": lambda: backward(*graphs.pop()),
+    }
 
-    def _next(self, unit: int) -> int:
-        return self.units[self.units.index(unit) + 1]
+
+def timed(
+    actions: Iterable[Action],
+    device: torch.device,
+    *,
+    seconds: float = 0.0,
+    least: int = 1,
+    most: float = inf,
+    burst: int = 1,
+    steady: float = 0.0,
+) -> list[list[Sample]]:
+    """Samples of each of some actions, done one behind the other, in rounds after one that warms
+    up: at least `least` rounds, then up to `most` for so many seconds, or until half the distance
+    of all quartiles is below `steady` times the median. A GPU is waited for every `burst` rounds.
+    """
+    actions = [*actions]
+    taken: list[list[Sample]] = [[] for _ in actions]
+    clock = clock_of(device)
+    for action in actions:
+        action()
+    end = time.perf_counter() + lasting(seconds)
+    while len(taken[0]) < least or (
+        len(taken[0]) < most
+        and time.perf_counter() < end
+        and not (steady and max(summarize(each).spread for each in taken) <= steady)
+    ):
+        rounds = [[clock(action) for action in actions] for _ in range(burst)]
+        for reads in rounds:
+            for samples, read in zip(taken, reads, strict=True):
+                samples.append(read())
+    return taken
+
+
+def clock_of(device: torch.device) -> Callable[[Action], Callable[[], Sample]]:
+    """The clock of a device: does an action, and returns what reads how long that took."""
+    return cuda_clock if device.type == "cuda" else cpu_clock
+
+
+def cpu_clock(action: Action) -> Callable[[], Sample]:
+    """Do it; returns what reads how long that took."""
+    wall, cpu = time.perf_counter(), time.thread_time()
+    action()
+    sample = Sample(time.perf_counter() - wall, time.thread_time() - cpu)
+    return lambda: sample
+
+
+def cuda_clock(action: Action) -> Callable[[], Sample]:
+    """Enqueue it; returns what waits for its end, and reads how long it took on the device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    action()
+    end.record()
+
+    def read() -> Sample:
+        end.synchronize()
+        seconds = start.elapsed_time(end) / 1e3
+        return Sample(seconds, seconds)
+
+    return read
+
+
+def torch_device(device: str) -> torch.device:
+    """With its index, which some of torch's calls insist on."""
+    if device == "cuda":
+        return torch.device(device, torch.cuda.current_device())
+    return torch.device(device)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from workbench.profile.bench import torch_device
 from workbench.profile.interference import crowd, interference, sharing
 from workbench.profile.loads import (
     Copy,
@@ -26,7 +27,6 @@ from workbench.profile.loads import (
     Product,
     device_adam_load,
     host_adam_load,
-    torch_device,
 )
 from workbench.profile.machine import this_machine
 from workbench.profile.profile import Hardware
@@ -115,9 +115,7 @@ def measure_ceilings(
 
 def _rate(name: str, load: Load, unit: str, table: Table) -> float:
     """Enter and return the rate of a load alone."""
-    timing = sample(load.once, seconds=table.seconds)
-    rate = load.amount / timing.seconds
-    return table.add(name, rate, unit, spread=timing.spread, others=timing.others)
+    return table.enter(name, sample(load.once, seconds=table.seconds), unit, load.amount)
 
 
 def _lanes(device: torch.device, folder: Path, stack: ExitStack, table: Table) -> dict[str, Load]:
@@ -187,10 +185,7 @@ def _product(device: torch.device, dtype: torch.dtype, table: Table) -> float:
 def _latency(device: torch.device, table: Table) -> float:
     """Seconds that a transfer of one page takes."""
     with Copy(device, to_device=True, nbytes=4096) as load:
-        timing = sample(load.once, seconds=table.seconds / 2)
-    return table.add(
-        "latency of a transfer", timing.seconds, "s", spread=timing.spread, others=timing.others
-    )
+        return table.enter("latency of a transfer", sample(load.once, seconds=table.seconds / 2))
 
 
 def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
@@ -215,10 +210,7 @@ def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
         seconds = (ends[-1] - ends[UNSTEADY_STEPS - 1]) / STEADY_STEPS / len(actions)
         return Sample(seconds, seconds)
 
-    timing = sample(once, seconds=table.seconds / 2)
-    return table.add(
-        "overhead of an action", timing.seconds, "s", spread=timing.spread, others=timing.others
-    )
+    return table.enter("overhead of an action", sample(once, seconds=table.seconds / 2))
 
 
 def _slowdowns(

@@ -10,10 +10,8 @@ convolutions may be faster or slower; masks of dropout are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
 import torch
 from torch import Tensor
@@ -25,12 +23,12 @@ from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel
 from workbench.model.families import EXAMPLE, blank_rows, make_decomposed
 from workbench.model.modules import Decomposed
+from workbench.profile.alone import Setting
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import model_units
-from workbench.profile.profile import UnitCost
+from workbench.profile.units import UnitCost
 from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.bundle import Boundary
 
-FP32_BYTES = VALUE_BYTES["fp32"]
 SCRATCH = 2
 """Tensors as large as the largest that is kept, beside those that are, in either pass."""
 
@@ -46,20 +44,45 @@ class Rates:
 def unit_costs(
     spec: ModelSpec, microbatch: int, rates: Rates, dtype: str = "fp32", *, gpu: bool = True
 ) -> list[UnitCost]:
-    """Costs of every unit on a `gpu` or a processor. Raises ValueError for a model that cannot be
-    made."""
-    value_bytes = VALUE_BYTES[dtype]
+    """Costs of every unit on a `gpu` or a processor, one object a kind of unit. Raises ValueError
+    for a model that cannot be made."""
     if spec.decomposed:
-        module = make_decomposed(spec)
+        model = made = make_decomposed(spec)
 
-        def counted(unit: int) -> _Kept:
-            return _kept(module, spec, unit).of(value_bytes)
+        def needs(unit: int) -> dict[str, int]:
+            per_sample = _kept(made, spec, unit, dtype)
+            return {name: microbatch * nbytes for name, nbytes in per_sample.items()}
+    else:
+        model = _decoder(replace(spec, **by_content(spec) | {"family": spec.family}))
+        counted = _needs(model, microbatch, spec.seq, dtype, gpu)
 
-        return _costs(module, spec, microbatch, rates, value_bytes, counted)
-    decoder = _decoder(replace(spec, **by_content(spec) | {"family": spec.family}))
-    needs = _needs(decoder, microbatch, spec.seq, dtype, gpu)
-    costs = _costs(decoder, spec, microbatch, rates, value_bytes)
-    return [replace(cost, **needs[cost.kind]) for cost in costs]
+        def needs(unit: int) -> dict[str, int]:
+            return counted[model.kind(unit)]
+
+    def entering(unit: int) -> int:
+        return Boundary(model.boundary(unit, spec.seq), DTYPES[dtype]).nbytes(microbatch)
+
+    *first, _ = blank_rows(spec, 1)
+    found: dict[str, UnitCost] = {}
+    for unit in range(model.num_units):
+        if (kind := model.kind(unit)) in found:
+            continue
+        flops = model.flops(unit, microbatch, spec.seq)
+        timed = flops if unit or spec.decomposed else 0.0  # a decoder's first unit looks up
+        nbytes = {
+            "input_bytes": entering(unit) if unit else microbatch * sum(t.nbytes for t in first),
+            "output_bytes": 0 if unit == model.head else entering(unit + 1),
+        }
+        found[kind] = UnitCost(
+            kind=kind,
+            parameters=model.unit_parameters(unit),
+            forward_s=timed / rates.forward,
+            recompute_s=timed / rates.backward,
+            backward_s=2 * timed / rates.backward,
+            flops=timed,
+            **{**nbytes, **needs(unit)},
+        )
+    return [found[model.kind(unit)] for unit in range(model.num_units)]
 
 
 @lru_cache(maxsize=64)
@@ -67,11 +90,8 @@ def _needs(
     decoder: LayeredModel, microbatch: int, seq: int, dtype: str, gpu: bool
 ) -> dict[str, dict[str, int]]:
     """Bytes of a decoder's passes by the kind of unit, as footprint.py counts them."""
-    found, _ = footprints(
-        decoder, model_units(decoder, 1), (microbatch, seq), dtype=DTYPES[dtype],
-        device=torch.device("cpu"), fake=True, as_on_gpu=gpu,
-    )  # fmt: skip
-    return found
+    setting = Setting.of_tokens(decoder, (microbatch, seq), dtype=dtype, device="cpu")
+    return footprints(setting, fake=True, as_on_gpu=gpu)[0]
 
 
 @lru_cache(maxsize=4)
@@ -80,75 +100,9 @@ def _decoder(spec: ModelSpec) -> LayeredModel:
     return make_model(spec)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """Bytes of one sample."""
-
-    nbytes: int = 0
-    """Bytes that autograd keeps beside weights, input and output."""
-    forward_scratch: int = 0
-    backward_scratch: int = 0
-
-    def of(self, value_bytes: int) -> _Kept:
-        """The bytes of other values than those of fp32, which were counted."""
-        found = {name: nbytes * value_bytes // FP32_BYTES for name, nbytes in vars(self).items()}
-        return _Kept(**found)
-
-
-def _costs(
-    model: LayeredModel,
-    spec: ModelSpec,
-    microbatch: int,
-    rates: Rates,
-    value_bytes: int,
-    kept_of: Callable[[int], _Kept] = lambda unit: _Kept(),
-) -> list[UnitCost]:
-    """One object a kind of unit."""
-    found: dict[str, UnitCost] = {}
-    for unit in range(model.num_units):
-        if (kind := model.kind(unit)) in found:
-            continue
-        flops, kept = model.flops(unit, microbatch, spec.seq), kept_of(unit)
-        timed = flops if unit or spec.decomposed else 0.0  # a decoder's first unit looks up
-        found[kind] = UnitCost(
-            kind=kind,
-            parameters=model.unit_parameters(unit),
-            forward_s=timed / rates.forward,
-            recompute_s=timed / rates.backward,
-            backward_s=2 * timed / rates.backward,
-            input_bytes=_entering(model, spec, unit, microbatch, value_bytes),
-            output_bytes=(
-                0 if unit == model.head else _bytes(model, spec, unit + 1, microbatch, value_bytes)
-            ),
-            kept_bytes=microbatch * kept.nbytes,
-            forward_scratch_bytes=microbatch * kept.forward_scratch,
-            backward_scratch_bytes=microbatch * kept.backward_scratch,
-            flops=timed,
-        )
-    return [found[model.kind(unit)] for unit in range(model.num_units)]
-
-
-def _entering(
-    model: LayeredModel, spec: ModelSpec, unit: int, samples: int, value_bytes: int
-) -> int:
-    """Bytes of a unit's input; of the first one's, what the data set gives."""
-    if unit:
-        return _bytes(model, spec, unit, samples, value_bytes)
-    *inputs, _ = blank_rows(spec, 1)
-    return samples * sum(tensor.nbytes for tensor in inputs)
-
-
-def _bytes(model: LayeredModel, spec: ModelSpec, unit: int, samples: int, value_bytes: int) -> int:
-    return sum(
-        prod(part.full_shape(samples))
-        * (value_bytes if part.dtype is None else part.dtype.itemsize)
-        for part in model.boundary(unit, spec.seq)
-    )
-
-
-def _kept(model: Decomposed, spec: ModelSpec, unit: int) -> _Kept:
-    """Bytes of a unit's forward pass that its backward pass needs, counted on the meta device if
-    the unit runs there."""
+def _kept(model: Decomposed, spec: ModelSpec, unit: int, dtype: str) -> dict[str, int]:
+    """Bytes of one sample that autograd keeps beside weights, input and output, and scratch,
+    counted in fp32, on the meta device if the unit runs there."""
     module = model.build(unit, seed=0, device=model.bare_device(unit))
     inputs, targets = _taken(model, spec, unit)
     given = {t.untyped_storage()._cdata for t in (*inputs, *module.parameters())}
@@ -165,10 +119,13 @@ def _kept(model: Decomposed, spec: ModelSpec, unit: int) -> _Kept:
         made = model.forward(unit, module, inputs, ctx, targets if unit == model.head else None)
     for tensor in made if isinstance(made, tuple) else (made,):
         saved.pop(tensor.untyped_storage()._cdata, None)
-    scratch = SCRATCH * max(saved.values(), default=0) // EXAMPLE
-    return _Kept(
-        nbytes=sum(saved.values()) // EXAMPLE, forward_scratch=scratch, backward_scratch=scratch
+    kept, scratch = (
+        nbytes // EXAMPLE * VALUE_BYTES[dtype] // VALUE_BYTES["fp32"]
+        for nbytes in (sum(saved.values()), SCRATCH * max(saved.values(), default=0))
     )
+    return {
+        "kept_bytes": kept, "forward_scratch_bytes": scratch, "backward_scratch_bytes": scratch
+    }  # fmt: skip
 
 
 def _taken(model: Decomposed, spec: ModelSpec, unit: int) -> tuple[tuple[Tensor, ...], Tensor]:

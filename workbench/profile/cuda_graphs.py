@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from workbench.core.spec import RunSpec
-from workbench.profile.profile import RECORDED_BELOW_S, Hardware, Profile, UnitCost
+from workbench.profile.profile import RECORDED_BELOW_S, Hardware, Profile
+from workbench.profile.units import UnitCost
 
 
 def replays(spec: RunSpec, profile: Profile) -> bool:

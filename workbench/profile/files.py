@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from workbench.profile.table import Echo
 
 T = TypeVar("T")
 
-FORMAT = 10
+FORMAT = 11
 """Raised when stored measurements mean something else than before."""
 
 
@@ -61,6 +62,20 @@ def measuring(path: Path, echo: Echo) -> Iterator[None]:
         raise ValueError(f"{path.parent} cannot be written: {error.strerror}") from error
     with held:
         yield
+
+
+def kept(
+    path: Path, machine: Machine, kind: type[T], echo: Echo, measure: Callable[[], T], *,
+    holds: Callable[[T], bool] = lambda found: True,
+) -> T:  # fmt: skip
+    """The `kind` that `path` holds, if that was measured on this machine and still `holds`; else it
+    is measured now and written, unless another process did so while this one waited."""
+    with measuring(path, echo):
+        found = stored(path, machine, kind, echo)
+        if found is None or not holds(found):
+            found = measure()
+            write(path, asdict(found))
+    return found
 
 
 def now() -> str:

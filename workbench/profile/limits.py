@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from workbench.core.spec import RunSpec
-from workbench.profile.files import measuring, stored, write
+from workbench.profile.files import kept, stored
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.profile import Limits
 from workbench.profile.store import path_of, silent
@@ -53,17 +53,18 @@ def limits_for(spec: RunSpec, results: Path, budget: int, echo: Echo = silent) -
     """
     machine = this_machine(spec.device)
     path = _path(spec, results, machine)
-    with measuring(path, echo):
-        found = stored(path, machine, FoundLimits, echo)
-        known = found.up_to(spec.batch) if found and found.budget == budget else None
-        if known is None:
-            from workbench.profile.probe import limits
 
-            echo("looking for the largest micro-batch that the device has room for")
-            known = limits(spec, machine.device, budget, spec.batch)
-            found = FoundLimits(machine=machine, limits=known, tried=spec.batch, budget=budget)
-            write(path, asdict(found))
-    return known
+    def looked_for() -> FoundLimits:
+        from workbench.profile.probe import limits
+
+        echo("looking for the largest micro-batch that the device has room for")
+        known = limits(spec, machine.device, budget, spec.batch)
+        return FoundLimits(machine=machine, limits=known, tried=spec.batch, budget=budget)
+
+    return kept(
+        path, machine, FoundLimits, echo, looked_for,
+        holds=lambda found: found.budget == budget and found.up_to(spec.batch) is not None,
+    ).up_to(spec.batch)  # fmt: skip
 
 
 def stored_limits(spec: RunSpec, results: Path, echo: Echo = silent) -> Limits | None:

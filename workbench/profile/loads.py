@@ -12,18 +12,21 @@ shared a core. On CUDA, seconds are taken on the device, between two events of t
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from workbench.core.spec import VALUE_BYTES
 from workbench.model import ModelSpec, make_model
-from workbench.model.base import Context
+from workbench.profile.alone import Alone, Setting
+from workbench.profile.bench import clock_of
 from workbench.profile.timing import Sample
 from workbench.runtime.executor.threads import POLITENESS, cpu_threads
+from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.disk import DiskStore
 from workbench.runtime.memory.tiers import Slab, Tier, slab
 from workbench.runtime.updates import device_adam, host_adam
@@ -40,13 +43,6 @@ NUMEL = {"cpu": 1 << 20, "cuda": 1 << 25}
 HYPER = AdamStep(
     step=10, lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01, grad_scale=0.5
 )
-
-
-def torch_device(device: str) -> torch.device:
-    """With its index, which some of torch's calls insist on."""
-    if device == "cuda":
-        return torch.device(device, torch.cuda.current_device())
-    return torch.device(device)
 
 
 class Load(ABC):
@@ -86,19 +82,10 @@ class Load(ABC):
         return Sample(wall / self._pieces, cpu / self._pieces)
 
     def _timed(self, pieces: int) -> Sample:
-        if self._stream is None:
-            begin, begin_cpu = time.perf_counter(), time.thread_time()
-            self._run(pieces)
-            wall, cpu = time.perf_counter() - begin, time.thread_time() - begin_cpu
-            return Sample(wall, cpu if self.computes else wall)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(self._stream):
-            start.record()
-            self._run(pieces)
-            end.record()
-        end.synchronize()
-        seconds = start.elapsed_time(end) / 1e3
-        return Sample(seconds, seconds)
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            read = clock_of(self.device)(lambda: self._run(pieces))
+        wall, cpu = read()
+        return Sample(wall, cpu if self.computes else wall)
 
     def _run(self, pieces: int) -> None:
         for _ in range(pieces):
@@ -237,27 +224,18 @@ class Layer(Load):
 
     def __init__(self, device: torch.device) -> None:
         hidden, seq, batch = (256, 128, 4) if device.type == "cpu" else (2048, 1024, 4)
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        super().__init__(device, piece_bytes=24 * hidden * hidden * dtype.itemsize)
+        dtype = "fp32" if device.type == "cpu" else "bf16"
+        super().__init__(device, piece_bytes=24 * hidden * hidden * VALUE_BYTES[dtype])
         self.threads = cpu_threads(device.type).compute
-        self._model = make_model(
-            ModelSpec(layers=self.ring, hidden=hidden, heads=hidden // 64, seq=seq, vocab=64)
-        )
-        self._blocks = [
-            self._model.build(1 + i, seed=0, device=device, dtype=dtype) for i in range(self.ring)
-        ]
-        for block in self._blocks:
-            for parameter in block.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-        self._x = torch.randn(batch, seq, hidden, device=device).to(dtype)
-        self._samples = tuple(range(batch))
-        self.amount = 3 * self._model.flops(1, batch, seq)
+        shape = ModelSpec(layers=self.ring, hidden=hidden, heads=hidden // 64, seq=seq, vocab=64)
+        model, meter = make_model(shape), device_meter(device)
+        how = {"dtype": dtype, "device": device.type}
+        setting = Setting.of_tokens(model, (batch, seq), **how)
+        self._blocks = [Alone(setting, 1 + i, meter) for i in range(self.ring)]
+        self.amount = 3 * model.flops(1, batch, seq)
 
     def work(self, index: int) -> None:
-        ctx = Context(seed=0, step=0, unit=1 + index, samples=self._samples)
-        x = self._x.detach().requires_grad_()
-        y = self._model.forward(1 + index, self._blocks[index], x, ctx)
-        y.backward(self._x)
+        self._blocks[index].there_and_back()
 
 
 class Disk(Load):

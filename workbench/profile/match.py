@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
 
-SECONDS = (
-    "forward_s", "recompute_s", "backward_s", "gradient_s", "gradient_copy_s",
-    "recorded_forward_s", "recorded_recompute_s", "recorded_backward_s",
-)  # fmt: skip
+SECONDS = ("forward_s", "recompute_s", "backward_s", "gradient_s", "gradient_copy_s")
 
 
 def check_profiles(
@@ -60,8 +57,9 @@ def check_profile(profile: Profile, spec: RunSpec, model: LayeredModel | None = 
             f"{VALUE_BYTES[spec.dtype]}"
         )
     for unit, cost in enumerate(profile.units):
-        for what in SECONDS:
-            seconds = getattr(cost, what)
+        timed = [(what, getattr(cost, what)) for what in SECONDS]
+        timed += [(f"passes {each.name}", s) for each in cost.variants for s in each.seconds]
+        for what, seconds in timed:
             if not (isinstance(seconds, int | float) and 0 <= seconds < inf):
                 raise ValueError(
                     f"{name} cannot be planned from: unit {unit} ({cost.kind}) has {what} "

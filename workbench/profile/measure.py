@@ -1,8 +1,9 @@
 """Measures the units of a model on this machine: seconds and bytes of every compute action.
 
-Units of one kind cost the same, so a small step will do: the embedding, a few blocks, the head,
-run by the bench as the engine would run them, and timed action by action. Bytes come from
-footprint.py.
+Units of one kind cost the same. Of a decoder a small step will do: the embedding, a few blocks, the
+head, with the slabs that the engine of a single device has, so that each pass finds the caches full
+of others' data, as it will. Any other model may have dozens of kinds of units: each runs alone, as
+a rank would run it. Other ways to run a unit's passes are measured besides (variants.py).
 
 A step that would take too long here (a published size on a laptop) is timed on fewer tokens,
 twice, and the line through the two is drawn on to the size asked for: what depends on the weights
@@ -11,27 +12,26 @@ alone, such as adding up their gradients, does not grow with the tokens. The pro
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from workbench.model.base import LayeredModel
-from workbench.profile.bench import Bench
+from workbench.profile.alone import Alone, Setting
+from workbench.profile.bench import timed, torch_device
 from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
-from workbench.profile.loads import Product, torch_device
-from workbench.profile.profile import Hardware, UnitCost
-from workbench.profile.recorded import Block, with_recorded
-from workbench.profile.timing import TRIES, Sample, Timing, lasting, quietest, sample, summarize
+from workbench.profile.loads import Product
+from workbench.profile.profile import Hardware
+from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
+from workbench.profile.units import UnitCost
 from workbench.runtime.executor.threads import use_device_threads
-from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.memory.device_budget import DeviceMeter, device_meter
 from workbench.runtime.memory.storage import DTYPES
-from workbench.runtime.passes.template import compiles
 
 BLOCKS = 6
-"""Blocks in the small step, so that a block finds the caches full of others' data, as it will."""
+"""Blocks in the small step."""
 FEW_BLOCKS = 2
 """Blocks where more would take too long; a large one fills the caches by itself."""
 STEP_SECONDS = 1.5
@@ -42,98 +42,110 @@ LEAST_TOKENS = 64
 PROBE_SECONDS = 0.1
 STEPS, REDUCED_STEPS = 4, 2
 """Fewest timed steps, after one that warms up."""
+KIND_SECONDS, KIND_STEPS = 0.45, {"least": 3, "most": 50}
+"""About what the timing of one kind by itself takes, and its rounds of passes."""
 
-Timings = dict[tuple[str, str], Timing]
+Timings = Mapping[tuple[str, str], Timing]
 """(kind, phase) -> timing."""
 
 
-class Size(NamedTuple):
-    """Sizes of the small step that is measured."""
-
-    microbatch: int
-    seq: int
-
-
 def unit_costs(
-    model: LayeredModel,
-    *,
-    microbatch: int,
-    seq: int,
-    dtype: str,
-    device: str,
-    hardware: Hardware,
-    seconds: float = 1.0,
-    compile: str = "auto",
+    setting: Setting, hardware: Hardware, seconds: float = 1.0
 ) -> tuple[dict[str, UnitCost], int, str]:
-    """Cost by kind of unit for micro-batches of [microbatch, seq] on this machine, the device bytes
-    libraries keep, and a sentence on what was scaled (empty if nothing was).
-
-    `dtype` is ``fp32`` or ``bf16``; `seconds` is about what the timed steps take in all.
-    """
-    target, torch_dtype = torch_device(device), DTYPES[dtype]
-    use_device_threads(target.type)
-    full = Size(microbatch, seq)
-    small, blocks = _affordable(model, full, hardware)
-    units = model_units(model, blocks)
-    with device_meter(target) as meter:
-        library_bytes_of(meter)  # what was timed before in this process took some, too
-        compiled = compiles(compile, target.type, torch_dtype)
-        bench = Bench(
-            model, units, dtype=torch_dtype, device=target, meter=meter, compiled=compiled
-        )
-        timings = {
-            size: _timings(bench, size, seconds, reduced=small != full)
-            for size in ((full,) if small == full else (small, _half(small)))
-        }
-    del bench
-    bytes_of, library_bytes = footprints(
-        model,
-        model_units(model, 1),
-        full,
-        dtype=torch_dtype,
-        device=target,
-        compiled=compiled,
-        fake=target.type == "cpu" and small != full,  # else it has just been run for real
-    )
-    costs = {}
-    for unit in units:
-        kind = model.kind(unit)
-
-        def took(phase: str, unit: int = unit, kind: str = kind) -> float:
-            return _extrapolated(
-                [
-                    (model.flops(unit, *size), found[kind, phase].seconds)
-                    for size, found in timings.items()
-                ],
-                model.flops(unit, *full),
-            )
-
-        recomputed = (kind, "recompute") in timings[small]
-        copied = (kind, "copy") in timings[small]
-        costs[kind] = UnitCost(
-            kind=kind,
-            parameters=model.unit_parameters(unit),
-            forward_s=took("forward"),
-            recompute_s=took("recompute" if recomputed else "forward"),
-            backward_s=took("backward"),
-            gradient_s=timings[small][kind, "gradient"].seconds,
-            gradient_copy_s=timings[small][kind, "copy"].seconds if copied else 0.0,
-            spread=timings[small][kind, "backward"].spread,
-            flops=model.flops(unit, *full),
-            **bytes_of[kind],
-        )
-    if target.type == "cuda" and model.compilable:
-        for unit in model_units(model, 1)[1:-1]:
-            block = Block(
-                model=model, unit=unit, microbatch=microbatch, seq=seq, dtype=torch_dtype,
-                device=target, compiled=compiled,
-            )  # fmt: skip
-            costs[model.kind(unit)] = with_recorded(costs[model.kind(unit)], block)
-    note = "" if small == full else (
-        f"compute was timed on {small.microbatch} x {small.seq} tokens and drawn on to "
-        f"{microbatch} x {seq}, which would take too long to time on this machine"
+    """Cost by kind of a decoder's unit on this machine, the device bytes libraries keep, and a
+    sentence on what was scaled (empty if nothing was); `seconds` is about what the timed steps take
+    in all."""
+    small, blocks = _affordable(setting, hardware)
+    reduced = small is not setting
+    least, tries = (REDUCED_STEPS, 1) if reduced else (STEPS, TRIES)
+    timings: list[Timings] = []
+    parts = [small, _half(small)] if reduced else [setting]
+    with metered(setting.device) as meter:
+        for part in parts:
+            units = [Alone(part, unit, meter, slabs=True) for unit in setting.units(blocks)]
+            timings.append(_timings(units, seconds, least=least, tries=tries))
+            del units
+    fake = setting.device.type == "cpu" and reduced  # else it has just been run for real
+    nbytes, library_bytes = footprints(setting, fake=fake)
+    costs = {
+        kind: _cost(setting, unit, [*zip(parts, timings, strict=True)], nbytes[kind])
+        for unit in setting.units()
+        for kind in [setting.model.kind(unit)]
+    }
+    note = "" if not reduced else (
+        f"compute was timed on {small.samples} x {small.seq} tokens and drawn on to "
+        f"{setting.samples} x {setting.seq}, which would take too long to time on this machine"
     )  # fmt: skip
     return costs, library_bytes, note
+
+
+def kind_costs(
+    setting: Setting, tell: Callable[[int, int], None] = lambda done, count: None
+) -> tuple[dict[str, UnitCost], int]:
+    """Cost by kind of any model's unit, each kind by itself, and the bytes that libraries keep;
+    `tell` is told how many kinds are measured, of how many."""
+    costs: dict[str, UnitCost] = {}
+    with metered(setting.device) as meter:
+        for unit in setting.units():
+            alone = Alone(setting, unit, meter)
+            nbytes = alone.weighed()
+            timings = _timings([alone], KIND_SECONDS, tries=1, **KIND_STEPS)
+            costs[alone.kind] = _cost(setting, unit, [(setting, timings)], nbytes)
+            del alone
+            tell(len(costs), len(setting.units()))
+        return costs, library_bytes_of(meter)
+
+
+@contextmanager
+def metered(device: torch.device) -> Iterator[DeviceMeter]:
+    """The device's meter and threads for what is measured; libraries' workspaces are given back
+    before, since what was timed earlier in this process took some, and after."""
+    use_device_threads(device.type)
+    with device_meter(device) as meter:
+        library_bytes_of(meter)
+        yield meter
+        library_bytes_of(meter)
+
+
+def _timings(units: Sequence[Alone], seconds: float, *, tries: int, **rounds: int) -> Timings:
+    """Timings of steps over units in a row that go on for `seconds`."""
+    phases = [(unit.kind, unit.phases()) for unit in units]
+    steps = [(kind, "forward", actions.pop("forward")) for kind, actions in phases]
+    steps += [(kind, *phase) for kind, actions in reversed(phases) for phase in actions.items()]
+    actions, device = [action for *_, action in steps], units[0].device
+    taken, others = quietest(lambda: timed(actions, device, seconds=seconds, **rounds), tries=tries)
+    samples: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for (kind, phase, _), each in zip(steps, taken, strict=True):
+        samples[kind, phase] += each
+    return {key: summarize(values, others) for key, values in samples.items()}
+
+
+def _cost(
+    setting: Setting, unit: int, timings: Sequence[tuple[Setting, Timings]],
+    nbytes: Mapping[str, int],
+) -> UnitCost:  # fmt: skip
+    """The cost of a unit, from timings of the whole micro-batch or of parts of it."""
+    kind, flops, (_, first) = setting.model.kind(unit), setting.flops(unit), timings[0]
+
+    def took(phase: str) -> float:
+        points = [(part.flops(unit), own[kind, phase].seconds) for part, own in timings]
+        return _extrapolated(points, flops)
+
+    def once(phase: str) -> float:
+        return first[kind, phase].seconds if (kind, phase) in first else 0.0
+
+    return UnitCost(
+        kind=kind,
+        parameters=setting.model.unit_parameters(unit),
+        forward_s=took("forward"),
+        recompute_s=took("recompute" if (kind, "recompute") in first else "forward"),
+        backward_s=took("backward"),
+        gradient_s=once("gradient"),
+        gradient_copy_s=once("copy"),
+        spread=first[kind, "backward"].spread,
+        flops=flops,
+        **nbytes,
+    )
 
 
 def _extrapolated(points: list[tuple[float, float]], flops: float) -> float:
@@ -157,86 +169,27 @@ def probe(device: str, dtype: str) -> float:
     return seconds
 
 
-def model_units(model: LayeredModel, most: int) -> list[int]:
-    """The first `most` units of every kind, in the model's order."""
-    count: dict[str, int] = defaultdict(int)
-    units = []
-    for unit in range(model.num_units):
-        count[model.kind(unit)] += 1
-        if count[model.kind(unit)] <= most:
-            units.append(unit)
-    return units
+def _affordable(setting: Setting, hardware: Hardware) -> tuple[Setting, int]:
+    """The setting, if a small step of it is short enough, else the largest part that is; and of how
+    many blocks."""
 
-
-def _affordable(model: LayeredModel, full: Size, hardware: Hardware) -> tuple[Size, int]:
-    """The full size, if a small step of it is short enough, else the largest part that is; and of
-    how many blocks."""
-
-    def seconds(size: Size, blocks: int) -> float:
+    def seconds(part: Setting, blocks: int) -> float:
         # Forward, recomputation, and a backward pass of two forward passes.
-        flops = sum(4 * model.flops(unit, *size) for unit in model_units(model, blocks))
+        flops = sum(4 * part.flops(unit) for unit in part.units(blocks))
         return flops / hardware.matmul_flops_per_s
 
     for blocks in (BLOCKS, FEW_BLOCKS):
-        if seconds(full, blocks) <= STEP_SECONDS:
-            return full, blocks
-    size = _half(full)
-    while seconds(size, 1) > REDUCED_STEP_SECONDS and size.microbatch * size.seq > LEAST_TOKENS:
-        size = _half(size)
-    return size, 1
+        if seconds(setting, blocks) <= STEP_SECONDS:
+            return setting, blocks
+    part = _half(setting)
+    while seconds(part, 1) > REDUCED_STEP_SECONDS and part.samples * part.seq > LEAST_TOKENS:
+        part = _half(part)
+    return part, 1
 
 
-def _half(size: Size) -> Size:
+def _half(setting: Setting) -> Setting:
     """Half the samples, or half the tokens of one."""
-    if size.microbatch > 1:
-        return Size(size.microbatch // 2, size.seq)
-    return Size(1, size.seq // 2)
-
-
-def cpu_clock(action: Callable[[], None]) -> Callable[[], Sample]:
-    """Do it; returns what reads how long that took."""
-    wall, cpu = time.perf_counter(), time.thread_time()
-    action()
-    sample = Sample(time.perf_counter() - wall, time.thread_time() - cpu)
-    return lambda: sample
-
-
-def cuda_clock(action: Callable[[], None]) -> Callable[[], Sample]:
-    """Enqueue it; returns what waits for its end, and reads how long it took on the device."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    action()
-    end.record()
-
-    def read() -> Sample:
-        end.synchronize()
-        seconds = start.elapsed_time(end) / 1e3
-        return Sample(seconds, seconds)
-
-    return read
-
-
-def _timings(bench: Bench, size: Size, seconds: float, *, reduced: bool) -> Timings:
-    """Timings of steps that go on for `seconds`, after one that warms up."""
-    clock = cuda_clock if bench.device.type == "cuda" else cpu_clock
-    least = REDUCED_STEPS if reduced else STEPS
-
-    def run() -> dict[tuple[str, str], list[Sample]]:
-        samples = defaultdict(list)
-        end, steps = time.perf_counter() + lasting(seconds), 0
-        while steps < least or time.perf_counter() < end:
-            readings = []
-            bench.step(
-                *size,
-                lambda phase, unit, action, readings=readings: readings.append(
-                    (bench.model.kind(unit), phase, clock(action))
-                ),
-            )
-            for kind, phase, read in readings:
-                samples[kind, phase].append(read())
-            steps += 1
-        return samples
-
-    bench.step(*size, lambda phase, unit, action: action())
-    samples, others = quietest(run, tries=1 if reduced else TRIES)
-    return {key: summarize(values, others) for key, values in samples.items()}
+    rows, seq = setting.samples, setting.seq
+    rows, seq = (rows // 2, seq) if rows > 1 else (1, seq // 2)
+    *inputs, targets = (each[:rows, :seq] for each in (*setting.inputs, setting.targets))
+    return replace(setting, inputs=tuple(inputs), targets=targets, seq=seq)

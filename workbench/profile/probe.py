@@ -39,12 +39,11 @@ from workbench.core.paths import import_path
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.families import blank_rows
-from workbench.profile.alone import Alone
+from workbench.profile.alone import Alone, Setting
+from workbench.profile.bench import torch_device
 from workbench.profile.footprint import fake_tensors
-from workbench.profile.loads import torch_device
 from workbench.profile.profile import Limits
 from workbench.runtime.memory.device_budget import device_meter
-from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory
 
 PLENTY = 0.5
@@ -163,16 +162,16 @@ class Layers:
                 if fake and not self._are_small(samples):
                     stack.enter_context(fake_tensors())
                 with device_meter(self._device, self._budget) as meter:
+                    *inputs, targets = (
+                        torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
+                        for part in self._rows
+                    )
+                    setting = Setting.of(
+                        self._model, tuple(inputs), targets, seq=self._spec.model.seq,
+                        dtype=self._spec.dtype, device=self._device.type,
+                    )  # fmt: skip
                     for unit in self._units:
-                        *inputs, targets = (
-                            torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
-                            for part in self._rows
-                        )
-                        alone = Alone(
-                            self._model, unit, tuple(inputs), targets, seq=self._spec.model.seq,
-                            dtype=DTYPES[self._spec.dtype], device=self._device, meter=meter,
-                            noise=False,
-                        )  # fmt: skip
+                        alone = Alone(setting, unit, meter, noise=False)
                         if backward:
                             alone.there_and_back()
                         else:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from workbench.profile.units import UnitCost
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
@@ -139,106 +140,6 @@ class Limits:
         return sorted({self.smallest, middle, self.backward})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitCost:
-    """One unit of a model at one micro-batch size. Seconds are medians of repeated timings."""
-
-    kind: str
-    """``embedding``, ``block`` or ``head``; units of one kind cost the same."""
-    parameters: int
-    """Owned by the unit, tied ones counted at their owner."""
-    forward_s: float
-    recompute_s: float
-    backward_s: float
-    """Backward pass alone, without the recomputation."""
-    gradient_s: float = 0.0
-    """Taking the norm of its gradients (and zeroing those that have a slab), once per step on the
-    compute lane."""
-    gradient_copy_s: float = 0.0
-    """Copying a block's gradients into a slab on the device, on their way to the host."""
-    spread: float = 0.0
-    """Relative half-width (quartiles) of the backward timing."""
-    input_bytes: int = 0
-    """Input activation of one micro-batch."""
-    output_bytes: int = 0
-    kept_bytes: int = 0
-    """Bytes that autograd keeps between (re)forward and backward, without input and output."""
-    forward_scratch_bytes: int = 0
-    """Peak inside a forward pass beyond what was there and its output."""
-    recompute_scratch_bytes: int = 0
-    """Peak inside a recomputation beyond what was there and what it keeps."""
-    backward_scratch_bytes: int = 0
-    """Peak inside a backward pass, beyond the input gradient it makes and (of a block) the
-    gradients it returns; with the unit's output, which autograd holds until the pass is done.
-    Negative where kept bytes that are gone by then are more: they make room for gradients."""
-    checkpointed_backward_s: float = 0.0
-    """A backward pass that begins at a checkpoint (passes/template.py); 0 where that was not
-    measured."""
-    checkpoint_bytes: int = 0
-    """Kept by a checkpoint, without input and output."""
-    checkpointed_scratch_bytes: int = 0
-    """Peak inside such a backward pass, counted as `backward_scratch_bytes` are."""
-    input_half_s: float = 0.0
-    """The two halves of a backward pass (passes/halves.py); 0 where they were not measured."""
-    weight_half_s: float = 0.0
-    half_bytes: int = 0
-    """Kept between the halves beside `kept_bytes`, input, output and output gradient."""
-    input_half_scratch_bytes: int = 0
-    weight_half_scratch_bytes: int = 0
-    flops: float = 0.0
-    """Forward floating-point operations of one micro-batch."""
-    recorded_forward_s: float = 0.0
-    """Passes of a block as recordings, which the GPU launches by itself; 0 where that was
-    not measured."""
-    recorded_recompute_s: float = 0.0
-    recorded_backward_s: float = 0.0
-    recorded_checkpointed_s: float = 0.0
-    """A backward pass that begins at a checkpoint; 0 also where it cannot be recorded."""
-    recorded_bytes: int = 0
-    """Memory that they work in, with fragments between their tensors."""
-
-    def from_checkpoint(self) -> UnitCost:
-        """The unit with backward passes that begin at a checkpoint: measured ones, else the whole
-        forward pass computed again."""
-        if self.checkpointed_backward_s:
-            return replace(
-                self,
-                recompute_s=self.forward_s,
-                backward_s=self.checkpointed_backward_s,
-                kept_bytes=self.checkpoint_bytes,
-                recompute_scratch_bytes=self.forward_scratch_bytes,
-                backward_scratch_bytes=self.checkpointed_scratch_bytes,
-            )
-        again = self.kept_bytes + max(self.recompute_scratch_bytes, self.backward_scratch_bytes)
-        return replace(
-            self,
-            recompute_s=self.forward_s,
-            backward_s=self.recompute_s + self.backward_s,
-            kept_bytes=0,
-            recompute_scratch_bytes=self.forward_scratch_bytes,
-            backward_scratch_bytes=again + self.output_bytes,
-        )
-
-    @property
-    def halves(self) -> tuple[float, float]:
-        """Seconds of both halves of a backward pass: equal ones where they were not measured."""
-        if self.input_half_s or self.weight_half_s:
-            return self.input_half_s, self.weight_half_s
-        return self.backward_s / 2, self.backward_s / 2
-
-    def as_recorded(self) -> UnitCost:
-        """The unit's costs with passes that are recorded; unchanged where that was not measured."""
-        if self.recorded_forward_s <= 0:
-            return self
-        return replace(
-            self,
-            forward_s=self.recorded_forward_s,
-            recompute_s=self.recorded_recompute_s,
-            backward_s=self.recorded_backward_s,
-            checkpointed_backward_s=self.recorded_checkpointed_s or self.checkpointed_backward_s,
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """A machine and the units of a model on it."""
@@ -312,9 +213,9 @@ class ProfileCosts:
             case Kind.BACKWARD:
                 return overhead + unit.backward_s + self._gradient_s(action)
             case Kind.INPUT_GRAD:
-                return overhead + unit.halves[0]
+                return overhead + unit.halves.seconds[0]
             case Kind.WEIGHT_GRAD:
-                return overhead + (unit.halves[1] if action.unit else unit.backward_s)
+                return overhead + (unit.halves.seconds[1] if action.unit else unit.backward_s)
             case Kind.UPDATE if self.clips and self._guesses(action):
                 return overhead
             case Kind.SETTLE if not self.clips:

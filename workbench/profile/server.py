@@ -12,8 +12,9 @@ from functools import cache
 
 from workbench.core.spec import RunSpec
 from workbench.profile.budgets import Budgets
-from workbench.profile.profile import Hardware, Profile, UnitCost, all_at_once, in_the_way
-from workbench.profile.unit_costs import ProfiledSizes, Sizes
+from workbench.profile.profile import Hardware, Profile, all_at_once, in_the_way
+from workbench.profile.unit_costs import Sizes
+from workbench.profile.units import RECORDED, UnitCost, combined
 from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, NET_OUT, VISIT, Action, Kind
 from workbench.schedule.buffers import REPLAYS, checkpoints, keeps, on_rank
 from workbench.schedule.schedule import Schedule
@@ -126,8 +127,8 @@ def of_a_rank(profile: Profile, server: Server) -> Profile:
     micro-batch, of the links and of the disk. Updates are of all ranks together."""
     if (ranks := server.ranks) == 1:
         return profile
-    hardware, sizes = profile.hardware, ProfiledSizes({profile.microbatch: profile}, tied={})
-    costs = [sizes.cost(u, profile.microbatch // ranks) for u in range(len(profile.units))]
+    hardware, share = profile.hardware, profile.microbatch // ranks / profile.microbatch
+    costs = [combined(cost, cost, share, 0.0) for cost in profile.units]
     passes = ("forward_s", "recompute_s", "backward_s")
     return replace(
         profile,
@@ -204,7 +205,7 @@ class ServerCosts:
         server, overhead = self._server, self._server.action_overhead_s
         if self._recorded and action.kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
             first, end = action.span
-            overhead *= not self._cost(action.unit, end - first).recorded_forward_s
+            overhead *= self._cost(action.unit, end - first).variant(RECORDED) is None
         return overhead + self._seconds(action, server)
 
     def _seconds(self, action: Action, server: Server) -> float:
@@ -223,10 +224,11 @@ class ServerCosts:
                 cost = cost.from_checkpoint() if checkpoints(action) else cost
                 return server.pass_seconds(cost.backward_s + cost.gradient_copy_s)
             case Kind.INPUT_GRAD:
-                return server.pass_seconds(self._cost(action.unit, end - first).halves[0])
+                return server.pass_seconds(self._cost(action.unit, end - first).halves.seconds[0])
             case Kind.WEIGHT_GRAD:  # of the first unit, whose input has no gradient, all
                 cost = self._cost(action.unit, end - first)
-                return server.pass_seconds(cost.halves[1] if action.unit else cost.backward_s)
+                half = cost.halves.seconds[1]
+                return server.pass_seconds(half if action.unit else cost.backward_s)
             case Kind.LOAD | Kind.FETCH | Kind.SUM_IN:
                 return action.nbytes / server.load_bytes_per_s
             case Kind.STASH | Kind.GRAD_OUT | Kind.SUM_OUT:

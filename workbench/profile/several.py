@@ -16,19 +16,12 @@ from pathlib import Path
 
 from workbench.core.spec import RunSpec
 from workbench.profile.limits import stored_limits
-from workbench.profile.profile import Limits, Profile, UnitCost
+from workbench.profile.profile import Limits, Profile
 from workbench.profile.store import stored_profile
+from workbench.profile.units import UnitCost, combined
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Micro-batches whose measurements may serve, besides the one asked for."""
-PROPORTIONAL = (
-    "forward_s", "recompute_s", "backward_s", "flops", "input_bytes", "output_bytes", "kept_bytes",
-    "forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes",
-    "checkpointed_backward_s", "checkpoint_bytes", "checkpointed_scratch_bytes",
-    "input_half_s", "weight_half_s", "half_bytes", "input_half_scratch_bytes",
-    "weight_half_scratch_bytes", "recorded_forward_s", "recorded_recompute_s",
-    "recorded_backward_s", "recorded_checkpointed_s",
-)  # fmt: skip
 
 
 def pinned_sizes(spec: RunSpec) -> set[int]:
@@ -87,9 +80,8 @@ def scaled(profile: Profile, microbatch: int) -> Profile:
     factor = microbatch / profile.microbatch
 
     def unit(cost: UnitCost) -> UnitCost:
-        values = {name: getattr(cost, name) * factor for name in PROPORTIONAL}
-        whole = {name: round(value) for name, value in values.items() if name.endswith("_bytes")}
-        return replace(cost, **{**values, **whole})
+        found = combined(cost, cost, factor, 0.0)
+        return replace(found, gradient_copy_s=cost.gradient_copy_s)  # of gradients, not samples
 
     made = {id(cost): unit(cost) for cost in profile.units}  # units of one kind are one object
     units = tuple(made[id(cost)] for cost in profile.units)

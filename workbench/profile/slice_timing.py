@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from statistics import median
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 from workbench.core.host import host_memory_bytes
 from workbench.model.base import Context
 from workbench.model.slices import Inputs, Slices, check_inputs
+from workbench.profile.bench import phases, timed, weigh
 from workbench.profile.footprint import library_bytes_of
-from workbench.profile.measure import cpu_clock, cuda_clock
-from workbench.profile.slices import Slice, SlicePasses, Tied
-from workbench.profile.timing import Sample, lasting, summarize, undisturbed
+from workbench.profile.slices import Slice, Tied
+from workbench.profile.timing import Sample, summarize, undisturbed
+from workbench.profile.units import UnitCost
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.passes.bundle import Bundle, bytes_of
@@ -31,7 +31,7 @@ from workbench.runtime.transport.group_transport import Form
 from workbench.runtime.updates.stage_weights import StageWeights
 
 LEAST, BURST, UPDATES = 8, 4, 5
-"""Fewest passes of a size, those between two looks at the clock, and updates."""
+"""Fewest passes of a size, those in a GPU's queue at once, and updates."""
 CLOSE, LONGEST_S, BRIEFEST_S = 0.03, 1.0, 0.2
 """Spread, relative to the median, of passes that are steady, and seconds until they need not be."""
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -43,13 +43,12 @@ class SliceBench:
     def __init__(self, stage: Stage, learning: Mapping[str, bool], longest_s: float) -> None:
         self._stage, self._device, self._longest_s = stage, stage.device, longest_s
         self._weights = StageWeights([stage], learning)
-        self._clock = cuda_clock if self._device.type == "cuda" else cpu_clock
         self._came: Bundle = ()
         self._above: Bundle = ()
 
-    def passes(self, inputs: Inputs, samples: int) -> tuple[SlicePasses, list[list[float]]]:
-        """Passes over a micro-batch of so many samples; and seconds of single forward, and single
-        backward ones, without those far above the others. Raises what is raised where memory
+    def passes(self, inputs: Inputs, samples: int) -> tuple[UnitCost, list[list[float]]]:
+        """Cost of a micro-batch of so many samples; and seconds of single forward, and single
+        backward passes, without those far above the others. Raises what is raised where memory
         runs out."""
         stage, rows = self._stage, tuple(range(samples))
         stage.check(inputs)
@@ -61,18 +60,18 @@ class SliceBench:
             tuple(_made_up(form, self._device) for form in forms)
             for forms in (stage.came(samples), above)
         )
-        self._forward(keeps=False)
+        self._forward()
         stage.begin(0, micros)  # with copies of what that pass has cast
-        kept, scratch = self._bytes(given.values())
-        both = self._seconds()
-        forward, backward = map(summarize, both)
-        found = SlicePasses(
-            samples=samples, forward_s=forward.seconds, backward_s=backward.seconds,
-            forward_spread_s=forward.spread * forward.seconds,
-            backward_spread_s=backward.spread * backward.seconds,
-            kept_bytes=kept, scratch_bytes=scratch,
+        nbytes = self._bytes(given.values())
+        taken = self._seconds()
+        forward, again, backward = map(summarize, taken)
+        found = UnitCost(
+            kind="slice", parameters=sum(p.numel() for p in stage.named_parameters().values()),
+            forward_s=forward.seconds, recompute_s=again.seconds, backward_s=backward.seconds,
+            spread=backward.spread, input_bytes=bytes_of(self._came), **nbytes,
         )  # fmt: skip
-        return found, [undisturbed([each.wall for each in some]) for some in both]
+        single = taken[0], taken[2]
+        return found, [undisturbed([each.wall for each in some]) for some in single]
 
     def update(self, make: MakeOptimizer) -> tuple[int, float]:
         """Bytes of an optimizer's states, and seconds of its step."""
@@ -80,67 +79,46 @@ class SliceBench:
         if not trained:
             return 0, 0.0
         optimizer = make(trained)
-        optimizer.step()
+        (seconds,) = timed([optimizer.step], self._device, least=UPDATES, burst=UPDATES)
         held = [value for state in optimizer.state.values() for value in state.values()]
-        reads = [self._clock(optimizer.step) for _ in range(UPDATES)]
         nbytes = bytes_of([value for value in held if isinstance(value, Tensor)])
-        return nbytes, median(read().wall for read in reads)
+        return nbytes, median(each.wall for each in seconds)
 
-    def _forward(self, keeps: bool) -> tuple[Bundle, Bundle]:
-        """Input and output."""
-        came = tuple(t.detach().requires_grad_(keeps and t.requires_grad) for t in self._came)
-        with torch.set_grad_enabled(keeps), self._stage.autocast():
+    def _forward(self) -> Bundle:
+        """Output of a forward pass without autograd."""
+        with torch.no_grad(), self._stage.autocast():
+            return self._stage.run(self._came, 0, 0)
+
+    def _graph(self) -> tuple[Bundle, Bundle]:
+        """Input and output of a forward pass with autograd."""
+        came = tuple(t.detach().requires_grad_(t.requires_grad) for t in self._came)
+        with torch.enable_grad(), self._stage.autocast():
             return came, self._stage.run(came, 0, 0)
 
-    def _backward(self, made: Bundle) -> None:
+    def _backward(self, came: Bundle, made: Bundle) -> None:
         pairs = zip(made, self._above, strict=True)
         ends = [(t, g.detach()) for t, g in pairs if t.requires_grad and g.requires_grad]
         if ends:
             torch.autograd.backward(*zip(*ends, strict=True))
 
-    def _bytes(self, given: Iterable[Tensor]) -> tuple[int, int]:
-        """Bytes kept between the passes, and the peak inside one beyond what a schedule counts:
-        input, output of a forward pass, what is kept, and gradients of both. The graph holds the
-        output until the backward pass is done, which is in that one's peak."""
+    def _bytes(self, given: Iterable[Tensor]) -> dict[str, int]:
+        """Bytes of the passes beyond what a schedule counts: input, output, what is kept, and
+        gradients of both; gradients of weights are added to those of the stage."""
         meter = device_meter(self._device)
         held = [*self._weights.named.values(), *self._stage.buffers(), self._weights.gradients]
         for tensor in (*held, *given, *self._came, *self._above):
             meter.exclude(tensor)
         with meter:
-            self._burst(1)  # libraries take their workspaces
-            begun = meter.now
-            meter.reset_peak()
-            out = self._forward(keeps=False)[1]
-            output, forward = meter.now - begun, meter.peak - meter.now
-            del out
-            meter.reset_peak()
-            came, made = self._forward(keeps=True)
-            kept = meter.now - begun - output
-            again = meter.peak - begun - kept
-            meter.reset_peak()
-            self._backward(made)
-            backward = meter.peak - begun - kept
-        return kept, max(forward, again, backward - bytes_of([t for t in came if t.requires_grad]))
+            self._backward(*self._graph())  # libraries take their workspaces
+            returned = bytes_of([t for t in self._came if t.requires_grad])
+            return weigh(meter, self._forward, self._graph, self._backward, returned=returned)
 
-    def _seconds(self) -> tuple[list[Sample], list[Sample]]:
-        """Samples of forward and backward passes."""
-        taken: tuple[list[Sample], list[Sample]] = [], []
-        end = perf_counter() + lasting(self._longest_s)
-        while len(taken[0]) < LEAST or (
-            max(summarize(each).spread for each in taken) > CLOSE and perf_counter() < end
-        ):
-            for read, into in zip(self._burst(BURST), taken, strict=True):
-                into += [each() for each in read]
-        return taken
-
-    def _burst(self, times: int) -> tuple[list[Callable[[], Sample]], list[Callable[[], Sample]]]:
-        """Forward and backward passes, all of which a GPU has in its queue at once."""
-        forward, backward = [], []
-        for _ in range(times):
-            forward.append(self._clock(lambda: self._forward(keeps=False)))
-            made = self._forward(keeps=True)[1]
-            backward.append(self._clock(lambda made=made: self._backward(made)))
-        return forward, backward
+    def _seconds(self) -> list[list[Sample]]:
+        """Samples of forward passes, of those with autograd, and of backward passes."""
+        return timed(
+            phases(self._forward, self._graph, self._backward).values(), self._device,
+            seconds=self._longest_s, least=LEAST, burst=BURST, steady=CLOSE,
+        )  # fmt: skip
 
 
 def measure(
@@ -158,8 +136,7 @@ def measure(
     weights = [*stage.named_parameters().values()]
     nbytes, singles = bytes_of(weights), []
     found = Slice(
-        parameters=sum(each.numel() for each in weights), weight_bytes=nbytes,
-        state_bytes=2 * nbytes, passes=(),
+        weight_bytes=nbytes, state_bytes=2 * nbytes, costs=(),
         boundary_bytes=bytes_of(rows) if stage.first else form_bytes(stage.came(1)),
     )  # fmt: skip
     try:
@@ -169,7 +146,7 @@ def measure(
             found = replace(found, state_bytes=state_bytes, update_s=update_s)
         for size in sizes:
             one, seconds = bench.passes(get_batch(size), size)
-            found = replace(found, passes=(*found.passes, one))
+            found = replace(found, costs=(*found.costs, one))
             singles += seconds
     except (OutOfMemory, torch.OutOfMemoryError):
         torch.cuda.empty_cache()  # this size and larger ones are left out
@@ -179,7 +156,7 @@ def measure(
     for module in stage.modules:
         module.zero_grad()
         module.to("cpu")
-    if not found.passes:
+    if not found.costs:
         raise ValueError(
             f"a slice finds no memory for {sizes[0]} samples; give smaller micro-batches, or set "
             "more cut points"

@@ -18,8 +18,9 @@ from typing import Literal
 from workbench.core.host import device_class, gpus, torch_build
 from workbench.core.schema import read_as
 from workbench.core.sealed import read_sealed, write_sealed
+from workbench.profile.units import UnitCost
 
-FILE = "profile.json"
+FILE, VERSION = "profile.json", 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,27 +35,9 @@ class Named:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlicePasses:
-    """Passes of one slice over a micro-batch of so many samples. Seconds are medians; spreads are
-    half of the distance of their quartiles."""
-
-    samples: int
-    forward_s: float
-    backward_s: float
-    """Without the recomputation."""
-    kept_bytes: int
-    """Kept from the forward to the backward pass, without input and output."""
-    forward_spread_s: float = 0.0
-    backward_spread_s: float = 0.0
-    scratch_bytes: int = 0
-    """Peak inside a pass beyond what is kept and what it returns."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Slice:
     """A part of the model between two CutPoints."""
 
-    parameters: int
     weight_bytes: int
     """Bytes of its weights; its gradients have as many."""
     state_bytes: int
@@ -63,8 +46,13 @@ class Slice:
     """Bytes that enter it, a sample: of the first slice those of the model's inputs."""
     update_s: float = 0.0
     """The optimizer's step over it."""
-    passes: tuple[SlicePasses, ...]
-    """By samples, ascending; of all slices the same ones."""
+    costs: tuple[UnitCost, ...]
+    """Of micro-batches of as many samples as the profile names."""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of its weights."""
+        return self.costs[0].parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +96,15 @@ class RingSum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelProfile:
+class SliceProfile:
     """A model on a machine."""
 
     model: Named
     machine: Named
     device_bytes: int
     """Memory of a device that a process may use."""
+    samples: tuple[int, ...]
+    """Sizes of micro-batches that were profiled, ascending."""
     slices: tuple[Slice, ...]
     tied: tuple[Tied, ...] = ()
     within: Wire | None = None
@@ -128,17 +118,17 @@ class ModelProfile:
     """Memory of a device that libraries keep."""
     lacking: tuple[int, ...] = ()
     """Samples of micro-batches for which a slice found no memory."""
-    version: Literal[1] = 1
+    version: Literal[2] = VERSION
 
     def __post_init__(self) -> None:
-        sizes = self.samples
-        if not sizes or list(sizes) != sorted({*sizes}) or sizes[0] < 1:
-            raise ValueError(
-                f"slices have passes of {[*sizes]} samples; they ascend from 1 or more"
-            )
+        sizes = [*self.samples]
+        if not sizes or sizes != sorted({*sizes}) or sizes[0] < 1:
+            raise ValueError(f"slices have costs of {sizes} samples; they ascend from 1 or more")
         for number, each in enumerate(self.slices):
-            if (other := [one.samples for one in each.passes]) != [*sizes]:
-                raise ValueError(f"slice {number} has passes of {other} samples, not of {[*sizes]}")
+            if len(each.costs) != len(sizes):
+                raise ValueError(
+                    f"slice {number} has {len(each.costs)} costs, not those of {sizes} samples"
+                )
         for name in ("within", "between"):
             wire = getattr(self, name)
             if wire is not None and (wire.bytes_per_s <= 0 or wire.latency_s < 0):
@@ -146,11 +136,6 @@ class ModelProfile:
         for one in self.sums:
             if one.ranks < 2 or one.nbytes < 1:
                 raise ValueError(f"sums have {one}; 2 ranks and 1 byte are the least")
-
-    @property
-    def samples(self) -> tuple[int, ...]:
-        """Sizes of micro-batches that were profiled."""
-        return tuple(one.samples for slice_ in self.slices[:1] for one in slice_.passes)
 
     def save(self, folder: Path) -> None:
         """Write it into a folder, whole or not at all; another one there is replaced."""
@@ -165,15 +150,18 @@ def machine_of(device: str) -> Named:
     return Named(name=device_class(device), digest=hashlib.sha256(facts.encode()).hexdigest()[:16])
 
 
-def load(folder: Path, model: Named | None = None, machine: Named | None = None) -> ModelProfile:
+def load(folder: Path, model: Named | None = None, machine: Named | None = None) -> SliceProfile:
     """The profile in a folder. Raises ValueError where there is none, where it does not fit, and
     where it is of another model or machine than the one named."""
     path = Path(folder) / FILE
     where = f"the profile {path}"
     try:
-        found: ModelProfile = read_as(ModelProfile, read_sealed(path, where), where)
+        data = read_sealed(path, where)
     except FileNotFoundError:
         raise ValueError(f"{where} is not there; a Profiler writes it") from None
+    if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
+        raise ValueError(f"{where} is of version {data['version']}, not {VERSION}; profile anew")
+    found: SliceProfile = read_as(SliceProfile, data, where)
     pairs = {"model": (model, found.model), "machine": (machine, found.machine)}
     for what, (wanted, there) in pairs.items():
         if wanted not in (None, there):

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,16 +29,15 @@ from workbench.core.others import read, shares
 from workbench.core.record import BUSY
 from workbench.core.sources import by_content
 from workbench.core.spec import VALUE_BYTES, RunSpec
-from workbench.profile.files import FORMAT, measuring, now, stored, write
+from workbench.profile.files import FORMAT, kept, now, stored
 from workbench.profile.machine import Machine, this_machine
 from workbench.profile.match import check_profile
-from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
+from workbench.profile.profile import Hardware, Profile, Wires
 from workbench.profile.table import Ceilings, Echo
+from workbench.profile.units import UnitCost
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from workbench.model.base import LayeredModel
+    from workbench.profile.alone import Setting
 
 DRIFT = 0.1
 """Change of the machine's speed past which costs are measured anew before a run."""
@@ -96,15 +95,14 @@ def ceilings(
     found = None if fresh else stored(path, machine, Ceilings, echo)
     if found is not None or not measure:
         return found
-    with measuring(path, echo):
-        found = None if fresh else stored(path, machine, Ceilings, echo)
-        if found is None:  # nobody measured while this process waited
-            from workbench.profile.ceilings import measure_ceilings
 
-            echo(f"measuring the ceilings of {machine.name}")
-            found = measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds)
-            write(path, asdict(found))
-    return found
+    def measured() -> Ceilings:
+        from workbench.profile.ceilings import measure_ceilings
+
+        echo(f"measuring the ceilings of {machine.name}")
+        return measure_ceilings(device, folder=path.parent, echo=echo, seconds=seconds)
+
+    return kept(path, machine, Ceilings, echo, measured, holds=lambda found: not fresh)
 
 
 def hardware(results: Path, device: str = "auto", echo: Echo = silent) -> Hardware:
@@ -121,11 +119,10 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
     machine = this_machine(spec.device)
     hardware_ = hardware(results, machine.device, echo)
     path = _costs_path(spec, results, machine)
-    with measuring(path, echo):
-        found = _stored_costs(spec, results, machine, echo)
-        if found is None or _drifted(found, spec, echo):
-            found = _measure_costs(spec, machine, hardware_, echo)
-            write(path, asdict(found))
+    found = kept(
+        path, machine, UnitCosts, echo, lambda: _measure_costs(spec, machine, hardware_, echo),
+        holds=lambda found: _serves(found, spec) and not _drifted(found, spec, echo),
+    )  # fmt: skip
     return _assemble(spec, replace(hardware_, wires=wires_for(spec, results, echo)), found, path)
 
 
@@ -139,17 +136,16 @@ def wires_for(
     machine = this_machine(spec.device)
     path = _wires_path(spec.ranks, results, machine)
     found = stored(path, machine, MeasuredWires, echo)
-    if found is not None or not measure:
-        return None if found is None else found.wires
-    with measuring(path, echo):
-        found = stored(path, machine, MeasuredWires, echo)
-        if found is None:  # nobody measured while this process waited
-            from workbench.profile.wires import measure as measure_wires
 
-            echo(f"measuring the links of {spec.ranks} ranks")
-            found = MeasuredWires(machine=machine, wires=measure_wires(spec.ranks, machine.device))
-            write(path, asdict(found))
-    return found.wires
+    def measured() -> MeasuredWires:
+        from workbench.profile.wires import measure as measure_wires
+
+        echo(f"measuring the links of {spec.ranks} ranks")
+        return MeasuredWires(machine=machine, wires=measure_wires(spec.ranks, machine.device))
+
+    if found is None and measure:
+        found = kept(path, machine, MeasuredWires, echo, measured)
+    return None if found is None else found.wires
 
 
 def rehearsed(
@@ -159,13 +155,11 @@ def rehearsed(
     and measured now unless another process did so while this one waited."""
     machine = this_machine(device)
     path = _wires_path(wires.ranks, results, machine)
-    with measuring(path, echo):
-        found = stored(path, machine, MeasuredWires, echo)
-        if found is None or found.wires.pass_overhead_s is None:
-            wires = replace(wires, **measure())
-            found = MeasuredWires(machine=machine, wires=wires)
-            write(path, asdict(found))
-    return found.wires
+    return kept(
+        path, machine, MeasuredWires, echo,
+        lambda: MeasuredWires(machine=machine, wires=replace(wires, **measure())),
+        holds=lambda found: found.wires.pass_overhead_s is not None,
+    ).wires  # fmt: skip
 
 
 def _wires_path(ranks: int, results: Path, machine: Machine) -> Path:
@@ -187,11 +181,11 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
     known = ceilings(results, machine.device, echo, measure=False)
     if known is None:
         return None
-    found = _stored_costs(spec, results, machine, echo)
-    if found is None:
+    path = _costs_path(spec, results, machine)
+    found = stored(path, machine, UnitCosts, echo)
+    if found is None or not _serves(found, spec):
         return None
     wires = wires_for(spec, results, echo, measure=False)
-    path = _costs_path(spec, results, machine)
     return _assemble(spec, replace(known.hardware, wires=wires), found, path)
 
 
@@ -219,39 +213,27 @@ def _drifted(found: UnitCosts, spec: RunSpec, echo: Echo) -> bool:
 
 
 def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: Echo) -> UnitCosts:
-    from workbench.model import make_model
-    from workbench.profile.measure import probe, unit_costs
+    from workbench.profile.measure import kind_costs, probe, unit_costs
+    from workbench.profile.variants import with_variants
 
-    model = make_model(spec.model)
+    setting, note = _setting(spec, machine.device), ""
     echo(f"measuring the layers of the model at a micro-batch of {spec.microbatch}")
     probe_s = probe(machine.device, spec.dtype)
     if spec.model.decomposed:
-        costs, library_bytes = _measure_kinds(spec, model, machine)
-        note = ""
+        try:
+            costs, library_bytes = kind_costs(setting)
+        except ValueError as error:  # the model's own
+            raise ValueError(
+                f"micro-batches of {spec.microbatch} cannot be run: {error}"
+            ) from error
     else:
-        costs, library_bytes, note = unit_costs(
-            model,
-            microbatch=spec.microbatch,
-            seq=spec.model.seq,
-            dtype=spec.dtype,
-            device=machine.device,
-            hardware=hardware_,
-            compile=spec.compile,
-        )
-    how = {"seq": spec.model.seq, "dtype": spec.dtype, "device": machine.device}
-    if spec.options.halved:
-        from workbench.profile.halves import with_halves
-
-        costs = with_halves(costs, model, *_micro_batch(spec, model), **how)
-    if spec.options.checkpointed:
-        from workbench.profile.checkpoints import with_checkpoints
-
-        costs = with_checkpoints(
-            costs, model, *_micro_batch(spec, model), **how, compile=spec.compile
-        )
+        costs, library_bytes, note = unit_costs(setting, hardware_)
+    options, model = spec.options, setting.model
     return UnitCosts(
         machine=machine,
-        costs=costs,
+        costs=with_variants(
+            costs, setting, halved=options.halved, checkpointed=options.checkpointed
+        ),
         order=tuple(model.kind(unit) for unit in range(model.num_units)),
         measured=now(),
         probe_s=probe_s,
@@ -260,40 +242,21 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
     )
 
 
-def _measure_kinds(
-    spec: RunSpec, model: LayeredModel, machine: Machine
-) -> tuple[dict[str, UnitCost], int]:
-    from workbench.profile.kinds import kind_costs
-    from workbench.runtime.memory.storage import DTYPES
-
-    inputs, targets = _micro_batch(spec, model)
-    try:
-        return kind_costs(
-            model,
-            inputs,
-            targets,
-            seq=spec.model.seq,
-            dtype=DTYPES[spec.dtype],
-            device=machine.device,
-        )
-    except ValueError as error:  # the model's own
-        raise ValueError(f"micro-batches of {spec.microbatch} cannot be run: {error}") from error
-
-
-def _micro_batch(spec: RunSpec, model: LayeredModel) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Inputs and targets of the first samples of the data; of a decoder's, made-up tokens."""
-    if not spec.model.decomposed:
-        import torch
-
-        tokens = torch.randint(model.vocab, (spec.microbatch, spec.model.seq))
-        return (tokens,), tokens
+def _setting(spec: RunSpec, device: str) -> Setting:
+    """The first samples of the data; of a decoder's, made-up tokens."""
+    from workbench.model import make_model
     from workbench.model.families import load_data
+    from workbench.profile.alone import Setting
 
+    model = make_model(spec.model)
+    how = {"dtype": spec.dtype, "device": device, "compile": spec.compile}
+    if not spec.model.decomposed:
+        return Setting.of_tokens(model, (spec.microbatch, spec.model.seq), **how)
     data = load_data(
         spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=None, classes=model.classes
     )
     *inputs, targets = data.rows(range(spec.microbatch))
-    return tuple(inputs), targets
+    return Setting.of(model, tuple(inputs), targets, seq=spec.model.seq, **how)
 
 
 def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) -> Profile:
@@ -321,13 +284,10 @@ def _assemble(spec: RunSpec, hardware_: Hardware, found: UnitCosts, path: Path) 
     return profile.with_link(spec.link_bytes_per_s)
 
 
-def _stored_costs(spec: RunSpec, results: Path, machine: Machine, echo: Echo) -> UnitCosts | None:
-    path = _costs_path(spec, results, machine)
-    found = stored(path, machine, UnitCosts, echo)
-    if found is None or spec.model.decomposed or len(found.order) == spec.model.units:
-        return found
-    # Of another depth: its blocks serve if they are all alike.
-    return found if set(found.order) == {"embedding", "block", "head"} else None
+def _serves(found: UnitCosts, spec: RunSpec) -> bool:
+    """Whether costs of a model of another depth serve: if its blocks are all alike."""
+    alike = {*found.order} == {"embedding", "block", "head"}
+    return spec.model.decomposed or len(found.order) == spec.model.units or alike
 
 
 def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:

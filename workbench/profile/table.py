@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from workbench.profile.machine import Machine
 from workbench.profile.profile import Hardware
+from workbench.profile.timing import Timing
 
 Echo = Callable[[str], None]
 """Hears what is going on, line by line."""
@@ -60,6 +61,11 @@ class Table:
         self.others = max(self.others, others)
         self.echo(f"{name}: {format_figure(value, unit)}")
         return value
+
+    def enter(self, name: str, timing: Timing, unit: str = "s", amount: float = 0.0) -> float:
+        """Enter the seconds of a timing, or with an `amount` the rate at which it was done."""
+        value = amount / timing.seconds if amount else timing.seconds
+        return self.add(name, value, unit, spread=timing.spread, others=timing.others)
 
     def value(self, name: str) -> float:
         """The value of a figure that was entered."""

@@ -1,35 +1,24 @@
-"""Times and bytes of a model's units for any number of samples, from profiles of a few sizes.
-
-Piecewise linear, as published; beyond the largest profiled size the last piece goes on, and below
-the smallest everything shrinks in proportion. A pass of fewer samples takes no longer than one of
-more: where it was measured so, something else was at work.
-"""
+"""Times and bytes of a model's units for any number of samples, from profiles of a few sizes."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from workbench.core.spec import RunSpec
-from workbench.profile.profile import Profile, UnitCost
+from workbench.profile.profile import Profile
+from workbench.profile.units import CostsBySize, UnitCost
 from workbench.schedule import buffers
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel
 
-PER_SAMPLE = tuple(
-    f.name for f in fields(UnitCost) if f.name not in ("kind", "parameters", "gradient_s", "spread")
-)
-"""Fields of UnitCost that grow with the micro-batch."""
 SORTED_ABOVE, SORTED = 3072, 1.1
 """Tokens above which a GPU sorts them to add up an embedding's gradient, and the fp32 tensors of
 [tokens, hidden] that it works in then. Seen on an H200: 1.09 to 1.11."""
 TOKEN_BYTES = 16
 """Two 64-bit integers per position: the token and its target."""
-SECONDS = tuple(name for name in PER_SAMPLE if name.endswith("_s"))
 
 
 class Sizes(Protocol):
@@ -103,30 +92,11 @@ class ProfiledSizes:
         """
         if not profiles:
             raise ValueError("sizes need a profile of at least one micro-batch size")
-        self._points, self.doubled = sorted(profiles), ()
-        self._any, self._tied = profiles[self._points[0]], dict(tied)
+        self._any, self._tied, self.doubled = profiles[min(profiles)], dict(tied), ()
         self._fresh, self._constant = dict(fresh or {}), dict(constant or {})
-        self._units = {size: profiles[size].units for size in self._points}
-        for size, larger in zip(self._points[-2::-1], self._points[:0:-1], strict=True):
-            pairs = zip(self._units[size], self._units[larger], strict=True)
-            self._units[size] = tuple(_at_most(cost, above) for cost, above in pairs)
         self.library_bytes = max(p.library_bytes for p in profiles.values())
-        self.cost = lru_cache(maxsize=None)(self._cost)
-
-    def _cost(self, unit: int, samples: int) -> UnitCost:
-        at = bisect_right(self._points, samples)
-        low = self._points[max(0, min(at, len(self._points) - 1) - 1)]
-        high = self._points[min(max(at, 1), len(self._points) - 1)]
-        below, above = self._units[low][unit], self._units[high][unit]
-        if low == high or samples < low:
-            return _combined(below, below, samples / low, 0.0)
-        share = (samples - low) / (high - low)
-        found = _combined(below, above, 1 - share, share)
-        if samples <= high:
-            return found
-        # More samples never take less than the most that were measured, whatever two noisy points
-        # promise further on.
-        return replace(found, **{n: max(getattr(found, n), getattr(above, n)) for n in PER_SAMPLE})
+        costs = CostsBySize({size: profile.units for size, profile in profiles.items()})
+        self.cost = lru_cache(maxsize=None)(costs.of)
 
     def input_bytes(self, unit: int, samples: int) -> int:
         """Bytes of a unit's input."""
@@ -161,26 +131,13 @@ class ProfiledSizes:
         return samples * max(first, self._any.seq * TOKEN_BYTES)
 
 
-def _at_most(cost: UnitCost, above: UnitCost) -> UnitCost:
-    return replace(cost, **{n: min(getattr(cost, n), getattr(above, n)) for n in SECONDS})
-
-
-def _combined(one: UnitCost, other: UnitCost, first: float, second: float) -> UnitCost:
-    mixed = {}
-    for field in PER_SAMPLE:
-        a, b = getattr(one, field), getattr(other, field)
-        value = first * a + second * b
-        mixed[field] = round(value) if isinstance(a, int) else value
-    return replace(one, **mixed)
-
-
 def profiled_sizes(
     model: LayeredModel, spec: RunSpec, profiles: Mapping[int, Profile]
 ) -> ProfiledSizes:
     """Sizes of the layers of the spec's model. Raises ValueError as `borrowed` does.
 
     Where a decoder was measured, its first unit and its head were run as the engine of a single
-    device runs them (profile/bench.py): gradients go to slabs one by one, and the largest is in
+    device runs them (profile/alone.py): gradients go to slabs one by one, and the largest is in
     their scratch, or was made by the loss. Here all are there at once.
     """
     from workbench.runtime.memory.storage import DTYPES

@@ -23,12 +23,13 @@ from workbench.core.division import DP
 from workbench.methods.harmony import search as ours
 from workbench.methods.harmony.faithful import packs_of
 from workbench.methods.harmony.packs import Packs
+from workbench.methods.harmony.problem import MicroBatchSizes, PackingProblem
 from workbench.methods.harmony.published import search as theirs
 from workbench.methods.harmony.published.build import build
 from workbench.methods.harmony.published.estimate import estimate
 from workbench.methods.harmony.published.packing import manual
 from workbench.methods.harmony.published.profile_file import load
-from workbench.methods.harmony.published.profiles import Direction, Measured, ModelProfile
+from workbench.methods.harmony.published.profiles import Direction, Measured, PublishedProfile
 from workbench.methods.harmony.published.sizes import PublishedSizes, published_server
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server
@@ -77,7 +78,7 @@ def answers(question: Question, folder: Path) -> list[Row]:
     return [_PLANNERS[planner](question, profile) for planner in question.planners]
 
 
-def profile_of(model: str, folder: Path) -> ModelProfile:
+def profile_of(model: str, folder: Path) -> PublishedProfile:
     """A published profile. GPT-2 of 30 billion has none of its own: all of them are the profile of
     one block, repeated."""
     if model != "gpt2_30b":
@@ -85,7 +86,7 @@ def profile_of(model: str, folder: Path) -> ModelProfile:
     return with_blocks(load(folder / "profile_gpt2_10b.json"), 150)
 
 
-def with_blocks(model: ModelProfile, blocks: int) -> ModelProfile:
+def with_blocks(model: PublishedProfile, blocks: int) -> PublishedProfile:
     """The model with its one kind of block so many times; one layer comes before them, three
     after."""
 
@@ -95,19 +96,14 @@ def with_blocks(model: ModelProfile, blocks: int) -> ModelProfile:
     def measured(each: Measured) -> Measured:
         return replace(each, seconds=repeated(each.seconds), peak_bytes=repeated(each.peak_bytes))
 
+    names = ("weight_bytes", "buffer_bytes", "state_bytes", "input_bytes", "update_seconds")
+    each = {name: repeated(getattr(model, name)) for name in names}
     return replace(
-        model,
-        forward=measured(model.forward),
-        backward=measured(model.backward),
-        weight_bytes=repeated(model.weight_bytes),
-        buffer_bytes=repeated(model.buffer_bytes),
-        state_bytes=repeated(model.state_bytes),
-        input_bytes=repeated(model.input_bytes),
-        update_seconds=repeated(model.update_seconds),
+        model, forward=measured(model.forward), backward=measured(model.backward), **each
     )
 
 
-def _published(question: Question, profile: ModelProfile) -> Row:
+def _published(question: Question, profile: PublishedProfile) -> Row:
     """The published choice: its estimate, and what our simulator says of it."""
     before = process_time()
     chosen, found = _chosen(question, profile)
@@ -131,7 +127,7 @@ def _published(question: Question, profile: ModelProfile) -> Row:
     return _row(question, profile, PUBLISHED, packs, schedule, **told)
 
 
-def _chosen(question: Question, profile: ModelProfile) -> tuple[Configuration, int | None]:
+def _chosen(question: Question, profile: PublishedProfile) -> tuple[Configuration, int | None]:
     """The given setting, or what the authors' search with its cap finds among so many."""
     mode = Mode(question.mode.upper())
     if question.sizes is not None:
@@ -159,7 +155,7 @@ def _chosen(question: Question, profile: ModelProfile) -> tuple[Configuration, i
     return result.best[0].candidate.configuration, result.candidates
 
 
-def _ours(question: Question, profile: ModelProfile) -> Row:
+def _ours(question: Question, profile: PublishedProfile) -> Row:
     """Our search, with memory as a constraint."""
     server = published_server(profile, question.ranks, CARD_BYTES)
     setting, sizes = _setting(question, profile), PublishedSizes(profile)
@@ -173,25 +169,28 @@ def _ours(question: Question, profile: ModelProfile) -> Row:
     return _row(question, profile, OURS, found.packs, found.schedule, **told)
 
 
-_PLANNERS: dict[str, Callable[[Question, ModelProfile], Row]] = {PUBLISHED: _published, OURS: _ours}
+_PLANNERS: dict[str, Callable[[Question, PublishedProfile], Row]] = {
+    PUBLISHED: _published,
+    OURS: _ours,
+}
 
 
-def _setting(question: Question, profile: ModelProfile) -> ours.SearchProblem:
-    return ours.SearchProblem(
+def _setting(question: Question, profile: PublishedProfile) -> PackingProblem:
+    return PackingProblem(
         mode=question.mode,
         ranks=question.ranks,
         minibatch=question.minibatch,
         device_bytes=CARD_BYTES,
         host_bytes=1 << 40,
-        clipped=False,  # the authors update each pack as soon as its gradients are out
-        largest_forward=profile.sizes(Direction.FORWARD)[-1],
-        largest_backward=profile.sizes(Direction.BACKWARD)[-1],
+        clipping=None,  # the authors update each pack as soon as its gradients are out
+        forward=MicroBatchSizes(largest=profile.sizes(Direction.FORWARD)[-1]),
+        backward=MicroBatchSizes(largest=profile.sizes(Direction.BACKWARD)[-1]),
     )
 
 
 def _row(
     question: Question,
-    profile: ModelProfile,
+    profile: PublishedProfile,
     planner: str,
     packs: Packs,
     schedule: Schedule,

@@ -61,6 +61,11 @@ class Point:
     spec: dict = field(default_factory=dict)
     """Further settings of the run."""
 
+    def place(self) -> dict:
+        """Columns that tell it from others."""
+        names = ("method", "layers", "window", "variant", "pair")
+        return {name: getattr(self, name) for name in names}
+
     def plan(self) -> Plan:
         """The plan of the point's run."""
         return _planner(self.method, self.variant)(self.run())
@@ -124,13 +129,9 @@ def _times(figure: str) -> Iterator[dict]:
         seconds = plan.step_seconds
         in_ms = figure in ("8b", "9")
         yield {
-            "method": point.method,
-            "layers": point.layers,
-            "window": point.window,
+            **point.place(),
             "value": 1000 * seconds if in_ms else point.run().batch / seconds,
             "unit": "ms" if in_ms else "samples/s",
-            "variant": point.variant,
-            "pair": point.pair,
             "calibrated": _is_calibrated(figure, point),
             "tier": "",
             "binding": plan.binding,
@@ -177,13 +178,10 @@ def _sizes() -> Iterator[dict]:
         next_one = shape(point, layers + 1).plan()
         lack = next_one.binding.partition(": ")[2]
         yield {
-            "method": point.method,
+            **point.place(),
             "layers": layers,
-            "window": point.window,
             "value": found.run().model.parameters / 1e9,
             "unit": "billion parameters",
-            "variant": point.variant,
-            "pair": "",
             "calibrated": _is_calibrated("6a", replace(point, layers=LARGEST.get(point.method, 0))),
             "tier": next_one.lacking,
             "binding": f"{next_one.lacking}: with one layer more, {lack}",

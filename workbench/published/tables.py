@@ -27,7 +27,7 @@ def published(system: str) -> pd.DataFrame:
         raise ValueError(
             f"no published values of {system!r}; there are some of {', '.join(SYSTEMS)}"
         )
-    meaning = pd.read_csv(FOLDER / f"{system}_defects.csv", index_col="defect")["meaning"]
+    meaning = defects(system)["meaning"]
     table = pd.read_csv(
         FOLDER / f"{system}.csv",
         dtype={"figure": str, "window": "Int64"},
@@ -41,3 +41,10 @@ def published(system: str) -> pd.DataFrame:
     table = table.rename(columns={"source": "origin"})
     table.insert(table.columns.get_loc("origin"), "source", "published")
     return table
+
+
+def defects(system: str) -> pd.DataFrame:
+    """What is wrong with published runs, by the names in ``defects``: their ``meaning``, and
+    ``short`` for figures, empty of what does not make a run unsound."""
+    path = FOLDER / f"{system}_defects.csv"
+    return pd.read_csv(path, index_col="defect", keep_default_na=False)

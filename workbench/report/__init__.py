@@ -24,8 +24,8 @@ from workbench.report.page import Html, facts, page, table, tag
 from workbench.report.proofs import plans_judged, proof_figures, proof_tables
 from workbench.report.sections import figures, measured_on, shown_exhibits, tables
 from workbench.report.summary import TITLE, by_kind, summary, verdicts
+from workbench.runs.columns import cell as told
 from workbench.runs.starts import start_words
-from workbench.ui.runs.fields import cell as told
 
 CLASSES = {HOLDS: "holds", FAILS: "fails", **dict.fromkeys((BUSY, UNTESTED, MISSING), "untold")}
 SIGNS = {HOLDS: "\u2713 ", FAILS: "\u2717 ", BUSY: "? ", UNTESTED: "? ", MISSING: "- "}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,44 +21,7 @@ from workbench.figures.style import as_svg
 ENLARGED = 1.45
 """A figure on the screen over its size in print."""
 
-STYLE = """
-:root { --text: #1d2126; --soft: #5a6470; --line: #d8dde3; --paper: #ffffff; --shade: #f4f6f8;
-  --holds: #00714f; --fails: #b3261e; --untold: #7a5a00; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) { :root { --text: #e4e7eb; --soft: #a2acb8; --line: #3a424c;
-  --paper: #15181c; --shade: #1f242a; --holds: #4cc38a; --fails: #ff8a80; --untold: #e3b341; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.2rem 4rem; max-width: 66rem; color: var(--text);
-  background: var(--paper); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem; }
-h2 { font-size: 1.25rem; margin: 2.6rem 0 .4rem; padding-top: .8rem;
-  border-top: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-p, ul { margin: .4rem 0; } .soft { color: var(--soft); } nav a { margin-right: .9rem; }
-a { color: inherit; }
-.summary { list-style: none; padding: .6rem .9rem; background: var(--shade); }
-table { border-collapse: collapse; margin: .6rem 0; font-size: .86rem; width: 100%; }
-th, td { padding: .28rem .5rem; border-bottom: 1px solid var(--line); text-align: left;
-  vertical-align: top; overflow-wrap: break-word; }
-th { background: var(--shade); font-weight: 600; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td.n { white-space: nowrap; }
-.wide { overflow-x: auto; }
-.figure { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin: .8rem 0;
-  padding: .6rem; text-align: center; }
-.figure img { max-width: 100%; height: auto; }
-figcaption { color: #444; font-size: .84rem; text-align: left; margin-top: .4rem; }
-.holds, .fails, .untold { font-weight: 600; white-space: nowrap; }
-.holds { color: var(--holds); } .fails { color: var(--fails); } .untold { color: var(--untold); }
-.warn { border-left: 4px solid var(--fails); background: var(--shade); padding: .5rem .8rem; }
-pre, code { font: .84rem/1.5 ui-monospace, monospace; }
-pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6px;
-  padding: .7rem .9rem; overflow-x: auto; }
-summary { cursor: pointer; color: var(--soft); }
-@media print { body { max-width: none; padding: 0; font-size: 10pt; } nav { display: none; }
-  h2 { break-after: avoid; } .figure, tr { break-inside: avoid; }
-  details::details-content { content-visibility: visible; } summary { list-style: none; }
-  a { text-decoration: none; } }
-"""
+STYLE = Path(__file__).with_name("page.css")
 
 
 class Html(str):
@@ -101,7 +65,7 @@ def page(title: str, *body: Any) -> str:
         Html('<meta charset="utf-8">'),
         Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         tag("title", title),
-        tag("style", Html(STYLE)),
+        tag("style", Html(f"\n{STYLE.read_text()}")),
     )
     whole = tag("html", tag("head", *head), tag("body", *body), lang="en")
     return f"<!DOCTYPE html>\n{whole}\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pandas as pd
 
 from workbench.core.record import RunRecord
@@ -19,6 +22,9 @@ from workbench.report.page import Cell, Html, drawing, table, tag, without_empty
 from workbench.report.timeline import draw_gantt
 from workbench.runs.store import Store
 
+WORDS = Path(__file__).with_suffix(".toml")
+"""Headings and words of the chapters."""
+
 
 def proof_figures(compared: list[RunRecord], store: Store, *, simulated: bool) -> list[Html]:
     """Losses of all methods, and one run's timeline; `compared` are figure 8a's runs."""
@@ -34,29 +40,14 @@ def proof_tables(size: str, every: list[RunRecord], cell: Cell, *, simulated: bo
 
 
 def _explained() -> list[Html]:
-    shown = explained_table()
-    words = (
-        "The published code's schedule, defects included, simulated on the published machine. It "
-        "says whether the simulator explains the published numbers; what our own runtime could "
-        "have reached there is the other simulation in the figures."
-    )
-    return [
-        tag("h2", "Does the simulator explain the published numbers?", id="explained"),
-        tag("p", words),
-        tag("p", explained_summary(shown)),
-        table(shown),
-    ]
+    shown, (head, words) = explained_table(), _told("explained")
+    return [head, tag("p", words), tag("p", explained_summary(shown)), table(shown)]
 
 
 def _training(records: list[RunRecord]) -> list[Html]:
-    head = tag("h2", "Does every method train?", id="training")
-    losses = losses_of(records)
+    losses, (head, words) = losses_of(records), _told("training")
     if not losses:
         return [head, tag("p", "No run of figure 8a is there to show.", class_="soft")]
-    words = (
-        "A method that does not train is not fast. Losses of all methods of figure 8a, on the same "
-        "samples from the same weights, beside those of plain training: everything on the device."
-    )
     return [
         head,
         tag("p", words),
@@ -66,14 +57,7 @@ def _training(records: list[RunRecord]) -> list[Html]:
 
 
 def _predictions(records: list[RunRecord], cell: Cell) -> list[Html]:
-    shown = prediction_table(records)
-    words = (
-        "Each run on our own runtime was simulated before it ran, from a profile of this machine. "
-        "Libraries plan for themselves: of their runs stands what our model of their schedules "
-        "says, by which planners tell what fits. Deviations are prediction over measurement, less "
-        "one."
-    )
-    head = tag("h2", "Do plans come true?", id="predictions")
+    shown, (head, words) = prediction_table(records), _told("predictions")
     parts = [head, tag("p", words), tag("p", prediction_summary(shown))]
     return [*parts, table(plans_judged(records), cell), table(shown)] if len(shown) else parts
 
@@ -88,12 +72,11 @@ def _timeline(records: list[RunRecord], store: Store) -> list[Html]:
     figure = draw_gantt(records, store)
     if figure is None:
         return []
-    words = (
-        "Two steps of figure 8a's STRONGHOLD run, layers as numbers. Copies to the device (h2d) "
-        "and gradients on their way to the host (d2h) run beside compute; updates wait for the "
-        f"norm. {figure.get_label()}"
-    )
-    return [
-        tag("h2", "One run, predicted above measured", id="timeline"),
-        drawing(figure, "Timeline of a STRONGHOLD run", words),
-    ]
+    head, words = _told("timeline")
+    return [head, drawing(figure, "Timeline of a STRONGHOLD run", f"{words} {figure.get_label()}")]
+
+
+def _told(chapter: str) -> tuple[Html, str]:
+    """Heading of a chapter, and what it shows."""
+    told = tomllib.loads(WORDS.read_text())[chapter]
+    return tag("h2", told["heading"], id=chapter), told["words"]

@@ -90,6 +90,7 @@ def figures(exhibits: Iterable[Shown], outcomes: dict[str, Outcome]) -> list[Htm
         if exhibit.introduction and exhibit.system not in introduced:
             introduced.add(exhibit.system)
             heading, about = exhibit.introduction
+            about = about.format(**exhibit.sentences)
             out += [tag("h1", heading, id=exhibit.system.lower()), tag("p", about)]
         out += _figure(session, rows, outcomes.get(exhibit.figure))
     return out

@@ -11,4 +11,7 @@ and so are the processors, by a file lock that all processes of a user share (de
 A run's `timeline.json` keeps the events that its plan simulated, so whoever shows a run plans
 nothing anew. A record says which share of cores and GPU others used (above 10 % a claim cannot be
 told), and where the seconds before the first step went (starts.py).
+
+A field of a spec or record has one spelling for forms, notebooks, tables and reports: `axis.py`
+reads what people type for it, `fields.py` writes its name, unit and value.
 """

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -31,14 +30,13 @@ from workbench.core.record import strict
 from workbench.core.schema import Measured, read_as
 from workbench.core.sealed import read_sealed, sealed, write_sealed
 from workbench.runs.store import Store
-from workbench.runs.sweep import VERSION, SweepFile
+from workbench.runs.sweep import NAME, VERSION, SweepFile, check_name
 
 State = Literal["new", "waiting", "running", "paused", "done", "cancelled", "interrupted", "failed"]
 LIVE: tuple[State, ...] = ("waiting", "running", "paused")
 """States that only a living process can be in."""
 Want = Literal["run", "pause", "cancel"]
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 COMMAND = (sys.executable, "-m", "workbench.sweep_process")
 START_S = 15.0
 """Longest time in which a process that was started says so."""
@@ -87,12 +85,7 @@ class Campaign:
 
     def __init__(self, store: Store, name: str) -> None:
         """Raises ValueError for a name that cannot be a folder's."""
-        if not NAME.fullmatch(name):
-            raise ValueError(
-                f"{name!r} cannot name a sweep; use up to 64 letters, digits, dots, underscores "
-                "and hyphens, the first a letter or a digit"
-            )
-        self.store, self.name = store, name
+        self.store, self.name = store, check_name(name, "a sweep")
         self.folder = store.root / "sweeps" / name
         self._process: subprocess.Popen | None = None
 

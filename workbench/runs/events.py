@@ -62,6 +62,7 @@ NEEDED = {
 
 
 def make_event(kind: str, **values: Any) -> Event:
+    """An event of this moment."""
     return {"time": round(time.time(), 6), "event": kind, **values}
 
 
@@ -73,6 +74,7 @@ class EventLog:
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
 
     def write(self, kind: str, **values: Any) -> None:
+        """Append an event. Raises OSError."""
         told = strict(make_event(kind, **values))
         line = sealed(json.dumps(told, allow_nan=False, default=str))
         size = os.fstat(self._file).st_size
@@ -82,6 +84,7 @@ class EventLog:
             self.write(kind, **values)
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._file)
 
 
@@ -111,6 +114,8 @@ class EventReader:
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def read(self) -> list[Event]:
+        """Events of the lines that are whole and were not read yet; none where the file is not
+        there."""
         try:
             with open_file(self._path, "it") as file:
                 file.seek(self._offset)

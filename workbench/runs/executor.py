@@ -1,7 +1,7 @@
 """Carries runs out: on this machine, one run on a device, or by an engine with many machines.
 
 A sweep knows only this interface. An executor starts a run if it has room for one now; what it
-returns is polled as a `runner.Job` is, and is one where the run is on this machine.
+returns is polled, and is a `runner.Job` where the run is on this machine.
 """
 
 from __future__ import annotations
@@ -9,37 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from workbench.core.record import RESULTS, RunRecord, Status
+from workbench.core.record import RESULTS, Status
 from workbench.core.spec import RunSpec
 from workbench.runs import device_locks
-from workbench.runs.events import Event
+from workbench.runs.one_run import Work
 from workbench.runs.runner import Job
 from workbench.runs.store import Store
-
-
-class Work(Protocol):
-    """A run in progress, or one whose record was there already."""
-
-    key: str
-    record: RunRecord | None
-    cached: bool
-    """Whether the record was there already."""
-
-    @property
-    def where(self) -> str:
-        """The devices it holds, in words; empty where it needs none."""
-
-    def poll(self) -> RunRecord | None:
-        """Do what can be done without waiting; the record once there is one."""
-
-    def new_events(self) -> list[Event]:
-        """Events since the last call."""
-
-    def cancel(self) -> None:
-        """Ask it to end, and poll on for its record."""
-
-    def close(self) -> None:
-        """Cancel if it still runs, and wait until nothing of it is left."""
 
 
 class Executor(Protocol):

@@ -80,6 +80,7 @@ class Cache:
             self._do(f"DELETE FROM records WHERE key IN ({','.join('?' * len(some))})", some)
 
     def close(self) -> None:
+        """Close the file; does nothing the second time."""
         if self._db is not None:
             self._db.close()
             self._db = None

@@ -30,6 +30,7 @@ class JobFile:
     provenance: Provenance
 
     def save(self, folder: Path) -> None:
+        """Write it into a run's folder. Raises OSError."""
         write_sealed(folder / NAME, asdict(self))
 
     @classmethod

@@ -7,7 +7,6 @@ on the way is said in `notes`:
 
 * a loss that is not a number was left out by Megatron's printer: an iteration without loss has loss
   nan;
-* DeepSpeed's fork divided by the time of ten iterations: its TFLOPS are multiplied by ten;
 * a run that was started again wrote some iterations twice: the later ones count;
 * a run that the operating system killed ends in the shell's word for it, and is taken for out of
   host memory.
@@ -20,7 +19,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -30,7 +29,6 @@ from workbench.core.methods import METHODS
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import takes
 from workbench.core.record import Status
-from workbench.core.schema import WHOLE
 
 NAME = re.compile(
     r"(?:log_)?(?P<method>[a-z0-9]+(?:-[a-z0-9]+)*)_l-(?P<layers>\d{1,9})_hs?-(?P<hidden>\d{1,9})"
@@ -43,18 +41,14 @@ _COUNT = r"(\d{1,15})(?!\d)"
 _NUMBER = r"[-+]?(?:nan|inf|\d+\.?\d*(?:[eE][-+]?\d+)?)"
 _ITERATION = re.compile(rf"\biteration +{_COUNT}/ *{_COUNT} *\|(.*)")
 _ITERATION_FIELD = re.compile(rf"([a-z][a-z ]*(?:\(ms\))?): *({_NUMBER})", re.IGNORECASE)
-_TIMERS = re.compile(r"^(.*?)time \(ms\) \|(.*)$", re.MULTILINE)
-_TIMER = re.compile(rf"([\w/-]+(?: [\w/-]+)*): *({_NUMBER})")
-_TFLOPS = re.compile(rf"Effective Tera Flops per GPU: *({_NUMBER})")
 _SAMPLES = re.compile(rf"SamplesPerSec(?:ond)? *[:=] *({_NUMBER})")
 _MEMORY = re.compile(
-    rf"after \d+ iterations\)? memory \(MB\) \| allocated: *({_NUMBER})"
-    rf" \| max allocated: *({_NUMBER}) \| reserved: *({_NUMBER}) \| max reserved: *({_NUMBER})"
+    r"after \d+ iterations\)? memory \(MB\) \| allocated: *"
+    rf"{_NUMBER} \| max allocated: *({_NUMBER})"
 )
 _PARAMETERS = re.compile(rf"number of parameters on \(tensor, pipeline\)[^:\n]*: *{_COUNT}")
 _VOCAB = re.compile(rf"new size: {_COUNT}\)|padded_vocab_size \.+ *{_COUNT}")
 _OURS = re.compile(r"^ *method \.+ *([\w-]+)", re.MULTILINE)
-_HOST_GB = re.compile(rf"CPU Virtual Memory: *used = ({_NUMBER}) GB")
 _END = re.compile(r"exiting (?:the )?program at iteration (\d+)")
 _KILLED = re.compile(r"^(?:.*line \d+: +\d+ +)?Killed\b", re.MULTILINE)
 _DEVICE_OOM = re.compile(r"CUDA out of memory|CUDA error: out of memory")
@@ -84,15 +78,8 @@ class LogPoint:
     """Per iteration."""
     loss: float
     """nan where the printer left it out."""
-    learning_rate: float | None = None
-    grad_norm: float | None = None
-    skipped_iterations: int | None = None
-    nan_iterations: int | None = None
     samples_per_second: float
     """As printed, or from the elapsed time."""
-    tflops: float | None = None
-    """Model TFLOP/s as the published formula counts them, the factor of DeepSpeed's fork undone."""
-    timers_ms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,23 +88,17 @@ class ParsedLog:
 
     method: str
     """A name of the table of methods."""
-    layers: int
-    hidden: int
-    heads: int
-    seq: int
+    model: ModelSpec
     batch: int
     window: int | None
     """None for methods without one, though it is in every file name."""
     date: str
     """As in the file's name; empty if it is not."""
     parameters: int
-    parameters_source: str
-    """``log``, or ``architecture`` where the log prints billions only."""
+    """As the log prints them; by the architecture where it prints billions only."""
     points: tuple[LogPoint, ...]
-    memory_mib: dict[str, float]
-    """allocated, max_allocated, reserved, max_reserved: device memory after the first interval."""
-    host_gb: float | None
-    """Largest use of the whole host that DeepSpeed printed."""
+    peak_mib: float | None
+    """Most device memory in the first interval, where the log tells it."""
     status: Status
     message: str
     notes: tuple[str, ...]
@@ -135,11 +116,11 @@ class ParsedLog:
     def row(self, name: str) -> dict[str, Any]:
         """The log as a row of `workbench.records`: seconds, bytes, and None for what it does not
         say. A log has averages of some iterations each, so that its lists are shorter."""
-        peak, points = self.memory_mib.get("max_allocated"), self.points
+        points, peak, model = self.points, self.peak_mib, self.model
         return {
             "key": name, "source": "log", "method": self.method, "status": self.status,
-            "message": self.message, "layers": self.layers, "hidden": self.hidden,
-            "heads": self.heads, "seq": self.seq, "batch": self.batch, "window": self.window,
+            "message": self.message, "layers": model.layers, "hidden": model.hidden,
+            "heads": model.heads, "seq": model.seq, "batch": self.batch, "window": self.window,
             "parameters": self.parameters,
             "step_seconds": self.median_ms / 1000 if points else None,
             "samples_per_second": self.samples_per_second if points else None,
@@ -175,26 +156,22 @@ def parse_log(text: str, name: str = "") -> ParsedLog:
         raise ValueError(f"{name or 'the text'} is no log of a known form: it has no {missing[0]}")
     size = {what: int(value) for what, value in settings.items()}
     method, method_notes = _method(text, known.get("method"))
-    points, notes = _points(text, size["batch"])
+    batch = size.pop("batch")
+    points, notes = _points(text, batch)
     status, message = _verdict(text, points)
     exact = _PARAMETERS.search(text)
     vocab = _VOCAB.search(text)
-    model = ModelSpec(
-        **{k: size[k] for k in ("layers", "hidden", "heads", "seq")},
-        **({"vocab": int(vocab[1] or vocab[2])} if vocab else {}),
-    )
+    model = ModelSpec(**size, **({"vocab": int(vocab[1] or vocab[2])} if vocab else {}))
     memory = _MEMORY.search(text)
-    names = ("allocated", "max_allocated", "reserved", "max_reserved")
     return ParsedLog(
-        **size,
         method=method,
+        model=model,
+        batch=batch,
         window=int(known["window"]) if known.get("window") and takes(method, "window") else None,
         date=known.get("date") or "",
         parameters=int(exact[1]) if exact else model.parameters,
-        parameters_source="log" if exact else "architecture",
         points=points,
-        memory_mib=dict(zip(names, map(float, memory.groups()), strict=True)) if memory else {},
-        host_gb=max((float(used) for used in _HOST_GB.findall(text)), default=None),
+        peak_mib=float(memory[1]) if memory else None,
         status=status,
         message=message,
         notes=(*method_notes, *notes),
@@ -256,22 +233,14 @@ def _points(text: str, batch: int) -> tuple[tuple[LogPoint, ...], list[str]]:
             without_loss.append(int(match[1]))
         before = text[matches[index - 1].end() if index else 0 : match.start()]
         end = matches[index + 1].start() if index + 1 < len(matches) else len(text)
-        after = text[match.end() : end]
-        tflops = _TFLOPS.search(after)
-        samples = _SAMPLES.findall(before if deepspeed else after)
+        samples = _SAMPLES.findall(before if deepspeed else text[match.end() : end])
         points.append(
             LogPoint(
                 iteration=int(match[1]),
                 total_iterations=int(match[2]),
                 elapsed_ms=elapsed,
                 loss=values.get("lm loss", math.nan),
-                learning_rate=values.get("learning rate"),
-                grad_norm=values.get("grad norm"),
-                skipped_iterations=_whole(values.get("number of skipped iterations")),
-                nan_iterations=_whole(values.get("number of nan iterations")),
                 samples_per_second=float(samples[-1]) if samples else 1000 * batch / elapsed,
-                tflops=float(tflops[1]) * (10 if deepspeed else 1) if tflops else None,
-                timers_ms=_timers(before, of_rank=True) | _timers(after, of_rank=False),
             )
         )
     notes = []
@@ -284,19 +253,7 @@ def _points(text: str, batch: int) -> tuple[tuple[LogPoint, ...], list[str]]:
     if without_loss:
         where = ", ".join(map(str, sorted(set(without_loss))))
         notes.append(f"no loss is printed at iteration {where}: it was not a number")
-    if deepspeed and any(point.tflops is not None for point in points):
-        notes.append("TFLOPS are ten times those printed, which were divided by ten iterations")
     return tuple(last[iteration] for iteration in sorted(last)), notes
-
-
-def _timers(text: str, *, of_rank: bool) -> dict[str, float]:
-    """Timer lines; the last value of each. DeepSpeed's own lines say ``rank=0`` and come first."""
-    return {
-        timer: float(value)
-        for prefix, rest in _TIMERS.findall(text)
-        if ("rank=" in prefix) == of_rank
-        for timer, value in _TIMER.findall(rest)
-    }
 
 
 def _verdict(text: str, points: tuple[LogPoint, ...]) -> tuple[Status, str]:
@@ -315,7 +272,3 @@ def _verdict(text: str, points: tuple[LogPoint, ...]) -> tuple[Status, str]:
         return "oom_host", f"killed by the system {where}, presumably out of host memory"
     error = _ERROR.findall(text)
     return "error", f"{error[-1].strip()} {where}" if error else f"the log stops {where}"
-
-
-def _whole(value: float | None) -> int | None:
-    return round(value) if value is not None and abs(value) < WHOLE else None

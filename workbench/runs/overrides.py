@@ -1,48 +1,37 @@
-"""Changing a spec by field name, from text or JSON, with every value checked against its
-annotation.
+"""Changes a spec by field name, from text or JSON, and says a spec as words of a command line.
 
-The command line's ``--set``, sweep files and widgets all come through here, so that a misspelt
-field or a number in quotes is one clear sentence instead of a traceback in a worker. Options of
-methods and fields of the model go by their own names (``layers``), these also dotted
-(``model.layers``).
+The command line's ``--set``, sweep files and widgets all come through here; core/fields.py checks
+each value. Options of methods and fields of the model go by their own names (``layers``), these
+also dotted (``model.layers``).
 """
 
 from __future__ import annotations
 
-import math
-import types
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import fields
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from workbench.core import schema
-from workbench.core.bytesize import parse_bytes
+from workbench.core.fields import fields_of
 from workbench.core.files import read_whole
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import catalogue
 from workbench.core.paths import user_path
 from workbench.core.sealed import parse_sealed
-from workbench.core.spec import RunSpec
+from workbench.core.spec import RunSpec, field_of, flat
 
-MODEL = frozenset(field.name for field in fields(ModelSpec))
+MODEL = fields_of(ModelSpec).keys()
 WHOLE = {"model": "a model", "options": "options"}
 """Parts of a spec's JSON form whose fields people write beside the others."""
-
-
-@cache
-def _common() -> dict[str, Any]:
-    run, model = get_type_hints(RunSpec), get_type_hints(ModelSpec)
-    return {name: model[name] for name in MODEL} | {
-        name: kind for name, kind in run.items() if name not in WHOLE
-    }
-
-
-def hints() -> dict[str, Any]:
-    """Field name -> annotation, those of the model and all options included."""
-    return _common() | {name: option.kind for name, option in catalogue().items()}
+FLAGS = {
+    "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
+    "data": ("text", "tokenizer", "batch", "microbatches", "steps", "seed", "weights"),
+    "device": ("device", "ranks", "dtype", "compile", "replay", "activations"),
+    "memory": ("device_memory", "host_memory", "disk_memory"),
+    "optimizer": ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "clip"),
+    "checkpoints": ("save_every", "start_from"),
+}
+"""Group in ``--help`` -> fields of all methods that have a flag. All options have one."""
+FIELDS = tuple(name for names in FLAGS.values() for name in names)
 
 
 def make_spec(
@@ -120,30 +109,27 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not equals:
         raise ValueError(f"{text!r} is not a setting; write field=value")
     name = _plain(name.strip())
-    return name, parse_value(name, value.strip())
+    return name, field_of(name).parse(value.strip())
 
 
-def parse_value(name: str, text: str) -> Any:
-    """Text as a value of the field; raises ValueError."""
-    for kind in _alternatives(_hint(name)):
-        if kind is types.NoneType and text.lower() in ("none", "null"):
-            return None
-        if get_origin(kind) is Literal and text in get_args(kind):
-            return text
-        if kind is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if kind is int and name.endswith("_memory") and text.lower() != "none":
-            return _checked(name, _amount(name, text))
-        if kind in (int, float) and (value := _number(kind, text)) is not None:
-            return _checked(name, value)
-        if kind is str:
-            return text
-    raise ValueError(f"{name} is {text!r}; it must be {describe(name)}")
+def flag(name: str) -> str:
+    """Flag of a field."""
+    return f"--{name.replace('_', '-')}"
 
 
-def describe(name: str) -> str:
-    """Values that the field takes, in words: ``a whole number or auto``."""
-    return schema.describe(_hint(name)).replace("null", "none")
+def words_of(spec: RunSpec, *, always: str = "") -> list[str]:
+    """Words of a command line by which a spec differs from the usual one of its method, and the
+    field that `always` stands there, where the spec has it."""
+    usual, words = flat(RunSpec(method=spec.method)), []
+    for name, value in flat(spec).items():
+        if name == "method" or (value == usual[name] and name != always):
+            continue
+        text = field_of(name).format(value)
+        if name not in FIELDS and not hasattr(spec.options, name):
+            words += ["--set", f"{name}={text}"]
+        else:  # a value that begins with a hyphen would be taken for a flag
+            words += [f"{flag(name)}={text}"] if text.startswith("-") else [flag(name), text]
+    return words
 
 
 def _put(merged: dict[str, Any], name: str, value: Any, *, inside: str = "") -> None:
@@ -153,48 +139,8 @@ def _put(merged: dict[str, Any], name: str, value: Any, *, inside: str = "") -> 
         raise ValueError(
             f"unknown field {name!r} in {WHOLE[inside]}; known: {', '.join(sorted(owner))}"
         )
-    if name.endswith("_memory") and isinstance(value, str):
-        value = _amount(name, value)
-    (merged["model"] if name in MODEL else merged)[name] = _checked(name, value)
-
-
-def _amount(name: str, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _checked(name: str, value: Any) -> Any:
-    """The value as the field holds it: where any number is meant, 1 is 1.0, so both are one key."""
-    try:
-        return schema.read_as(_hint(name), value, name)
-    except ValueError:
-        if type(value) is int and abs(value) >= schema.WHOLE and int in _alternatives(_hint(name)):
-            digits = int(math.log10(abs(value))) + 1
-            raise ValueError(f"{name} has {digits} digits; it must have 64 bits at most") from None
-        raise
-
-
-def _number(kind: type, text: str) -> int | float | None:
-    """None where the text is no finite number of the kind."""
-    with suppress(ValueError):
-        value = kind(text)
-        return value if kind is int or math.isfinite(value) else None
-    return None
+    (merged["model"] if name in MODEL else merged)[name] = field_of(name).check(value)
 
 
 def _plain(name: str) -> str:
     return name.removeprefix("model.")
-
-
-def _hint(name: str) -> Any:
-    if name in _common():
-        return _common()[name]
-    if name in (options := catalogue()):
-        return options[name].kind
-    raise ValueError(f"unknown field {name!r} in a run spec; known: {', '.join(sorted(hints()))}")
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (types.UnionType, Union) else (hint,)

@@ -49,11 +49,14 @@ class Answer:
 
     @property
     def samples_per_second(self) -> float | None:
+        """Samples of a batch over the seconds of a step; None where no plan fits or no time is
+        known."""
         seconds = self.plan.step_seconds
         return self.spec.batch / seconds if seconds and self.plan.fits else None
 
     @property
     def tokens_per_second(self) -> float | None:
+        """Tokens, as `samples_per_second`."""
         samples = self.samples_per_second
         return samples and samples * self.spec.model.seq
 
@@ -108,7 +111,7 @@ def answer(
             plan = replace(plan, binding=f"{plan.binding}, all that this machine has")
     plan = replace(plan, notes=(*plan.notes, *dict.fromkeys(heard)), spread=hardware.spread)
     return Answer(
-        plan=told(plan, hardware, spec.ranks),
+        plan=checked_against(plan, hardware, spec.ranks),
         spec=spec,
         hardware=hardware.name,
         source=hardware.source,
@@ -155,9 +158,9 @@ def one_memory(spec: RunSpec, hardware: Hardware) -> int:
     return 0 if divided else shared
 
 
-def told(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
-    """The plan as it is told: refused where this machine's one memory cannot hold all tiers, and
-    without its times where they are not this machine's."""
+def checked_against(plan: Plan, hardware: Hardware, ranks: int) -> Plan:
+    """The plan where the hardware bears it out; else refused, where this machine's one memory
+    cannot hold all tiers, or without its times, where they are not this machine's."""
     has = (hardware.device_bytes + hardware.host_bytes) / USABLE
     needs = ranks * plan.peak_bytes.get(DEVICE, 0) + plan.peak_bytes.get(HOST_TIER, 0)
     if plan.fits and hardware.here and hardware.device == "cpu" and needs > has:

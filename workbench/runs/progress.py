@@ -124,6 +124,7 @@ class Progress:
         self._live = False
 
     def on_event(self, event: Event) -> None:
+        """Write what is worth a line."""
         kind = event["event"]
         if kind == "point" and self._sweep is not None:
             self._spec, self._seconds = self._sweep.points[event["index"]].spec, []

@@ -22,8 +22,9 @@ import psutil
 from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
-from workbench.runs.events import EventReader, Teller, make_event
+from workbench.runs.events import EventReader
 from workbench.runs.executor import LocalExecutor
+from workbench.runs.one_run import Work
 from workbench.runs.processes import LOAD_S
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.runner import POLL_S
@@ -89,8 +90,8 @@ class RayExecutor:
     ) -> RayWork | None:
         """See `Executor`. Raises ValueError for an unknown method or a device that is not here."""
         spec, accept = resolve(spec), frozenset(accept)
-        work = RayWork(self._ray, self._store, key_of(spec))
-        if not force and work.take_cached(accept):
+        work = RayWork(self._ray, self._store, key_of(spec), accept)
+        if not force and work.take_cached():
             return work
         needs = {"num_gpus": 1} if spec.device == "cuda" else {"num_cpus": self._cores()}
         free = self._ray.available_resources()
@@ -111,27 +112,14 @@ class RayExecutor:
         return int(min(node["Resources"].get("CPU", 1) for node in nodes))
 
 
-class RayWork(Teller):
-    """A run on the cluster (`executor.Work`)."""
+class RayWork(Work):
+    """A run on the cluster."""
 
-    def __init__(self, ray: Any, store: Store, key: str) -> None:
-        super().__init__()
-        self.key, self.where = key, ""
-        self.record: RunRecord | None = None
-        self.cached = False
-        self._ray, self._store = ray, store
+    def __init__(self, ray: Any, store: Store, key: str, accept: Iterable[Status]) -> None:
+        super().__init__(store, key, accept)
+        self._ray = ray
         self._reader: EventReader | None = None
         self._task: Any = None
-
-    def take_cached(self, accept: Iterable[Status]) -> bool:
-        """Whether there is a record to take instead of running; it is taken."""
-        found = self._store.find(self.key)
-        if found is None or found.status not in accept:
-            return False
-        self.record, self.cached = found, True
-        event = make_event("cached", started=found.started, status=found.status)
-        self._events.append(event)
-        return True
 
     def begin(self, task: Any, where: str) -> None:
         """Follow a task of the cluster."""

@@ -33,9 +33,10 @@ from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.runs import provenance
 from workbench.runs.device_locks import HeldDevices
-from workbench.runs.events import Event, EventReader, Teller, make_event
+from workbench.runs.events import Event, EventReader
 from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
+from workbench.runs.one_run import Work
 from workbench.runs.processes import MARK, kill_marked
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.starts import FIRST, start_of, start_words
@@ -89,7 +90,7 @@ def kernels() -> dict[str, str]:
     return {}
 
 
-class Job(Teller):
+class Job(Work):
     """One run in progress. Poll it until it returns the record; leave its context to cancel it."""
 
     def __init__(
@@ -105,16 +106,12 @@ class Job(Teller):
 
         Raises ValueError for an unknown method, or a device that is not here.
         """
-        super().__init__()
         check_timeout(timeout)
         self.spec = resolve(spec)
-        self.key = key_of(self.spec)
-        self.record: RunRecord | None = None
-        self.cached = False
+        super().__init__(store, key_of(self.spec), accept)
         self.devices: HeldDevices | None = None
         """Devices it runs on, held until it has ended; to be set before the first poll."""
-        self._store, self._timeout = store, timeout
-        self._force, self._accept = force, frozenset(accept)
+        self._timeout, self._force = timeout, force
         self._lock: FileLock | None = None
         self._guard: subprocess.Popen | None = None
         self._job: JobFile | None = None
@@ -125,6 +122,7 @@ class Job(Teller):
 
     @property
     def folder(self) -> Path:
+        """Folder of the run."""
         return self._store.folder(self.key)
 
     @property
@@ -134,6 +132,7 @@ class Job(Teller):
 
     @property
     def running(self) -> bool:
+        """Whether its processes have been started and have not ended."""
         return self._guard is not None and self.record is None
 
     def poll(self) -> RunRecord | None:
@@ -197,13 +196,10 @@ class Job(Teller):
             self._start()
 
     def take_cached(self) -> bool:
-        """Whether there is a record to take instead of running; it is taken."""
-        found = self._store.find(self.key)
+        """Take a record that is there, unless it is to be made anew; the key's lock goes then."""
         # A forced run that had to wait for another one takes the other's result: it is as fresh.
-        if found is None or found.status not in self._accept or (self._force and not self._waiting):
+        if (self._force and not self._waiting) or not super().take_cached():
             return False
-        self.record, self.cached = found, True
-        self._tell("cached", started=found.started, status=found.status)
         self._release()
         return True
 
@@ -295,9 +291,6 @@ class Job(Teller):
         if found is None or found.status not in RESULTS:  # of a forced run, the result stays
             self._store.write(record)
         return record
-
-    def _tell(self, kind: str, **values: object) -> None:
-        self._events.append(make_event(kind, **values))
 
     def _release(self) -> None:
         if self.devices is not None:

@@ -2,8 +2,7 @@
 
 A sweep keeps no state of its own: what is finished is what the store has records of, so a sweep
 that was killed resumes by being started again, two sweeps may share a store, and a point that two
-sweeps share runs once. How many run at once is the executor's matter: on this machine one on each
-device (device_locks.py), because two on one device would measure each other.
+sweeps share runs once.
 
 A sweep file is JSON: ``base`` (fields of a spec), ``grid`` (field -> list of values; all
 combinations, of fields that stand nowhere else), ``runs`` (list of changes of the base's fields;
@@ -17,31 +16,40 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from statistics import mean, median
-from time import monotonic, sleep
-from typing import Any, Literal
+from time import monotonic
+from typing import Any
 
 from workbench.core.methods import RENAMED
 from workbench.core.paths import user_path
 from workbench.core.record import RESULTS, STATUSES, RunRecord
 from workbench.core.schema import read_as
 from workbench.core.spec import RunSpec
-from workbench.runs.events import Event, Teller, make_event
-from workbench.runs.executor import Executor, LocalExecutor, Work
+from workbench.runs.events import Event
 from workbench.runs.overrides import WHOLE, make_spec, named, read_object, twice
+from workbench.runs.polled import Point, PolledRuns
 from workbench.runs.resolve import Keys
-from workbench.runs.runner import POLL_S, check_timeout
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 VERSION = 2
 """Version of sweep files."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_POINTS = 4000
 """Points of a sweep: hours of runs that take a few seconds each."""
+
+
+def check_name(name: str, what: str) -> str:
+    """The name of `what`, seen to be one that a file or a folder may have. Raises ValueError."""
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name {what}; use up to 64 letters, digits, dots, underscores and "
+            "hyphens, the first a letter or a digit"
+        )
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +68,22 @@ class Written:
     version: int = 1
 
     def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name(self.name, "a sweep")
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError(f"timeout is {self.timeout:g}; it must be positive, in seconds")
+        if not re.fullmatch(r"local|ray(:.+)?", self.executor):
+            raise ValueError(
+                f"executor is {self.executor!r}; it must be local, ray, or ray:ADDRESS"
+            )
         if not self.runs:
             raise ValueError("runs is []; it must be a list of at least one object")
         if not 1 <= self.version <= VERSION:
             raise ValueError(f"version is {self.version}; this program reads 1 to {VERSION}")
+
+    def specs(self) -> list[RunSpec]:
+        """Specs of all runs. Raises ValueError for one that cannot be."""
+        return expand(self.base, grid=self.grid, runs=self.runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +93,11 @@ class SweepFile:
     specs: list[RunSpec]
     data: dict[str, Any]
     """The sweep file's JSON, as it stands there."""
-    name: str = "sweep"
+    written: Written
+    """The file's fields. One that names an `exhibit` is no sweep but the runs of that."""
+    name: str
     """As the file says, else the file's own."""
-    results: Path = REPOSITORY_RESULTS
-    timeout_s: float | None = None
-    executor: str = "local"
-    exhibit: str = ""
-    """Not a sweep but the runs of this exhibit (``8a``), at `size`."""
-    size: str = "smoke"
+    results: Path
     note: str = ""
     """A sentence for readers on how the file was read."""
 
@@ -102,18 +117,17 @@ class SweepFile:
                     f"{source} has no version: {', '.join(renamed)} in it are torch's; for "
                     f'pipelines of our own write "version": {VERSION}'
                 )
-        told = read_as(Written, data, str(source))
-        name = told.name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.")
-        results = REPOSITORY_RESULTS if told.results is None else told.results
+        written = read_as(Written, data, str(source))
+        name = written.name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-.")
+        results = REPOSITORY_RESULTS if written.results is None else written.results
         return cls(
-            specs=[] if told.exhibit else expand(told.base, grid=told.grid, runs=told.runs),
+            specs=[]
+            if written.exhibit
+            else expand(written.base, grid=written.grid, runs=written.runs),
             data=data,
+            written=written,
             name=name or "sweep",
             results=Path(source).parent / user_path(results),
-            timeout_s=told.timeout,
-            executor=told.executor,
-            exhibit=told.exhibit,
-            size=told.size,
             note=note,
         )
 
@@ -184,88 +198,27 @@ def _check_once(base: Any, grid: dict[str, list[Any]], runs: Iterable[Any]) -> N
                 raise twice(field_, f"{written} of {where}", f"the axis {axes[field_]}")
 
 
-State = Literal["pending", "running", "done", "failed"]
-
-LOOK_AGAIN_S = 0.5
-"""Seconds between two looks for a free device."""
-
-
-@dataclass(kw_only=True)
-class Point:
-    """One run of a sweep."""
-
-    spec: RunSpec
-    key: str
-    record: RunRecord | None = None
-    cached: bool = False
-    work: Work | None = None
-    """While it runs."""
-    step_seconds: list[float] = field(default_factory=list)
-    """Seconds of the steps that the present run has done."""
-    began: float = 0.0
-
-    @property
-    def state(self) -> State:
-        if self.work is not None:
-            return "running"
-        if self.record is None or self.record.status == "cancelled":  # nobody let it finish
-            return "pending"
-        return "done" if self.record.status in RESULTS else "failed"
-
-
-class Sweep(Teller):
-    """Runs a list of specs. `run` blocks; `poll` does not, for user interfaces. Events are those of
-    the runs, each with the index of its point, and point, point_ended and waiting."""
+class Sweep(PolledRuns):
+    """Runs a list of specs. `run` blocks; `poll` does not, for user interfaces."""
 
     def __init__(
-        self,
-        specs: Iterable[RunSpec],
-        store: Store,
-        *,
-        timeout: float | None = None,
-        retry_failed: bool = False,
-        force: bool = False,
-        executor: Executor | None = None,
+        self, specs: Iterable[RunSpec], store: Store, *, retry_failed: bool = False, **how: Any
     ) -> None:
         """Points with a record are done; errors and time-outs only run again with `retry_failed`.
 
-        `executor`: by default this machine. Raises ValueError for an unknown method or a device
-        that is not here. Starts nothing.
+        `how` as of `PolledRuns`. Raises ValueError for an unknown method or a device that is not
+        here.
         """
-        super().__init__()
-        check_timeout(timeout)
+        super().__init__(store, "a sweep", **how)
         keys = Keys()
         unique = {keys.of(spec): spec for spec in specs}
         self.points = [Point(spec=spec, key=key) for key, spec in unique.items()]
-        self.store = store
-        self.paused = False
-        """While it is, nothing new is started; what runs is let finish."""
-        self.waits_for = ""
-        """Resource that the sweep waits for while nothing runs, in words."""
-        self._executor = executor or LocalExecutor(store, what="a sweep")
-        self._timeout, self._force = timeout, force
         # A cancelled run is one that nobody let finish, so it never counts as done.
         self._accept = RESULTS if retry_failed else frozenset(STATUSES) - {"cancelled"}
-        self._cancelled = False
-        self._look_at = 0.0
-        if not force:
-            for point in self.points:
-                found = store.find(point.key)
-                if found is not None and found.status in self._accept:
-                    point.record, point.cached = found, True
-
-    @property
-    def running(self) -> list[Point]:
-        """The points that are running."""
-        return [point for point in self.points if point.work is not None]
-
-    @property
-    def ended(self) -> bool:
-        return not self.running and (self._cancelled or not self._pending())
-
-    def counts(self) -> Counter[str]:
-        """Points by state: pending, running, done, failed."""
-        return Counter(point.state for point in self.points)
+        for point in () if self._force else self.points:
+            found = store.find(point.key)
+            if found is not None and found.status in self._accept:
+                point.record, point.cached = found, True
 
     def seconds_left(self) -> float | None:
         """Expected time to the end; None while nothing is known.
@@ -295,24 +248,8 @@ class Sweep(Teller):
 
     def run(self, on_event: Callable[[Event], None] | None = None) -> list[RunRecord]:
         """Run what is not done; returns the records there are. An exception (Ctrl-C) cancels."""
-        try:
-            while not self.ended:
-                self.poll()
-                self.deliver(on_event)
-                sleep(POLL_S)
-        finally:
-            self.close()
+        self.finish(on_event)
         return [point.record for point in self.points if point.record is not None]
-
-    def poll(self) -> None:
-        """Do what can be done without waiting: look at what runs, and start what there is room for.
-        Raises StoreError."""
-        for point in self.running:
-            self._follow(point)
-        if not self._cancelled and not self.paused and monotonic() >= self._look_at:
-            for point in self._pending():
-                if not self._start(point):
-                    break
 
     def retry(self) -> int:
         """Take the records of failed points for none, so that they run again; returns how many."""
@@ -322,54 +259,5 @@ class Sweep(Teller):
         self._accept = RESULTS
         return len(failed)
 
-    def cancel(self) -> None:
-        """End what runs and start nothing more; poll on until `ended`. Safe from any thread."""
-        self._cancelled = True
-        for point in self.points:
-            if (work := point.work) is not None:
-                work.cancel()
-
-    def close(self) -> None:
-        """Cancel if it still runs, and wait until nothing of it is left."""
-        self._cancelled = True
-        for point in self.running:
-            point.work.close()
-            point.record, point.work = point.work.record, None
-
     def _pending(self) -> list[Point]:
         return [point for point in self.points if point.record is None and point.work is None]
-
-    def _start(self, point: Point) -> bool:
-        """Start a point if there is room."""
-        point.work = self._executor.start(
-            point.spec, force=self._force, timeout=self._timeout, accept=self._accept
-        )
-        if point.work is None:
-            self._look_at = monotonic() + LOOK_AGAIN_S
-            waits_for = "" if self.running else self._executor.waits_for
-            if waits_for != self.waits_for and waits_for:
-                self._events.append(make_event("waiting", text=f"waiting for {waits_for}"))
-            self.waits_for = waits_for
-            return False
-        self.waits_for = ""
-        point.step_seconds, point.began = [], monotonic()
-        self._tell("point", point, where=point.work.where)
-        self._follow(point)
-        return True
-
-    def _follow(self, point: Point) -> None:
-        record = point.work.poll()
-        index = self.points.index(point)
-        for event in point.work.new_events():
-            if event["event"] == "step":
-                point.step_seconds.append(float(event["seconds"]))
-            self._events.append({"index": index, **event})
-        if record is not None:
-            point.record, point.cached = record, point.work.cached
-            point.work.close()
-            point.work = None
-            self._tell("point_ended", point, status=record.status, message=record.message)
-
-    def _tell(self, kind: str, point: Point, **values: Any) -> None:
-        index = self.points.index(point)
-        self._events.append(make_event(kind, index=index, key=point.key, **values))

@@ -73,17 +73,21 @@ class WorkerReporter:
         """Shares of the machine that others used during the measured steps."""
 
     def began(self, command: list[str]) -> None:
+        """Write the command and the header of the log."""
         print(shlex.join(command), *self._lines.header(), sep="\n")
 
     def ended(self) -> None:
+        """Write the line that says that training came to its end."""
         print(self._lines.footer())
 
     def phase(self, text: str) -> None:
+        """Tell of a preparation."""
         self._tell_compiled()
         self.event("phase", text=text)
         print(legacy.phase_line(text))
 
     def step(self, step: int, loss: float, seconds: float) -> None:
+        """Tell of a step (from 0), its mean loss and its seconds."""
         if not self._stepped:
             self._stepped = True
             self._tell_compiled()
@@ -105,6 +109,7 @@ class WorkerReporter:
         self._compiled_s = total
 
     def event(self, kind: str, **values: Any) -> None:
+        """Write an event. Raises StoreError."""
         try:
             self._log.write(kind, **values)
         except OSError as error:

@@ -17,17 +17,15 @@ from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
 from workbench.runtime.executor.board import Board
 from workbench.runtime.executor.executor import Executor, Perturb
-from workbench.runtime.executor.threads import update_threads
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.shared import SharedHost
 from workbench.runtime.memory.storage import Flat
 from workbench.runtime.memory.visits import VisitLayout
-from workbench.runtime.passes.links import residents
 from workbench.runtime.passes.pack_engine import PackEngine
+from workbench.runtime.passes.rank_context import RankContext
 from workbench.runtime.passes.statistics import statistics_file
 from workbench.runtime.transport.inbox import Inbox
 from workbench.runtime.updates.host_updates import HostUpdates
-from workbench.schedule.action import GUESS, Kind
 from workbench.schedule.schedule import DEVICE, Schedule
 
 ABANDON_S = 1.0
@@ -38,35 +36,6 @@ def layouts_of(model: LayeredModel) -> list[VisitLayout]:
     """How each unit lies on a device."""
     flats = [Flat.of(model, unit) for unit in range(model.num_units)]
     return [VisitLayout.of(model, unit, flats) for unit in range(model.num_units)]
-
-
-def host_updates(
-    spec: RunSpec,
-    schedule: Schedule,
-    host: SharedHost,
-    board: Board,
-    layouts: list[VisitLayout],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> HostUpdates:
-    """The optimizer of a rank under a schedule."""
-    updates = [action for action in schedule.actions if action.kind is Kind.UPDATE]
-    mine = [action for action in updates if action.rank == board.position]
-    sharers = [sorted({a.rank for a in updates if a.unit == u}) for u in range(len(layouts))]
-    return HostUpdates(
-        spec,
-        host,
-        board,
-        layouts,
-        dtype=dtype,
-        sharers=sharers,
-        guesses=[action.unit for action in mine if action.turn == GUESS],
-        stay=residents(schedule),
-        clipped=any(action.kind is Kind.NORM for action in schedule.actions),
-        threads=update_threads(device.type, schedule.mesh.processes),
-        polite=device.type == "cuda",
-    )
 
 
 class Rank:
@@ -106,34 +75,17 @@ class Rank:
         part("page-locking host memory")
         try:
             layouts = layouts_of(model)
-            self.updates = host_updates(
-                spec, schedule, self.host, self.board, layouts, dtype=dtype, device=device
+            self.updates = HostUpdates(
+                spec, schedule, self.host, board, layouts, dtype=dtype, device=device
             )
-            inbox = Inbox(
-                folder,
-                board.rank,
-                schedule.slot_bytes(DEVICE, rank).get("inbox", 0),
-                self.meter,
-                device,
-                self.board.check,
-            )
+            nbytes = schedule.slot_bytes(DEVICE, rank).get("inbox", 0)
+            inbox = Inbox(folder, board.rank, nbytes, self.meter, device, board.check)
             part("updates, places of messages")
-            self.engine = PackEngine(
-                model,
-                schedule,
-                spec,
-                batches,
-                self.host,
-                self.board,
-                self.meter,
-                layouts,
-                self.updates,
-                device=device,
-                dtype=dtype,
-                inbox=inbox,
-                folder=folder,
-                group=group,
-            )
+            context = RankContext(
+                model=model, schedule=schedule, spec=spec, batches=batches, host=self.host,
+                board=board, meter=self.meter, layouts=layouts, device=device, dtype=dtype,
+            )  # fmt: skip
+            self.engine = PackEngine(context, self.updates, inbox, folder, group)
             part("device memory, passes")
             self.executor = Executor(
                 schedule,

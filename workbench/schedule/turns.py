@@ -113,13 +113,14 @@ def _clocks(
 
 
 def _passes(own: Sequence[Action], numbers: Sequence[int]) -> list[list[int]]:
-    """The actions of a lane, pass by pass through its stage."""
+    """The actions of a lane, pass by pass through units that follow each other."""
     found: list[list[int]] = []
-    before: tuple[Kind, int | None] | None = None
+    before: Action | None = None
     for action, i in zip(own, numbers, strict=True):
-        if (action.kind, action.microbatch) != before:
+        alike = before and (before.kind, before.microbatch) == (action.kind, action.microbatch)
+        if not alike or abs(before.unit - action.unit) > 1:
             found.append([])
-        before = action.kind, action.microbatch
+        before = action
         found[-1].append(i)
     return found
 

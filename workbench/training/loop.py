@@ -22,12 +22,12 @@ from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
 from workbench.model.objective import NO_MEAN, PREFIX, Batch, Handed, Layered, Objective, Weigh
-from workbench.profile.kinds import kind_costs
+from workbench.profile.alone import Setting
+from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
 from workbench.ranks.peers import Peers
 from workbench.runtime.checkpoint.manifest import step_name
-from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.statistics import clones
 from workbench.runtime.passes.unit_passes import make_room
 from workbench.training.bounded import Again, compare_in_time
@@ -253,8 +253,8 @@ def profile_of(
 
     *inputs, targets = rows
     device, nbytes = resolve_device(spec.device).type, VALUE_BYTES[spec.dtype]
-    how = {"seq": spec.model.seq, "dtype": DTYPES[spec.dtype], "device": device}
-    costs, library_bytes = kind_costs(model, tuple(inputs), targets, **how, tell=tell)
+    how = {"seq": spec.model.seq, "dtype": spec.dtype, "device": device}
+    costs, library_bytes = kind_costs(Setting.of(model, tuple(inputs), targets, **how), tell)
     units = [costs[model.kind(unit)] for unit in range(model.num_units)]
     return Profile(
         hardware=hardware(results, device, lambda text: report.event("profile", text=text)),

@@ -22,7 +22,7 @@ from workbench.runtime.memory.shared import SharedHost, host_layout, make_shared
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.visits import VisitLayout
 from workbench.runtime.passes.statistics import merged, statistics_file
-from workbench.runtime.rank import host_updates
+from workbench.runtime.updates.host_updates import HostUpdates
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.validate import validate
@@ -63,7 +63,7 @@ class RankHost:
         self.paths = [f"/proc/{os.getpid()}/fd/{file}" for file in self._descriptors]
         try:
             self._host = SharedHost([*map(Path, self.paths)], schedule, 0, pin=False)
-            self.states = host_updates(
+            self.states = HostUpdates(
                 spec, schedule, self._host, board, layouts,
                 dtype=DTYPES[spec.dtype], device=torch.device(device),
             )  # fmt: skip

@@ -8,22 +8,19 @@ defaults and docstrings: one that is added there is in the form. What a form can
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from workbench.core.fields import Field, fields_of
 from workbench.core.methods import find
-from workbench.core.options import Option, catalogue
 from workbench.core.paths import user_path
-from workbench.core.schema import docstrings
-from workbench.core.spec import RunSpec
-from workbench.runs.campaign import NAME, Campaign
-from workbench.runs.overrides import WHOLE, hints
-from workbench.runs.sweep import VERSION, SweepFile
-from workbench.ui.axis import choices, format_axis, format_value, kinds, parse_axis, takes
+from workbench.core.spec import RunSpec, every_field, field_of
+from workbench.runs.axis import format_axis, parse_axis
+from workbench.runs.campaign import Campaign
+from workbench.runs.overrides import WHOLE
+from workbench.runs.sweep import VERSION, SweepFile, Written
 
 GROUPS = {
     "Basic": (
@@ -53,52 +50,42 @@ MOST_RUNS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class FormField:
     """One field as a page shows it."""
 
     name: str
     group: str
     help: str
-    takes: str
-    """Values that the field takes, in words."""
-    default: str
+    default: str = ""
     """As one would type it; empty where there is none."""
     choices: tuple[str, ...] = ()
     """Words that it takes, to be offered."""
 
 
-def form_fields() -> dict[str, Field]:
+def form_fields() -> dict[str, FormField]:
     """All fields by name, those of a group together; options are in one of the methods that have
     them."""
-    return _form_fields(tuple(catalogue().values()))
+    return _form_fields(tuple(every_field().values()))
 
 
 @cache
-def _form_fields(options: tuple[Option, ...]) -> dict[str, Field]:
-    model = RunSpec.__dataclass_fields__["model"].default_factory
-    told = docstrings(RunSpec) | docstrings(model)
-    defaults = {f.name: f.default for owner in (RunSpec, model) for f in fields(owner)}
+def _form_fields(every: tuple[Field, ...]) -> dict[str, FormField]:
     group_of = {name: group for group, names in GROUPS.items() for name in names}
-    for option in options:
-        told |= {option.name: option.about}
-        defaults[option.name] = option.default
-        labels = (find(method).label for method in option.methods)
-        group_of[option.name] = f"Only {', '.join(labels)}"
-    found = [
-        Field(name=name, group="Sweep", help=words, takes="text", default="")
-        for name, words in OF_SWEEP.items()
-    ]
-    for name in hints():
-        default = "" if defaults[name] is MISSING else format_value(name, defaults[name])
-        about = [told.get(name, ""), f"It takes {takes(name)}.", f"Default: {default or 'empty'}."]
+    for field in every:
+        if field.methods:
+            labels = (find(method).label for method in field.methods)
+            group_of[field.name] = f"Only {', '.join(labels)}"
+    found = [FormField(name=name, group="Sweep", help=words) for name, words in OF_SWEEP.items()]
+    for field in every:
+        default = "" if field.default is MISSING else field.format(field.default)
+        about = [field.about, f"It takes {field.takes}.", f"Default: {default or 'empty'}."]
         found.append(
-            Field(
-                name=name,
-                group=group_of.get(name, REST),
-                help=" ".join(part for part in about if part),
-                takes=takes(name),
+            FormField(
+                name=field.name,
+                group=group_of.get(field.name, REST),
+                help=" ".join(filter(None, about)),
                 default=default,
-                choices=choices(name),
+                choices=field.choices,
             )
         )
     groups = list(dict.fromkeys((*group_of.values(), REST)))
@@ -225,22 +212,9 @@ class Form:
         """Values of a field's text; raises ValueError."""
         if name not in OF_SWEEP:
             return parse_axis(_known(name), text)
-        if name == "name" and not NAME.fullmatch(text):
-            raise ValueError(
-                f"name is {text!r}; use up to 64 letters, digits, dots, underscores and hyphens, "
-                "the first a letter or a digit"
-            )
-        if name == "executor" and not re.fullmatch(r"local|ray(:.+)?", text):
-            raise ValueError(f"executor is {text!r}; it must be local, ray, or ray:ADDRESS")
-        if name == "timeout":
-            try:
-                seconds = float(text)
-            except ValueError:
-                seconds = math.nan
-            if not 0 < seconds < math.inf:
-                raise ValueError(f"timeout is {text!r}; it must be a number of seconds above 0")
-            return [int(seconds) if seconds.is_integer() else seconds]
-        return [text]
+        value = fields_of(Written)[name].parse(text) if name == "timeout" else text
+        Written(**{name: value})  # refuses one that no sweep can have
+        return [value]
 
 
 def _from_data(data: dict[str, Any]) -> Form:
@@ -256,7 +230,7 @@ def _from_data(data: dict[str, Any]) -> Form:
             form._axes.add(name.removeprefix("model."))
     form._runs = [dict(run) for run in data.get("runs", [{}])]
     for name, axis in values.items():
-        form._texts[name] = format_axis(name, _typed(name, axis))
+        form._texts[name] = format_axis(name, [field_of(name).check(value) for value in axis])
     for name in OF_SWEEP:
         if data.get(name) is not None:
             form._texts[name] = str(data[name])
@@ -274,25 +248,15 @@ def _flat(base: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _typed(name: str, axis: Iterable[Any]) -> list[Any]:
-    """Amounts that a file has as text, as numbers."""
-    return [
-        parse_axis(name, value)[0] if isinstance(value, str) and name.endswith("_memory") else value
-        for value in axis
-    ]
-
-
 def _as_text(name: str, value: Any) -> str:
     _known(name)
     if isinstance(value, str):
         return value
-    if value is None and (name in OF_SWEEP or type(None) not in kinds(name)):
+    if value is None and (name in OF_SWEEP or type(None) not in field_of(name).kinds):
         return ""
     if name in OF_SWEEP:
         return str(value)
-    if isinstance(value, list | tuple | range):
-        return format_axis(name, list(value))
-    return format_value(name, value)
+    return format_axis(name, [*value] if isinstance(value, list | tuple | range) else [value])
 
 
 def _known(name: str) -> str:

@@ -12,11 +12,11 @@ from itertools import groupby
 import ipywidgets as widgets
 
 from workbench.core import methods
+from workbench.runs.axis import RULE, parse_axis
+from workbench.runs.columns import label
 from workbench.ui import html
-from workbench.ui.axis import RULE, parse_axis
 from workbench.ui.folds_panel import Folds
-from workbench.ui.form import Field, Form, form_fields
-from workbench.ui.runs.fields import label
+from workbench.ui.form import Form, FormField, form_fields
 
 COLUMNS = "repeat(auto-fill, minmax(250px, 1fr))"
 LABEL = "8.5em"
@@ -38,7 +38,7 @@ class FormPanel:
             made = _methods(field) if field.name == "method" else _text(field)
             made.observe(lambda _, name=field.name: self._take(name), "value")
             self.fields[field.name] = made
-        self.told = widgets.HTML(html.told(""))
+        self.told = widgets.HTML(html.live(""))
         self.kept = widgets.HTML()
         self._filling = False
         groups = [
@@ -84,11 +84,11 @@ class FormPanel:
             wrong = name in self.form.errors
             if wrong != (MARK in made._dom_classes):
                 (made.add_class if wrong else made.remove_class)(MARK)
-        self.told.value = html.told("; ".join(self.form.errors.values()), "bad")
+        self.told.value = html.live("; ".join(self.form.errors.values()), "bad")
         self.kept.value = html.paragraph(self.form.kept, "soft")
 
 
-def _methods(field: Field) -> widgets.SelectMultiple:
+def _methods(field: FormField) -> widgets.SelectMultiple:
     known = methods.known()
     return widgets.SelectMultiple(
         options=[(f"{m.label}: {m.summary}", m.name) for m in known.values()],
@@ -100,7 +100,7 @@ def _methods(field: Field) -> widgets.SelectMultiple:
     )
 
 
-def _text(field: Field) -> widgets.Text:
+def _text(field: FormField) -> widgets.Text:
     common = {
         "description": label(field.name),
         "placeholder": field.default,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import anywidget
 import ipywidgets as widgets
@@ -49,6 +50,26 @@ def button(words: str, tooltip: str, click: Callable[[], None]) -> widgets.Butto
     """A button that says what it does."""
     made = widgets.Button(description=words, tooltip=tooltip, layout={"width": "auto"})
     made.on_click(lambda _: click())
+    return made
+
+
+def checkbox(words: str, tooltip: str) -> widgets.Checkbox:
+    """A box to tick, with its words behind it."""
+    return widgets.Checkbox(
+        value=False, description=words, tooltip=tooltip, indent=False, layout={"width": "auto"}
+    )
+
+
+def dropdown(
+    words: str,
+    tooltip: str,
+    options: Sequence[Any],
+    changed: Callable[[], None] = lambda: None,
+    **look: Any,
+) -> widgets.Dropdown:
+    """A list to choose from, behind its words; `changed` is called after each choice."""
+    made = widgets.Dropdown(options=options, description=words, tooltip=tooltip, **look)
+    made.observe(lambda _: changed(), "value")
     return made
 
 

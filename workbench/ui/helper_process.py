@@ -2,9 +2,9 @@
 
 A kernel has one interpreter lock. Whatever takes a second of Python there, in a thread or not, is a
 second in which a slider does not answer. So a panel asks a process of its own: `ask` names a
-function of this project and its arguments (plain data), and returns at once an `Answer` that is
-filled in later. The process starts when first asked, keeps its imports, ends with the process that
-started it, and is started anew if it dies.
+function of this project and its arguments (plain data), and returns at once a `HelperAnswer` that
+is filled in later. The process starts when first asked, keeps its imports, ends with the process
+that started it, and is started anew if it dies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workbench.core.paths import import_path
 END_S = 2.0
 
 
-class Answer:
+class HelperAnswer:
     """The answer to one question, once it is there."""
 
     def __init__(self) -> None:
@@ -34,6 +34,14 @@ class Answer:
         """Plain data, as the function returned it."""
         self.error = ""
         """One sentence, where there is no value."""
+        self._seen = False
+
+    def is_new(self) -> bool:
+        """Whether it is there and this was not asked since."""
+        if not self.done or self._seen:
+            return False
+        self._seen = True
+        return True
 
 
 class HelperProcess:
@@ -41,14 +49,14 @@ class HelperProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
-        self._asked: dict[int, Answer] = {}
+        self._asked: dict[int, HelperAnswer] = {}
         self._count = 0
         self._lock = threading.Lock()
 
-    def ask(self, function: str, **arguments: Any) -> Answer:
+    def ask(self, function: str, **arguments: Any) -> HelperAnswer:
         """Have ``package.module:function`` called in the helper; questions are answered in
         order."""
-        answer = Answer()
+        answer = HelperAnswer()
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self._lost(self._process)  # the listening thread may not have said so yet

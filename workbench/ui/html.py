@@ -7,30 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
-STYLE = """<style>
-.wb {color: var(--jp-ui-font-color1, #222); font-size: 13px; line-height: 1.45; max-width: 75em}
-.wb h2 {font-size: 17px; margin: 0.6em 0 0.2em}
-.wb h3 {font-size: 14px; margin: 0.8em 0 0.2em}
-.wb table {border-collapse: collapse; margin: 0.3em 0}
-.wb caption {text-align: left; font-weight: 600; padding: 0.2em 0}
-.wb th, .wb td {text-align: left; vertical-align: top; padding: 2px 10px 2px 0;
-  border-bottom: 1px solid var(--jp-border-color2, #bbb)}
-.wb pre {background: var(--jp-layout-color2, #eee); color: inherit; padding: 6px; margin: 0.3em 0;
-  max-height: 14em; overflow: auto; white-space: pre-wrap; font-size: 12px}
-.wb .soft {color: var(--jp-ui-font-color2, #555)}
-.wb .bad, .wb.bad {border-left: 4px solid var(--jp-error-color1, #b00); padding-left: 8px}
-.wb-panel :is(.jupyter-widgets, .jupyter-widgets *):focus-visible {outline-offset: -2px;
-  outline: 2px solid var(--jp-brand-color1, #1565c0) !important}
-.wb-panel .jupyter-widgets input:is([type=checkbox], [type=range]):focus-visible {
-  outline-offset: 2px}
-.wb-gone {position: sticky; top: 0; z-index: 2; padding: 8px; color: var(--jp-ui-font-color1, #222);
-  background: var(--jp-layout-color2, #eee); border-left: 4px solid var(--jp-error-color1, #b00)}
-.wb-panel .widget-checkbox {overflow: visible}
-.wb-panel .widget-html-content {min-width: 0}
-.wb-panel .widget-dropdown > select {appearance: auto; background-image: none !important}
-</style>"""
+STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text()}</style>"
 """Style to put once on a page."""
 PANEL = "wb-panel"
 """Class of a panel's outermost widget: what has the keyboard is seen there."""
@@ -46,7 +26,7 @@ def heading(text: str) -> str:
     return f'<div class="wb"><h3>{escape(text)}</h3></div>'
 
 
-def told(text: str, kind: str = "") -> str:
+def live(text: str, kind: str = "") -> str:
     """Text that changes, which a screen reader says when it does."""
     return f'<div class="wb {escape(kind)}" role="status" aria-live="polite">{escape(text)}</div>'
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from workbench.core.spec import RunSpec
-from workbench.ui.axis import format_value
-from workbench.ui.runs.fields import label, label_of
+from workbench.core.spec import RunSpec, flat
+from workbench.runs.axis import format_axis
+from workbench.runs.columns import label, label_of
 
 ALWAYS = ("method", "layers")
 """Named even where all runs of a sweep have the same."""
@@ -16,13 +15,13 @@ ALWAYS = ("method", "layers")
 def varied(specs: Iterable[RunSpec]) -> list[dict[str, str]]:
     """For each spec the fields in which the specs that have them differ, as text; method and layers
     always."""
-    rows = [_flat(spec) for spec in specs]
+    rows = [flat(spec) for spec in specs]
     if not rows:
         return []
     every = dict.fromkeys(name for row in rows for name in row)
     differing = [name for name in every if len({r[name] for r in rows if name in r}) > 1]
     names = dict.fromkeys((*ALWAYS, *differing))
-    return [{name: format_value(name, row[name]) for name in names if name in row} for row in rows]
+    return [{n: format_axis(n, [row[n]]) for n in names if n in row} for row in rows]
 
 
 def in_words(changes: dict[str, str]) -> str:
@@ -33,9 +32,3 @@ def in_words(changes: dict[str, str]) -> str:
     """
     rest = [f"{label(name)} {text}" for name, text in changes.items() if name not in ALWAYS]
     return ", ".join([label_of(changes["method"]), f"{changes['layers']} layers", *rest])
-
-
-def _flat(spec: RunSpec) -> dict[str, Any]:
-    data = spec.to_dict()
-    model, options = data.pop("model"), data.pop("options")
-    return data | options | model

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from workbench.core.jsonfile import parse_json
-from workbench.core.record import RESULTS
+from workbench.core.record import state_of
 from workbench.core.spec import RunSpec
 from workbench.runs.expected import expected
 from workbench.runs.index import Index
@@ -32,8 +32,9 @@ GENTLE = 10
 Line = dict[str, Any]
 
 
-def points(data: Line, root: str) -> list[Line]:
-    """The runs of a sweep: what, key, and state (done, failed, pending) in the results folder.
+def listed(data: Line, root: str) -> list[Line]:
+    """The runs of a sweep: what, key, state (done, failed, pending) in the results folder, and the
+    facts of records, as `watch.WatchedPoint` has them.
 
     Raises ValueError for a sweep that is malformed, or a method or device that is not there.
     """
@@ -41,30 +42,23 @@ def points(data: Line, root: str) -> list[Line]:
     _specs.cache_clear()  # the methods' code may have changed, and the keys with it
     index = index_of(root)
     index.refresh()
-    ended = {row["key"]: row["status"] for row in index.rows()}
-    specs, found = _specs(json.dumps(data)), []
-    for (key, _), changes in zip(specs, varied(spec for _, spec in specs), strict=True):
-        status = ended.get(key, "cancelled")  # a cancelled run is one that nobody let finish
-        state = "pending" if status == "cancelled" else "done" if status in RESULTS else "failed"
-        found.append({"what": in_words(changes), "key": key, "state": state})
-    return found
-
-
-def listed(data: Line, root: str) -> list[Line]:
-    """Add the facts of records to the lines of a sweep, as `watch.WatchedPoint` has them."""
-    found = points(data, root)
-    index = index_of(root)
     rows = {row["key"]: row for row in index.rows()}
     problems = {path.parent.name: why for path, why in index.problems.items()}
-    for point in found:
-        row = rows.get(point["key"], {})
-        point |= {
-            "status": row.get("status", ""),
-            "message": row.get("message", "") or problems.get(point["key"], ""),
-            "loss": row.get("final_loss"),
-            "seconds": row.get("seconds"),
-            "samples_per_second": row.get("samples_per_second"),
-        }
+    specs, found = _specs(json.dumps(data)), []
+    for (key, _), changes in zip(specs, varied(spec for _, spec in specs), strict=True):
+        row = rows.get(key, {"status": ""})
+        found.append(
+            {
+                "what": in_words(changes),
+                "key": key,
+                "state": state_of(row["status"]),
+                "status": row["status"],
+                "message": row.get("message", "") or problems.get(key, ""),
+                "loss": row.get("final_loss"),
+                "seconds": row.get("seconds"),
+                "samples_per_second": row.get("samples_per_second"),
+            }
+        )
     return found
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workbench.core.record import RESULTS
+from workbench.core.record import state_of
 from workbench.runs.campaign import LIVE, Campaign, Status
 from workbench.runs.events import Event, EventReader, parse_event
+from workbench.runs.log_tail import last_lines, printable, read_tail
 from workbench.runs.overrides import read_object
 from workbench.runs.store import RECORD, Store, read_record
-from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.log_tail import last_lines, printable, read_tail
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 
 WORK = "workbench.ui.previewer"
 READ_AT_ONCE = 4
@@ -82,17 +82,17 @@ class SweepWatch:
     tail: Tail = field(default_factory=Tail)
     shown: str = ""
     """Key of the run whose log is wanted; empty for the one that runs or failed last."""
-    _news: list[Event] = field(default_factory=list)
     _stamps: dict[str, Any] = field(default_factory=dict)
     _reader: EventReader | None = None
     _last: dict[int, Event] = field(default_factory=dict)
     """Index -> the last point or point_ended event of it."""
-    _answer: Answer | None = None
+    _answer: HelperAnswer | None = None
     _asked: tuple[float, Any] = (0.0, None)
     _unread: list[int] = field(default_factory=list)
 
     @property
     def name(self) -> str:
+        """Name of the sweep."""
         return self.campaign.name
 
     @property
@@ -115,11 +115,6 @@ class SweepWatch:
     def running(self) -> list[WatchedPoint]:
         """The runs that run now."""
         return [point for point in self.points if point.state == "running"]
-
-    def new_events(self) -> list[Event]:
-        """The sweep's events since the last call: point, point_ended, waiting."""
-        news, self._news = self._news, []
-        return news
 
     def look(self) -> bool:
         """Read the state, if it may have changed; returns whether it did."""
@@ -174,7 +169,6 @@ class SweepWatch:
     def _hear(self) -> bool:
         """Take the sweep's events in."""
         events = self._reader.read()
-        self._news += events
         for event in events:
             if event["event"] in ("point", "point_ended"):
                 self._last[event["index"]] = event
@@ -193,7 +187,7 @@ class SweepWatch:
             point.state, point.status, point.where = "running", "", event.get("where") or ""
         else:
             point.status, point.message = event["status"], event.get("message", "")
-            point.state = _state(point.status)
+            point.state = state_of(point.status)
             point.where, point.seconds_left = "", None
             self._unread.append(index)
 
@@ -312,12 +306,6 @@ class Watch:
     def close(self) -> None:
         """End the helper process."""
         self.helper.close()
-
-
-def _state(status: str) -> str:
-    if status == "cancelled":
-        return "pending"
-    return "done" if status in RESULTS else "failed"
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

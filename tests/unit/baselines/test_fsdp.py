@@ -14,7 +14,7 @@ from baselines.adamw import ClippedAdamW, global_norm
 from baselines.blocks import body_of, install
 from baselines.fsdp import run as fsdp_run
 from baselines.fsdp.planner import kept_blocks
-from baselines.plain_training import Training as PlainTraining
+from baselines.plain_training import PlainTraining
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_judged
 from tests.methods.plain import MODEL, judge, spec_for
 from tests.unit.baselines.test_zero_plan import profile
@@ -28,10 +28,10 @@ PARAMETERS = make_model(MODEL).parameters_count()
 CPU = torch.device("cpu")
 
 
-def trained(spec: RunSpec, folder: Path) -> fsdp_run.Training:
+def trained(spec: RunSpec, folder: Path) -> fsdp_run.FsdpTraining:
     """A training that has run; its process group is gone."""
     with fsdp_run.single_rank(torch.device(spec.device)):
-        training = fsdp_run.Training(spec, Silent(), folder)
+        training = fsdp_run.FsdpTraining(spec, Silent(), folder)
         training.run()
         training.final = training.parameters()
         return training
@@ -69,7 +69,7 @@ def test_blocks_can_be_compiled_inside_it(tmp_path):
     sharp = ModelSpec(layers=3, hidden=32, heads=4, seq=16, vocab=256)
     spec = BASE.with_(model=sharp, steps=4)
     with fsdp_run.single_rank(CPU):
-        training = fsdp_run.Training(spec, Silent(), tmp_path)
+        training = fsdp_run.FsdpTraining(spec, Silent(), tmp_path)
         body = body_of(training.whole)
         install(training.whole, torch.compile(body, fullgraph=True, backend="aot_eager"))
         training.run()

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from baselines import plain, plain_training
+from baselines import plain, stepping
 from baselines.adamw import ClippedAdamW, clip_coefficient, global_norm
 from baselines.blocks import body_of, compile_blocks, install
-from baselines.plain_training import Training, parts_of
+from baselines.plain_training import PlainTraining
+from baselines.stepping import parts_of
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_judged, run
 from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
 from workbench.core.model_spec import ModelSpec
@@ -28,8 +29,8 @@ SHARP = ModelSpec(layers=3, hidden=32, heads=4, seq=16, vocab=256)
 """Without dropout, so that blocks can be compiled."""
 
 
-def trained(spec: RunSpec, folder: Path) -> Training:
-    training = Training(spec, Silent(), folder)
+def trained(spec: RunSpec, folder: Path) -> PlainTraining:
+    training = PlainTraining(spec, Silent(), folder)
     training.run()
     return training
 
@@ -72,14 +73,14 @@ def test_bf16_has_fp32_masters(tmp_path):
         assert (weight == master.to(torch.bfloat16)).all()
     # More digits than bf16 has: they were not drawn from the working weights.
     start = make_whole(make_model(MODEL), seed=BASE.seed).state_dict()
-    fresh = Training(BASE.with_(dtype="bf16"), Silent(), tmp_path / "fresh")
+    fresh = PlainTraining(BASE.with_(dtype="bf16"), Silent(), tmp_path / "fresh")
     assert all((value == start[name]).all() for name, value in fresh.parameters().items())
 
 
 def test_widening_in_parts_changes_nothing(tmp_path, monkeypatch):
     spec = BASE.with_(dtype="bf16", steps=5, lr_decay_steps=20)
     whole = trained(spec, tmp_path / "whole")
-    monkeypatch.setattr(plain_training, "WIDENED_ELEMENTS", 1000)
+    monkeypatch.setattr(stepping, "WIDENED_ELEMENTS", 1000)
     parts = trained(spec, tmp_path / "parts")
     assert parts.history.losses == whole.history.losses
     assert parts.meter.peak <= whole.meter.peak
@@ -92,7 +93,7 @@ def test_parts_keep_the_order_and_the_size():
 
 
 def test_a_step_with_a_gradient_that_is_no_number_is_left_out(tmp_path):
-    training = Training(BASE.with_(steps=4, lr_decay_steps=20), Silent(), tmp_path)
+    training = PlainTraining(BASE.with_(steps=4, lr_decay_steps=20), Silent(), tmp_path)
     step, seen = training._step, {}
 
     def poisoned(number: int) -> tuple[float, float]:
@@ -200,7 +201,7 @@ def test_one_graph_runs_all_blocks_and_gives_the_same(tmp_path, activations):
     eager = trained(spec, tmp_path / "eager")
     torch._dynamo.reset()
     counters.clear()
-    compiled = Training(spec, Silent(), tmp_path / "compiled")
+    compiled = PlainTraining(spec, Silent(), tmp_path / "compiled")
     compiled.meter = nullcontext()  # what counts memory on a CPU is no friend of compiled code
     body = body_of(compiled.whole)
     install(compiled.whole, torch.compile(body, fullgraph=True, backend="aot_eager"))
@@ -223,7 +224,7 @@ def test_blocks_stay_eager_and_say_why(changes, why):
 
 def test_compiling_where_it_cannot_be_done_is_refused(tmp_path):
     with pytest.raises(ValueError, match="compile is on, but the device is cpu"):
-        Training(BASE.with_(model=SHARP, compile="on"), Silent(), tmp_path)
+        PlainTraining(BASE.with_(model=SHARP, compile="on"), Silent(), tmp_path)
 
 
 @pytest.mark.gpu

@@ -10,14 +10,14 @@ import torch
 
 from baselines import host_adam
 from baselines.fsdp import run as fsdp_run
-from baselines.plain_training import Training
+from baselines.plain_training import PlainTraining
 from tests.forks.server import command
 from tests.methods.harness import Silent
 from tests.methods.plain import spec_for
 
 
-def trained(spec, folder: Path) -> Training:
-    training = Training(spec, Silent(), folder)
+def trained(spec, folder: Path) -> PlainTraining:
+    training = PlainTraining(spec, Silent(), folder)
     training.run()
     return training
 
@@ -44,7 +44,7 @@ def test_trouble_of_one_stage_is_that_of_all(root: Path, tmp_path: Path) -> None
 def test_what_was_saved_before_any_update_is_taken_up(tmp_path, monkeypatch) -> None:
     """Every gradient so far was no number: there are no moments yet."""
     spec = spec_for(method="plain", steps=3, lr_decay_steps=20, save_every=1)
-    training = Training(spec, Silent(), tmp_path / "poisoned")
+    training = PlainTraining(spec, Silent(), tmp_path / "poisoned")
     real = training._update
 
     def poisoned(lr: float) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_what_was_saved_before_any_update_is_taken_up(tmp_path, monkeypatch) -> 
     training.run()
     assert training.history.skipped == [0]
     first = spec.with_(steps=1)
-    again = Training(first, Silent(), tmp_path / "again")
+    again = PlainTraining(first, Silent(), tmp_path / "again")
     again._update = lambda lr: torch.tensor(float("nan"))
     again.run()
     resumed = trained(spec, tmp_path / "again")
@@ -73,9 +73,9 @@ def test_fsdp_with_deepspeeds_adam_is_resumed_exactly(tmp_path, monkeypatch) -> 
     monkeypatch.setattr(fsdp_run, "fastest", lambda spec, device: chosen)
     spec = spec_for(method="fsdp", steps=5, lr_decay_steps=20, save_every=3)
 
-    def run(spec, folder: Path) -> fsdp_run.Training:
+    def run(spec, folder: Path) -> fsdp_run.FsdpTraining:
         with fsdp_run.single_rank(torch.device("cpu")):
-            training = fsdp_run.Training(spec, Silent(), folder)
+            training = fsdp_run.FsdpTraining(spec, Silent(), folder)
             training.run()
             return training
 

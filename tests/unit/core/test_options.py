@@ -69,7 +69,7 @@ def test_one_line_of_a_new_method_is_an_option_everywhere(
     read = RunRecord.from_json(json.dumps(written))
     assert make_spec(read.spec) == RunSpec.from_dict(read.spec) == spec
     assert row(read)["depth"] == 3
-    assert "depth=3" in run_command(read.spec, Store(tmp_path))
+    assert "--depth 3" in run_command(read.spec, Store(tmp_path))
 
     usual = RunSpec(method="deep")
     assert usual.with_(depth="auto").key() == usual.key() != usual.with_(depth=3).key()

@@ -10,4 +10,6 @@ import pytest
 @pytest.fixture
 def nothing_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements that the project has committed must not decide a test."""
-    monkeypatch.setattr("workbench.exhibits.base.REPOSITORY_RESULTS", tmp_path / "none" / "results")
+    monkeypatch.setattr(
+        "workbench.exhibits.opened.REPOSITORY_RESULTS", tmp_path / "none" / "results"
+    )

@@ -25,7 +25,7 @@ def paper_rows(figure: str) -> pd.DataFrame:
     return tidy.join(tidy.published(figure), tidy.simulated(figure))
 
 
-def specs_of(figure: str, size: sizes.Size) -> list[RunSpec]:
+def specs_of(figure: str, size: sizes.StrongholdSize) -> list[RunSpec]:
     """The runs of a figure; of 7a at the sizes that searches found."""
     exhibit = find(figure)
     return exhibit.specs(size, LARGEST) if figure == "7a" else exhibit.specs(size)

@@ -10,6 +10,7 @@ import pytest
 
 from workbench.core.schema import read_as
 from workbench.exhibits import EXHIBITS, find
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.claim_rows import Claim
 from workbench.exhibits.claims import Goal, Judge
 from workbench.exhibits.metrics import METRICS, Asked, Found, Undecided
@@ -117,7 +118,7 @@ def test_a_file_of_words_is_checked(tmp_path: Path) -> None:
     file, words = tmp_path / "made_up.toml", 'figure = "1"\ntitle = "t"\nclaim = "c"\ntested = "t"'
     file.write_text(f'{words}\nverdict = "holds"')
     with pytest.raises(ValueError, match=r"^made_up.toml: unknown field 'verdict'; known: about"):
-        read_words(file)
+        read_words(file, Exhibit)
     file.write_text(f'{words}\n[[claims]]\nleast = "1"')
     with pytest.raises(ValueError, match=r"claims\[0\].least is '1'; it must be a number"):
-        read_words(file)
+        read_words(file, Exhibit)

@@ -35,8 +35,8 @@ def test_paper_is_the_published_setting() -> None:
     model = dials.model
     assert (model.hidden, model.heads, model.seq, dials.batch) == (2048, 16, 1024, 4)
     assert model.parameters == 1_716_588_544
-    assert dials.search_device_memory == parse_bytes("32GiB")
-    assert dials.search_host_memory == parse_bytes("90GB")
+    assert dials.largest.device_memory == parse_bytes("32GiB")
+    assert dials.largest.host_memory == parse_bytes("90GB")
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
@@ -116,7 +116,7 @@ def test_a_size_is_checked_as_it_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     for line, words in (
         ("windw = 4", "the size smoke: unknown field 'windw'"),
         ("window = '4'", "the size smoke: window is '4'; it must be a whole number"),
-        ("window = 4\nsearch_limit = 1", "Cannot overwrite"),
+        ("window = 4\nsteps = 1", "Cannot overwrite"),
     ):
         (tmp_path / "stronghold.toml").write_text(told.replace("window = 4", line, 1))
         with pytest.raises(ValueError, match=words):

@@ -17,9 +17,9 @@ from workbench.exhibits import EXHIBITS as ALL
 from workbench.exhibits import HARDWARE, HARMONY, STRONGHOLD, VARUNA, find
 from workbench.exhibits.harmony import fig8, sizes, table, volumes
 from workbench.figures import rows as tidy
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.published import harmony
 from workbench.runs.store import Store
 

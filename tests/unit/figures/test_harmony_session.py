@@ -79,15 +79,6 @@ def test_what_is_done_is_shown_and_what_is_not_is_to_run(tmp_path: Path) -> None
     }
 
 
-def test_the_time_of_a_run_is_that_of_earlier_ones(tmp_path: Path) -> None:
-    session = with_one_run("harmony_12", tmp_path)
-    spec = session.exhibit.specs(session.size)[0]
-    other = spec.with_(batch=8)
-    session.store.write(run(other, 0.2, key=key_of(other), seconds=14.0))
-    assert base.expected(spec, session.store) == 13.0
-    assert base.expected(spec.with_(ranks=2), session.store) is None
-
-
 def test_measurements_kept_in_the_project_are_shown_as_measured(tmp_path: Path) -> None:
     session = open_exhibit("harmony_17", "paper", tmp_path)
     rows = session.rows()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.methods.harmony.published.profile_file import load
-from workbench.methods.harmony.published.profiles import ModelProfile
+from workbench.methods.harmony.published.profiles import PublishedProfile
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def published(reference: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def profile_of(published: Path) -> Callable[[str], ModelProfile]:
+def profile_of(published: Path) -> Callable[[str], PublishedProfile]:
     return cache(lambda name: load(published / f"profile_{name}.json"))
 
 

@@ -11,6 +11,7 @@ from tests.methods.plain import made_up_profile, spec_for
 from workbench.core.bytesize import format_bytes
 from workbench.core.division import MODES
 from workbench.methods.harmony import dp, faithful, pp
+from workbench.methods.harmony.problem import MicroBatchSizes, PackingProblem
 from workbench.methods.harmony.published import search as published
 from workbench.methods.harmony.published.profiles import Direction
 from workbench.methods.harmony.published.sizes import PublishedSizes
@@ -50,9 +51,9 @@ def profiles_of(spec, sizes=SIZES):
 
 
 def setting_of(spec, mode, **changes):
-    return faithful.SearchProblem(
+    return PackingProblem(
         mode=mode, ranks=spec.ranks, minibatch=spec.batch, device_bytes=spec.device_memory,
-        host_bytes=1 << 40, guesses=True, **changes,
+        host_bytes=1 << 40, clipping="auto", **changes,
     )  # fmt: skip
 
 
@@ -134,7 +135,8 @@ def test_micro_batches_stay_within_the_limits_of_either_direction():
     limits = Limits(smallest=2, forward=6, backward=4)
     profiles = {size: replace(p, limits=limits) for size, p in profiles_of(spec, (2, 3, 4)).items()}
     sizes = ProfiledSizes(profiles, tied={})
-    setting = setting_of(spec, "pp", smallest=2, largest_forward=6, largest_backward=4)
+    sizes_of = {"forward": MicroBatchSizes(largest=6), "backward": MicroBatchSizes(largest=4)}
+    setting = setting_of(spec, "pp", smallest=2, **sizes_of)
     server = server_of(profiles[2], spec)
     profile = faithful.model_profile(sizes, spec.model.units, server, profiles, setting)
     assert profile.sizes(Direction.FORWARD) == (2, 3, 4, 6)

@@ -73,7 +73,7 @@ def test_the_search_keeps_them_for_each_direction(device_for, monkeypatch):
     seen = []
 
     def search(setting, *rest):
-        seen.append((setting.smallest, setting.largest_forward, setting.largest_backward))
+        seen.append((setting.smallest, setting.forward.largest, setting.backward.largest))
         raise InterruptedError
 
     monkeypatch.setattr(planner, "search", search)

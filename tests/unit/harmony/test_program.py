@@ -10,9 +10,9 @@ import pytest
 from tests.unit.harmony.made_up import Layers, Seconds, drawn, largest_pack, mirrored
 from tests.unit.schedule.mutate import edit, forget, remove
 from workbench.core.division import packs_of
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.schedule import Kind, ScheduleError, simulate, validate
 from workbench.schedule.action import RECEIVES
 from workbench.schedule.build.inbox import PLACES

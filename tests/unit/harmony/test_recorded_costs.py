@@ -14,11 +14,11 @@ from workbench.core.division import PP
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import planner
 from workbench.methods.harmony.memory_estimate import MemoryEstimate
-from workbench.methods.harmony.search import Found, outlook, scheduled
+from workbench.methods.harmony.search import Found, estimated_seconds, scheduled
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.model import ModelSpec
-from workbench.profile.profile import UnitCost
 from workbench.profile.server import ServerCosts, records
+from workbench.profile.units import UnitCost, Variant
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
@@ -47,13 +47,12 @@ class Launched(Layers):
         )
         if not self.timed:
             return launched
-        return replace(
-            launched,
-            recorded_forward_s=cost.forward_s,
-            recorded_recompute_s=cost.recompute_s,
-            recorded_backward_s=cost.backward_s,
-            recorded_bytes=3 * (cost.kept_bytes + cost.output_bytes),
+        recorded = Variant(
+            name="recorded",
+            seconds=(cost.forward_s, cost.recompute_s, cost.backward_s),
+            nbytes=3 * (cost.kept_bytes + cost.output_bytes),
         )
+        return replace(launched, variants=(recorded,))
 
 
 class Untimed(Launched):
@@ -157,10 +156,14 @@ def test_without_room_for_recordings_passes_are_launched(monkeypatch):
     assert not records(found.schedule)
 
 
-def test_the_outlook_is_near_what_is_found():
+def test_the_estimate_is_near_what_is_found():
     found = known(SETTING, LAYERS, UNITS, SERVER)
-    assert outlook(SETTING, LAYERS, UNITS, SERVER) == pytest.approx(found.seconds, rel=0.1)
-    assert outlook(replace(SETTING, device_bytes=100), LAYERS, UNITS, SERVER) == float("inf")
+    assert estimated_seconds(SETTING, LAYERS, UNITS, SERVER) == pytest.approx(
+        found.seconds, rel=0.1
+    )
+    assert estimated_seconds(replace(SETTING, device_bytes=100), LAYERS, UNITS, SERVER) == float(
+        "inf"
+    )
 
 
 def test_a_pace_knows_whether_passes_are_recorded():
@@ -184,7 +187,7 @@ def test_memory_is_foreseen_as_it_is_proved(recorded_below_s):
         layers = Layers([rng.choice((1000, 4000)) for _ in range(packs.num_units)])
         room = MemoryEstimate(layers, packs.num_units, recorded_below_s)
         setting = replace(
-            SETTING, mode=packs.mode, ranks=packs.ranks, minibatch=packs.minibatch, clipped=True,
+            SETTING, mode=packs.mode, ranks=packs.ranks, minibatch=packs.minibatch, clipping="wait",
             device_bytes=1, recorded_below_s=recorded_below_s,
         )  # fmt: skip
         least = scheduled(packs, setting, layers, room)  # its rings are as small as can be

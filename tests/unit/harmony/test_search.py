@@ -15,12 +15,13 @@ from tests.unit.harmony.made_up import Layers, drawn
 from workbench.core.bytesize import parse_bytes
 from workbench.core.division import packs_of
 from workbench.methods.harmony.candidates import Candidates
-from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
+from workbench.methods.harmony.memory_estimate import MemoryEstimate
 from workbench.methods.harmony.packs import Packs
+from workbench.methods.harmony.problem import MicroBatchSizes, PackingProblem
 from workbench.methods.harmony.search import Found, scheduled, search
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.server import Server, ServerCosts
-from workbench.profile.unit_costs import SECONDS
+from workbench.profile.units import paired
 from workbench.schedule.graph import unroll
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE
@@ -42,8 +43,9 @@ SERVER = Server(
     host_adam_params_per_s=1e7,
     device_adam_params_per_s=1e9,
 )
-SETTING = SearchProblem(
-    mode="pp", ranks=3, minibatch=12, device_bytes=200_000, host_bytes=1 << 30, clipped=False
+ONE = MicroBatchSizes(asked=1)
+SETTING = PackingProblem(
+    mode="pp", ranks=3, minibatch=12, device_bytes=200_000, host_bytes=1 << 30, clipping=None
 )
 SLOW_HOST = replace(SERVER, load_bytes_per_s=2e6, store_bytes_per_s=2e6, host_adam_params_per_s=2e5)
 """Its updates take half as long as all compute."""
@@ -139,7 +141,7 @@ def test_the_estimate_is_near_the_simulator(mode):
 
 @pytest.mark.parametrize("mode", ["pp", "dp"])
 def test_the_estimate_knows_updates_that_wait_for_the_norm(mode):
-    setting = replace(SETTING, mode=mode, clipped=True)
+    setting = replace(SETTING, mode=mode, clipping="wait")
     estimate = StepTimeEstimate(LAYERS, SLOW_HOST, UNITS)
     costs = ServerCosts(LAYERS, SLOW_HOST, shared_updates=mode == "dp")
     for samples in (1, 2, 4):
@@ -159,12 +161,13 @@ def test_a_device_too_small_is_told():
 
 
 def test_sizes_can_be_pinned():
-    found = search(replace(SETTING, forward_size=3, backward_size=2), LAYERS, UNITS, SERVER)
+    asked = {"forward": MicroBatchSizes(asked=3), "backward": MicroBatchSizes(asked=2)}
+    found = search(replace(SETTING, **asked), LAYERS, UNITS, SERVER)
     assert (found.packs.forward_size, found.packs.backward_size) == (3, 2)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"largest_backward": 1}, {"mode": "dp", "device_bytes": 70_000}]
+    "changes", [{"backward": MicroBatchSizes(largest=1)}, {"mode": "dp", "device_bytes": 70_000}]
 )
 def test_both_passes_divide_alike_where_samples_depend_on_their_micro_batch(changes):
     setting = replace(SETTING, **changes)
@@ -176,7 +179,7 @@ def test_both_passes_divide_alike_where_samples_depend_on_their_micro_batch(chan
 
 
 def test_the_plan_is_the_fastest_by_the_mean_of_steps_that_are_clipped_and_not():
-    setting = replace(SETTING, device_bytes=80_000, clipped=True, guesses=True)
+    setting = replace(SETTING, device_bytes=80_000, clipping="auto")
     found = search(setting, LAYERS, UNITS, SLOW_HOST)
     other = scheduled(packs_of_size(1), setting, LAYERS, less=8000)
     assert all(peak[DEVICE] <= 80_000 for peak in validate(other).peak_bytes.values())
@@ -185,9 +188,10 @@ def test_the_plan_is_the_fastest_by_the_mean_of_steps_that_are_clipped_and_not()
 
 
 def test_who_is_sure_that_nothing_is_clipped_gets_the_fastest_plan_of_such_steps():
-    setting = replace(SETTING, device_bytes=80_000, clipped=True, guesses=True)
+    setting = replace(SETTING, device_bytes=80_000, clipping="auto")
     hedged, sure = (
-        search(replace(setting, sure=sure), LAYERS, UNITS, SLOW_HOST) for sure in (False, True)
+        search(replace(setting, clipping=clipping), LAYERS, UNITS, SLOW_HOST)
+        for clipping in ("auto", "speculate")
     )
     stands, clips = both_seconds(sure.schedule)
     assert stands == sure.seconds < both_seconds(hedged.schedule)[0]
@@ -218,9 +222,9 @@ def test_a_search_of_much_looks_at_a_part_and_still_finds_a_plan(mode, monkeypat
 
 def test_a_step_of_too_many_passes_is_refused_with_a_batch_that_is_not():
     with pytest.raises(ValueError, match="1200000 forward passes over 12 units; a search") as told:
-        search(replace(SETTING, minibatch=100_000, forward_size=1), LAYERS, UNITS, SERVER)
+        search(replace(SETTING, minibatch=100_000, forward=ONE), LAYERS, UNITS, SERVER)
     enough = int(str(told.value).rpartition(" ")[2])
-    setting = replace(SETTING, minibatch=enough, forward_size=1)
+    setting = replace(SETTING, minibatch=enough, forward=ONE)
     Candidates(
         setting,
         LAYERS,
@@ -244,8 +248,7 @@ class Slow(Layers):
 
     def cost(self, unit, samples):
         cost = super().cost(unit, samples)
-        times = {name: 100 * getattr(cost, name) for name in SECONDS}
-        return replace(cost, **times)
+        return paired(cost, cost, lambda seconds, _: 100 * seconds, min)
 
 
 def test_more_memory_never_plans_a_slower_step(monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.methods.plain import made_up_profile, spec_for
 from tests.unit.harmony.made_up import Layers
@@ -16,10 +15,10 @@ from workbench.core.spec import RunSpec
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.model import make_model
+from workbench.profile.alone import Setting
 from workbench.profile.budgets import Budgets
 from workbench.profile.footprint import footprints
-from workbench.profile.kinds import kind_costs
-from workbench.profile.measure import model_units
+from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Wires
 from workbench.profile.server import ServerCosts, server_of
 from workbench.profile.unit_costs import profiled_sizes
@@ -176,21 +175,21 @@ def test_launched_passes_leave_a_part_of_a_small_gpu(device, source, mib, expect
 
 def test_what_the_ends_of_a_measured_decoder_return_is_counted_once_and_whole():
     """As much as a rank has there, which holds all gradients of a layer at once."""
-    size, dtype, device = (2, 64), torch.float32, torch.device("cpu")
+    size = (2, 64)
     spec = RunSpec(
         method="harmony-pp", batch=2,
         model=ModelSpec(layers=2, hidden=64, heads=4, seq=64, vocab=256, dropout=0.0),
     )  # fmt: skip
     model = make_model(spec.model)
-    found, _ = footprints(model, model_units(model, 1), size, dtype=dtype, device=device)
+    setting = Setting.of_tokens(model, size, dtype="fp32", device="cpu")
+    found, _ = footprints(setting)
     made_up = made_up_profile(spec)
     units = [replace(unit, **found[unit.kind]) for unit in made_up.units]
     hardware = replace(made_up.hardware, source="measured")
     sizes = profiled_sizes(
         model, spec, {2: replace(made_up, units=tuple(units), hardware=hardware)}
     )
-    tokens = torch.zeros(size, dtype=torch.int64)
-    real, _ = kind_costs(model, (tokens,), tokens, seq=64, dtype=dtype, device=device)
+    real, _ = kind_costs(setting)
     for unit in (0, 1, model.head):
         cost, there = sizes.cost(unit, 2), real[model.kind(unit)]
         counted = cost.kept_bytes + cost.backward_scratch_bytes + sizes.fresh_bytes(unit)

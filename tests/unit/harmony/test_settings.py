@@ -10,7 +10,7 @@ from tests.methods.plain import MODEL, made_up_profile, spec_for
 from workbench.core import methods
 from workbench.core.division import PP
 from workbench.methods.harmony import planner
-from workbench.methods.harmony.memory_estimate import SearchProblem
+from workbench.methods.harmony.problem import PackingProblem
 from workbench.runs.overrides import make_spec
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.schedule import DEVICE, HOST_TIER
@@ -94,7 +94,7 @@ def test_passes_that_leave_no_room_when_recorded_are_not_unless_asked_for(
 
     monkeypatch.setattr(planner, "search", search)
     spec = spec_for(method="harmony-pp", replay=replay)
-    setting = SearchProblem(
+    setting = PackingProblem(
         mode=PP, ranks=1, minibatch=2, device_bytes=1, host_bytes=1, recorded_below_s=1.0
     )
     asked = spec, setting, replace(setting, recorded_below_s=0.0), None, None

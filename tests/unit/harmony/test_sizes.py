@@ -9,6 +9,7 @@ import pytest
 from tests.methods.plain import made_up_profile, spec_for
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import ProfiledSizes
+from workbench.profile.units import CHECKPOINT, HALVES, CostsBySize, Variant
 
 
 def measured(samples: int, forward_s: float) -> Profile:
@@ -28,3 +29,22 @@ def test_noise_makes_no_size_faster_than_a_smaller_one(samples):
     that kept the processor busy, made a plan of large ones."""
     sizes = ProfiledSizes({1: measured(1, 2.0), 3: measured(3, 1.9)}, tied={})
     assert sizes.cost(1, samples).forward_s == pytest.approx(1.9)
+
+
+def test_variants_follow_the_line_where_both_sizes_have_them():
+    small, large = (
+        replace(
+            measured(1, 1.0).units[1],
+            variants=(Variant(name=HALVES, seconds=(s, s), scratch_bytes=(4, 2), nbytes=10 * s),),
+        )
+        for s in (1, 3)
+    )
+    known = Variant(name=CHECKPOINT, seconds=(1.0,), scratch_bytes=(1,))
+    small = replace(small, variants=(*small.variants, known))
+    (found,) = CostsBySize({1: [small], 3: [large]}).of(0, 2).variants
+    assert found == Variant(name=HALVES, seconds=(2, 2), scratch_bytes=(4, 2), nbytes=20)
+
+
+def test_a_variant_has_its_number_of_passes():
+    with pytest.raises(ValueError, match="'halves' has"):
+        Variant(name=HALVES, seconds=(1.0,))

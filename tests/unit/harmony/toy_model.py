@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 
 from workbench.methods.harmony.published.microbatches import shares
 from workbench.methods.harmony.published.packing import packs_of
-from workbench.methods.harmony.published.profiles import Measured, ModelProfile
+from workbench.methods.harmony.published.profiles import Measured, PublishedProfile
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 
 LAYERS = 8
 
 
-def profile(layers: int = LAYERS) -> ModelProfile:
+def profile(layers: int = LAYERS) -> PublishedProfile:
     """Layer l takes l + 1 s forward and 3 (l + 1) s backward, per sample, from 1 to 16 samples."""
     sizes = (1, 16)
     forward = tuple(tuple(float((layer + 1) * size) for size in sizes) for layer in range(layers))
-    return ModelProfile(
+    return PublishedProfile(
         model="made up",
         forward=Measured(
             microbatches=sizes,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from workbench import cli
-from workbench.methods.pipeline import orders, quick, steps
+from workbench.methods.pipeline import orders, steps
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, R
-from workbench.methods.pipeline.quick import Links
-from workbench.methods.pipeline.steps import Ending, Loan, Sum
+from workbench.methods.pipeline.quick import Links, end_s, timeline
+from workbench.methods.pipeline.steps import Loan, Sum
 from workbench.schedule.action import Kind
 
 
@@ -39,7 +39,7 @@ def test_draws_are_those_of_their_seed_and_copies_make_a_step_longer(capsys):
 def test_passes_never_take_less_than_nothing():
     passes = orders.lists("varuna", 2, 6)
     draws = Jitter(compute_s=10.0).draws(2, 6)
-    ran = quick.timeline(passes, [{F: 1.0, R: 1.0, B: 2.0}] * 2, Links(seconds=[0.1]), draws=draws)
+    ran = timeline(passes, [{F: 1.0, R: 1.0, B: 2.0}] * 2, Links(seconds=[0.1]), draws=draws)
     assert all(timed.end_s >= timed.start_s for timed in ran)
     assert any(timed.end_s == timed.start_s for timed in ran)
 
@@ -50,30 +50,32 @@ def test_a_message_waits_for_its_wire_and_its_latency_occupies_nobody():
     seconds = [{F: 0.0, B: 0.0}, {F: 0.0, B: 0.0}]
 
     def step(**links) -> float:
-        return quick.step_seconds(passes, seconds, Links(**links))
+        return end_s(timeline(passes, seconds, Links(**links)))
 
     assert step(seconds=[5.0]) == 10.0
     wired = {"seconds": [5.0], "wire_s": [1.0], "places": True}
     assert step(**wired) == (4 * 1.0 + 5.0) + 2 * (1.0 + 5.0)  # three places for gradients
     assert step(**wired, in_flight=1) == 2 * (1.0 + 4 * 5.0)
     assert step(seconds=[5.0], in_flight=2) == 20.0
-    assert quick.step_seconds(passes, seconds, [5.0]) == quick.step_seconds(passes, seconds, 5.0)
+    assert timeline(passes, seconds, [5.0]) == timeline(passes, seconds, 5.0)
 
 
 def test_sums_begin_when_the_last_copy_has_drained_and_lie_beside_passes():
     """The second of two stages drains first; a sum is seen as far as it ends after the passes."""
     passes = orders.lists("1f1b", 2, 2)
     quickly, slowly = (
-        quick.timeline(passes, [{F: 1.0, B: 2.0}, {F: 1.0, B: 2.0 + late}]) for late in (0.0, 1.0)
+        timeline(passes, [{F: 1.0, B: 2.0}, {F: 1.0, B: 2.0 + late}]) for late in (0.0, 1.0)
     )
     ends = [
-        max(t.end_s for t in ran if t.rank == rank) for ran in (quickly, slowly) for rank in (0, 1)
+        max(t.end_s for t in ran if t.position == rank)
+        for ran in (quickly, slowly)
+        for rank in (0, 1)
     ]
     assert ends == [9.0, 7.0, 11.0, 9.0]
 
     def step(copies, first, second, **more) -> float:
         sums = [[Sum(unit=0, **first)], [Sum(unit=1, **second)]]
-        return steps.step_seconds(copies, Ending(sums=sums, **more))
+        return steps.step_seconds(copies, sums, **more)
 
     assert step([quickly], {}, {"seconds": 2.0}) == 9.0
     assert step([quickly], {}, {"seconds": 5.0}) == 12.0

@@ -17,7 +17,7 @@ from workbench import cli
 from workbench.core import methods
 from workbench.methods.pipeline import ideal, orders
 from workbench.methods.pipeline.orders import in_flight
-from workbench.methods.pipeline.quick import STRICT, Rule, step_seconds
+from workbench.methods.pipeline.quick import STRICT, Rule, end_s, timeline
 from workbench.partition.stages import min_max_stages
 from workbench.schedule import Kind, validate
 from workbench.schedule.action import MEETING
@@ -158,7 +158,7 @@ def test_arrays_say_what_the_simulator_says():
         message = rng.choice([0.0, 0.05, 0.4])
         rule = Rule(turns=True, early=True) if orders.ORDERS[order].recomputes else STRICT
         passes = orders.lists(order, ranks, micros, chunks)
-        quick = step_seconds(passes, seconds, message, rule)
+        quick = end_s(timeline(passes, seconds, message, rule))
         schedule = ideal.schedule_of(order, ranks, micros, chunks=chunks)
         events = simulate(schedule, Drawn(seconds, message), steps=1).events
         assert quick == pytest.approx(max(event.end_s for event in events), rel=1e-12)

@@ -16,7 +16,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline import shapes
 from workbench.methods.pipeline.balance import Balance
 from workbench.methods.pipeline.choosing import ServerNetwork, chosen, question
-from workbench.methods.pipeline.outlook import Outlook, line_of
+from workbench.methods.pipeline.prediction import Prediction, line_of
 from workbench.methods.pipeline.proofs import Ground
 from workbench.profile.several import of_size
 from workbench.schedule.plan import DoesNotFit
@@ -63,17 +63,19 @@ def every_shape(device: str, order: str, batch: int = 8) -> list[tuple]:
     ground = ground_of(device, order=order, batch=batch)
     asked, network = question(ground), ServerNetwork(ground)
     found = []
-    for look in shapes.looks(asked, network):
-        if look.row.reason:
+    for shape in shapes.all_shapes(asked, network):
+        if shape.row.reason:
             continue
-        line, outlook = line_of(asked, look.row), Outlook(asked, network, look.row)
-        cuts = {cut.stages for cut in look.cuts}
-        cuts |= {outlook.balance.within(part) for part in range(500_000, 2_000_000, 300_000)}
+        line, prediction = line_of(asked, shape.row), Prediction.of(asked, network, shape.row)
+        cuts = {cut.stages for cut in shape.cuts}
+        cuts |= {
+            prediction.balance.fastest_within(part) for part in range(500_000, 2_000_000, 300_000)
+        }
         for stages in cuts:
             schedule, peak = ground.proved(replace(line, stages=stages))
             seconds = ground.plan(schedule, peak).step_seconds
-            quick = outlook.seconds(stages)
-            found.append((look.row, peak[DEVICE], seconds, quick))
+            quick = prediction.seconds(stages)
+            found.append((shape.row, peak[DEVICE], seconds, quick))
     return found
 
 
@@ -144,14 +146,14 @@ def test_many_micro_batches_are_foreseen_from_fewer():
     """As exactly as where all of them are looked at."""
     ground = ground_of(batch=400, micro=1)
     asked, network = question(ground), ServerNetwork(ground)
-    for look in shapes.looks(asked, network):
-        if look.row.replicas == 1:
-            (cut, *_), row = look.cuts, look.row
+    for shape in shapes.all_shapes(asked, network):
+        if shape.row.replicas == 1:
+            (cut, *_), row = shape.cuts, shape.row
             line = line_of(asked, row, cut.stages)
-            every = Outlook(asked, network, row).step(line)
+            every = Prediction.of(asked, network, row).step(line)
             assert cut.seconds == pytest.approx(every, rel=0.002)
             balance = Balance(line, asked.sizes, asked.units)
-            assert balance.most(cut.stages) == cut.device_bytes
+            assert balance.device_bytes(cut.stages) == cut.device_bytes
 
 
 def test_of_many_shapes_those_that_are_far_slower_are_not_looked_at(monkeypatch):
@@ -159,15 +161,15 @@ def test_of_many_shapes_those_that_are_far_slower_are_not_looked_at(monkeypatch)
     ground = ground_of(order="auto", batch=24)
     asked, network = question(ground), ServerNetwork(ground)
     least = shapes.least_seconds(asked)
-    found = [look.row for look in shapes.looks(asked, network) if look.cuts]
+    found = [shape.row for shape in shapes.all_shapes(asked, network) if shape.cuts]
     assert all(least(row) <= row.seconds for row in found)
     bytes_of = sorted(row.device_bytes for row in found)
     budgets = bytes_of[0] * 21 // 20, bytes_of[len(bytes_of) // 3], bytes_of[-1]
     for budget in budgets:
         ground = ground_of(order="auto", batch=24, device_memory=budget)
-        monkeypatch.setattr(shapes, "MANY", 1_000)
+        monkeypatch.setattr(shapes, "PRUNED_ABOVE", 1_000)
         every = chosen(ground)
-        monkeypatch.setattr(shapes, "MANY", 0)
+        monkeypatch.setattr(shapes, "PRUNED_ABOVE", 0)
         short = chosen(ground)
         assert short.candidates[0] == every.candidates[0]
         assert not any(row.least for row in every.candidates)

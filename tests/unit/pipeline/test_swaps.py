@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.harmony.made_up import Layers, Seconds
 from workbench.core.division import packs_of
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import ORDERS, lists
 from workbench.methods.pipeline.places import Places
 from workbench.methods.pipeline.program import Program
@@ -34,7 +34,7 @@ def schedule_of(order: str, activations: str, own: int | None, layers=LAYERS) ->
     units = [[u for stage in stages[rank::RANKS] for u in stage] for rank in range(RANKS)]
     places = [] if own is None else [Places(units=each, own=own) for each in units]
     line = Pipeline(
-        method=order, passes=lists(order, RANKS, MICROS, chunks), stages=stages, micro=1,
+        method=order, passes=lists(order, RANKS, MICROS, chunks), stages=stages, micro_size=1,
         activations=activations, places=places,
     )  # fmt: skip
     return Program(line, layers).schedule()

@@ -17,7 +17,7 @@ from workbench import cli
 from workbench.methods.pipeline import ideal, orders, quick
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, I, R, W, in_flight
-from workbench.methods.pipeline.quick import Links, Rule, step_seconds, timeline
+from workbench.methods.pipeline.quick import Links, Rule, end_s, timeline
 from workbench.methods.pipeline.stepping import stage_schedule
 from workbench.schedule import event_loop, validate
 from workbench.schedule.action import COMPUTE, LATER, MEETING, RECEIVES, SENDS, lane_kind
@@ -152,10 +152,10 @@ def test_turns_keep_what_they_must():
         if ran is None:
             assert not rule.turns
             continue
-        ends = {(timed.rank, timed.each): timed.end_s for timed in ran}
+        ends = {(timed.position, timed.each): timed.end_s for timed in ran}
         for rank in range(len(passes)):
             own = sorted(
-                (timed for timed in ran if timed.rank == rank),
+                (timed for timed in ran if timed.position == rank),
                 key=lambda timed: (timed.start_s, timed.end_s),
             )
             busy_until = 0.0
@@ -167,11 +167,11 @@ def test_turns_keep_what_they_must():
                     gradient = next(p for p in passes[rank + 1] if (p.kind, p.micro) == (B, micro))
                     assert timed.start_s >= ends[rank + 1, gradient]
             for kinds in ((F,), (R, B)):
-                mine = [t.start_s for t in ran if t.rank == rank and t.each.kind in kinds]
+                mine = [t.start_s for t in ran if t.position == rank and t.each.kind in kinds]
                 assert mine == sorted(mine)
             if rule.stash is not None:
-                forward = [t.start_s for t in ran if (t.rank, t.each.kind) == (rank, F)]
-                back = [t.end_s for t in ran if (t.rank, t.each.kind) == (rank, B)]
+                forward = [t.start_s for t in ran if (t.position, t.each.kind) == (rank, F)]
+                back = [t.end_s for t in ran if (t.position, t.each.kind) == (rank, B)]
                 assert all(f >= b for b, f in zip(back, forward[rule.stash :], strict=False))
             listed = [(each.kind, each.micro) for each in passes[rank]]
             overtaken += rule.turns and [(t.each.kind, t.each.micro) for t in own] != listed
@@ -188,7 +188,7 @@ def test_schedules_have_the_arrays_model_of_messages():
         seconds = [{kind: rng.random() for kind in (F, R, B)} for _ in range(ranks)]
         links = Links(seconds=[1.0] * ranks, wire_s=[0.1] * ranks, places=True)
         rule, draws = Rule(turns=order == "varuna", early=True), jitter.draws(ranks, micros)
-        step = step_seconds(passes, seconds, links, rule, draws)
+        step = end_s(timeline(passes, seconds, links, rule, draws))
         schedule, taken = stage_schedule(order, passes), {}
         for action in schedule.actions:
             at, sent = (action.unit - 1, action.microbatch), SENT.get(action.kind)
@@ -197,7 +197,8 @@ def test_schedules_have_the_arrays_model_of_messages():
             taken[action.name] += 1.0 + draws[sent][at] if sent else 0.0
         ran = simulate(schedule, Table(taken), steps=1, in_flight=links.in_flight)
         assert max(event.end_s for event in ran.events) == pytest.approx(step)
-        later += step > step_seconds(passes, seconds, replace(links, places=False), rule, draws)
+        freely = timeline(passes, seconds, replace(links, places=False), rule, draws)
+        later += step > end_s(freely)
     assert later > 20
 
 
@@ -276,12 +277,10 @@ def test_a_late_gradient_lets_a_forward_pass_go_first():
     seconds = [{F: 1.0, R: 1.0, B: 2.0}] * 3
     late = Links(seconds=[0.1, 30.0])
     ran = timeline(passes, seconds, late, Rule(turns=True))
-    second = sorted((t for t in ran if t.rank == 1), key=lambda t: t.start_s)
+    second = sorted((t for t in ran if t.position == 1), key=lambda t: t.start_s)
     assert [str(t.each) for t in second][:6] == ["f0", "f1", "f2", "f3", "f4", "f5"]
     assert [str(each) for each in passes[1]][:4] == ["f0", "f1", "f2", "r0"]
-    assert step_seconds(passes, seconds, late, Rule(turns=True)) < step_seconds(
-        passes, seconds, late
-    )
+    assert end_s(ran) < end_s(timeline(passes, seconds, late))
 
 
 @pytest.mark.parametrize(

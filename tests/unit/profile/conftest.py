@@ -6,7 +6,8 @@ import pytest
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.profile.profile import Hardware, Profile, UnitCost
+from workbench.profile.profile import Hardware, Profile
+from workbench.profile.units import UnitCost
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from workbench import cli
 from workbench.model import ModelSpec, make_model
 from workbench.model.families import EXAMPLE, blank_rows
-from workbench.profile.kinds import kind_costs
+from workbench.profile.alone import Setting
+from workbench.profile.measure import kind_costs
 from workbench.published.hardware import machine, profile
 
 BERT = ModelSpec(family="bert", layers=3, hidden=32, heads=4, seq=32, vocab=300)
@@ -26,9 +26,8 @@ def test_counts_are_what_is_measured(spec):
     """Bytes that autograd keeps, of all layers together; and sizes exactly, layer by layer."""
     model, found = make_model(spec), profile("v100-32gb", spec, EXAMPLE)
     *inputs, targets = blank_rows(spec, EXAMPLE)
-    measured, _ = kind_costs(
-        model, tuple(inputs), targets, seq=spec.seq, dtype=torch.float32, device="cpu"
-    )
+    how = {"seq": spec.seq, "dtype": "fp32", "device": "cpu"}
+    measured, _ = kind_costs(Setting.of(model, tuple(inputs), targets, **how))
     assert len(found.units) == spec.units
     for unit, cost in enumerate(found.units):
         real = measured[cost.kind]

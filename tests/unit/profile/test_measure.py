@@ -3,13 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from workbench.core.model_spec import ModelSpec
 from workbench.model import make_model
 from workbench.profile import footprint
+from workbench.profile.alone import Setting
 from workbench.profile.footprint import footprints
-from workbench.profile.measure import model_units, unit_costs
+from workbench.profile.measure import unit_costs
 from workbench.profile.profile import Hardware, Profile
 from workbench.runtime.memory.storage import DTYPES
 
@@ -21,13 +21,13 @@ def spec(**changes) -> ModelSpec:
     return ModelSpec(**{**values, **changes})
 
 
-def profiled(hardware: Hardware, **changes):
-    settings = {"microbatch": B, "seq": S, "dtype": "fp32", "device": "cpu", **changes}
+def profiled(hardware: Hardware, microbatch: int = B, dtype: str = "fp32"):
     model = make_model(spec())
-    costs, library_bytes, note = unit_costs(model, hardware=hardware, seconds=0.0, **settings)
+    setting = Setting.of_tokens(model, (microbatch, S), dtype=dtype, device="cpu")
+    costs, library_bytes, note = unit_costs(setting, hardware, seconds=0.0)
     return Profile(
         hardware=hardware, units=tuple(costs[model.kind(unit)] for unit in range(model.num_units)),
-        microbatch=settings["microbatch"], seq=S, weight_bytes=DTYPES[settings["dtype"]].itemsize,
+        microbatch=microbatch, seq=S, weight_bytes=DTYPES[dtype].itemsize,
         library_bytes=library_bytes, note=note,
     )  # fmt: skip
 
@@ -57,27 +57,23 @@ def test_bytes_equal_the_formulas_of_a_gpt(hardware: Hardware, dtype: str) -> No
 @pytest.mark.parametrize(
     ("changes", "dtype"),
     [
-        ({}, torch.float32),
-        ({"dropout": 0.1}, torch.bfloat16),
-        ({"tied": False}, torch.bfloat16),
-        pytest.param({"vocab": 701_000}, torch.float32, id="logits in chunks"),
-        pytest.param({}, torch.bfloat16, marks=pytest.mark.thorough),
-        pytest.param({"dropout": 0.1}, torch.float32, marks=pytest.mark.thorough),
-        pytest.param({"tied": False}, torch.float32, marks=pytest.mark.thorough),
+        ({}, "fp32"),
+        ({"dropout": 0.1}, "bf16"),
+        ({"tied": False}, "bf16"),
+        pytest.param({"vocab": 701_000}, "fp32", id="logits in chunks"),
+        pytest.param({}, "bf16", marks=pytest.mark.thorough),
+        pytest.param({"dropout": 0.1}, "fp32", marks=pytest.mark.thorough),
+        pytest.param({"tied": False}, "fp32", marks=pytest.mark.thorough),
         pytest.param(
-            {"vocab": 701_000}, torch.bfloat16, id="logits in chunks, bf16",
+            {"vocab": 701_000}, "bf16", id="logits in chunks, bf16",
             marks=pytest.mark.thorough,
         ),
     ],
     ids=str,
 )  # fmt: skip
-def test_fake_tensors_need_the_bytes_of_real_ones(changes: dict, dtype: torch.dtype) -> None:
-    model, device = make_model(spec(**changes)), torch.device("cpu")
-    units = model_units(model, 1)
-    fake, real = (
-        footprints(model, units, (B, S), dtype=dtype, device=device, fake=fake)
-        for fake in (True, False)
-    )
+def test_fake_tensors_need_the_bytes_of_real_ones(changes: dict, dtype: str) -> None:
+    setting = Setting.of_tokens(make_model(spec(**changes)), (B, S), dtype=dtype, device="cpu")
+    fake, real = (footprints(setting, fake=fake) for fake in (True, False))
     assert fake == real
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from benchmarks import counted
+from workbench.profile.alone import Setting
 from workbench.profile.footprint import footprints
 from workbench.published import hardware
 from workbench.published.gpt_bytes import gpt_bytes
@@ -30,16 +31,12 @@ def test_the_smallest_layouts_need_what_an_h200_took(tmp_path) -> None:
 
 
 def test_the_formula_of_our_gpt_is_what_fake_tensors_count() -> None:
-    import torch
-
     from workbench.core.model_spec import ModelSpec
     from workbench.model import make_model
 
     spec = ModelSpec(layers=1, hidden=128, heads=4, seq=64, vocab=500)
-    device = torch.device("cpu")
-    found, _ = footprints(
-        make_model(spec), [0, 1, 2], (8, 64), dtype=torch.bfloat16, device=device, fake=True
-    )
+    setting = Setting.of_tokens(make_model(spec), (8, 64), dtype="bf16", device="cpu")
+    found, _ = footprints(setting, fake=True)
     needs = gpt_bytes(spec, 8, 2, gpu=False, compiled=False)
     for kind in ("embedding", "block"):
         for name, nbytes in needs[kind].items():

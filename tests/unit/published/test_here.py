@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import offload_cases, pipeline_cases, server_cases
+from benchmarks import offload_cases, pipeline_cases
+from benchmarks.servers import CASES as SERVER_CASES
 from tests.unit.figures import servers
 from tests.unit.figures.offload import line, record_of, runs_of, write
 from workbench.published.here import (
@@ -55,10 +56,10 @@ def test_a_run_without_a_result_keeps_its_status_and_has_no_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("form", "cases"),
-    [(OFFLOAD, offload_cases), (SERVERS, server_cases), (PIPELINES, pipeline_cases)],
+    [(OFFLOAD, offload_cases.OFFLOAD), (SERVERS, SERVER_CASES), (PIPELINES, pipeline_cases.CASES)],
 )
 def test_every_method_that_a_benchmark_runs_has_a_name(form: Benchmark, cases: Any) -> None:
-    assert {name.partition(" (")[0] for name in cases.METHODS} <= set(form.labels)
+    assert {name.partition(" (")[0] for name in cases.methods} <= set(form.labels)
 
 
 def changed(place: str, value: Any) -> str:

@@ -56,7 +56,7 @@ def test_samples_agree_with_the_reference_table(sample: Path) -> None:
             r
             for r in csv.DictReader(file)
             if METHODS.get(r["method"]) == log.method
-            and int(r["layers"]) == log.layers
+            and int(r["layers"]) == log.model.layers
             and (r["window"] or None) == (str(log.window) if log.window else None)
         )
 
@@ -67,34 +67,14 @@ def test_samples_agree_with_the_reference_table(sample: Path) -> None:
     assert log.median_ms == float(row["median_ms"])
     assert log.samples_per_second == pytest.approx(float(row["mean_samples_per_s"]), abs=6e-5)
     assert log.parameters == int(row["parameters"])
-    assert log.parameters_source == row["parameters_source"].split()[0]
-    assert (log.hidden, log.batch, log.seq, log.heads) == (2048, 4, 1024, 16)
-    memory = {
-        "allocated": "mem_alloc_mib",
-        "max_allocated": "mem_max_alloc_mib",
-        "reserved": "mem_reserved_mib",
-        "max_reserved": "mem_max_reserved_mib",
-    }
-    for name, column in memory.items():
-        assert log.memory_mib[name] == pytest.approx(float(row[column]), abs=0.06)
+    assert (log.model.hidden, log.batch, log.model.seq, log.model.heads) == (2048, 4, 1024, 16)
+    assert log.peak_mib == pytest.approx(float(row["mem_max_alloc_mib"]), abs=0.06)
     assert log.status == {"ok": "ok", "killed": "oom_host"}[row["status"]]
-    if log.method == "stronghold":
-        assert [p.grad_norm for p in log.points][1] == pytest.approx(11.120)
 
 
 @needs_samples
-def test_timers_and_flops_of_the_samples() -> None:
+def test_a_sample_that_was_killed() -> None:
     samples = {p.name.split("_")[0]: read_log(p) for p in (REFERENCE / "sample_logs").iterdir()}
-
-    last = samples["stronghold"].points[-1]
-    assert last.tflops == 9.43
-    assert last.timers_ms["offloading-bwd-2cpu-overhead"] == 0.69
-    assert last.timers_ms["forward-compute"] == 877.20
-    deepspeed = samples["zero-offload"]
-    assert deepspeed.points[-1].tflops == pytest.approx(5.2)  # printed as 0.52
-    assert deepspeed.points[-1].timers_ms["optimizer_step"] == 5033.76
-    assert deepspeed.points[-1].timers_ms["backward"] == 4308.67  # Megatron's, over the interval
-    assert deepspeed.host_gb == 29.88
     killed = samples["l2l"]
     assert "after iteration 10" in killed.message
     assert len(killed.points) == 1
@@ -105,7 +85,6 @@ def test_a_loss_left_out_was_not_a_number() -> None:
 
     assert [p.loss for p in log.points[:3]] == [11.3, 11.2, 11.1]
     assert math.isnan(log.points[3].loss)
-    assert log.points[3].grad_norm == math.inf
     assert log.status == "diverged"
     assert log.notes == ("no loss is printed at iteration 40, 50: it was not a number",)
 
@@ -117,7 +96,12 @@ def test_file_names(form: str, prefix: str, suffix: str) -> None:
     name = f"{prefix}zero-infinity_l-48_{form}-1024_bs-8_ws-4{suffix}"
     log = parse_log(log_of(9.0, tail=END), name)
 
-    assert (log.method, log.layers, log.hidden, log.batch) == ("zero-infinity", 48, 1024, 8)
+    assert (log.method, log.model.layers, log.model.hidden, log.batch) == (
+        "zero-infinity",
+        48,
+        1024,
+        8,
+    )
     assert log.window is None  # in the name, but the method has none
     assert log.date == ("2022-07-02" if "2022" in suffix else "")
 
@@ -169,7 +153,13 @@ def test_the_command_says_what_a_name_does_not() -> None:
     )
     log = parse_log(command + log_of(9.0), "notes.txt")
 
-    assert (log.method, log.layers, log.heads, log.seq, log.batch) == ("l2l", 24, 8, 256, 6)
+    assert (log.method, log.model.layers, log.model.heads, log.model.seq, log.batch) == (
+        "l2l",
+        24,
+        8,
+        256,
+        6,
+    )
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "\x00" * 100, log_of(9.0)])
@@ -205,18 +195,14 @@ def write_own(steps: int, losses: list[float], **changes: object) -> tuple[str, 
 def test_our_own_log_reads_back() -> None:
     text, log = write_own(3, [5.0, 4.5, math.nan], batch=8)
 
-    assert (log.method, log.layers, log.heads, log.batch) == ("zero-offload", 2, 4, 8)
+    assert (log.method, log.model.layers, log.model.heads, log.batch) == ("zero-offload", 2, 4, 8)
     assert log.parameters == 2 * (12 * 64**2 + 13 * 64) + (256 + 32) * 64 + 2 * 64
     assert [p.elapsed_ms for p in log.points] == [250.0] * 3
     assert [p.loss for p in log.points][:2] == [5.0, 4.5]
     assert "lm loss: NAN" in text  # not left out
     assert math.isnan(log.points[2].loss)
     assert log.notes == ()
-    assert log.points[2].nan_iterations == 1
     assert log.points[0].samples_per_second == 32
-    # Not DeepSpeed's fork, though DeepSpeed ran: the printed number is the number.
-    flops = 8 * log.parameters * 8 * 32 / 0.25
-    assert log.points[0].tflops == pytest.approx(flops / 1e12, rel=1e-3)
     assert log.status == "diverged"
 
 
@@ -232,7 +218,6 @@ def test_a_log_appended_to_after_a_restart_counts_each_iteration_once() -> None:
     text = log_of(3.0, 2.5, 2.0) + log_of(2.9, 2.4).replace("on       10", "on       20")
     log = parse_log(text.replace("skipped iterations:   0", "skipped iterations: inf"), NAME)
     assert [(p.iteration, p.loss) for p in log.points] == [(10, 3.0), (20, 2.4), (30, 2.0)]
-    assert log.points[0].skipped_iterations is None
     assert any("2 iterations stand twice" in note for note in log.notes)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from workbench.core.spec import RunSpec
-from workbench.runs.overrides import describe, hints, make_spec, parse_setting
+from workbench.core.spec import RunSpec, every_field
+from workbench.runs.overrides import make_spec, parse_setting
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_malformed_json(data: object, sentence: str) -> None:
 
 
 def test_every_field_can_be_described() -> None:
-    for name in hints():
-        assert describe(name)
+    for field in every_field().values():
+        assert field.takes

@@ -55,7 +55,7 @@ def test_results_lie_beside_the_file(tmp_path: Path) -> None:
     file = SweepFile.load(path)
 
     assert file.results == tmp_path / "out"
-    assert file.timeout_s == 5
+    assert file.written.timeout == 5
     assert len(file.specs) == 1
 
 

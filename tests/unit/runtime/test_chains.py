@@ -10,8 +10,8 @@ import pytest
 from baselines.swapping.division import build as swapping
 from baselines.swapping.division import divided
 from tests.unit.harmony.made_up import Layers, drawn, largest_pack, mirrored
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.program import build
+from workbench.methods.harmony.visits import Rings
 from workbench.runtime.passes.chains import recorded_passes
 from workbench.runtime.passes.links import links_of
 from workbench.schedule import buffers as name

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines.plain_training import Training
+from baselines.plain_training import PlainTraining
 from baselines.states import masters_by_unit
 from tests.methods.harness import Silent
 from tests.methods.plain import spec_for
@@ -224,9 +224,9 @@ def test_what_changes_after_save_returned_is_not_what_is_written(tmp_path, monke
 def test_plain_training_goes_on_from_ours_and_ours_from_its(tmp_path) -> None:
     """Files are equal byte for byte, so other methods go on, too."""
     spec = spec_for(method="plain", steps=4, lr_decay_steps=20, save_every=2)
-    whole = Training(spec, Silent(), tmp_path / "whole")
+    whole = PlainTraining(spec, Silent(), tmp_path / "whole")
     whole.run()
-    first = Training(spec.with_(steps=2), Silent(), tmp_path / "first")
+    first = PlainTraining(spec.with_(steps=2), Silent(), tmp_path / "first")
     first.run()
     parameters = {
         unit: {first.model.state_name(unit, local): each for local, each in masters.items()}
@@ -237,7 +237,7 @@ def test_plain_training_goes_on_from_ours_and_ours_from_its(tmp_path) -> None:
     mine = save(tmp_path / "ours" / "checkpoints", tensors, theirs.manifest, numbers=numbers).wait()
     for name in theirs.manifest.files:
         assert (mine / name).read_bytes() == (theirs.path / name).read_bytes(), name
-    again = Training(spec, Silent(), tmp_path / "ours")
+    again = PlainTraining(spec, Silent(), tmp_path / "ours")
     again.run()
     assert again.history.losses == whole.history.losses
     fresh = {u: {n: torch.zeros_like(t) for n, t in each.items()} for u, each in parameters.items()}

@@ -197,24 +197,20 @@ def test_text_cannot_hide_or_turn_around() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"kind": "X"}, "is of kind 'X', which this version lacks"),
-        ({"lane": "gpu"}, "is on lane 'gpu'; lanes are compute,"),
-        ({"lane": 3}, "is on lane 3"),
-        ({"unit": -1}, "has unit -1"),
-        ({"step": 1.5}, "has step 1.5"),
-        ({"nbytes": None}, "has nbytes None"),
-        ({"microbatch": "0"}, "has microbatch '0'"),
-        ({"start_s": float("nan")}, "has the time nan"),
-        ({"end_s": float("inf")}, "has the time inf"),
-        ({"end_s": "1"}, "has the time '1'"),
-        ({"end_s": -1.0}, "ends at -1.0 s, before it starts at 0.0 s"),
-        ({"name": None}, "is named None"),
+        ({"kind": "X"}, "is of kind 'X' on lane 'compute', which this version lacks"),
+        ({"lane": "gpu"}, "on lane 'gpu', which this version lacks"),
+        ({"unit": -1}, "has a negative number"),
+        ({"microbatch": -1}, "has a negative number"),
+        ({"start_s": float("nan")}, "is from nan s to"),
+        ({"end_s": float("inf")}, "is from 0.0 s to inf s"),
+        ({"end_s": -1.0}, "it must end after it starts"),
+        ({"name": "F1.0\x1b", "kind": "X"}, r"event 'F1.0\x1b' is of kind 'X'"),
     ],
 )
 def test_an_event_that_cannot_be_shown_is_refused_in_a_sentence(
     changes: dict, sentence: str
 ) -> None:
-    with pytest.raises(ValueError, match=r"^(event F1\.0|an event) ") as refusal:
+    with pytest.raises(ValueError, match=r"^event 'F1\.0") as refusal:
         timeline_data(measured=[event(), replace(event(), **changes)])
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -12,15 +12,15 @@ from workbench.methods.pipeline.slice_sizes import cut_of, stages_of
 from workbench.methods.varuna import AutoConfig, autoconfig
 from workbench.profile.slices import (
     Deviation,
-    ModelProfile,
     Named,
     RingSum,
     Slice,
-    SlicePasses,
+    SliceProfile,
     Tied,
     Wire,
     load,
 )
+from workbench.profile.units import UnitCost
 from workbench.schedule.plan import DoesNotFit
 
 SIZES = (1, 2, 4)
@@ -32,28 +32,30 @@ BETWEEN = Wire(latency_s=2e-3, bytes_per_s=5e8)
 def slice_of(number: int) -> Slice:
     seconds = 2e-3 * (1 + number % 3)
     return Slice(
-        parameters=MIB,
         weight_bytes=4 * MIB,
         state_bytes=8 * MIB,
         boundary_bytes=256 << 10,
         update_s=1e-4,
-        passes=tuple(
-            SlicePasses(
-                samples=size,
+        costs=tuple(
+            UnitCost(
+                kind="slice",
+                parameters=MIB,
                 forward_s=seconds * (0.5 + 0.5 * size),
+                recompute_s=seconds * (0.5 + 0.5 * size),
                 backward_s=2 * seconds * (0.5 + 0.5 * size),
                 kept_bytes=8 * MIB * size,
-                scratch_bytes=MIB * size,
+                backward_scratch_bytes=MIB * size,
             )
             for size in SIZES
         ),
     )
 
 
-PROFILE = ModelProfile(
+PROFILE = SliceProfile(
     model=Named(name="gpt", digest="1a"),
     machine=Named(name="H100", digest="2b"),
     device_bytes=1 << 30,
+    samples=SIZES,
     slices=tuple(map(slice_of, range(6))),
     within=WITHIN,
     between=BETWEEN,
@@ -203,10 +205,10 @@ def test_a_profile_is_read_as_it_was_written_and_others_are_refused(tmp_path, co
         load(tmp_path, machine=other)
     data = read_sealed(tmp_path / "profile.json", "it")
     for change, sentence in (
-        ({"slices": []}, "slices have passes of .. samples"),
-        ({"slices": [data["slices"][0], data["slices"][0] | {"passes": []}]}, "slice 1 has passes"),
+        ({"samples": []}, "slices have costs of .. samples"),
+        ({"slices": [data["slices"][0], data["slices"][0] | {"costs": []}]}, "slice 1 has 0 costs"),
         ({"within": {"latency_s": 1, "bytes_per_s": 0}}, "within is .*; its rate is positive"),
-        ({"version": 2}, "version is 2; it must be 1"),
+        ({"version": 1}, "is of version 1, not 2; profile anew"),
     ):
         (tmp_path / "profile.json").write_text(json.dumps(data | change))
         with pytest.raises(ValueError, match=sentence):

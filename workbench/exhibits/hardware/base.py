@@ -10,10 +10,10 @@ from typing import ClassVar
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.claims import Goal, goals_table
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.stronghold import sizes
-from workbench.model.corpus import STDLIB
 from workbench.published.here import SERVERS
 
 
@@ -21,16 +21,10 @@ class HardwareExhibit(Exhibit):
     """Rows that were measured on named hardware; the size only says in which folder a figure
     lies."""
 
-    section = "this project's goals"
-    runs, heading_form, place_form = False, "{title}", ""
-    takes = ("machine",)
+    runs, dials = False, staticmethod(sizes.named)
     file: ClassVar[str]
     """Name of the sheet in a machine's folder."""
-    counted, judgement = "settings", "Goals"
     link: ClassVar[str]
-    about: ClassVar[str] = (
-        "Rows of this project's benchmark, measured and committed: nothing runs for them"
-    )
 
     @property
     def absent(self) -> str:
@@ -39,9 +33,6 @@ class HardwareExhibit(Exhibit):
             f"nothing to show: no results/published-here/<device>/{self.file} has been measured "
             "and committed yet"
         )
-
-    def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
-        return sizes.named(size)
 
     def machines(self, at: Opened) -> set[str]:
         return set(self.all_rows(at)["device"])

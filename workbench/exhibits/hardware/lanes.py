@@ -15,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware.base import HardwareExhibit
 from workbench.exhibits.hardware.lanes_table import (
     HOST_MEMORY,
@@ -29,6 +28,7 @@ from workbench.exhibits.hardware.lanes_table import (
 )
 from workbench.exhibits.hardware.table import OFFLOAD as RUNS
 from workbench.exhibits.hardware.table import table as table_of
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, PAGE_IN
 from workbench.published.here import OFFLOAD, Run, days
@@ -224,10 +224,8 @@ def _looseness(rows: pd.DataFrame) -> str:
 def _draw_lanes(axes: Any, row: Any, step: Run) -> None:
     """A row of bars for each lane, with its busy share."""
     axes.set_title(headline(row), loc="left", fontweight="bold", fontsize=7.5, pad=21)
-    axes.annotate(
-        reason(row), (0, 1), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
-        fontsize=6.8, va="bottom", linespacing=1.15,
-    ).set_in_layout(False)  # fmt: skip
+    look = {"fontsize": 6.8, "va": "bottom", "linespacing": 1.15, "xycoords": "axes fraction"}
+    drawing.beside(axes, reason(row), (0, 1), (0, 3), **look).set_in_layout(False)
     bars: dict[tuple[int, ActionStyle], list[Span]] = defaultdict(list)
     for event in step.events:
         if lane_kind(event.lane) in SHOWN:
@@ -271,10 +269,8 @@ def _draw_traffic(axes: Any, row: Any, spans: list[Span]) -> None:
 
 def _beside(axes: Any, y: float, words: str, va: str, **look: Any) -> None:
     """Words right of the axes at a height of its data."""
-    axes.annotate(
-        words, (1, y), xycoords=("axes fraction", "data"), xytext=(3, 0),
-        textcoords="offset points", fontsize=6.5, va=va, **look,
-    )  # fmt: skip
+    place = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": va}
+    drawing.beside(axes, words, (1, y), (3, 0), **place, **look)
 
 
 def _legend(figure: Any, kinds: set[str]) -> None:

@@ -86,9 +86,8 @@ def frame(axes: Any, groups: list[Group], end: float, room: float) -> None:
 
 def name(axes: Any, words: str, x: float) -> None:
     """A group's name below its caps."""
-    place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
     look = {"ha": "center", "va": "top", "fontsize": 6.5, "linespacing": 1.1}
-    axes.annotate(words, (x, 0), xytext=(0, -18), **place, **look)
+    drawing.beside(axes, words, (x, 0), (0, -18), xycoords=("data", "axes fraction"), **look)
 
 
 def point(look: Look, size: float) -> dict[str, Any]:
@@ -118,7 +117,7 @@ def bar(
     face = lighter(look.color) if pale else look.face
     axes.bar(x, height, 0.86, facecolor=face, edgecolor=look.color, linewidth=0.8)
     over, gap = words_at or (height, 2.5)
-    axes.annotate(words, (x, over), xytext=(0, gap), textcoords="offset points", **text)
+    drawing.beside(axes, words, (x, over), (0, gap), **text)
 
 
 def variant_words(variant: str) -> str:
@@ -193,11 +192,17 @@ def _set_ticks(axes: Any, values: pd.Series) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def legend(figure: Any, looks: Mapping[str, Look], more: Iterable[tuple[Any, str]] = ()) -> None:
-    """Above it all: every method (label to look) once, with its marker; then `more` (handle,
-    name)."""
+def legend(
+    figure: Any,
+    labels: Mapping[str, str],
+    there: Container[str],
+    more: Iterable[tuple[Any, str]] = (),
+) -> None:
+    """Above it all: every method that is `there` once, by its label and with its marker; then
+    `more` (handle, name)."""
     entries: list[tuple[Any, str]] = []
-    for name, look in looks.items():
+    for method in (each for each in labels if each in there):
+        look = LOOKS[method]
         patch = drawing.patch(facecolor=look.face, edgecolor=look.color)
-        entries.append(((patch, drawing.stroke(**point(look, 4))), name))
+        entries.append(((patch, drawing.stroke(**point(look, 4))), labels[method]))
     drawing.place_legend(figure, [*entries, *more])

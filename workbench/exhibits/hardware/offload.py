@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.base import Opened
 from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.offload_goals import METRICS, of_setting, told
 from workbench.exhibits.hardware.table import OFFLOAD as COLUMNS
-from workbench.exhibits.hardware.table import OWN_RUNTIME, PLAIN, preferred, table
+from workbench.exhibits.hardware.table import OWN_RUNTIME, PLAIN, ordered, preferred, table
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.style import GREY, LOOKS, PAGE_IN
 from workbench.published.here import OFFLOAD, days
@@ -64,8 +64,7 @@ class Offload(GoalsExhibit):
         for place, of in (("step", marks.STEP), ("peak", marks.PEAK)):
             marks.draw_predictions(places[place], rows, of, OWN_RUNTIME, WITHIN, judged)
         there = {*rows[rows["predicted_step_seconds"].notna()]["method"], *shown["method"]}
-        looks = {OFFLOAD.labels[name]: LOOKS[name] for name in OFFLOAD.labels if name in there}
-        marks.legend(figure, looks, marks.kept(shown))
+        marks.legend(figure, OFFLOAD.labels, there, marks.kept(shown))
         lacking = "; ".join(missing_cases(rows))
         facts = {"hardware": rows["hardware"].iloc[0], "when": days(rows["date"]), "within": WITHIN}
         absent = f"Not measured: {lacking}." if lacking else ""
@@ -91,23 +90,12 @@ def shares_of(rows: pd.DataFrame) -> pd.DataFrame:
         of_model["method"].transform("nunique") == 1
     )
     found = rows[~only_swept & rows["host_cap_gib"].isna() & rows["batch"].isin(BATCHES)]
-    found = preferred(found)
-    found = found.drop_duplicates([*case, "method", "variant"])
-    own = found[~found["pinned"]]
-    keys = [*case, "method"]
-    known = set(own[keys].fillna(-1).itertuples(index=False, name=None))
-    others = found[found["pinned"]].drop_duplicates(keys)
-    extra = [key not in known for key in others[keys].fillna(-1).itertuples(index=False, name=None)]
-    kept = pd.concat([own, others[extra]])
-    places = {method: place for place, method in enumerate(OFFLOAD.labels)}
-    return kept.assign(
-        odd=[key != MODEL for key in kept[model[:3]].itertuples(index=False, name=None)],
-        place=kept["method"].map(places),
-    ).sort_values(
-        ["batch", "odd", *model, "device_cap_gib", "place", "variant"],
-        ascending=[True] * 6 + [False, True, True],
-        na_position="first",  # no cap: the whole GPU
-    )
+    found = preferred(found).drop_duplicates([*case, "method", "variant"])
+    alike = found.groupby([*case, "method"], dropna=False)["pinned"]
+    only_one = alike.transform("all") & (alike.cumcount() == 0)
+    kept = found[~found["pinned"] | only_one]
+    odd = [key != MODEL for key in kept[model[:3]].itertuples(index=False, name=None)]
+    return ordered(kept.assign(odd=odd), OFFLOAD.labels, ["batch", "odd", *model])
 
 
 def missing_cases(rows: pd.DataFrame) -> list[str]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.base import Opened
 from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware.base import GoalsExhibit
 from workbench.exhibits.hardware.table import SERVERS as COLUMNS
 from workbench.exhibits.hardware.table import table
 from workbench.exhibits.metrics import Asked, Found
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.style import LOOKS, PAGE_IN, lighter
 from workbench.methods.pipeline import ideal

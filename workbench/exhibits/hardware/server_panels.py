@@ -18,7 +18,7 @@ import pandas as pd
 from workbench.core.record import RESULTS
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware.server_goals import XL
-from workbench.exhibits.hardware.table import HARMONY, MODEL, ROOF, preferred
+from workbench.exhibits.hardware.table import HARMONY, MODEL, ROOF, ordered, preferred
 from workbench.figures.style import GREY, LOOKS
 from workbench.published.here import SERVERS
 
@@ -68,13 +68,8 @@ def shown(rows: pd.DataFrame) -> pd.DataFrame:
     case = [*MODEL, *SETTING, "device_cap_gib", "method", "variant"]
     kept = preferred(rows[~_unfinished(rows)]).drop_duplicates(case)
     size = kept.groupby(list(MODEL))["parameters"].transform("max")
-    places = {method: place for place, method in enumerate(SERVERS.labels)}
-    ordered = kept.assign(place=kept["method"].map(places), size=size.fillna(0)).sort_values(
-        ["size", *MODEL, *SETTING, "device_cap_gib", "place", "variant"],
-        ascending=[True] * 8 + [False, True, True],
-        na_position="first",  # no cap: the whole GPU
-    )
-    return ordered.drop(columns=["place", "size"])
+    kept = kept.assign(size=size.fillna(0))
+    return ordered(kept, SERVERS.labels, ["size", *MODEL, *SETTING]).drop(columns="size")
 
 
 def unfinished(rows: pd.DataFrame) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.base import Opened
 from workbench.exhibits.claims import Goal
 from workbench.exhibits.hardware import marks
 from workbench.exhibits.hardware import server_panels as panels
@@ -27,8 +26,9 @@ from workbench.exhibits.hardware.server_goals import (
 from workbench.exhibits.hardware.table import SERVER_RUNTIME as OWN_RUNTIME
 from workbench.exhibits.hardware.table import SERVERS as COLUMNS
 from workbench.exhibits.hardware.table import table
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.style import LOOKS, PAGE_IN
+from workbench.figures.style import PAGE_IN
 from workbench.methods.pipeline.orders import ORDERS
 from workbench.published.here import SERVERS, days
 
@@ -40,17 +40,12 @@ ACROSS = 3
 ELSEWHERE = (*ORDERS, "torch-interleaved", "torch-zero-bubble")
 """Methods of the sheet that another exhibit shows (pipelines.py)."""
 
-MOVED = (
-    "Host links: loads and stores of a step, all GPUs together, in multiples of the model's "
-    "weights. Bars: counted by the runtime. Half filled: what the plan said before. Methods "
-    "without bars move none or do not count them."
-)
-SCALING = "In proportion: the speed on the fewest GPUs, times as many."
-PREDICTED = (
-    "A point is a run beside what its plan said before it: simulated over measured. Own runs: "
-    f"those on this project's runtime. The bands are {STEP_WITHIN:.0%} and {PEAK_WITHIN:.0%}."
-)
-"""Sentences of the small print on panels that may be absent."""
+NOT_DRAWN = {
+    "moved": "bytes over the host links (no run counts them)",
+    "scaling": "scaling (no model ran on several numbers of GPUs in one round, all else equal)",
+    "predicted": "predictions (no run has one)",
+}
+"""Panels that may be absent, by their sentences in the small print, and why."""
 UNFINISHED = f"nothing to show: no run in {SERVERS.file} came to an end"
 
 
@@ -125,38 +120,31 @@ def _legend(figure: Any, rows: pd.DataFrame, *, moved: bool, scaling: bool) -> N
         more.append((drawing.stroke(**panels.PLANNED), "planned (simulated)"))
     if scaling:
         more.append((drawing.stroke(**panels.IDEAL), "in proportion"))
-    there = set(rows["method"])
-    looks = {SERVERS.labels[method]: LOOKS[method] for method in SERVERS.labels if method in there}
-    marks.legend(figure, looks, [*more, *marks.kept(rows)])
+    marks.legend(figure, SERVERS.labels, set(rows["method"]), [*more, *marks.kept(rows)])
 
 
 def facts_of(rows: pd.DataFrame) -> dict[str, Any]:
     """Facts of the rows, for the small print: where they are from, and what is missing."""
     bars = panels.shown(rows)
-    moved, series = len(panels.moving(bars)) > 0, len(panels.series_of(bars)) > 0
+    drawn = {
+        "moved": len(panels.moving(bars)),
+        "scaling": len(panels.series_of(bars)),
+        "predicted": _predicted(rows),
+    }
+    absent = [name for name in NOT_DRAWN if not drawn[name]]
     lists = {
-        "Not drawn": _not_drawn(moved, series, _predicted(rows)),
+        "Not drawn": [NOT_DRAWN[name] for name in absent],
         "No run came to an end": panels.unfinished(rows),
         "Not measured": missing(rows),
     }
     return {
         "hardware": rows["hardware"].iloc[0],
         "when": days(rows["date"]),
-        "moved": MOVED if moved else "",
-        "scaling": SCALING if series else "",
-        "predicted": PREDICTED if _predicted(rows) else "",
+        "step_within": STEP_WITHIN,
+        "peak_within": PEAK_WITHIN,
         "lacking": " ".join(f"{words}: {'; '.join(of)}." for words, of in lists.items() if of),
+        **dict.fromkeys(absent, ""),
     }
-
-
-def _not_drawn(moved: bool, scaling: bool, predicted: bool) -> list[str]:
-    """Panels without a row, and why."""
-    why = {
-        "bytes over the host links (no run counts them)": moved,
-        "scaling (no model ran on several numbers of GPUs in one round, all else equal)": scaling,
-        "predictions (no run has one)": predicted,
-    }
-    return [words for words, there in why.items() if not there]
 
 
 EXHIBIT = Servers()

@@ -152,6 +152,16 @@ def preferred(rows: pd.DataFrame) -> pd.DataFrame:
     ).drop(columns=["_failed", "_limit", "_variant", "_host"])  # fmt: skip
 
 
+def ordered(rows: pd.DataFrame, methods: Iterable[str], by: Sequence[str]) -> pd.DataFrame:
+    """Rows by these columns, no cap before caps and large caps before small ones, then in the order
+    of the methods."""
+    places = {method: place for place, method in enumerate(methods)}
+    columns = [*by, "device_cap_gib", "place", "variant"]
+    up = [name != "device_cap_gib" for name in columns]
+    found = rows.assign(place=rows["method"].map(places))
+    return found.sort_values(columns, ascending=up, na_position="first").drop(columns="place")
+
+
 def own_ratios(rows: pd.DataFrame, column: str, methods: Iterable[str] = OWN_RUNTIME) -> pd.Series:
     """Predicted over measured, of the runs on this project's own runtime: those of `methods`."""
     return rows[rows["method"].isin(methods) & (rows["status"] == "ok")][column].dropna()

@@ -13,97 +13,43 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any, ClassVar
 
 import pandas as pd
 
-from workbench.core.bytesize import format_bytes
 from workbench.core.record import RunRecord
-from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.harmony import sizes
 from workbench.exhibits.harmony.sizes import HarmonySize
 from workbench.exhibits.harmony.table import COLUMNS, model_label, table
-from workbench.exhibits.preview import UNKNOWN, cached, total
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw
-from workbench.figures.rows import MEASURED, join, label_of, pick
-from workbench.figures.verdict import Verdict, as_table
-from workbench.model.corpus import STDLIB
+from workbench.figures.rows import MEASURED, join, kept_here, label_of, pick
 from workbench.published import harmony_plans
 from workbench.published.harmony import profiles_folder
-from workbench.runs.planning import answer
-from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 
-ESTIMATES = (
-    "Reference estimates: what the authors' own scheduler says of these settings, recomputed from "
-    "their published profiles. They are not measurements; the paper's values are not known."
-)
-OTHER_END = "Thin bars: the same estimate without overlap of transfers and compute."
-"""Sentences that several figures have in their small print."""
-NO_GPU = "no GPU can be used here, so the published sizes are estimated and simulated"
-PREVIEW = ["run", "model", "ranks", "minibatch", "state", "time", "device", "host", "note"]
-"""Columns; `device`: memory of each device."""
+KEPT = ("estimates and plans of the published settings are kept", "kept")
+"""Why nothing runs for an exhibit that has no runs, and what becomes of it."""
 NOT_RUN = "nothing has been run at this size yet"
 
 
 class HarmonyExhibit(Exhibit):
     """A figure or table of the paper. Rows have the columns of `table.COLUMNS`."""
 
-    system, headline_form = "Harmony", "{words}"
-    introduction = (
-        "Harmony (VLDB'22): models beyond all devices of a server",
-        "Exhibits of the second system. The values of its paper are not known to this project. "
-        f"{ESTIMATES} Dotted edges are reference estimates, hatched (in lines: half filled) "
-        "is simulated, filled is measured.",
-    )
-    columns = {
-        "model": "model", "label": "method", "ranks": "devices", "minibatch": "minibatch",
-        "setting": "setting", "quantity": "quantity", "value": "value", "unit": "unit",
-        "source": "source", "variant": "of", "status": "status", "how": "how", "note": "note",
-    }  # fmt: skip
-    stored = "Shown from stored results and kept plans."
+    dials = staticmethod(sizes.named)
     labels = {"model": model_label, "method": label_of, "swapped": label_of}
     plans: ClassVar[tuple[str, ...]] = ()
     """Keys of the kept plans (`harmony_plans.questions`), by their figure: what can be planned
     again."""
-    without_gpu: ClassVar[tuple[str, str]] = (NO_GPU, "estimated")
+    without_gpu: ClassVar[tuple[str, str]]
     """Why nothing runs where there is no GPU, and what becomes of the exhibit then."""
-
-    @property
-    def headline(self) -> str:
-        return super().headline.replace("Harmony,", "Harmony (VLDB'22),")
-
-    @property
-    def words(self) -> str:
-        number = self.figure.removeprefix("harmony_")
-        return "Harmony, " + ("table 1" if number == "table1" else f"figure {number}")
-
-    def sized(self, size: str, text: str = STDLIB) -> HarmonySize:
-        return sizes.named(size)
-
-    def printed(self, **facts: Any) -> str:
-        return super().printed(estimates=ESTIMATES, other_end=OTHER_END, **facts)
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def preview(self, at: Opened) -> pd.DataFrame:
-        if at.simulated:
-            why, state = self.without_gpu
-            return pd.DataFrame([{"run": "nothing runs", "state": state, "note": why}])
-        lines, seconds = [], []
-        for point in [point for stage in self.stages(at) for point in stage.points]:
-            took = 0.0 if point.record else expected(point.spec, at.store)
-            memory = {} if point.record else _memory(point.spec, at.store)
-            lines.append(_line(point.spec, point.record, took) | memory)
-            seconds.append(took)
-        if not lines:
-            note = "estimates and plans of the published settings are kept"
-            return pd.DataFrame([{"run": "nothing runs", "state": "kept", "note": note}])
-        blank = dict.fromkeys(("model", "ranks", "minibatch"), "")
-        lines.append({"run": "all", **blank, **total(seconds)[1]})
-        return pd.DataFrame(lines, columns=PREVIEW).fillna("")
+    def nothing_runs(self, at: Opened) -> dict[str, str]:
+        why, state = self.without_gpu if at.simulated else KEPT
+        return {"run": "nothing runs", "state": state, "note": why}
 
     def plan_again(self, at: Opened) -> Iterator[str]:
         """Answer the exhibit's questions again; does nothing where the profiles are not there."""
@@ -142,7 +88,7 @@ class HarmonyExhibit(Exhibit):
         """Reference estimates, plans, what was measured on named hardware, and what the records
         say; where they say nothing, why."""
         figure, size = self.figure, at.size.name
-        kept = _kept_here(at.store.published_here(), figure, size)
+        kept = kept_here(at.store.published_here(), figure, size, COLUMNS)
         if records:
             own = self.rows(records, at.store, at.size)
         elif kept.empty:
@@ -151,13 +97,6 @@ class HarmonyExhibit(Exhibit):
             own = table([])
         own = own.assign(size=size)
         return join(self.known(at.size, plans_of(at.store)), kept, own).assign(figure=figure)
-
-    def verdicts(self, rows: pd.DataFrame) -> list[Verdict]:
-        """The judged parts of the claim, each by the series that can tell."""
-        return self.judge.verdicts(rows)
-
-    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
-        return as_table(self.verdicts(rows), "reference")
 
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         planned = plans_of(at.store)["planned"]
@@ -180,64 +119,6 @@ def plans_of(store: Store) -> pd.DataFrame:
 def own_plans(store: Store) -> Path:
     """The file of the plans that were made again in this store."""
     return store.root / "plans" / harmony_plans.KEPT.name
-
-
-def expected(spec: RunSpec, store: Store) -> float | None:
-    """Seconds of earlier runs of the method on as many ranks; None where there was none."""
-    alike = [
-        record.seconds
-        for record in store.records()
-        if record.status == "ok" and record.seconds and record.method == spec.method
-        and (record.spec["ranks"], record.spec["device"]) == (spec.ranks, spec.device)
-    ]  # fmt: skip
-    return median(alike) if alike else None
-
-
-def _memory(spec: RunSpec, store: Store) -> dict[str, str]:
-    """Memory that the plan says a run needs, or why it cannot run; where packs are to be searched
-    for, which takes longer than a preview may, the cap of its devices."""
-    cap = spec.device_memory
-    unknown = {"device": f"at most {format_bytes(cap)}" if cap else UNKNOWN, "host": UNKNOWN}
-    packs = spec.method in sizes.HARMONY and spec.options.backward_packs == "auto"
-    divides = spec.method in sizes.HARMONY + sizes.SWAPPED
-    sizes_too = divides and spec.options.forward_size == "auto"
-    if packs or sizes_too:
-        return unknown
-    try:
-        found = answer(spec, store)
-    except ValueError:
-        return unknown
-    plan = found.plan
-    if plan.fits:
-        peaks = plan.peak_bytes
-        return unknown | {tier: format_bytes(peaks[tier]) for tier in unknown if tier in peaks}
-    if found.source == "measured":
-        return unknown | {"state": "cannot fit", "note": plan.binding}
-    first = "a first guess, this machine is not measured yet"
-    return unknown | {"note": f"{first}: {plan.binding}"}
-
-
-def _line(spec: RunSpec, record: RunRecord | None, seconds: float | None) -> dict[str, Any]:
-    done = record is not None
-    return {
-        "run": label_of(spec.method),
-        "model": f"{spec.model.family}, {spec.model.layers} layers of {spec.model.hidden}",
-        "ranks": spec.ranks,
-        "minibatch": spec.batch,
-        "state": cached(record) if done else "to run",
-        "time": "" if done else UNKNOWN if seconds is None else format_seconds(seconds),
-        "note": record.message if done else "",
-    }
-
-
-def _kept_here(frame: pd.DataFrame, figure: str, size: str) -> pd.DataFrame:
-    """Rows of a figure and size out of tables read from ``results/published-here``."""
-    if not {"figure", "size", "source", "quantity"} <= set(frame.columns):
-        return table([])
-    wanted = (
-        frame[["figure", "size", "source"]].astype(str).eq([figure, size, MEASURED]).all(axis=1)
-    )
-    return table(frame[wanted].reindex(columns=list(COLUMNS)).to_dict("records"))
 
 
 def nothing_reduced(axes: Any, rows: pd.DataFrame, letters: int = 34) -> None:

@@ -9,13 +9,14 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.harmony import own_text
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.own_text import DEFAULT_TEXT
 from workbench.exhibits.harmony.sizes import HARMONY, HarmonySize, Trained
 from workbench.exhibits.harmony.table import PLAIN, measured, missing, table
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.figures import draw
 from workbench.figures.curves import differences, draw_curves, note
 from workbench.figures.rows import label_of, pick
@@ -30,10 +31,6 @@ LEAST = 1e-9
 """Smaller differences count as this one."""
 LEARNT = 0.02
 """By how much losses fall at least where something is learnt."""
-NO_LOSSES = (
-    "no GPU can be used here, and losses of the published size can only be measured: there is "
-    "nothing to show"
-)
 
 
 def as_near(asked: Asked) -> Found:
@@ -51,8 +48,6 @@ class Curves(HarmonyExhibit):
     """The curves over each other, and beside them how far each is from one device."""
 
     metrics = by_name(as_near)
-    takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
-    without_gpu = NO_LOSSES, "nothing to show"
     form: ClassVar[str]
     """Form of the texts that it reads, in words."""
 
@@ -105,7 +100,7 @@ class Curves(HarmonyExhibit):
             why = next(iter(rows["note"]), "nothing was run at this size")
             draw.empty(left, f"losses measured here: {why}")
             draw.empty(right, "the paper's curves are not known; they are said to coincide")
-            draw.small_print(figure, "No number of the original is known for this figure.")
+            draw.small_print(figure, self.sentences["unknown"])
             return
         losses = {m: _curve(shown, m).to_list() for m in METHODS if m in set(shown["method"])}
         draw_curves(left, right, losses, PLAIN, most=1e-3)
@@ -115,27 +110,22 @@ class Curves(HarmonyExhibit):
         note(right, TOLERANCE, "counts\nas equal")
         draw.legend(figure, shown, as_lines=True)
         ranks = sorted({f"{n:g}" for n in pick(shown, method=HARMONY)["ranks"]})
-        draw.small_print(
-            figure,
-            f"Harmony on {', '.join(ranks) or '?'} devices, {label_of(PLAIN)} in torch alone; same "
-            "weights, samples, clipping and schedule. Measured; no number of the original is "
-            "known for this figure.",
-            f"Trained on {', '.join(map(_named, sorted(set(shown['text']))))}.",
-            "Losses hardly fall here: in so few steps so small a model learns little of this task. "
-            "What is claimed is that the curves coincide."
-            if hardly_falls(_curve(shown, PLAIN))
-            else "",
-        )
+        facts = {
+            "ranks": ", ".join(ranks) or "?",
+            "plain": label_of(PLAIN),
+            "texts": ", ".join(map(_named, sorted(set(shown["text"])))),
+            "hardly": self.sentences["hardly"] if hardly_falls(_curve(shown, PLAIN)) else "",
+        }
+        draw.small_print(figure, self.printed(**facts))
 
     def facts(self, at: Opened, rows: pd.DataFrame, records: list[RunRecord]) -> dict[str, str]:
         """No estimate and no plan, but the text."""
         told = {
-            "reference": "none: the values of the paper are not known, and nothing estimates "
-            "losses",
+            "reference": self.sentences["no_reference"],
             "text": own_text.described(self.trained(at.size), self.reads, at.text),
             **Exhibit.facts(self, at, rows, records),
         }
-        return told | {"numbers": NO_LOSSES} if at.simulated else told
+        return told | {"numbers": self.without_gpu[0]} if at.simulated else told
 
 
 def hardly_falls(curve: pd.Series) -> bool:

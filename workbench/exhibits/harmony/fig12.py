@@ -87,20 +87,14 @@ class SwapVolume(HarmonyExhibit):
         """Bytes of the authors' stored schedules, and of our plans on the same profile."""
         told = estimated("12", *PARTS)
         plans = pick(plans, figure=self.plans, model=MODEL, planner=harmony_plans.OURS)
+        same = {"unit": "GiB", "source": SIMULATED, "variant": OUR_PLAN}
+        how = "counted in the schedule of our plan, planned {}"
         own = [
-            of_plan(row)
-            | {
-                "setting": row.setting,
-                "quantity": part,
-                "value": getattr(row, part) / GIB,
-                "unit": "GiB",
-                "source": SIMULATED,
-                "variant": OUR_PLAN,
-                "how": f"counted in the schedule of our plan, planned {row.planned}",
-            }
+            of_plan(row) | same
+            | {"quantity": part, "value": getattr(row, part) / GIB, "how": how.format(row.planned)}
             for row in plans.itertuples()
             for part in PARTS
-        ]
+        ]  # fmt: skip
         return join(told, table(own, size="paper"))
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
@@ -153,10 +147,7 @@ def _stacks(axes: Any, rows: pd.DataFrame) -> None:
                 base += value
             top = max(top, base)
             words = label_of(method).removeprefix("Harmony-")
-            axes.annotate(
-                words, (x, base), xytext=(0, 2), textcoords="offset points", ha="center",
-                fontsize=draw.NOTE_PT,
-            )  # fmt: skip
+            draw.beside(axes, words, (x, base), (0, 2), ha="center", fontsize=draw.NOTE_PT)
     axes.set_xticks(range(len(batches)), [f"minibatch {int(batch)}" for batch in batches])
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, max(top, 1.0) * 1.12)
@@ -186,35 +177,34 @@ def beside(rows: pd.DataFrame) -> pd.DataFrame:
 def per_weights(rows: pd.DataFrame) -> pd.DataFrame:
     """Bytes in and out together, in sizes of the model's weights, over the number of devices."""
     out = []
+    there = pick(rows, model=MODEL, ranks=GPUS, minibatch=64, quantity=LINK)
     for source, variant in ((REFERENCE, ""), (SIMULATED, OUR_PLAN)):
         for method in HARMONY:
-            part = pick(rows, model=MODEL, ranks=GPUS, minibatch=64, method=method)
-            part = pick(part, source=source, variant=variant, quantity=LINK)
+            part = pick(there, method=method, source=source, variant=variant)
             part = part.dropna(subset=["value"])
             if len(part):
-                row = part.iloc[0].to_dict()
-                weights = WEIGHTS_GIB[MODEL]
-                out.append(row | {"x": GPUS, "value": part["value"].sum() / weights})
-    for key in dict.fromkeys(pick(rows, source=MEASURED, quantity=OWN)["key"]):
-        part = pick(rows, key=key)
-        for source, variant in ((MEASURED, ""), (SIMULATED, BEFORE)):
-            own = pick(part, source=source, variant=variant, quantity=OWN).dropna(subset=["value"])
-            weights = one(part, quantity="weights")
-            if len(own) == len(OWN) and weights:
-                row = own.iloc[0].to_dict()
-                out.append(row | {"value": own["value"].sum() / weights})
+                value = part["value"].sum() / WEIGHTS_GIB[MODEL]
+                out.append(part.iloc[0].to_dict() | {"x": GPUS, "value": value})
+    for source, variant in ((MEASURED, ""), (SIMULATED, BEFORE)):
+        out += _in_weights(rows, OWN, source=source, variant=variant)
     return table(out).assign(quantity="host_traffic", unit="sizes of the weights")
 
 
 def weights_alone(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of counted weights in and gradients out of Harmony's runs, in sizes of the weights."""
-    out = []
-    counted = pick(rows, source=MEASURED, method=HARMONY, quantity=WEIGHTS)
-    for key, own in counted.dropna(subset=["value"]).groupby("key", sort=False):
-        weights = one(pick(rows, key=key), quantity="weights")
-        if len(own) == len(WEIGHTS) and weights:
-            out.append(own.iloc[0].to_dict() | {"value": own["value"].sum() / weights})
+    out = _in_weights(rows, WEIGHTS, source=MEASURED, method=HARMONY)
     return table(out).assign(quantity="weight_traffic", unit="sizes of the weights")
+
+
+def _in_weights(rows: pd.DataFrame, parts: tuple[str, ...], **of: Any) -> list[dict[str, Any]]:
+    """Of each run that has all `parts` of its bytes: their sum, in sizes of its weights."""
+    out = []
+    told = pick(rows, quantity=parts, **of).dropna(subset=["value"])
+    for key, own in told.groupby("key", sort=False):
+        weights = one(rows, key=key, quantity="weights")
+        if len(own) == len(parts) and weights:
+            out.append(own.iloc[0].to_dict() | {"value": own["value"].sum() / weights})
+    return out
 
 
 def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from workbench.exhibits.harmony import scaling
-from workbench.exhibits.harmony.base import ESTIMATES, OTHER_END, nothing_reduced
+from workbench.exhibits.harmony.scaling import MODELS, Scaling
 from workbench.exhibits.harmony.sizes import PP
-from workbench.exhibits.harmony.table import model_label
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.figures import draw
-from workbench.figures.rows import (
-    OUR_PLAN,
-    one,
-    pick,
-    quotient,
-)
+from workbench.figures.rows import one, pick, quotient
 
 SECONDS = (25, 50, 100, 200, 400, 800, 1600)
 """Seconds at the axes' marks."""
@@ -34,43 +28,26 @@ def on_the_most(asked: Asked) -> float | None:
     return quotient(*(one(part, method=name, ranks=most) for name in names))
 
 
-class TimePerIteration(scaling.Scaling):
-    """A panel a model, and what ran here."""
+class TimePerIteration(Scaling):
+    """Seconds of all models."""
 
     metrics = by_name(on_the_most)
 
-    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
-        own = scaling.here(rows)
-        own = own[~own["model"].isin(scaling.MODELS)].dropna(subset=["value"])
-        axes = _places(figure, ran=len(own) > 0)
-        theirs = rows[rows["variant"].isin(("", OUR_PLAN))]
-        for model in scaling.MODELS:
-            words = "" if own.empty and model != scaling.MODELS[0] else "time per iteration (s)"
-            draw.lines(
-                axes[model], pick(theirs, model=model), "devices", words,
-                log="xy", ticks=scaling.DEVICES,
-            )  # fmt: skip
-            draw.title(axes[model], model_label(model))
-            _plain_ticks(axes[model], pick(theirs, model=model))
-        if len(own):
-            ticks = sorted(set(own["x"]))
-            draw.lines(axes["here"], own, "devices", "time per iteration (s)", ticks=ticks)
-            draw.title(axes["here"], f"here: {own['model'].iloc[0]}, reduced size")
-        else:
-            nothing_reduced(axes["here"], rows, letters=110)
-        shown = pd.concat([pick(theirs, model=scaling.MODELS), own])
-        draw.legend(figure, shown.dropna(subset=["value"]), as_lines=True)
-        draw.small_print(figure, ESTIMATES, f"{OTHER_END} On one device both are the same.")
+    def places(self, figure: Any, *, ran: bool) -> dict[str, Any]:
+        draw.prepare(figure, 2 if ran else 1.2)
+        if ran:
+            return figure.subplot_mosaic([[*MODELS[:3]], [MODELS[3], "here", "here"]])
+        return figure.subplot_mosaic([[*MODELS], ["here"] * 4], height_ratios=(1, 0.12))
 
-
-def _places(figure: Any, *, ran: bool) -> dict[str, Any]:
-    """Axes of the models, and of what ran or of the words why nothing did."""
-    first, last = scaling.MODELS[:3], scaling.MODELS[3]
-    if ran:
-        draw.prepare(figure, 2)
-        return figure.subplot_mosaic([list(first), [last, "here", "here"]])
-    draw.prepare(figure, 1.2)
-    return figure.subplot_mosaic([[*first, last], ["here"] * 4], height_ratios=(1, 0.12))
+    def panel(self, axes: Any, rows: pd.DataFrame, ticks: Sequence[float]) -> None:
+        """Where four share a line the first has the label; of published models all is
+        logarithmic."""
+        place, published = axes.get_subplotspec(), {*rows["model"]} <= {*MODELS}
+        labelled = place.is_first_col() or place.get_gridspec().ncols < len(MODELS)
+        words = "time per iteration (s)" if labelled else ""
+        draw.lines(axes, rows, "devices", words, log="xy" if published else "", ticks=ticks)
+        if published:
+            _plain_ticks(axes, rows)
 
 
 def _plain_ticks(axes: Any, rows: pd.DataFrame) -> None:

@@ -4,10 +4,10 @@ from workbench.exhibits.harmony.curves import Curves
 from workbench.model.wikitext import FORMS
 
 
-class Training(Curves):
+class LanguageModelling(Curves):
     """The losses of GPT-2."""
 
     reads, form = "text", f"WikiText, with {' or '.join(f'wiki.train.{form}' for form in FORMS)}"
 
 
-EXHIBIT = Training()
+EXHIBIT = LanguageModelling()

@@ -33,7 +33,6 @@ from workbench.runs.timeline import load_timeline
 from workbench.schedule.action import COMPUTE
 
 GPUS = 4
-SMALL: dict[str, Any] = {"textcoords": "offset points", "fontsize": draw.NOTE_PT}
 
 
 class Balance(HarmonyExhibit):
@@ -149,7 +148,7 @@ def _busy(axes: Any, rows: pd.DataFrame, names: dict[str, str]) -> None:
             x = place + (i - (len(part) - 1) / 2) * width
             axes.bar(x, row.value, width * 0.86, **look)
             if row.value == 0:  # there is no bar to see
-                axes.annotate("0", (x, 0), xytext=(0, 1.5), ha="center", **SMALL)
+                draw.beside(axes, "0", (x, 0), (0, 1.5), ha="center", fontsize=draw.NOTE_PT)
         mean = one(shares, setting=name, source=REFERENCE)
         if mean is not None:
             color = LOOKS[PP].color

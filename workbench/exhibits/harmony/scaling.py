@@ -3,16 +3,26 @@ ZeRO-Infinity beside Harmony where peers run."""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony.base import HarmonyExhibit
+from workbench.exhibits.harmony.base import HarmonyExhibit, nothing_reduced
 from workbench.exhibits.harmony.sizes import HARMONY, ZERO, HarmonySize, Trained
-from workbench.exhibits.harmony.table import both, estimated, missing, planned, table
-from workbench.figures.rows import MEASURED, join, one, pick
+from workbench.exhibits.harmony.table import (
+    both,
+    estimated,
+    missing,
+    model_label,
+    planned,
+    table,
+)
+from workbench.figures import draw
+from workbench.figures.rows import MEASURED, OUR_PLAN, join, one, pick
 from workbench.runs.store import Store
 
 MODELS = ("gpt2_10b", "gpt2_20b", "gpt2_30b", "gpt2_40b")
@@ -20,8 +30,10 @@ DEVICES = (1, 2, 4, 8)
 
 
 class Scaling(HarmonyExhibit):
-    """Seconds of a step over the number of devices."""
+    """Seconds of a step over the number of devices: a panel a model, and what ran here."""
 
+    letters: ClassVar[int] = 110
+    """Of a line of the words why nothing ran here."""
     takes = ("layers", "hidden", "batch", "steps", "methods", "seed")
     plans = ("17",)
 
@@ -54,6 +66,36 @@ class Scaling(HarmonyExhibit):
         rows = [row for each in told.to_dict("records") for row in with_both(each)]
         return table([row | {"x": row["ranks"]} for row in rows])
 
+    def shown(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows that are drawn."""
+        return rows
+
+    @abstractmethod
+    def places(self, figure: Any, *, ran: bool) -> dict[str, Any]:
+        """Axes by the models that have any, and those of what ran ``here``, or why nothing did."""
+
+    @abstractmethod
+    def panel(self, axes: Any, rows: pd.DataFrame, ticks: Sequence[float]) -> None:
+        """Draw rows of one model over the number of devices."""
+
+    def draw(self, figure: Any, rows: pd.DataFrame) -> None:
+        shown = self.shown(rows)
+        own = shown[~shown["model"].isin(MODELS)].dropna(subset=["value"])
+        theirs = pick(shown, variant=("", OUR_PLAN), model=MODELS)
+        places = self.places(figure, ran=len(own) > 0)
+        here = places.pop("here")
+        for model, axes in places.items():
+            self.panel(axes, pick(theirs, model=model), DEVICES)
+            draw.title(axes, model_label(model))
+        if len(own):
+            self.panel(here, own, sorted(set(own["x"])))
+            draw.title(here, f"here: {own['model'].iloc[0]}, reduced size")
+        else:
+            nothing_reduced(here, rows, self.letters)
+        drawn = pd.concat([theirs, own]).dropna(subset=["value"])
+        draw.legend(figure, drawn, as_lines=True)
+        draw.small_print(figure, self.printed())
+
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
         return table(
             [
@@ -81,31 +123,14 @@ def with_both(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [row | {"method": method} for method in HARMONY]
 
 
-def here(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows measured here, and predictions for their models."""
-    return rows[~rows["model"].isin(MODELS) | (rows["source"] == MEASURED)]
-
-
-def seconds(rows: pd.DataFrame, model: str, method: str, ranks: int, **of: Any) -> float | None:
-    """Seconds of a step."""
-    return one(pick(rows, model=model, method=method, ranks=ranks, quantity="iteration_s", **of))
-
-
 def speedups(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every series_of as how many times one device's speed it has; without its one device,
-    nothing."""
+    """Every series as how many times one device's speed it has; without its one device, nothing."""
     out = []
     place = ["model", "method", "source", "variant"]
     for _, part in pick(rows, quantity="iteration_s").groupby(place, sort=False):
-        base = one(part, ranks=1)
-        if base is None:
-            continue
-        spread = base / part["high"].where(part["source"] == MEASURED)
-        out.append(
-            part.assign(
-                quantity="speedup", unit="times", low=spread,
-                high=base / part["low"].where(part["source"] == MEASURED),
-                value=base / part["value"],
-            )
-        )  # fmt: skip
+        base, spread = one(part, ranks=1), part["source"] == MEASURED
+        if base is not None:
+            low, high = (base / part[end].where(spread) for end in ("high", "low"))
+            same = {"quantity": "speedup", "unit": "times", "value": base / part["value"]}
+            out.append(part.assign(**same, low=low, high=high))
     return join(*out)

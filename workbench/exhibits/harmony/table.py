@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.bytesize import format_bytes
-from workbench.core.record import BETWEEN, PARTS, RunRecord
+from workbench.core.record import RunRecord
 from workbench.figures import rows as tidy
 from workbench.figures.rows import (
     BEFORE,
@@ -21,6 +21,7 @@ from workbench.figures.rows import (
     REFERENCE,
     SIMULATED,
     THEIR_PLAN,
+    UNITS,
     label_of,
 )
 from workbench.published import harmony, harmony_plans
@@ -35,10 +36,6 @@ COLUMNS = (
 what was trained on, where that matters."""
 
 SERVER = "GTX 1080Ti server, as published"
-UNITS = {
-    "iteration_s": "s", "search_s": "s", "busy": "share", "load": "bytes", "store": "bytes",
-    "loss": "nats", "samples_per_s": "samples/s", **dict.fromkeys(PARTS + BETWEEN, "bytes"),
-}  # fmt: skip
 PLAIN = "plain"
 PLANNED, RAN = (SIMULATED, OUR_PLAN), (MEASURED, "")
 """Series by which claims are judged: our plans of the published settings, and runs here."""
@@ -134,46 +131,25 @@ def planned(plans: pd.DataFrame) -> pd.DataFrame:
 
 def measured(record: RunRecord, quantity: str, model: str, **more: Any) -> dict[str, Any]:
     """A record's value: ``iteration_s`` or ``samples_per_s`` with quartiles, or bytes it counted
-    (``load``, ``store``, `PARTS`, `BETWEEN`). A run that gave none keeps its reason."""
-    unit, how = UNITS[quantity], tidy.how_measured(record)
-    value, low, high = tidy.amounts(record, unit)
-    if unit == "bytes" and record.status == "ok":
-        value, low, high = _moved(vars(record), quantity), None, None
-        how = "bytes per step counted by the runtime, all ranks together"
-    return _of_run(record, model) | {
-        "quantity": quantity, "value": value, "low": low, "high": high, "unit": unit,
-        "source": MEASURED, "how": how, "busy": "" if unit == "bytes" else record.busy, **more,
-    }  # fmt: skip
+    (``load``, ``store``, `PARTS`, `BETWEEN`)."""
+    told = {"model": model, "setting": _setting(record), **more}
+    return tidy.measured(record, quantity, **told)
 
 
 def predicted(record: RunRecord, quantity: str, model: str, **more: Any) -> list[dict[str, Any]]:
     """Rows of the plan that was made before the run; none where there was no plan."""
-    plan = record.predicted
-    value = plan.get("step_seconds")
-    if UNITS[quantity] == "bytes":
-        value = _moved(plan, quantity)
-    elif quantity == "samples_per_s":
-        value = record.spec["batch"] / value if value else None
-    if value is None or record.status != "ok":
+    if record.status != "ok":
         return []
-    row = _of_run(record, model) | {
-        "quantity": quantity, "value": value, "unit": UNITS[quantity], "source": SIMULATED,
-        "variant": BEFORE, "how": plan.get("how", "the schedule that ran, before it ran"), **more,
-    }  # fmt: skip
-    return [row]
+    told = {"variant": BEFORE, "status": "ok", "note": tidy.note_of(record)}
+    told["how"] = record.predicted.get("how", "the schedule that ran, before it ran")
+    told |= {"model": model, "setting": _setting(record), **more}
+    return tidy.predicted(record, quantity, **told)
 
 
 def both(record: RunRecord, quantity: str, model: str, **more: Any) -> list[dict[str, Any]]:
     """The measured row, and that of the plan where there was one."""
     told = predicted(record, quantity, model, **more)
     return [measured(record, quantity, model, **more), *told]
-
-
-def _moved(told: dict[str, Any], quantity: str) -> int | None:
-    """Bytes of a way or a part, of a record or of what was predicted."""
-    return told.get("moved_parts" if quantity in PARTS + BETWEEN else "moved_bytes", {}).get(
-        quantity
-    )
 
 
 def recomputed(plans: pd.DataFrame) -> pd.DataFrame:
@@ -214,25 +190,9 @@ def missing(method: str, model: str, quantity: str, why: str, **more: Any) -> di
     }  # fmt: skip
 
 
-def _of_run(record: RunRecord, model: str) -> dict[str, Any]:
-    spec = record.spec
-    return {
-        "model": model,
-        "method": record.method,
-        "label": label_of(record.method),
-        "ranks": spec["ranks"],
-        "minibatch": spec["batch"],
-        "setting": _setting(spec["options"]),
-        "hardware": tidy.hardware_of(record),
-        "device": spec["device"],
-        "status": record.status,
-        "note": tidy.note_of(record),
-        "key": record.key,
-    }
-
-
-def _setting(options: dict[str, Any]) -> str:
+def _setting(record: RunRecord) -> str:
     """Micro-batches and packs that were pinned; empty where a planner chose."""
+    options = record.spec["options"]
     if options.get("backward_packs", "auto") == "auto":
         return ""
     counts = [len(options[name].split()) for name in ("forward_packs", "backward_packs")]

@@ -127,7 +127,8 @@ class Searches(HarmonyExhibit):
         _table(axes["table"], part)
         draw.legend(figure, join(searches, steps), methods=False)
         without = _listed(pick(searches, status=NOT_STORED)["model"])
-        facts = {"lone": _why_lone(alone), "card": format_bytes(CARD_BYTES)}
+        facts = {"models": _listed(alone), "card": format_bytes(CARD_BYTES)}
+        facts |= {} if alone else {"lone": ""}
         draw.small_print(figure, self.printed(without=without, **facts))
 
 
@@ -165,15 +166,6 @@ def without_lone(steps: pd.DataFrame, alone: list[str]) -> pd.DataFrame:
         status=steps["status"].where(~lone, words),
         value=steps["value"].where(~lone),
         high=steps["high"].where(~lone),
-    )
-
-
-def _why_lone(models: list[str]) -> str:
-    return (
-        f"The published plan of {_listed(models)} is for one GPU alone, because that search ranks "
-        "a plan that fits one GPU by a thousandth of its time; its steps are told, not drawn."
-        if models
-        else ""
     )
 
 

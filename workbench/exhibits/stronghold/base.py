@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
 from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
-from workbench.exhibits.base import Exhibit, Opened
+from workbench.exhibits.base import Exhibit
 from workbench.exhibits.metrics import Asked, by_name
-from workbench.exhibits.preview import preview
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.stronghold import measured_here, sizes
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import HERE
 from workbench.figures.style import COLUMN_IN, PAGE_IN, name_of
-from workbench.figures.verdict import Verdict, as_table, no_speed_of, series_to_judge
-from workbench.model.corpus import STDLIB
+from workbench.figures.verdict import no_speed_of, series_to_judge
 from workbench.published.here import OFFLOAD
 
 if TYPE_CHECKING:
@@ -40,27 +40,18 @@ def advantage(asked: Asked) -> float | None:
 class StrongholdExhibit(Exhibit):
     """A figure of the paper; its rows are `specs`' runs, a method or a line over x each."""
 
-    system = "STRONGHOLD"
-    quantity: ClassVar[str] = "samples/s"
+    dials = staticmethod(sizes.named)
+    quantity: ClassVar[str]
     """Quantity of its rows (`tidy.UNITS`)."""
-    unknown_size: ClassVar[str] = "reduced size"
+    unknown_size: ClassVar[str]
     """Words for sizes other than the paper's."""
     rowwise: ClassVar[bool] = False
     """Whether three panels stand side by side, instead of the ratios below the others."""
+    together: ClassVar[bool] = False
+    """Whether values of all machines share the axes at the paper's size."""
     wide: ClassVar[bool] = False
     """Whether it takes a page's width also at the paper's size."""
     metrics = by_name(advantage)
-
-    parameters = {
-        "methods": 'methods that run, such as "stronghold, l2l"; None: all',
-        "machine": "at size paper: a folder in results/published-here; else the fullest",
-    }
-    name_form, notebook_form, words_form = "fig{figure}", "stronghold_{figure}", "figure {figure}"
-    heading_form, place_form = "Figure {figure}: {title}", "section {section}"
-    headline_form = "STRONGHOLD (SC'22), figure {figure}"
-
-    def sized(self, size: str, text: str = STDLIB) -> sizes.Size:
-        return sizes.named(size)
 
     def x_of(self, record: RunRecord) -> float | None:
         """Where a record's value lies on the x axis; None for bars."""
@@ -68,8 +59,9 @@ class StrongholdExhibit(Exhibit):
 
     # -- rows -----------------------------------------------------------------------------------
 
-    def preview(self, at: Opened) -> pd.DataFrame:
-        return preview(() if at.simulated else self.stages(at, planned=True), at.store)
+    def nothing_runs(self, at: Opened) -> dict[str, str]:
+        told = {"run": "simulation", "state": "simulated", "note": self.about}
+        return dict.fromkeys(self.previewed, "") | told
 
     def machines(self, at: Opened) -> set[str]:
         """Folders with runs of the published model; at sizes with other models there are none."""
@@ -106,12 +98,8 @@ class StrongholdExhibit(Exhibit):
             "" if pd.isna(low) else f"{low:.4g} to {high:.4g}"
             for low, high in zip(rows["low"], rows["high"], strict=True)
         ]
-        sources = [name_of(row.source, row.variant, row.hardware) for row in rows.itertuples()]
-        same = ("layers", "window", "value", "unit")
-        told = {name: rows[name] for name in same} | {"spread": spread, "source": sources}
-        return pd.DataFrame(
-            {"method": rows["label"], **told, **{n: rows[n] for n in ("status", "how", "note")}}
-        )
+        named = [name_of(row.source, row.variant, row.hardware) for row in rows.itertuples()]
+        return super().listed(rows.assign(spread=spread, named=named))
 
     # -- drawing --------------------------------------------------------------------------------
 
@@ -135,12 +123,13 @@ class StrongholdExhibit(Exhibit):
     ) -> None:
         """One panel where all is of one machine, or laid over each other (`overlay`), else absolute
         values beside ratios. `same_scale`: the rows have the published size."""
-        if same_scale and (overlay or not _of_here(rows).any()):
+        if same_scale and (overlay or self.together or not _of_here(rows).any()):
             self.absolute(figure.subplots(), rows)
         else:
             self._panels(figure, rows, same_scale=same_scale)
         self.legend(figure, rows)
-        drawing.small_print(figure, *drawing.daggers(rows), *notes_of_measured(rows))
+        notes = [*drawing.daggers(rows), *notes_of_measured(rows)]
+        drawing.small_print(figure, self.printed(), *notes)
 
     def legend(self, figure: Figure, rows: pd.DataFrame) -> None:
         """Say above the axes what the marks are."""
@@ -169,17 +158,12 @@ class StrongholdExhibit(Exhibit):
 
     # -- verdicts -------------------------------------------------------------------------------
 
-    def verdicts(self, rows: pd.DataFrame, source: str, variant: str) -> list[Verdict]:
-        """Judge the claims by the rows of one series."""
-        return self.judge.verdicts(rows, (source, variant))
-
     def cannot_tell(self, asked: Asked) -> str:
         """Libraries that nobody slows down tell nothing without a GPU."""
         return no_speed_of(asked.rows, asked.series[0], asked.given.get("method", ""))
 
-    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
-        found = [self.verdicts(rows, *series) for series in series_to_judge(rows)]
-        return as_table([verdict for verdicts in found for verdict in verdicts])
+    def judged_by(self, rows: pd.DataFrame) -> Iterable[tuple[pd.DataFrame, tuple[str, ...]]]:
+        return [(rows, series) for series in series_to_judge(rows)]
 
 
 def _of_here(rows: pd.DataFrame) -> pd.Series:

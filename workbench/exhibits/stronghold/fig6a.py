@@ -8,7 +8,7 @@ paper's window of 4 with the optimizer states of as many first layers on the dev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,11 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.options import takes
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Exhibit, Opened, Stage
 from workbench.exhibits.metrics import Asked, Found, by_name
-from workbench.exhibits.stronghold.base import StrongholdExhibit, advantage, notes_of_measured
-from workbench.exhibits.stronghold.sizes import Size
+from workbench.exhibits.opened import Opened
+from workbench.exhibits.preview import Stage
+from workbench.exhibits.stronghold.base import StrongholdExhibit, advantage
+from workbench.exhibits.stronghold.sizes import StrongholdSize
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import pick
@@ -34,9 +35,6 @@ PROBE_STEPS = 3
 ROOMIEST = {"l2l": "host", "stronghold": "host"}
 """Method -> where its activations go in the search; the others recompute from inputs that stay on
 the device."""
-BY_OWNERSHIP = (
-    "the tiers of DeepSpeed are told apart by what its tensors are for, since a CPU has one memory"
-)
 
 
 def size_told(asked: Asked) -> Found:
@@ -47,37 +45,32 @@ def size_told(asked: Asked) -> Found:
     device_bound = emulated and "device" in set(part["bound"])
     return Found(
         advantage(asked),
-        why=BY_OWNERSHIP if emulated else "",
-        cannot=f"{BY_OWNERSHIP}, and the device decided" if device_bound else "",
+        why=asked.given["owned"] if emulated else "",
+        cannot=f"{asked.given['owned']}, and the device decided" if device_bound else "",
     )
 
 
 class LargestModel(StrongholdExhibit):
     """Bars by method; the number at a bar names the tier that was full."""
 
-    quantity, unknown_size = "parameters", "reduced size and budgets"
+    quantity, unknown_size, together = "parameters", "reduced size and budgets", True
     metrics = by_name(size_told)
 
-    def specs(self, size: Size) -> list[RunSpec]:
+    def specs(self, size: StrongholdSize) -> list[RunSpec]:
         """One spec per method, whose layers a search varies."""
         return [
             size.spec(
                 method,
-                hidden=size.search_hidden,
                 steps=PROBE_STEPS,
-                device_memory=size.search_device_memory,
-                host_memory=size.search_host_memory,
                 window=size.small_window if takes(method, "window") else "auto",
                 activations=ROOMIEST.get(method, "recompute"),
+                **size.largest.setting,
             )
             for method in METHODS
         ]
 
     def stages(self, at: Opened, *, force: bool = False, planned: bool = False) -> Iterator[Stage]:
         yield from searches(at, force=force)
-
-    def records(self, at: Opened, stages: Iterable[Stage]) -> list[RunRecord]:
-        return Exhibit.records(self, at, stages)
 
     def rows(self, records: list[RunRecord]) -> pd.DataFrame:
         """The largest run of each method that ended well, with the reason the next one did not."""
@@ -95,26 +88,16 @@ class LargestModel(StrongholdExhibit):
         return tidy.join(rows, tidy.table(said, figure=self.figure, size=at.size.name))
 
     def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
-        words = "size (million parameters)"
-        drawing.bars(axes, rows, drawing.names_of(METHODS), words, bound=True)
-
-    def draw(
-        self, figure: Any, rows: pd.DataFrame, *, same_scale: bool = True, overlay: bool = False
-    ) -> None:
-        """Sizes of all machines share the axes at the paper's budgets."""
-        if same_scale:
-            names, words = drawing.names_of(METHODS), "size (billion parameters)"
-            drawing.bars(figure.subplots(), in_billions(rows), names, words, bound=True)
-        else:
-            self._panels(figure, rows, same_scale=False)
-        self.legend(figure, rows)
-        note = "At a bar: the size and, where known, the memory that was full."
-        drawing.small_print(figure, note, *drawing.daggers(rows), *notes_of_measured(rows))
+        """In billions beside sizes that are told so, published ones and those on named hardware."""
+        small = (rows["unit"] == tidy.UNITS["parameters"]).all()
+        words = f"size ({'million' if small else 'billion'} parameters)"
+        shown = rows if small else in_billions(rows)
+        drawing.bars(axes, shown, drawing.names_of(METHODS), words, bound=True)
 
 
 def searches(at: Opened, *, force: bool = False) -> list[Search]:
     """The largest-model searches of all methods at a size."""
-    limit = at.size.search_limit
+    limit = at.size.largest.limit
     return [at.search(spec, limit=limit, force=force) for spec in EXHIBIT.specs(at.size)]
 
 

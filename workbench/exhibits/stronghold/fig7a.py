@@ -11,11 +11,12 @@ import pandas as pd
 from workbench.core.methods import METHODS
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened, Stage
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
+from workbench.exhibits.preview import Stage
 from workbench.exhibits.stronghold.base import StrongholdExhibit
 from workbench.exhibits.stronghold.fig6a import ROOMIEST, searches
-from workbench.exhibits.stronghold.sizes import Size
+from workbench.exhibits.stronghold.sizes import StrongholdSize
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import part_of, quotient, series_of, value
@@ -49,7 +50,9 @@ class ThroughputAtLargest(StrongholdExhibit):
                 largest[search.spec.method] = search.layers or search.guess if planned else found
         yield at.sweep(self.specs(at.size, largest), force=force)
 
-    def specs(self, size: Size, largest: Mapping[str, int] = MappingProxyType({})) -> list[RunSpec]:
+    def specs(
+        self, size: StrongholdSize, largest: Mapping[str, int] = MappingProxyType({})
+    ) -> list[RunSpec]:
         """For each baseline: itself and STRONGHOLD on its largest model (layers by method, as far
         as known), under the same budgets.
 
@@ -97,15 +100,9 @@ class ThroughputAtLargest(StrongholdExhibit):
         drawing.legend(figure, rows, methods=False, more=pairs)
 
 
-def _spec(size: Size, method: str, layers: int) -> RunSpec:
-    return size.timed(
-        method,
-        layers=layers,
-        hidden=size.search_hidden,
-        device_memory=size.search_device_memory,
-        host_memory=size.search_host_memory,
-        activations=ROOMIEST.get(method, "recompute"),
-    )
+def _spec(size: StrongholdSize, method: str, layers: int) -> RunSpec:
+    activations = ROOMIEST.get(method, "recompute")
+    return size.timed(method, layers=layers, activations=activations, **size.largest.setting)
 
 
 def _name_and_depths(rows: pd.DataFrame, method: str) -> str:

@@ -10,14 +10,14 @@ from workbench.core.methods import METHODS
 from workbench.core.options import takes
 from workbench.core.spec import RunSpec
 from workbench.exhibits.stronghold.base import StrongholdExhibit
-from workbench.exhibits.stronghold.sizes import Size
+from workbench.exhibits.stronghold.sizes import StrongholdSize
 from workbench.figures import draw as drawing
 
 
 class Throughput(StrongholdExhibit):
     """Bars by method, and relative to Megatron-LM."""
 
-    def specs(self, size: Size) -> list[RunSpec]:
+    def specs(self, size: StrongholdSize) -> list[RunSpec]:
         """Every method on the same model, data, seed, precision and clipping."""
         return [
             size.timed(method, window=size.window if takes(method, "window") else "auto")

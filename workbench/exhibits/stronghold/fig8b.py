@@ -8,7 +8,7 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.metrics import Asked, Found, by_name, straightness
 from workbench.exhibits.stronghold.line import Line
-from workbench.exhibits.stronghold.sizes import Size
+from workbench.exhibits.stronghold.sizes import StrongholdSize
 from workbench.figures import draw as drawing
 
 NO_FIXED_WINDOW = "the planner chose the window at each depth, so these points have no fixed one"
@@ -28,7 +28,7 @@ class Depth(Line):
     over = "layers", "time per iteration (ms)"
     over_first = "layers (shallowest = 1)", "time (shallowest = 1)"
 
-    def specs(self, size: Size) -> list[RunSpec]:
+    def specs(self, size: StrongholdSize) -> list[RunSpec]:
         """STRONGHOLD at every depth with the same window."""
         return [
             size.timed("stronghold", layers=layers, window=min(size.window, layers))

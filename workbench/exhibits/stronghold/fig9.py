@@ -7,7 +7,7 @@ import pandas as pd
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.stronghold.line import Line
-from workbench.exhibits.stronghold.sizes import Size
+from workbench.exhibits.stronghold.sizes import StrongholdSize
 from workbench.figures import draw as drawing
 
 
@@ -17,7 +17,7 @@ class Window(Line):
     over = "window (layers)", "time per iteration (ms)"
     over_first = "window, as a share of the layers", "time (smallest window = 1)"
 
-    def specs(self, size: Size) -> list[RunSpec]:
+    def specs(self, size: StrongholdSize) -> list[RunSpec]:
         """STRONGHOLD on one model at every window."""
         return [size.timed("stronghold", window=window) for window in size.windows]
 

@@ -20,13 +20,8 @@ from workbench.figures import rows as tidy
 from workbench.published.here import Run, days, in_words, latest
 from workbench.published.predict import WINDOW
 
-NAMES = {
-    "megatron-core": "megatron-lm",
-    "l2l": "l2l",
-    "zero-offload": "zero-offload",
-    "zero-infinity": "zero-infinity",
-    "stronghold": "stronghold",
-}
+SAME = ("l2l", "zero-offload", "zero-infinity", "stronghold")
+NAMES = {"megatron-core": "megatron-lm", **dict(zip(SAME, SAME, strict=True))}
 """The benchmark's methods that the paper has too. Those that keep state on a disk are no point of
 these figures."""
 IN_GPU = "megatron-core"
@@ -196,9 +191,7 @@ def _row(run: Run, quantity: str, window: int | None = WINDOW) -> Row:
 
     `window` is STRONGHOLD's in the published runs; None where the figure varies it.
     """
-    value, low, high = (None,) * 3
-    if run.status == "ok":
-        value, low, high = _value(run, quantity)
+    value, low, high = _value(run, quantity) if run.status == "ok" else (None,) * 3
     name = NAMES[run.method]
     return {
         "method": name,

@@ -18,7 +18,25 @@ from workbench.figures.verdict import DEEPSPEED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class LargestModelSearch:
+    """The search for the largest model (figure 6a), which also sets the runs of figure 7a."""
+
+    hidden: int
+    device_memory: int
+    """Bytes."""
+    host_memory: int
+    limit: int
+    """No search looks beyond this many layers."""
+
+    @property
+    def setting(self) -> dict[str, int]:
+        """Fields of its runs' specs."""
+        names = ("hidden", "device_memory", "host_memory")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrongholdSize:
     """The dials of one size; everything else is the same for all methods."""
 
     name: str
@@ -37,12 +55,7 @@ class Size:
     """Layer counts of the scaling line (figure 8b)."""
     windows: tuple[int, ...]
     """Windows of figure 9."""
-    search_device_memory: int
-    """Bytes of the largest-model search (figure 6a) and of figure 7a."""
-    search_host_memory: int
-    search_hidden: int
-    search_limit: int
-    """No search looks beyond this many layers."""
+    largest: LargestModelSearch
     link_bytes_per_s: float | None = None
     """Emulated link between host and device, each way, of timed runs on our own runtime."""
     link_bytes_per_s_of_a_core: float | None = None
@@ -52,14 +65,14 @@ class Size:
     seed: int | None = None
     """None: the one of all runs."""
 
-    def changed(self, **changes: Any) -> Size:
+    def changed(self, **changes: Any) -> StrongholdSize:
         """The size with other `layers`, `hidden`, `batch`, `window`, `steps` or `seed`; several
         layers are those of figure 8b, several windows those of figure 9."""
         own = {name: changes.pop(name) for name in ("layers", "hidden") if name in changes}
         if isinstance(own.get("layers"), tuple):
             changes["depths"] = own.pop("layers")
         if "hidden" in own:
-            changes["search_hidden"] = own["hidden"]
+            changes["largest"] = replace(self.largest, hidden=own["hidden"])
         if isinstance(window := changes.get("window"), tuple):
             changes["windows"] = changes.pop("window")
         elif window:
@@ -97,6 +110,6 @@ class Size:
         return self.spec(method, link_bytes_per_s=link, **changes)
 
 
-def named(size: str) -> Size:
+def named(size: str) -> StrongholdSize:
     """A size by name; raises ValueError naming the known ones."""
-    return dials.named("stronghold", Size, size)
+    return dials.named("stronghold", StrongholdSize, size)

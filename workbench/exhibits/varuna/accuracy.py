@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -10,17 +10,16 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened
 from workbench.exhibits.claim_rows import stated
 from workbench.exhibits.metrics import Asked, Found, NoClaim, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.exhibits.varuna.scaling import GPUS, XL
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
 from workbench.figures.rows import MEASURED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, lighter
-from workbench.figures.verdict import as_table
-from workbench.published.here import PIPELINES, Run, latest
+from workbench.published.here import GIB, PIPELINES, Run, latest
 
 SHAPES = {
     "cuda": [(n // d, d, m) for n in GPUS for d in GPUS if n % d == 0 for m in (1, 2, 4, 8)],
@@ -31,7 +30,6 @@ SETTING, STEPS = {"cuda": (XL["batch"], XL["dtype"]), "cpu": (8, "fp32")}, 10
 """Batch and dtype; steps of a run."""
 STEP, PEAK = "step", "device peak"
 UNITS = {STEP: "s", PEAK: "GiB"}
-GIB = 1 << 30
 COMMITTED = XL | {"method": "varuna", "variant": "", "device_cap_gib": None}
 SHARED = "ranks share a processor here, and equal runs differ by more than that"
 CROSS = {"color": GREY, "marker": "x", "ms": 3.5, "ls": ""}
@@ -130,11 +128,10 @@ class Accuracy(VarunaExhibit):
         """Errors may be told on any machine."""
         return ""
 
-    def judged(self, at: Opened, rows: pd.DataFrame) -> pd.DataFrame:
+    def judged_by(self, rows: pd.DataFrame) -> Iterable[tuple[pd.DataFrame, tuple[str, ...]]]:
         """Errors of each series, or (on processors) ranges that plans print; and the choice."""
         names = dict.fromkeys(rows["variant"]) or [""]
-        found = [self.judge.verdicts(pick(rows, variant=name), (MEASURED, name)) for name in names]
-        return as_table([verdict for verdicts in found for verdict in verdicts])
+        return [(pick(rows, variant=name), (MEASURED, name)) for name in names]
 
 
 def _committed(at: Opened) -> list[Run]:
@@ -173,7 +170,7 @@ def _of_record(record: RunRecord) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     held = [each.get("device") for each in (record.peak_bytes, plan.get("peak_bytes", {}))]
     yield from _rows(about, PEAK, *(nbytes and nbytes / GIB for nbytes in held))
-    seconds, *_ = tidy.amounts(record, "s")
+    seconds, *_ = tidy.amounts(record, "iteration_s")
     yield from _rows(about, STEP, seconds, plan.get("step_seconds"), plan.get("spread"))
 
 

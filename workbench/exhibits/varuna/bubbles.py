@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.base import Opened
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import PUBLISHED, SIMULATED, pick, table
@@ -20,10 +20,6 @@ from workbench.published.tables import FOLDER
 FILE = FOLDER / "varuna_bubbles.csv"
 WRONG = (25, 10)
 """Depth, and micro-batches over it, of the published point that is wrong."""
-WHY_WRONG = (
-    "depth 25 with 250 micro-batches: a step has 1,071 quanta, and the published 5.2 % is that of "
-    "its first 1,000; ours is of all"
-)
 
 
 def bubble_percent(depth: int, micros: int) -> float:
@@ -45,7 +41,7 @@ def near(asked: Asked) -> Found:
     both = theirs.merge(ours, on=["layers", "x"])
     apart = (both["value_x"] - both["value_y"].round(1)).round(6)
     share = float((apart.abs() <= asked.given["near"]).mean()) if len(both) else None
-    return Found(share, why_not=WHY_WRONG, names={"count": len(both)})
+    return Found(share, names={"count": len(both)})
 
 
 class Bubbles(VarunaExhibit):
@@ -70,7 +66,7 @@ class Bubbles(VarunaExhibit):
                 "x": times, "unit": "%", "status": "ok",
             }  # fmt: skip
             if published := known.get((depth, times)):
-                wrong = WHY_WRONG if (depth, times) == WRONG else ""
+                wrong = self.sentences["wrong"] if (depth, times) == WRONG else ""
                 rows.append(
                     here | {"value": published, "source": PUBLISHED, "note": wrong,
                             "how": "tools/bubbles.pdf of the released code"}
@@ -99,7 +95,7 @@ class Bubbles(VarunaExhibit):
         axes.set_ylim(bottom=0)
         axes.legend(ncols=2, fontsize=6)
         published = "Hollow: published." if PUBLISHED in set(rows["source"]) else ""
-        wrong = "".join(f"{why[0].upper()}{why[1:]}." for why in {WHY_WRONG} & {*rows["note"]})
+        wrong = "".join(f"{why[0].upper()}{why[1:]}." for why in {*rows["note"]} - {""})
         drawing.small_print(figure, self.printed(published=published, wrong=wrong))
 
 

@@ -13,8 +13,8 @@ import pandas as pd
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
@@ -28,6 +28,7 @@ from workbench.methods.pipeline.policies import (
     SECONDS,
     SEND_S,
     SETTINGS,
+    Policy,
     simulated,
     stashed,
 )
@@ -38,6 +39,7 @@ ROUNDED = 0.0005
 """Rounding of the published efficiencies."""
 PIPELINES = ("gpipe", "1f1b-late", "1f1b-early")
 EFFICIENCY, STASH = "efficiency", "stash"
+UNITS = {EFFICIENCY: "share", STASH: "inputs"}
 IDEAL_S = MICROS * sum(SECONDS.values())
 """A step in which no rank waits."""
 
@@ -142,14 +144,10 @@ class UnderJitter(VarunaExhibit):
 
 
 def _reference() -> Iterator[dict[str, Any]]:
+    how = "independent simulator, 8 seeds"
     for row in pd.read_csv(FOLDER / "varuna_jitter.csv").itertuples():
-        policy = POLICIES[row.policy]
-        yield {
-            "method": policy.method, "label": policy.label, "value": row.efficiency,
-            "pair": f"{row.pass_sd_ms}/{row.message_sd_ms}", "quantity": EFFICIENCY,
-            "unit": "share", "source": REFERENCE, "how": "independent simulator, 8 seeds",
-            "status": "ok",
-        }  # fmt: skip
+        about = _about(POLICIES[row.policy], f"{row.pass_sd_ms}/{row.message_sd_ms}", EFFICIENCY)
+        yield about | {"value": row.efficiency, "source": REFERENCE, "how": how}
 
 
 def _simulated() -> Iterator[dict[str, Any]]:
@@ -167,27 +165,31 @@ def _simulated() -> Iterator[dict[str, Any]]:
                 STASH: [stashed(step) for step in ran],
             }
             for quantity, values in found.items():
-                yield _spread(values) | {
-                    "method": policy.method, "label": policy.label, "pair": setting,
-                    "quantity": quantity, "unit": "share" if quantity == EFFICIENCY else "inputs",
-                    "source": SIMULATED, "how": f"{SEEDS} seeds", "status": "ok",
-                }  # fmt: skip
+                told = {"source": SIMULATED, "how": f"{SEEDS} seeds"}
+                yield _about(policy, setting, quantity) | _spread(values) | told
 
 
 def _paced(spec: RunSpec, record: RunRecord | None, why: str) -> Iterator[dict[str, Any]]:
     """Of each policy of a run, or why there is none; and by how much its worst step is off."""
     scale, draws = spec.options.scale, spec.options.draws(spec.steps)
+    told = {"source": MEASURED, "how": f"{spec.steps} seeds, paced by sleeping", "status": why}
+    if record is not None:
+        told |= {"status": record.status, "busy": record.busy}
     ran = iter(record.step_seconds if record is not None else ())
-    status = why if record is None else record.status
     for policy in POLICIES.values():
         steps = [*zip(draws, ran, strict=False)]
         off = [abs(s / simulated(policy, each, scale) - 1) for each, s in steps]
-        yield _spread([scale * IDEAL_S / seconds for _, seconds in steps]) | {
-            "method": policy.method, "label": policy.label, "pair": spec.options.jitter,
-            "quantity": EFFICIENCY, "unit": "share", "source": MEASURED, "status": status,
-            "busy": record.busy if record is not None else "",
-            "how": f"{spec.steps} seeds, paced by sleeping", "error": max(off, default=None),
-        }  # fmt: skip
+        told["error"] = max(off, default=None)
+        values = _spread([scale * IDEAL_S / seconds for _, seconds in steps])
+        yield _about(policy, spec.options.jitter, EFFICIENCY) | values | told
+
+
+def _about(policy: Policy, setting: str, quantity: str) -> dict[str, Any]:
+    """Columns of a policy's value under a jitter."""
+    return {
+        "method": policy.method, "label": policy.label, "pair": setting, "quantity": quantity,
+        "unit": UNITS[quantity], "status": "ok",
+    }  # fmt: skip
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:

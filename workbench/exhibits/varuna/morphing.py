@@ -11,8 +11,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.sealed import parse_sealed
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing

@@ -11,9 +11,9 @@ import pandas as pd
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import VALUE_BYTES
-from workbench.exhibits.base import Opened
 from workbench.exhibits.hardware.table import SERVERS as TOLD
 from workbench.exhibits.hardware.table import table as rows_of
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, join, pick, table
@@ -140,7 +140,7 @@ def step_seconds(model: ModelSpec, micro: int, depth: int, micros: int, replicas
     ]  # fmt: skip
     message = micro * SEQ * model.hidden * VALUE_BYTES["fp32"] / machine.h2d_bytes_per_s
     links = quick.Links(seconds=[message] * (depth - 1))
-    passes = quick.step_seconds(RULE.passes(depth, micros), seconds, links, RULE.rule)
+    passes = quick.end_s(quick.timeline(RULE.passes(depth, micros), seconds, links, RULE.rule))
     parameters = model.parameters / depth
     ring = 2 * (replicas - 1) / replicas * parameters * VALUE_BYTES["fp32"]
     return passes + ring / machine.h2d_bytes_per_s + parameters / machine.device_adam_params_per_s

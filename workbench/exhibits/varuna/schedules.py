@@ -10,8 +10,8 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.base import Opened
 from workbench.exhibits.metrics import Asked, Found, by_name
+from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
 from workbench.figures import rows as tidy
@@ -124,7 +124,7 @@ def _theory() -> Iterator[dict[str, Any]]:
         ran = quick.timeline(passes, [ideal.QUANTA] * RANKS, links, policy.rule)
         about = {"method": policy.method, "label": policy.label, "unit": "quanta", "status": "ok"}
         about |= {"chart": f"{policy.label}, {RANKS} ranks, {MICROS} micro-batches"}
-        spans = [(t.rank, t.each.kind, t.each.micro, t.start_s, t.end_s) for t in ran]
+        spans = [(t.position, t.each.kind, t.each.micro, t.start_s, t.end_s) for t in ran]
         yield from _step(spans, about | {"source": SIMULATED, "how": "in theory"})
 
 

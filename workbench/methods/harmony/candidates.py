@@ -18,8 +18,9 @@ from workbench.methods.harmony.cuts import (
     packs_up_to,
     shared_out,
 )
-from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
+from workbench.methods.harmony.memory_estimate import MemoryEstimate
 from workbench.methods.harmony.packs import Packs
+from workbench.methods.harmony.problem import MicroBatchSizes, PackingProblem
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.profile.unit_costs import Sizes
 
@@ -56,7 +57,7 @@ class Candidates:
 
     def __init__(
         self,
-        problem: SearchProblem,
+        problem: PackingProblem,
         sizes: Sizes,
         units: int,
         step_time: StepTimeEstimate,
@@ -74,9 +75,8 @@ class Candidates:
         self._made: dict[Packs, float] = {}
         self._seen: set[Packs] = set()
         self._fastest = inf
-        back = units, problem.largest_backward, problem.backward_size
-        forth = units, problem.largest_forward, problem.forward_size
-        self._backward_sizes, self._forward_sizes = _sizes(problem, *back), _sizes(problem, *forth)
+        self._backward_sizes = _sizes(problem, units, problem.backward)
+        self._forward_sizes = _sizes(problem, units, problem.forward)
         if problem.alike:
             both = [size for size in self._forward_sizes if size in self._backward_sizes]
             self._forward_sizes = self._backward_sizes = both
@@ -291,26 +291,24 @@ class Candidates:
         return self._packs(forward, backward, *sizes, mirrored=packs.mirrored)
 
 
-def _late(problem: SearchProblem, sizes: Sizes, units: int) -> list[frozenset[int]]:
+def _late(problem: PackingProblem, sizes: Sizes, units: int) -> list[frozenset[int]]:
     """Units that are updated after the norm, in a step whose guesses stand and in one that is
     clipped, as far as there are such steps. Nobody guesses what others' gradients are added to."""
-    if not problem.clipped:
+    if problem.clipping is None:
         return [frozenset()]
     every = frozenset(range(units))
     lenders = frozenset(sizes.owner(unit) for unit in every if sizes.owner(unit) != unit)
-    if not problem.guesses:
+    if problem.clipping == "wait":
         return [every]
-    return [lenders] if problem.sure else [lenders, every]
+    return [lenders] if problem.clipping == "speculate" else [lenders, every]
 
 
-def _sizes(
-    problem: SearchProblem, units: int, largest: int | None, pinned: int | None
-) -> list[int]:
+def _sizes(problem: PackingProblem, units: int, sizes: MicroBatchSizes) -> list[int]:
     """Samples of the micro-batches to try in one direction. Raises ValueError where a step has too
     many passes with each of them."""
     parts = problem.ranks if problem.mode == DP else 1
-    found = [pinned] if pinned is not None else micro_batches(
-        problem.minibatch, parts, least=problem.smallest, most=largest
+    found = [sizes.asked] if sizes.asked is not None else micro_batches(
+        problem.minibatch, parts, least=problem.smallest, most=sizes.largest
     )  # fmt: skip
     most = MOST_PASSES // (PROOF + problem.ranks)
     few = [size for size in found if units * ceil(problem.minibatch / size) <= most]

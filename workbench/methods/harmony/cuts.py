@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate, pairwise
 
-from workbench.methods.harmony.memory_estimate import SearchProblem
+from workbench.methods.harmony.problem import PackingProblem
 from workbench.partition.chain import min_max_partitions
 from workbench.profile.profile import UnitCost
 from workbench.profile.unit_costs import Sizes, longest_forward_s, pass_costs
@@ -72,7 +72,7 @@ def shared_out(work: list[float], last: float, ranks: int, count: int) -> tuple[
     return tuple(range(a, b) for a, b in pairwise([*cuts, len(work)]))
 
 
-def costs_of(problem: SearchProblem, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:
+def costs_of(problem: PackingProblem, sizes: Sizes, units: int, samples: int) -> list[UnitCost]:
     """Costs of all units' passes over so many samples, recorded ones where passes of that size are
     recorded."""
     recorded = longest_forward_s(sizes, units, samples) < problem.recorded_below_s
@@ -80,7 +80,7 @@ def costs_of(problem: SearchProblem, sizes: Sizes, units: int, samples: int) -> 
 
 
 def backward_packs(
-    problem: SearchProblem, sizes: Sizes, units: int, size: int, counts: list[int]
+    problem: PackingProblem, sizes: Sizes, units: int, size: int, counts: list[int]
 ) -> list[tuple[range, ...]]:
     costs = costs_of(problem, sizes, units, size)
     needs = [
@@ -96,7 +96,7 @@ def backward_packs(
 
 
 def forward_packs(
-    problem: SearchProblem, sizes: Sizes, units: int, size: int, counts: list[int]
+    problem: PackingProblem, sizes: Sizes, units: int, size: int, counts: list[int]
 ) -> list[tuple[range, ...]]:
     costs = costs_of(problem, sizes, units, size)
     needs = [aligned(sizes.visit_bytes(unit)) for unit in range(units)]

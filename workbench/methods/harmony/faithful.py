@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from workbench.core.bytesize import format_bytes
-from workbench.methods.harmony.memory_estimate import SearchProblem
 from workbench.methods.harmony.packs import Packs
+from workbench.methods.harmony.problem import PackingProblem
 from workbench.methods.harmony.published import search as published
-from workbench.methods.harmony.published.profiles import Measured, ModelProfile
+from workbench.methods.harmony.published.profiles import Measured, PublishedProfile
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server as PublishedServer
 from workbench.methods.harmony.search import Found, scheduled
@@ -35,7 +35,7 @@ FAITHFUL = "faithful"
 
 
 def choose(
-    problem: SearchProblem, sizes: Sizes, units: int, server: Server, profiled: Collection[int]
+    problem: PackingProblem, sizes: Sizes, units: int, server: Server, profiled: Collection[int]
 ) -> Found:
     """The published choice, scheduled and proved; `profiled` are the micro-batches that `sizes`
     knows by measurement. Raises DoesNotFit where the rules find nothing, or too much."""
@@ -67,7 +67,7 @@ def choose(
     )
 
 
-def settings(problem: SearchProblem) -> published.SearchSettings:
+def settings(problem: PackingProblem) -> published.SearchSettings:
     """Settings of the published search for this problem; all others as published."""
     return published.SearchSettings(
         mode=Mode(problem.mode.upper()),
@@ -89,8 +89,8 @@ def published_server(server: Server) -> PublishedServer:
 
 
 def model_profile(
-    sizes: Sizes, units: int, server: Server, profiled: Collection[int], problem: SearchProblem
-) -> ModelProfile:
+    sizes: Sizes, units: int, server: Server, profiled: Collection[int], problem: PackingProblem
+) -> PublishedProfile:
     """Profile as the published profiler would have written it: of micro-batches from the smallest
     that runs to the largest that the device has room for in each direction, or to the whole
     minibatch."""
@@ -113,11 +113,11 @@ def model_profile(
             ),
         )
 
-    return ModelProfile(
+    return PublishedProfile(
         model="the model",
-        forward=measured(problem.largest_forward, lambda cost: cost.forward_s, _forward_peak),
+        forward=measured(problem.forward.largest, lambda cost: cost.forward_s, _forward_peak),
         backward=measured(
-            problem.largest_backward,
+            problem.backward.largest,
             lambda cost: cost.recompute_s + cost.backward_s,
             _backward_peak,
         ),

@@ -4,47 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain
 
 from workbench.core.division import DP, PP
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs, Task
 from workbench.methods.harmony.recordings import Recordings
+from workbench.methods.harmony.visits import Rings
 from workbench.profile.profile import UnitCost
 from workbench.profile.unit_costs import Sizes
 from workbench.schedule.build.inbox import AHEAD, PLACES
 from workbench.schedule.build.ring import aligned
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchProblem:
-    """Question of a search: the ranks, the minibatch and the limits."""
-
-    mode: str
-    ranks: int
-    minibatch: int
-    device_bytes: int
-    host_bytes: int
-    clipped: bool = True
-    guesses: bool = False
-    """Whether updates on the host may come before the norm."""
-    sure: bool = False
-    """Whether the user is sure that the guesses stand: that gradients keep the limit."""
-    recorded_below_s: float = 0.0
-    """Blocks are recorded where their forward passes take less than so many seconds."""
-    forward_size: int | None = None
-    """Samples of a forward micro-batch; None for the search to choose."""
-    backward_size: int | None = None
-    largest_forward: int | None = None
-    """Samples of the largest forward micro-batch that the device has room for, as far as was
-    tried."""
-    largest_backward: int | None = None
-    smallest: int = 1
-    """Samples of the smallest micro-batch that the model runs with."""
-    alike: bool = False
-    """Whether both passes divide the minibatch alike, where samples depend on their micro-batch."""
-
 
 _Top = tuple[int, int, int, int]
 """Bytes of a layer that is passed forward and backward, with all that the layers before it keep;

@@ -11,10 +11,10 @@ from workbench.core.division import DP, PP, packs_of
 from workbench.core.spec import RunSpec
 from workbench.methods.harmony import faithful
 from workbench.methods.harmony.faithful import FAITHFUL
-from workbench.methods.harmony.memory_estimate import SearchProblem
 from workbench.methods.harmony.options import NO_PACKS, Options
 from workbench.methods.harmony.packs import Packs
-from workbench.methods.harmony.search import Found, outlook, scheduled, search, settles
+from workbench.methods.harmony.problem import MicroBatchSizes, PackingProblem
+from workbench.methods.harmony.search import Found, estimated_seconds, scheduled, search, settles
 from workbench.methods.rank_plans import binding, check_shares
 from workbench.model import make_model, units_of
 from workbench.profile.budgets import Budgets
@@ -73,20 +73,22 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
     forward_size, backward_size = (
         None if size == "auto" else size for size in (asked.forward_size, asked.backward_size)
     )
-    problem = SearchProblem(
+    problem = PackingProblem(
         mode=mode,
         ranks=spec.ranks,
         minibatch=spec.batch,
         device_bytes=server.device_bytes,
         host_bytes=server.host_bytes,
-        clipped=spec.clip is not None,
-        guesses=asked.clipping != "wait",
-        sure=asked.clipping == "speculate",
+        clipping=None if spec.clip is None else asked.clipping,
         recorded_below_s=recorded_below_s(spec, profile.hardware),
-        forward_size=forward_size or (backward_size if model.alike else None),
-        backward_size=backward_size or (forward_size if model.alike else None),
-        largest_forward=limits.forward if limits else known,
-        largest_backward=limits.backward if limits else known,
+        forward=MicroBatchSizes(
+            asked=forward_size or (backward_size if model.alike else None),
+            largest=limits.forward if limits else known,
+        ),
+        backward=MicroBatchSizes(
+            asked=backward_size or (forward_size if model.alike else None),
+            largest=limits.backward if limits else known,
+        ),
         smallest=limits.smallest if limits else 1,
         alike=model.alike and (forward_size is None or backward_size is None),
     )
@@ -111,13 +113,13 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
             "layer draws random numbers for a micro-batch as a whole, which a backward pass of "
             "another one would not repeat; make them equal"
         )
-    told = {"shared_updates": mode == DP, "recorded": records(found.schedule)}
-    costs = ServerCosts(sizes, server, **told)
+    recorded = records(found.schedule)
+    costs = ServerCosts(sizes, server, shared_updates=mode == DP, recorded=recorded)
     simulated = simulate(found.schedule, costs, steps=STEPS)
     settings = dict(found.schedule.settings)
     if settles(found.schedule):
-        clips = ServerCosts(sizes, server, **told, clips=True)
-        settings[CLIPPED] = step_seconds(unroll(found.schedule, STEPS), clips)
+        costs = ServerCosts(sizes, server, shared_updates=mode == DP, recorded=recorded, clips=True)
+        settings[CLIPPED] = step_seconds(unroll(found.schedule, STEPS), costs)
     peak = {
         DEVICE: max(peaks[DEVICE] for peaks in found.proved.peak_bytes.values()),
         HOST_TIER: found.schedule.mapped_bytes,
@@ -147,8 +149,8 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
 
 def _searched(
     spec: RunSpec,
-    problem: SearchProblem,
-    launched: SearchProblem,
+    problem: PackingProblem,
+    launched: PackingProblem,
     sizes: ProfiledSizes,
     server: Server,
     *,
@@ -173,7 +175,7 @@ def _searched(
     if not records(found.schedule):
         fits = launched.device_bytes == problem.device_bytes
         return found if fits else search(launched, *asked)
-    if found.seconds < LATE * outlook(launched, *asked):
+    if found.seconds < LATE * estimated_seconds(launched, *asked):
         return found
     try:
         other = search(launched, *asked)

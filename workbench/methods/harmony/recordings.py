@@ -1,7 +1,7 @@
 """Bytes in which the recorded passes of a rank's packs work, from running sums.
 
-The draft asks `replay_bytes` for that once, block by block; here thousands of packs are asked, so
-that nothing is added up twice. Both must be the same to the byte.
+The builder of a step asks `replay_bytes` once, block by block; here thousands of packs are asked,
+so that nothing is added up twice. Both must be the same to the byte.
 """
 
 from __future__ import annotations

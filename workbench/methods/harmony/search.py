@@ -27,8 +27,9 @@ from statistics import fmean
 from workbench.core.bytesize import format_bytes
 from workbench.core.division import DP
 from workbench.methods.harmony.candidates import Candidates
-from workbench.methods.harmony.memory_estimate import MemoryEstimate, SearchProblem
+from workbench.methods.harmony.memory_estimate import MemoryEstimate
 from workbench.methods.harmony.packs import Packs
+from workbench.methods.harmony.problem import PackingProblem
 from workbench.methods.harmony.program import build
 from workbench.methods.harmony.step_time import StepTimeEstimate
 from workbench.methods.rank_plans import check_states
@@ -89,7 +90,7 @@ class _Tried:
 
 
 def search(
-    problem: SearchProblem,
+    problem: PackingProblem,
     sizes: Sizes,
     units: int,
     server: Server,
@@ -126,7 +127,7 @@ def _less(nbytes: int) -> int:
     return (nbytes - 1) // step * step
 
 
-def outlook(problem: SearchProblem, sizes: Sizes, units: int, server: Server) -> float:
+def estimated_seconds(problem: PackingProblem, sizes: Sizes, units: int, server: Server) -> float:
     """About what a step of the fastest plan takes, without trying any; infinite where none is
     foreseen to fit."""
     searching = _Search(problem, sizes, units, server)
@@ -141,21 +142,21 @@ class _Search:
 
     def __init__(
         self,
-        problem: SearchProblem,
+        problem: PackingProblem,
         sizes: Sizes,
         units: int,
         server: Server,
         most_work: float = MOST_WORK,
         most_simulated: float = inf,
     ) -> None:
-        self._setting, self._sizes, self._units, self._server = problem, sizes, units, server
+        self._problem, self._sizes, self._units, self._server = problem, sizes, units, server
         self._costs = {
             recorded: [
                 ServerCosts(
                     sizes, server, shared_updates=problem.mode == DP, clips=clips,
                     recorded=recorded,
                 )
-                for clips in ((False,) if problem.sure else (False, True))
+                for clips in ((False,) if problem.clipping == "speculate" else (False, True))
             ]
             for recorded in (False, True)
         }  # fmt: skip
@@ -172,7 +173,7 @@ class _Search:
 
     def found(self, device_bytes: int, most_trials: int, last_resort: bool) -> Found:
         """The fastest for a device of so many bytes."""
-        self._setting = problem = replace(self._setting, device_bytes=device_bytes)
+        self._problem = problem = replace(self._problem, device_bytes=device_bytes)
         self._seen: set[Packs] = set()
         self._lacking, self._in_part = None, False
         self._most_work, foreseen = self._all_work, device_bytes
@@ -207,7 +208,7 @@ class _Search:
 
     def _least(self) -> int:
         """Bytes of a device for which there are candidates, to a few percent."""
-        low = high = self._setting.device_bytes
+        low = high = self._problem.device_bytes
         while not self.candidates(high).any_fits():
             low, high = high, 2 * high
         while high > (1 + LESS) * low:
@@ -220,7 +221,7 @@ class _Search:
 
     def candidates(self, device_bytes: int) -> Candidates:
         """For a device of so many bytes."""
-        foreseen = replace(self._setting, device_bytes=device_bytes)
+        foreseen = replace(self._problem, device_bytes=device_bytes)
         asked = foreseen, self._sizes, self._units, self._step_time, self._memory
         return Candidates(*asked, self._most_work)
 
@@ -250,7 +251,7 @@ class _Search:
     def _fitting(self, tried: list[_Tried]) -> tuple[Found | None, int]:
         """The fastest that fits, made smaller where it must be; else how many bytes of a device the
         one that lacks fewest lacks as it was, 0 or less where the host lacks them."""
-        problem, shortages = self._setting, []
+        problem, shortages = self._problem, []
         first = {*map(id, tried)}
         while tried and (not shortages or self.trials < self._most_simulated):
             best = min(tried, key=lambda one: one.seconds)
@@ -277,7 +278,7 @@ class _Search:
 
     def _with_fewer(self, tried: list[_Tried]) -> list[_Tried]:
         """The fastest of them with fewer residents."""
-        device, found = self._setting.device_bytes, {}
+        device, found = self._problem.device_bytes, {}
         keeping = [one for one in tried if one.packs.resident]
         for one in sorted(keeping, key=lambda one: one.seconds)[:BARE]:
             for share in SMALLER:
@@ -298,7 +299,7 @@ class _Search:
 
     def _tried(self, packs: Packs, less: int = 0) -> _Tried:
         self.trials += 1
-        schedule = scheduled(packs, self._setting, self._sizes, self._memory, less)
+        schedule = scheduled(packs, self._problem, self._sizes, self._memory, less)
         self.work += ACTION * len(schedule.actions)
         graph = unroll(schedule, STEPS)
         costs = self._costs[records(schedule)]
@@ -307,7 +308,7 @@ class _Search:
         return _Tried(packs=packs, schedule=schedule, seconds=seconds, less=less)
 
 
-def _lacks(needed: int, tier: str, problem: SearchProblem) -> DoesNotFit:
+def _lacks(needed: int, tier: str, problem: PackingProblem) -> DoesNotFit:
     there = problem.host_bytes if tier == HOST_TIER else problem.device_bytes
     text = f"{format_bytes(needed)} of {tier} memory are needed, {format_bytes(there)} are there"
     return DoesNotFit(text, tier=tier)
@@ -321,7 +322,7 @@ def settles(schedule: Schedule) -> bool:
 
 def scheduled(
     packs: Packs,
-    problem: SearchProblem,
+    problem: PackingProblem,
     sizes: Sizes,
     memory: MemoryEstimate | None = None,
     less: int = 0,
@@ -334,6 +335,6 @@ def scheduled(
     most = max(packs.forward_size, packs.backward_size)
     longest = longest_forward_s(sizes, packs.num_units, most)
     return build(
-        packs, sizes, rings=rings, clipped=problem.clipped, guesses=problem.guesses,
-        replay=longest < problem.recorded_below_s,
+        packs, sizes, rings=rings, clipped=problem.clipping is not None,
+        guesses=problem.clipping != "wait", replay=longest < problem.recorded_below_s,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""From a layout to a plan: build the schedule, prove it, simulate it, and say in words what
+"""From a placement to a plan: build the schedule, prove it, simulate it, and say in words what
 binds.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.core.bytesize import format_bytes
-from workbench.methods.offload.draft import Layout
+from workbench.methods.offload.placement import Placement
 from workbench.methods.offload.program import build
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
@@ -33,9 +33,9 @@ LANE_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A layout with its proved memory and predicted time."""
+    """A placement with its proved memory and predicted time."""
 
-    layout: Layout
+    placement: Placement
     schedule: Schedule
     peak: dict[str, int]
     """Bytes no execution exceeds, per tier."""
@@ -46,14 +46,14 @@ class Candidate:
         return self.simulation.step_seconds
 
 
-def evaluate(layout: Layout, profile: Profile, budgets: Budgets, settings: dict) -> Candidate:
-    """Build, prove and simulate one layout (whether or not it fits the budgets)."""
-    schedule = build(layout, profile, settings=settings)
+def evaluate(placement: Placement, profile: Profile, budgets: Budgets, settings: dict) -> Candidate:
+    """Build, prove and simulate one placement (whether or not it fits the budgets)."""
+    schedule = build(placement, profile, settings=settings)
     peak = validate(schedule).peak_bytes[0]
     if budgets.lacking(peak) is None:
-        schedule = build(layout, profile, budgets=budgets.to_dict(), settings=settings)
+        schedule = build(placement, profile, budgets=budgets.to_dict(), settings=settings)
     return Candidate(
-        layout=layout,
+        placement=placement,
         schedule=schedule,
         peak=peak,
         simulation=simulate(schedule, ProfileCosts(profile), steps=STEPS),
@@ -100,7 +100,7 @@ def binding(candidate: Candidate, budgets: Budgets, *, whole: bool) -> str:
         )
     simulation, step = candidate.simulation, candidate.step_seconds
     busy = {lane: simulation.busy_seconds(lane) for lane in LANE_NAMES}
-    busy[HOST] /= max(1, candidate.layout.host_workers)
+    busy[HOST] /= max(1, candidate.placement.host_workers)
     lane = max(busy, key=busy.get)
     step = max(step, busy[lane])  # a few simulated steps may end before a lane that lags behind
     share = busy[lane] / step if step else 0.0

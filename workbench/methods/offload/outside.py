@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from workbench.methods.offload.draft import Layout
 from workbench.methods.offload.evaluate import STEPS, Candidate, as_plan
+from workbench.methods.offload.placement import Placement
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule import buffers as name
@@ -55,7 +55,7 @@ def plan_of(
     needed = {**peak, DEVICE: reserved}
     lacking = budgets.lacking(needed)
     candidate = Candidate(
-        layout=Layout(method=method, resident=frozenset(), slots=0),
+        placement=Placement(method=method, resident=frozenset(), slots=0),
         schedule=replace(schedule, settings=settings, budgets={} if lacking else budgets.to_dict()),
         peak=needed,
         simulation=simulation,

@@ -5,18 +5,19 @@ actions:
 
 * which units are **resident** (weights, gradients and optimizer states never leave the device; the
   device updates them) and which are **streamed** (states on the host or disk, updated there);
-* how many weight **slots** the streamed units share. Streamed unit k always occupies slot k mod
-  slots, so the loads run ahead of compute by slots - 1 units in both directions, the last `slots`
-  units stay from forward to backward pass, and a device copy is never written back: it is never
-  dirty;
+* how many weight **slots** the streamed units share (slots.py). A device copy is never written
+  back: it is never dirty;
 * what becomes of **activations**: kept, recomputed from each unit's input, or the input stashed on
   the host;
 * which host updates are **eager**, run as gradients arrive, and whether gradients are **clipped**
   by their global norm, so that an update is final only when that is known (updates.py).
 
-Two promises are kept apart, unlike in the published artifact: a slot is free as soon as compute
-is done with it, while a unit's parameters are ready only after its update, which its next load
-waits for. Updates that are not eager run in the order of the next forward pass and overlap it,
+`build` is the order of passes and transfers; each function adds one of them, with the buffers that
+it takes, uses and frees.
+
+Two promises are kept apart, unlike in the published artifact: a slot is free as soon as compute is
+done with it, while a unit's parameters are ready only after its update, which its next load waits
+for. Updates that are not eager run in the order of the next forward pass and overlap it,
 ahead of the loads.
 
 Micro-batches are layer-major (all of them pass a unit while it is loaded, as in L2L), except where
@@ -25,8 +26,9 @@ everything is resident and micro-batch-major order saves activation memory.
 
 from __future__ import annotations
 
-from workbench.methods.offload import updates
-from workbench.methods.offload.draft import Draft, Layout
+from workbench.methods.offload import slots, updates
+from workbench.methods.offload.placement import Placement
+from workbench.methods.offload.step_builder import LayerStepBuilder
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, D2H, H2D, Kind
@@ -37,247 +39,177 @@ F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
 
 
 def build(
-    layout: Layout,
+    placement: Placement,
     profile: Profile,
     *,
     budgets: dict[str, int] | None = None,
     settings: dict[str, int | float | str | bool | None] | None = None,
 ) -> Schedule:
     """The schedule of one step. Unit costs and sizes come from `profile`."""
-    draft = Draft(layout, profile)
-    rounds = [[micro] for micro in draft.micros] if layout.microbatch_major else [[*draft.micros]]
-    for micros in rounds:
-        _forward_pass(draft, micros)
-        _backward_pass(draft, micros)
-    if layout.clipped:
-        updates.norm(draft)
-    updates.finish(draft)
+    builder = LayerStepBuilder(placement, profile)
+    micros = [*builder.micros]
+    for together in [[micro] for micro in micros] if placement.microbatch_major else [micros]:
+        _forward_pass(builder, together)
+        _backward_pass(builder, together)
+    if placement.clipped:
+        updates.norm(builder)
+    updates.finish(builder)
     return Schedule(
-        name=layout.method,
-        num_units=draft.num_units,
-        num_microbatches=layout.microbatches,
-        actions=tuple(draft.actions),
-        buffers=draft.buffers,
+        name=placement.method,
+        num_units=builder.num_units,
+        num_microbatches=placement.microbatches,
+        actions=tuple(builder.actions),
+        buffers=builder.buffers,
         budgets=budgets or {},
         settings=settings or {},
     )
 
 
-def _forward_pass(draft: Draft, micros: list[int]) -> None:
-    for unit in range(draft.num_units):
-        if unit in draft.index:
-            _load(draft, unit, turn=0)
+def _forward_pass(builder: LayerStepBuilder, micros: list[int]) -> None:
+    for unit in range(builder.num_units):
+        if unit in builder.index:
+            _load(builder, unit, turn=0)
         for micro in micros:
-            _forward(draft, unit, micro, last=micro == micros[-1])
-            if unit == draft.head:  # its logits are large: consume them at once
-                _backward(draft, unit, micro)
-            elif draft.stashed(unit):
-                _stash(draft, unit, micro)
+            _forward(builder, unit, micro, last=micro == micros[-1])
+            if unit == builder.head:  # its logits are large: consume them at once
+                _backward(builder, unit, micro)
+            elif builder.stashed(unit):
+                _stash(builder, unit, micro)
 
 
-def _load(draft: Draft, unit: int, turn: int) -> None:
+def _backward_pass(builder: LayerStepBuilder, micros: list[int]) -> None:
+    for unit in reversed(range(builder.head)):
+        if unit in builder.index and builder.leaves(unit):
+            _load(builder, unit, turn=1)
+        for micro in micros:
+            if builder.stashed(unit):
+                _fetch(builder, unit, micro)
+            if not builder.keeps(unit):
+                _recompute(builder, unit, micro)
+            _backward(builder, unit, micro)
+        if micros[-1] == builder.last_micro:
+            if unit in builder.index:
+                _gradients_out(builder, unit)
+            if builder.eager(unit):
+                updates.update(builder, unit)
+    if not builder.placement.clipped and micros[-1] == builder.last_micro:
+        updates.update(builder, builder.head)
+
+
+# -- transfers ------------------------------------------------------------------------------------
+
+
+def _load(builder: LayerStepBuilder, unit: int, turn: int) -> None:
     """Bring a streamed unit's weights into its slot, when the slot is free and they are ready."""
-    layout, k = draft.layout, draft.index[unit]
-    slot = k % layout.slots
-    if turn == 0:
-        after = [updates.final(draft, unit, step=-1)]
-        if k >= layout.slots:
-            previous = draft.streamed[k - layout.slots]
-            after.append(act(F, previous, draft.last_micro))
-        else:
-            # The unit that held the slot last in the step before is this one itself.
-            after.append(act(B, unit, draft.last_micro, step=-1))
-    else:
-        after = [act(B, draft.streamed[k + layout.slots], draft.last_micro)]
-    nbytes = draft.weight_bytes(unit)
-    label = draft.buffer(name.weights(unit, turn), DEVICE, nbytes, slot=f"weights {slot}")
-    draft.add(Kind.LOAD, unit, H2D, turn=turn, after=after, nbytes=nbytes, takes=[label])
+    slot, free = slots.weights(builder, unit, turn)
+    ready = [] if turn else [updates.final(builder, unit, step=-1)]
+    nbytes = builder.weight_bytes(unit)
+    takes = [builder.buffer(name.weights(unit, turn), DEVICE, nbytes, slot=slot)]
+    after = ready + free
+    builder.add(Kind.LOAD, unit, H2D, turn=turn, after=after, nbytes=nbytes, takes=takes)
 
 
-def _forward(draft: Draft, unit: int, micro: int, *, last: bool) -> None:
-    cost = draft.profile.units[unit]
-    me = act(F, unit, micro)
-    after, uses, frees = [], [draft.weights(unit, turn=0)], []
-    if unit in draft.layout.pulled:
-        after.append(updates.final(draft, unit, step=-1))
+def _stash(builder: LayerStepBuilder, unit: int, micro: int) -> None:
+    """Take a unit's input to the host."""
+    nbytes, slot = builder.profile.units[unit].input_bytes, f"stash {unit}.{micro}"
+    takes = [builder.buffer(name.host_activation(unit, micro), HOST_TIER, nbytes, slot=slot)]
+    after, frees = [act(F, unit, micro)], [name.activation(unit, micro)]
+    builder.add(Kind.STASH, unit, D2H, micro, after=after, nbytes=nbytes, takes=takes, frees=frees)
+
+
+def _fetch(builder: LayerStepBuilder, unit: int, micro: int) -> None:
+    """Bring a stashed input back."""
+    nbytes = builder.profile.units[unit].input_bytes
+    slot, free = slots.fetched(builder, unit, micro)
+    takes = [builder.buffer(name.activation(unit, micro, 1), DEVICE, nbytes, slot=slot)]
+    after, frees = [act(Kind.STASH, unit, micro), *free], [name.host_activation(unit, micro)]
+    builder.add(Kind.FETCH, unit, H2D, micro, after=after, nbytes=nbytes, takes=takes, frees=frees)
+
+
+def _gradients_out(builder: LayerStepBuilder, unit: int) -> None:
+    """Take a streamed unit's gradients, complete over the micro-batches, to the host."""
+    nbytes, (slot, free) = builder.weight_bytes(unit), slots.host_gradients(builder, unit)
+    takes = [builder.buffer(name.host_gradients(unit), HOST_TIER, nbytes, slot=slot)]
+    after, frees = [act(B, unit, builder.last_micro), *free], [name.gradients(unit)]
+    builder.add(Kind.GRAD_OUT, unit, D2H, after=after, nbytes=nbytes, takes=takes, frees=frees)
+
+
+# -- passes ---------------------------------------------------------------------------------------
+
+
+def _forward(builder: LayerStepBuilder, unit: int, micro: int, *, last: bool) -> None:
+    cost, keeps = builder.profile.units[unit], builder.keeps(unit)
+    after, uses, takes, frees = [], [builder.weights(unit, turn=0)], [], []
+    if unit in builder.placement.pulled:
+        after.append(updates.final(builder, unit, step=-1))
     if unit:
         after.append(act(F, unit - 1, micro))
         uses.append(name.activation(unit, micro))
-    if unit in draft.index:
+    if unit in builder.index:
         after.append(act(Kind.LOAD, unit))
-    keeps = draft.keeps(unit)
-    scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
-    takes = [] if draft.replayed(unit) else [draft.scratch(me, scratch)]
-    if unit < draft.head:
-        takes.append(_activation(draft, unit + 1, micro, after))
-    if unit == draft.head or (keeps and cost.kept_bytes):
-        takes.append(draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
-    if last and unit in draft.index and draft.leaves(unit):
-        frees.append(draft.weights(unit, turn=0))
-    draft.add(F, unit, COMPUTE, micro, after=after, uses=uses, takes=takes, frees=frees)
+    if not builder.replayed(unit):
+        scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
+        takes.append(builder.scratch(act(F, unit, micro), scratch))
+    if unit < builder.head:
+        nbytes = builder.profile.units[unit + 1].input_bytes
+        takes.append(builder.buffer(name.activation(unit + 1, micro), DEVICE, nbytes))
+        after += slots.before_input(builder, unit + 1, micro)
+    if unit == builder.head or (keeps and cost.kept_bytes):
+        takes.append(builder.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
+    if last and unit in builder.index and builder.leaves(unit):
+        frees.append(builder.weights(unit, turn=0))
+    builder.add(F, unit, COMPUTE, micro, after=after, uses=uses, takes=takes, frees=frees)
 
 
-def _activation(draft: Draft, unit: int, micro: int, after: list[str]) -> str:
-    """The buffer of a unit's input. Of stashed ones few exist at once, so depth costs nothing."""
-    label = draft.buffer(
-        name.activation(unit, micro), DEVICE, draft.profile.units[unit].input_bytes
-    )
-    count = len(draft.micros)
-    earlier = unit * count + micro - (2 * count + 1)
-    if draft.stashed(unit) and earlier // count >= 1 and draft.stashed(earlier // count):
-        after.append(act(Kind.STASH, earlier // count, earlier % count))
-    return label
-
-
-def _stash(draft: Draft, unit: int, micro: int) -> None:
-    nbytes = draft.profile.units[unit].input_bytes
-    kept = draft.buffer(
-        name.host_activation(unit, micro), HOST_TIER, nbytes, slot=f"stash {unit}.{micro}"
-    )
-    draft.add(
-        Kind.STASH,
-        unit,
-        D2H,
-        micro,
-        after=[act(F, unit, micro)],
-        nbytes=nbytes,
-        takes=[kept],
-        frees=[name.activation(unit, micro)],
-    )
-
-
-def _backward_pass(draft: Draft, micros: list[int]) -> None:
-    for unit in reversed(range(draft.head)):
-        if unit in draft.index and draft.leaves(unit):
-            _load(draft, unit, turn=1)
-        for micro in micros:
-            if draft.stashed(unit):
-                _fetch(draft, unit, micro)
-            if not draft.keeps(unit):
-                _recompute(draft, unit, micro)
-            _backward(draft, unit, micro)
-        if micros[-1] == draft.last_micro:
-            if unit in draft.index:
-                _gradients_out(draft, unit)
-            if draft.eager(unit):
-                updates.update(draft, unit)
-    if not draft.layout.clipped and micros[-1] == draft.last_micro:
-        updates.update(draft, draft.head)
-
-
-def _fetch(draft: Draft, unit: int, micro: int) -> None:
-    """Bring a stashed input back, a whole unit ahead of compute."""
-    count = len(draft.micros)
-    ring = 2 * count
-    place = (unit * count + micro) % ring
-    after = [act(Kind.STASH, unit, micro)]
-    for later in range(unit + 2, draft.head, 2):  # who had the place before, if anybody
-        if draft.stashed(later):
-            after.append(act(B, later, micro))
-            break
-    nbytes = draft.profile.units[unit].input_bytes
-    label = name.activation(unit, micro, 1)
-    draft.buffer(label, DEVICE, nbytes, slot=f"fetched {place}")
-    draft.add(
-        Kind.FETCH,
-        unit,
-        H2D,
-        micro,
-        after=after,
-        nbytes=nbytes,
-        takes=[label],
-        frees=[name.host_activation(unit, micro)],
-    )
-
-
-def _recompute(draft: Draft, unit: int, micro: int) -> None:
-    cost = draft.profile.units[unit]
+def _recompute(builder: LayerStepBuilder, unit: int, micro: int) -> None:
+    cost = builder.profile.units[unit]
     me, takes = act(R, unit, micro), []
-    if not draft.replayed(unit):
-        kept = draft.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes)
-        takes = [kept, draft.scratch(me, cost.recompute_scratch_bytes)]
-    draft.add(
-        R,
-        unit,
-        COMPUTE,
-        micro,
-        after=[act(B, unit + 1, micro), *draft.ready(unit, micro)],
-        uses=draft.inputs(unit, micro) + [draft.weights(unit, turn=1)],
-        takes=takes,
-    )
+    if not builder.replayed(unit):
+        kept = builder.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes)
+        takes = [kept, builder.scratch(me, cost.recompute_scratch_bytes)]
+    after = [act(B, unit + 1, micro), *builder.ready(unit, micro)]
+    uses = builder.inputs(unit, micro) + [builder.weights(unit, turn=1)]
+    builder.add(R, unit, COMPUTE, micro, after=after, uses=uses, takes=takes)
 
 
-def _backward(draft: Draft, unit: int, micro: int) -> None:
-    cost, first = draft.profile.units[unit], micro == draft.micros[0]
+def _backward(builder: LayerStepBuilder, unit: int, micro: int) -> None:
+    cost, first = builder.profile.units[unit], micro == builder.micros[0]
     me = act(B, unit, micro)
-    recomputed = not draft.keeps(unit)
+    recomputed = not builder.keeps(unit)
     after = [act(R if recomputed else F, unit, micro)]
-    uses = [draft.weights(unit, turn=1)]
-    takes, scratch, inputs = [], cost.backward_scratch_bytes, draft.inputs(unit, micro)
-    frees = [] if draft.holds_output(unit - 1) else inputs
+    uses = [builder.weights(unit, turn=1)]
+    takes, scratch, inputs = [], cost.backward_scratch_bytes, builder.inputs(unit, micro)
+    frees = [] if builder.holds_output(unit - 1) else inputs
     uses += [] if frees else inputs
-    if draft.holds_output(unit):
+    if builder.holds_output(unit):
         frees.append(name.activation(unit + 1, micro))
-        scratch -= draft.profile.units[unit + 1].input_bytes
-    if unit in draft.index:
-        scratch += draft.weight_bytes(unit)  # on their way to the slot
+        scratch -= builder.profile.units[unit + 1].input_bytes
+    if unit in builder.index:
+        scratch += builder.weight_bytes(unit)  # on their way to the slot
         if first:
-            takes.append(_gradient_slot(draft, unit, after))
-    elif 0 < unit < draft.head:
-        if first and draft.fresh_gradients(unit):  # what autograd returns is kept as it is
+            slot, free = slots.gradients(builder, unit)
+            nbytes = builder.weight_bytes(unit)
+            takes.append(builder.buffer(name.gradients(unit), DEVICE, nbytes, slot=slot))
+            after += free
+    elif 0 < unit < builder.head:
+        if first and builder.fresh_gradients(unit):  # what autograd returns is kept as it is
             takes.append(name.gradients(unit))
         else:  # on their way to where they are added up
-            scratch += draft.weight_bytes(unit)
+            scratch += builder.weight_bytes(unit)
     if not (first and takes):
         uses.append(name.gradients(unit))
-    if not draft.replayed(unit):
-        takes.append(draft.scratch(me, scratch))
-    if unit < draft.head:
+    if not builder.replayed(unit):
+        takes.append(builder.scratch(me, scratch))
+    if unit < builder.head:
         after.append(act(B, unit + 1, micro))
         frees.append(name.output_gradient(unit, micro))
     if not recomputed:
-        after += draft.ready(unit, micro)
-    if not draft.replayed(unit) and (cost.kept_bytes or recomputed or unit == draft.head):
+        after += builder.ready(unit, micro)
+    if not builder.replayed(unit) and (cost.kept_bytes or recomputed or unit == builder.head):
         frees.append(name.kept(unit, micro))
     if unit:
         grad = name.output_gradient(unit - 1, micro)
-        takes.append(draft.buffer(grad, DEVICE, cost.input_bytes))
-    if unit in draft.index and micro == draft.last_micro:
-        frees.append(draft.weights(unit, turn=1))
-    draft.add(B, unit, COMPUTE, micro, after=after, uses=uses, takes=takes, frees=frees)
-
-
-def _gradient_slot(draft: Draft, unit: int, after: list[str]) -> str:
-    """A device gradient buffer, once the unit that had it has left for the host."""
-    slots, k = draft.layout.gradient_slots, draft.index[unit]
-    if k + slots < len(draft.streamed):
-        after.append(act(Kind.GRAD_OUT, draft.streamed[k + slots]))
-    else:
-        wrapped = k % slots
-        after.append(act(Kind.GRAD_OUT, draft.streamed[wrapped], step=-1))
-    nbytes = draft.weight_bytes(unit)
-    label = name.gradients(unit)
-    return draft.buffer(label, DEVICE, nbytes, slot=f"gradients {k % slots}")
-
-
-def _gradients_out(draft: Draft, unit: int) -> None:
-    layout, k = draft.layout, draft.index[unit]
-    nbytes = draft.weight_bytes(unit)
-    after = [act(B, unit, draft.last_micro)]
-    ring = layout.host_gradient_slots or len(draft.streamed)
-    if layout.host_gradient_slots:
-        if k + ring < len(draft.streamed):
-            after.append(act(Kind.UPDATE, draft.streamed[k + ring]))
-        else:
-            after.append(act(Kind.UPDATE, draft.streamed[k % ring], step=-1))
-    slot = f"host gradients {k % ring}"
-    label = draft.buffer(name.host_gradients(unit), HOST_TIER, nbytes, slot=slot)
-    draft.add(
-        Kind.GRAD_OUT,
-        unit,
-        D2H,
-        after=after,
-        nbytes=nbytes,
-        takes=[label],
-        frees=[name.gradients(unit)],
-    )
+        takes.append(builder.buffer(grad, DEVICE, cost.input_bytes))
+    if unit in builder.index and micro == builder.last_micro:
+        frees.append(builder.weights(unit, turn=1))
+    builder.add(B, unit, COMPUTE, micro, after=after, uses=uses, takes=takes, frees=frees)

@@ -4,9 +4,9 @@ it; Megatron-LM does the same on one device."""
 from __future__ import annotations
 
 from workbench.core.spec import RunSpec
-from workbench.methods.offload.draft import Layout
 from workbench.methods.offload.evaluate import as_plan, evaluate
 from workbench.methods.offload.module_layers import with_sums
+from workbench.methods.offload.placement import Placement
 from workbench.profile.budgets import Budgets
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
@@ -15,7 +15,7 @@ from workbench.training.on_device import trained_by
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """The only layout there is. Micro-batches run one after the other through the whole model.
+    """The only placement there is. Micro-batches run one after the other through the whole model.
     Raises ValueError for activations on the host."""
     if spec.activations == "host":
         raise ValueError(
@@ -24,7 +24,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         )
     profile = with_sums(spec, profile)
     budgets = Budgets.of(spec, profile, allocated=True)
-    layout = Layout(
+    placement = Placement(
         method="resident",
         resident=frozenset(range(len(profile.units))),
         slots=0,
@@ -35,8 +35,8 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         microbatch_major=True,
         replay=replays(spec, profile),
     )
-    settings = {"kept_layers": spec.model.layers if layout.kept else 0}
-    candidate = evaluate(layout, profile, budgets, settings)
+    settings = {"kept_layers": spec.model.layers if placement.kept else 0}
+    candidate = evaluate(placement, profile, budgets, settings)
     return as_plan(candidate, budgets, method=spec.method, whole=True)
 
 

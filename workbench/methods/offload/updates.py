@@ -22,7 +22,8 @@ States on the disk come through a ring of staging slots, read ahead and written 
 
 from __future__ import annotations
 
-from workbench.methods.offload.draft import Draft
+from workbench.methods.offload import slots
+from workbench.methods.offload.step_builder import LayerStepBuilder
 from workbench.profile.profile import Profile
 from workbench.schedule import buffers as name
 from workbench.schedule.action import (
@@ -41,24 +42,25 @@ from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, HOST_TIER
 
 
-def norm(draft: Draft) -> None:
-    last = act(Kind.BACKWARD, 0, draft.last_micro)
-    draft.add(Kind.NORM, 0, COMPUTE, after=[last])
+def norm(builder: LayerStepBuilder) -> None:
+    """Add the norm of all gradients."""
+    last = act(Kind.BACKWARD, 0, builder.last_micro)
+    builder.add(Kind.NORM, 0, COMPUTE, after=[last])
 
 
-def finish(draft: Draft) -> None:
+def finish(builder: LayerStepBuilder) -> None:
     """Add the updates that the backward pass left undone, in the order of the next forward pass:
     units needed soonest come first."""
-    for unit in range(draft.num_units):
-        if draft.settled(unit):
-            _settle(draft, unit)
-        elif not draft.eager(unit):
-            update(draft, unit)
+    for unit in range(builder.num_units):
+        if builder.settled(unit):
+            _settle(builder, unit)
+        elif not builder.eager(unit):
+            update(builder, unit)
 
 
-def final(draft: Draft, unit: int, step: int = 0) -> str:
+def final(builder: LayerStepBuilder, unit: int, step: int = 0) -> str:
     """The action after which a unit's weights are those of the next step."""
-    return act(Kind.SETTLE if draft.settled(unit) else Kind.UPDATE, unit, step=step)
+    return act(Kind.SETTLE if builder.settled(unit) else Kind.UPDATE, unit, step=step)
 
 
 def eager_units(profile: Profile, streamed: list[int], recomputed: set[int]) -> frozenset[int]:
@@ -86,129 +88,81 @@ def eager_units(profile: Profile, streamed: list[int], recomputed: set[int]) -> 
     return frozenset(eager)
 
 
-def update(draft: Draft, unit: int) -> None:
-    layout, eager, settled = draft.layout, draft.eager(unit), draft.settled(unit)
-    after = [act(Kind.NORM, 0)] if layout.clipped and not eager else []
-    if unit not in draft.index:
-        after.append(act(Kind.BACKWARD, unit, draft.last_micro))
-        if unit in layout.pulled:
-            _visit(draft, unit, Kind.UPDATE, after, GUESS if settled else 0)
-            return
-        uses, frees, takes = [name.weights(unit), name.states(unit)], [], []
-        (frees if draft.fresh_gradients(unit) else uses).append(name.gradients(unit))
-        if draft.joins_gradients(unit):
-            takes.append(draft.scratch(act(Kind.UPDATE, unit), draft.weight_bytes(unit)))
-        draft.add(Kind.UPDATE, unit, COMPUTE, after=after, takes=takes, uses=uses, frees=frees)
+def update(builder: LayerStepBuilder, unit: int) -> None:
+    """Add the update of a unit: on the device, on a visit to it, or on the host."""
+    waits = builder.placement.clipped and not builder.eager(unit)
+    after = [act(Kind.NORM, 0)] if waits else []
+    if unit in builder.index:
+        _on_host(builder, unit, [*after, act(Kind.GRAD_OUT, unit)])
         return
-    after.append(act(Kind.GRAD_OUT, unit))
-    uses, on_disk = [name.host_weights(unit), name.host_states(unit)], unit in layout.on_disk
+    after.append(act(Kind.BACKWARD, unit, builder.last_micro))
+    if unit in builder.placement.pulled:
+        _visit(builder, unit, Kind.UPDATE, after, GUESS if builder.settled(unit) else 0)
+        return
+    uses, frees, takes = [name.weights(unit), name.states(unit)], [], []
+    (frees if builder.fresh_gradients(unit) else uses).append(name.gradients(unit))
+    if builder.joins_gradients(unit):
+        takes.append(builder.scratch(act(Kind.UPDATE, unit), builder.weight_bytes(unit)))
+    builder.add(Kind.UPDATE, unit, COMPUTE, after=after, takes=takes, uses=uses, frees=frees)
+
+
+def _on_host(builder: LayerStepBuilder, unit: int, after: list[str]) -> None:
+    """Update a streamed unit. Gradients of a guess stay until its verdict."""
+    uses, frees = [name.host_weights(unit), name.host_states(unit)], []
+    (uses if builder.settled(unit) else frees).append(name.host_gradients(unit))
+    on_disk, nbytes = unit in builder.placement.on_disk, builder.state_bytes(unit)
     if on_disk:
-        _read(draft, unit)
+        _read(builder, unit)
         after.append(act(Kind.READ, unit))
-    gradients = [name.host_gradients(unit)]
-    draft.add(
-        Kind.UPDATE,
-        unit,
-        _lane(draft, unit),
-        after=after,
-        uses=uses + gradients if settled else uses,
-        frees=[] if settled else gradients,
-    )
+    builder.add(Kind.UPDATE, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
     if on_disk:
-        draft.add(
-            Kind.SPILL,
-            unit,
-            DISK_OUT,
-            after=[act(Kind.UPDATE, unit)],
-            nbytes=draft.state_bytes(unit),
-            frees=[name.host_states(unit)],
-        )
+        after, frees = [act(Kind.UPDATE, unit)], [name.host_states(unit)]
+        builder.add(Kind.SPILL, unit, DISK_OUT, after=after, nbytes=nbytes, frees=frees)
 
 
-def _visit(draft: Draft, unit: int, kind: Kind, after: list[str], turn: int) -> None:
-    """States come to the device, are updated there, and go back."""
-    states, gradients = name.states(unit, turn), [name.gradients(unit)]
-    last = turn != GUESS
-    _pull(draft, unit, turn)
-    draft.add(
-        kind,
-        unit,
-        VISIT,
-        after=[*after, act(Kind.PULL, unit, turn=turn)],
-        uses=[name.weights(unit), states] + ([] if last else gradients),
-        frees=gradients if last else [],
-    )
-    draft.add(
-        Kind.PUSH,
-        unit,
-        D2H,
-        turn=turn,
-        after=[act(kind, unit)],
-        nbytes=draft.state_bytes(unit),
-        frees=[states],
-    )
-
-
-def _settle(draft: Draft, unit: int) -> None:
-    if unit in draft.layout.pulled:
-        _visit(draft, unit, Kind.SETTLE, [act(Kind.UPDATE, unit)], VERDICT)
+def _settle(builder: LayerStepBuilder, unit: int) -> None:
+    """Add the verdict on a guess."""
+    if unit in builder.placement.pulled:
+        _visit(builder, unit, Kind.SETTLE, [act(Kind.UPDATE, unit)], VERDICT)
         return
-    draft.add(
-        Kind.SETTLE,
-        unit,
-        _lane(draft, unit),
-        after=[act(Kind.NORM, 0), act(Kind.UPDATE, unit)],
-        uses=[name.host_weights(unit), name.host_states(unit)],
-        frees=[name.host_gradients(unit)],
-    )
+    after = [act(Kind.NORM, 0), act(Kind.UPDATE, unit)]
+    uses, frees = [name.host_weights(unit), name.host_states(unit)], [name.host_gradients(unit)]
+    builder.add(Kind.SETTLE, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
 
 
-def _lane(draft: Draft, unit: int) -> str:
+def _visit(builder: LayerStepBuilder, unit: int, kind: Kind, after: list[str], turn: int) -> None:
+    """States come to the device, are updated there, and go back."""
+    states, nbytes = name.states(unit, turn), builder.state_bytes(unit)
+    uses, frees = [name.weights(unit), states], []
+    (uses if turn == GUESS else frees).append(name.gradients(unit))
+    _pull(builder, unit, turn)
+    after = [*after, act(Kind.PULL, unit, turn=turn)]
+    builder.add(kind, unit, VISIT, after=after, uses=uses, frees=frees)
+    after, frees = [act(kind, unit)], [states]
+    builder.add(Kind.PUSH, unit, D2H, turn=turn, after=after, nbytes=nbytes, frees=frees)
+
+
+def _lane(builder: LayerStepBuilder, unit: int) -> str:
     """The host worker that a unit belongs to."""
-    worker = draft.index[unit] % draft.layout.host_workers
+    worker = builder.index[unit] % builder.placement.host_workers
     return HOST + (f".{worker}" if worker else "")
 
 
-def _read(draft: Draft, unit: int) -> None:
-    """States from the disk into a staging slot, in the order of the updates: eager ones from the
-    last unit to the first, then the others from the first to the last.
-    """
-    on_disk = sorted(draft.layout.on_disk)
-    early = [u for u in reversed(on_disk) if draft.eager(u)]
-    order = [(u, 0) for u in early + [u for u in on_disk if not draft.eager(u)]]
-    slot, after = _slot_of((unit, 0), order, draft.layout.staging_slots, Kind.SPILL)
-    label, nbytes = name.host_states(unit), draft.state_bytes(unit)
-    draft.buffer(label, HOST_TIER, nbytes, slot=f"staging {slot}")
-    draft.add(Kind.READ, unit, DISK_IN, after=after, nbytes=nbytes, takes=[label])
+def _read(builder: LayerStepBuilder, unit: int) -> None:
+    """Bring states from the disk into a staging slot on the host."""
+    slot, after = slots.staging(builder, unit)
+    label, nbytes = name.host_states(unit), builder.state_bytes(unit)
+    builder.buffer(label, HOST_TIER, nbytes, slot=slot)
+    builder.add(Kind.READ, unit, DISK_IN, after=after, nbytes=nbytes, takes=[label])
 
 
-def _pull(draft: Draft, unit: int, turn: int) -> None:
-    """States from the host into a slot on the device, in the order of the updates."""
-    order = [(u, VERDICT if draft.settled(u) else 0) for u in draft.pulled]
-    order = [(u, GUESS) for u in reversed(draft.pulled) if draft.settled(u)] + order
-    slot, after = _slot_of((unit, turn), order, draft.layout.state_slots, Kind.PUSH)
+def _pull(builder: LayerStepBuilder, unit: int, turn: int) -> None:
+    """Bring states from the host into a slot on the device."""
+    slot, after = slots.states(builder, unit, turn)
     if turn == GUESS:  # not before it is known whether the step before was clipped
         after.append(act(Kind.FORWARD, 0, 0))
     elif turn == VERDICT:  # not before it is known whether there is anything to do
         after += [act(Kind.NORM, 0), act(Kind.PUSH, unit, turn=GUESS)]
-    label, nbytes = name.states(unit, turn), draft.state_bytes(unit)
-    draft.buffer(label, DEVICE, nbytes, slot=f"states {slot}")
-    draft.add(Kind.PULL, unit, H2D, turn=turn, after=after, nbytes=nbytes, takes=[label])
-
-
-def _slot_of(
-    visit: tuple[int, int], order: list[tuple[int, int]], slots: int, leaving: Kind
-) -> tuple[int, list[str]]:
-    """The slot of a visit (unit, turn), when those in `order` take turns; and what its arrival
-    waits for: the way back of its own states from their last visit, and of the states that had the
-    slot last.
-    """
-    place, unit = order.index(visit), visit[0]
-    own = max(other for other in order if other[0] == unit)
-    after = [act(leaving, unit, turn=own[1], step=-1)]
-    if place >= slots:
-        before, step = order[place - slots], 0
-    else:
-        before, step = order[place + (len(order) - 1 - place) // slots * slots], -1
-    after.append(act(leaving, before[0], turn=before[1], step=step))
-    return place % slots, after
+    label, nbytes = name.states(unit, turn), builder.state_bytes(unit)
+    builder.buffer(label, DEVICE, nbytes, slot=slot)
+    builder.add(Kind.PULL, unit, H2D, turn=turn, after=after, nbytes=nbytes, takes=[label])

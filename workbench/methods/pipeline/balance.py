@@ -1,6 +1,6 @@
 """Stages of a pipeline, cut so that the slowest is as fast as possible, and what passes take.
 
-A stage's seconds are those of all passes over its units; its bytes are foreseen by what it keeps
+A stage's seconds are those of all passes over its units; its bytes are predicted by what it keeps
 for each micro-batch in flight. The proof has the last word on memory.
 """
 
@@ -10,10 +10,11 @@ from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
 
-from workbench.methods.pipeline.draft import AHEAD, Pipeline, room
-from workbench.methods.pipeline.orders import ORDERS, B, F, I, R, W, in_flight
+from workbench.methods.pipeline.definition import AHEAD, Pipeline, room
+from workbench.methods.pipeline.orders import B, F, I, R, W
 from workbench.partition.stages import min_max_stages
 from workbench.profile.unit_costs import Sizes, pass_costs
+from workbench.profile.units import RECORDED
 from workbench.schedule.action import Kind
 
 Stages = tuple[range, ...]
@@ -23,7 +24,7 @@ SLOWER = 0.1
 """Share by which the slowest stage of a cut may be slower than that of the best cut, for less
 memory."""
 OVER, CHUNKED_OVER = 0.06, 0.6
-"""Share by which foreseen bytes may be too many, where ranks have one stage each, or several."""
+"""Share by which predicted bytes may be too many, where positions have one stage, or several."""
 RUNGS = 32
 """Budgets for which cuts are made between one number of bytes and twice as many."""
 
@@ -33,22 +34,21 @@ class Balance:
 
     def __init__(self, line: Pipeline, sizes: Sizes, units: int, micros: int | None = None) -> None:
         """`micros` is how many micro-batches there are, where the line is of fewer."""
-        order = ORDERS[line.method]
-        self._chunks = 1 + max(each.chunk for each in line.passes[0])
-        self._halved, self._listed = order.halved, order.recomputes and line.ranks > 1
+        self._line = line
+        self._halved, self._listed = I in line.kinds, R in line.kinds
         inner = range(1, units - 1)
-        costs = pass_costs(sizes, units, line.micro, line.replay)
-        self._recorded = [line.replay and cost.recorded_forward_s > 0 for cost in costs]
+        costs = pass_costs(sizes, units, line.micro_size, line.replay)
+        self._recorded = [line.replay and cost.variant(RECORDED) is not None for cost in costs]
         if line.activations == "checkpoint":
             costs = [c.from_checkpoint() if u in inner else c for u, c in enumerate(costs)]
         self._costs = costs
-        recomputes = line.activations == "recompute" and not order.recomputes
+        recomputes = line.activations == "recompute" and not self._listed
         self._again = [recomputes and unit in inner for unit in range(units)]
         self._in_last = [c.recompute_s + c.backward_s for c in costs] if self._listed else None
         self._seconds = [
             (c.forward_s if self._listed or again else 0.0)
             + c.recompute_s
-            + (sum(c.halves) if self._halved else c.backward_s)
+            + (sum(c.halves.seconds) if self._halved else c.backward_s)
             for c, again in zip(costs, self._again, strict=True)
         ]
         self._lent = {
@@ -57,13 +57,11 @@ class Balance:
             if sizes.owner(unit) != unit
         }
         self._doubled = sizes.doubled
-        self._ranks, self._micros = line.ranks, micros or line.micros
-        flights = [
-            in_flight(line.passes[stage % line.ranks], stage // line.ranks)
-            for stage in range(line.ranks * self._chunks)
-        ]
+        self._stages, self._micros = len(line.positions), micros or line.micros
+        self._several = self._stages > line.depth
+        flights = map(line.in_flight, range(self._stages))
         self._flights = [self._micros if n == line.micros else n for n in flights]
-        samples = line.micro * self._micros
+        samples = line.micro_size * self._micros
         self._permanent = sizes.library_bytes + sizes.token_bytes(samples)
         works = [
             max(
@@ -75,11 +73,11 @@ class Balance:
             for u, c in enumerate(costs)
         ]
         always = [2 * sizes.visit_bytes(u) + sizes.state_bytes(u) for u in range(units)]
-        inputs = [sizes.input_bytes(unit, line.micro) for unit in range(units)]
+        inputs = [sizes.input_bytes(unit, line.micro_size) for unit in range(units)]
         self._inputs = [*inputs, 0]
         self._forward = [c.forward_scratch_bytes for c in costs]
         each = [
-            inputs[unit] + (0 if again else c.kept_bytes) + (c.half_bytes if self._halved else 0)
+            inputs[unit] + (0 if again else c.kept_bytes) + (c.halves.nbytes if self._halved else 0)
             for unit, (c, again) in enumerate(zip(costs, self._again, strict=True))
         ]
         self._always, self._each = ([*accumulate(those, initial=0)] for those in (always, each))
@@ -95,7 +93,7 @@ class Balance:
 
     # -- stages ---------------------------------------------------------------------------------
 
-    def needed(self, stage: int, units: range) -> int:
+    def least_bytes(self, stage: int, units: range) -> int:
         """Bytes that a stage of these units needs of its device, at least."""
         flight, waiting = self._flights[stage], 0
         if self._listed:  # places of inputs, which wait there, and activations of one micro-batch
@@ -106,9 +104,9 @@ class Balance:
         return waiting + always - twice + flight * each
 
     def _room(self, stage: int) -> int:
-        return min(self._micros, room(stage, self._ranks))
+        return min(self._micros, room([stage], self._stages))
 
-    def foreseen(self, stage: int, units: range) -> int:
+    def predicted_bytes(self, stage: int, units: range) -> int:
         """Bytes that it needs with what passes work in, and messages that come and go: within
         `OVER` of what is proved."""
         first, end = self._inputs[units.start] if units.start else 0, self._inputs[units.stop]
@@ -117,59 +115,56 @@ class Balance:
         places = min(AHEAD, self._micros)  # of messages that come, and that go
         more = places * (first + end) + (places + held) * end
         more += self._beside(units.start, units.stop)
-        if self._listed and stage < self._ranks - 1 and self._micros > 1:
+        if self._listed and stage < self._stages - 1 and self._micros > 1:
             more += max(self._forward[units.start : units.stop])  # begun on the other lane
         for pair, nbytes in self._lent.items():
             more += nbytes * (len({*pair} & {*units}) == 1)
-        return self.needed(stage, units) + more
+        return self.least_bytes(stage, units) + more
 
-    def most(self, stages: Stages) -> int:
-        """Bytes of the fullest device, as foreseen, with all stages that it has."""
-        found = [0] * self._ranks
+    def device_bytes(self, stages: Stages) -> int:
+        """Bytes of the fullest device, as predicted, with all stages that it has."""
+        found = [0] * self._line.depth
         for stage, units in enumerate(stages):
-            found[stage % self._ranks] += self.foreseen(stage, units)
+            found[self._line.positions[stage]] += self.predicted_bytes(stage, units)
         return max(found) + self._permanent
 
     def _cut(self, fits: Callable[[int, range], bool]) -> Stages | None:
         """The cut whose slowest stage is fastest among those that fit, None where none does; where
-        a rank has several stages, among all."""
-        count = self._ranks * self._chunks
-        every = self._chunks > 1
-        return min_max_stages(
-            self._seconds, count, lambda stage, units: every or fits(stage, units), self._in_last
-        )
+        a position has several stages, among all."""
+        every = (lambda stage, units: True) if self._several else fits
+        return min_max_stages(self._seconds, self._stages, every, self._in_last)
 
-    def within(self, device_bytes: int) -> Stages:
+    def fastest_within(self, device_bytes: int) -> Stages:
         """The cut that needs no more than so many bytes at least, or else the best of all."""
-        found = self._cut(lambda stage, units: self.needed(stage, units) <= device_bytes)
-        return found or self.best()
+        found = self._cut(lambda stage, units: self.least_bytes(stage, units) <= device_bytes)
+        return found or self.fastest()
 
-    def best(self) -> Stages:
+    def fastest(self) -> Stages:
         """The best cut of all."""
         return self._cut(lambda stage, units: True)
 
     def cuts(self, device_bytes: int) -> list[Stages]:
-        """Cuts that may need no more than these bytes, each foreseen to need less than the one
+        """Cuts that may need no more than these bytes, each predicted to need less than the one
         before. Budgets below come out of a row that is always the same, so that more memory takes
         no cut away."""
-        best = self.best()
-        if self._chunks > 1:
-            return [best] if self.most(best) <= device_bytes * (1 + CHUNKED_OVER) else []
+        best = self.fastest()
+        if self._several:
+            return [best] if self.device_bytes(best) <= device_bytes * (1 + CHUNKED_OVER) else []
 
-        foreseen = cache(self.foreseen)
+        predicted = cache(self.predicted_bytes)
 
         def cut(nbytes: int) -> Stages | None:
             room = int(nbytes * (1 + OVER)) - self._permanent
-            return self._cut(lambda stage, units: foreseen(stage, units) <= room)
+            return self._cut(lambda stage, units: predicted(stage, units) <= room)
 
-        fits = self.most(best) <= device_bytes * (1 + OVER)
+        fits = self.device_bytes(best) <= device_bytes * (1 + OVER)
         found: list[Stages] = []
         this = best if fits else cut(_rung(device_bytes + 1))
         while this is not None:
             if found and self._slowest(this) > (1 + SLOWER) * self._slowest(best):
                 break
             found.append(this)
-            this = cut(_rung(int(self.most(this) / (1 + OVER))))
+            this = cut(_rung(int(self.device_bytes(this) / (1 + OVER))))
         last = None if found else cut(device_bytes)
         return found or ([last] if last else [])
 
@@ -183,7 +178,7 @@ class Balance:
         """Kind of pass -> seconds of one over a unit, in the last stage or before."""
         cost = self._costs[unit]
         listed = self._listed and not last
-        halves = cost.halves if unit else (0.0, cost.backward_s)
+        halves = cost.halves.seconds if unit else (0.0, cost.backward_s)
         again = cost.recompute_s if self._again[unit] else 0.0
         found = {
             F: cost.forward_s if listed or self._again[unit] else cost.recompute_s,

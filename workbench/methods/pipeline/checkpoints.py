@@ -81,7 +81,7 @@ class Checkpoints:
         self._saving: Saving | None = None
         self._goes_on = False
         self.training: dict[str, Any] = {}
-        """What else decides losses, where a loop of one's own tells (training/continues.py)."""
+        """What else decides losses, where a loop of one's own knows (training/continues.py)."""
         self.settings: dict[str, Any] = {}
         """Those of the optimizer that a loop changes, where it has another one than this."""
         self.progress = Progress()
@@ -126,16 +126,16 @@ class Checkpoints:
         )  # fmt: skip
         return self._saving
 
-    def load(self, folder: Path, spare: Path | None = None, told: int | None = None) -> int | None:
-        """Take up the newest whole checkpoint of a folder or a spare one, or the one of the step
-        that is `told`; returns its step, None where there is none. A job that goes on takes its own
+    def load(self, folder: Path, spare: Path | None = None, step: int | None = None) -> int | None:
+        """Take up the newest whole checkpoint of a folder or a spare one, or the one of a given
+        `step`; returns its step, None where there is none. A job that goes on takes its own
         alone, or the one that it began from. Raises ValueError for one of another module or batch,
         or with other things kept, and Damaged where all are."""
         if self.optimizer is None:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
 
-        def takes(path: Path, step: int) -> bool:
-            return told in (None, step) and self._takes(path, step)
+        def takes(path: Path, found: int) -> bool:
+            return step in (None, found) and self._takes(path, found)
 
         how = {"check": self._check, "spare": spare, "takes": takes}
         loaded, _ = load_newest(folder, weights(self._held), self._group, **how)
@@ -182,10 +182,10 @@ class Checkpoints:
             check_continues(saved, self.training | self._continues, saved.path.parent)
         for name, value in self._continues.items():
             if (there := saved.manifest.continues.get(name)) != value:
-                told = f"is of {name} {there!r}; this run has {value!r}"
+                what = f"is of {name} {there!r}; this run has {value!r}"
                 if name == PIPELINE:
-                    told = "is of another module, of parameters with other names or shapes"
-                raise OtherTraining(f"the checkpoint {saved.path} {told}")
+                    what = "is of another module, of parameters with other names or shapes"
+                raise OtherTraining(f"the checkpoint {saved.path} {what}")
 
     def wait(self) -> None:
         """Until the last saving has ended. Raises what went wrong with it."""

@@ -1,6 +1,6 @@
 """The shape of a run's pipeline, chosen from what was measured of its layers (shapes.py).
 
-Steps of all shapes are foreseen; schedules of the best are proved and simulated as those of every
+Steps of all shapes are predicted; schedules of the best are proved and simulated as those of every
 plan.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from workbench.core.division import packs_of
 from workbench.core.spec import MOST_PASSES
 from workbench.methods.pipeline.orders import ORDERS
-from workbench.methods.pipeline.outlook import Question, line_of
+from workbench.methods.pipeline.prediction import Question, line_of
 from workbench.methods.pipeline.proofs import Ground
 from workbench.methods.pipeline.shapes import Cut, search
 from workbench.model import units_of
@@ -33,7 +33,9 @@ class ServerNetwork:
     def pass_seconds(self, alone: float) -> float:
         return self._overhead + self._server.pass_seconds(alone)
 
-    def messages(self, nbytes: Sequence[int], ranks: int, replicas: int) -> list[tuple[float, ...]]:
+    def messages(
+        self, nbytes: Sequence[int], positions: Sequence[int], replicas: int
+    ) -> list[tuple[float, ...]]:
         return [tuple(self.message_seconds(each) for each in nbytes)]
 
     def message_seconds(self, nbytes: int) -> float:
@@ -99,7 +101,7 @@ def question(ground: Ground) -> Question:
         units=units_of(spec.model),
         ranks=spec.ranks,
         batch=spec.batch,
-        micros=ground.profiled if asked.micro == "auto" else (asked.micro,),
+        micro_sizes=ground.profiled if asked.micro == "auto" else (asked.micro,),
         device_bytes=ground.budgets.device,
         orders=(spec.method, *others) if asked.order == "auto" else (spec.method,),
         activations=spec.activations,

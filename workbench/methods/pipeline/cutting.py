@@ -3,7 +3,7 @@ proof that stages fit a budget of memory.
 
 One slice of each kind, and the first one, whose input has no gradient, are measured on the first
 rank's device as the Profiler measures them, but briefly, and in micro-batches of the job. Of the
-cuts that are foreseen to fit that device's memory, AdamW's states among it, the one with the
+cuts that are predicted to fit that device's memory, AdamW's states among it, the one with the
 fastest slowest stage is taken; the last stage computes nothing again. Where none fits, memory does
 not count.
 """
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from workbench.model.slices import EXAMPLE, Inputs, Slices
 from workbench.profile.slice_timing import measure, memory_of, tied_in
-from workbench.profile.slices import ModelProfile, Named
+from workbench.profile.slices import Named, SliceProfile
 
 
 def measured(
     slices: Slices, micro: int, *, device: torch.device, dtype: torch.dtype
-) -> ModelProfile:
+) -> SliceProfile:
     """All slices, in micro-batches of so many rows. Raises ValueError where a slice finds no
     memory."""
     learning = slices.learning(range(slices.count))
@@ -33,9 +33,10 @@ def measured(
         for kind in dict.fromkeys(kinds)
     }  # fmt: skip
     room, libraries = memory_of(device, 1)
-    return ModelProfile(
+    return SliceProfile(
         model=Named(name="", digest=""), machine=Named(name="", digest=""), device_bytes=room,
-        slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices), library_bytes=libraries,
+        samples=(micro,), slices=tuple(found[kind] for kind in kinds), tied=tied_in(slices),
+        library_bytes=libraries,
     )  # fmt: skip
 
 

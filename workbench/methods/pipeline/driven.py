@@ -70,7 +70,7 @@ class Pipelined(Steps):
         try:
             with tables_kept(objective):
                 plan = StepPlan(
-                    places=StageMap.of(stages, world // stages), order=spec.method,
+                    map=StageMap.of(stages, world // stages), order=spec.method,
                     chunks=spec.options.chunks,
                     activations="recompute" if spec.activations == "auto" else spec.activations,
                 )  # fmt: skip
@@ -86,8 +86,8 @@ class Pipelined(Steps):
                 self._model = StagePipeline(objective, job)
         except ValueError as error:  # which speaks of the two as one module
             kind = type(objective).__name__
-            told = re.sub(rf"{kind}.forward, line \d+", "its call, or in loss_fn", str(error))
-            raise ValueError(told.replace(kind, objective.name)) from None
+            why = re.sub(rf"{kind}.forward, line \d+", "its call, or in loss_fn", str(error))
+            raise ValueError(why.replace(kind, objective.name)) from None
         peers.stops += [group.abort for group in self._model.groups]
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()

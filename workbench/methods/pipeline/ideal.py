@@ -11,8 +11,8 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from workbench.methods.pipeline.draft import Pipeline
-from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, lists
+from workbench.methods.pipeline.definition import Pipeline
+from workbench.methods.pipeline.orders import B, F, I, Pass, R, W, held, lists, positions_of
 from workbench.methods.pipeline.program import Program
 from workbench.profile.profile import UnitCost
 from workbench.schedule.action import COMPUTE, Action, lane_kind
@@ -20,7 +20,7 @@ from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import Simulation, simulate
 
 QUANTA = {F: 1.0, R: 1.0, B: 2.0, I: 1.0, W: 1.0}
-"""Quanta that a pass takes over a rank's share of the model."""
+"""Quanta that a pass takes over a position's share of the model."""
 
 
 class IdealSizes:
@@ -49,7 +49,7 @@ class IdealSizes:
 
 
 class IdealCosts:
-    """Costs in quanta: passes take `QUANTA` over the stages of a rank, all else nothing."""
+    """Costs in quanta: passes take `QUANTA` over the stages of a position, all else nothing."""
 
     def __init__(self, chunks: int) -> None:
         self._chunks = chunks
@@ -62,14 +62,14 @@ class IdealCosts:
 
 
 def schedule_of(
-    order: str, ranks: int, micros: int, *, chunks: int = 1, recompute: bool = False
+    order: str, depth: int, micros: int, *, chunks: int = 1, recompute: bool = False
 ) -> Schedule:
     """The schedule of a model with one unit a stage, and unit 0 in the first. Raises ValueError for
     what the order cannot divide."""
-    passes = lists(order, ranks, micros, chunks)
-    stages = tuple(range(stage - (stage == 1), stage + 1) for stage in range(1, ranks * chunks + 1))
+    passes = lists(order, depth, micros, chunks)
+    stages = tuple(range(stage - (stage == 1), stage + 1) for stage in range(1, depth * chunks + 1))
     pipeline = Pipeline(
-        method=order, passes=passes, stages=stages, micro=1, clipped=False,
+        method=order, passes=passes, stages=stages, micro_size=1, clipped=False,
         activations="recompute" if recompute else "keep",
     )  # fmt: skip
     return Program(pipeline, IdealSizes()).schedule()
@@ -86,38 +86,42 @@ def simulated(schedule: Schedule, chunks: int = 1) -> Simulation:
     return replace(found, events=events)
 
 
-def bubble(step: Simulation, ranks: int) -> float:
-    """Share of the step in which a rank waits, on the mean over the ranks."""
-    busy = sum(step.busy_seconds(COMPUTE, rank) for rank in range(ranks))
-    return 1 - busy / (ranks * step.step_seconds)
+def bubble(step: Simulation, depth: int) -> float:
+    """Share of the step in which a position waits, on the mean of all."""
+    busy = sum(step.busy_seconds(COMPUTE, rank) for rank in range(depth))
+    return 1 - busy / (depth * step.step_seconds)
 
 
-def with_recomputation(passes: Sequence[Sequence[Pass]]) -> list[list[Pass]]:
-    """The passes of all ranks, each stage's forward pass repeated before its backward pass. The
-    last stage keeps what it needs: its backward pass follows at once."""
-    last = max((each.chunk, rank) for rank, own in enumerate(passes) for each in own)
+def with_recomputation(
+    passes: Sequence[Sequence[Pass]], positions: Sequence[int] = ()
+) -> list[list[Pass]]:
+    """The passes of all positions, each stage's forward pass repeated before its backward pass. The
+    last stage keeps what it needs: its backward pass follows at once. `positions` of the stages are
+    by default dealt in turn."""
+    stages = held(positions or positions_of(passes))
+    last = sum(map(len, stages)) - 1
     found: list[list[Pass]] = []
-    for rank, own in enumerate(passes):
+    for own, numbers in zip(passes, stages, strict=True):
         found.append([])
         for each in own:
-            if each.kind in (B, I) and (each.chunk, rank) != last:
+            if each.kind in (B, I) and numbers[each.chunk] != last:
                 found[-1].append(each._replace(kind=R))
             found[-1].append(each)
     return found
 
 
 def without_recomputation(passes: Iterable[Pass]) -> list[Pass]:
-    """The passes of a rank that keeps its activations."""
+    """The passes of a position that keeps its activations."""
     return [each for each in passes if each.kind is not R]
 
 
-def torch_csv(passes: Sequence[Sequence[Pass]]) -> str:
-    """The passes as torch's pipeline runtime loads them: a row a rank, a cell a pass, such as
-    ``2F0`` for stage 2 and micro-batch 0. Recomputations, which it does not know, are left out."""
-    ranks = len(passes)
+def torch_csv(passes: Sequence[Sequence[Pass]], positions: Sequence[int] = ()) -> str:
+    """The passes as torch's pipeline runtime loads them: a row a position, a cell a pass, such as
+    ``2F0`` for stage 2 and micro-batch 0. Recomputations, which it does not know, are left out.
+    `positions` of the stages are by default dealt in turn."""
     rows = [
-        [f"{p.chunk * ranks + rank}{p.kind.value}{p.micro}" for p in without_recomputation(own)]
-        for rank, own in enumerate(passes)
+        [f"{stages[p.chunk]}{p.kind.value}{p.micro}" for p in without_recomputation(own)]
+        for own, stages in zip(passes, held(positions or positions_of(passes)), strict=True)
     ]
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import nn
 
 from workbench.core.host import available_cores
-from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.as_written import check_written
 from workbench.methods.pipeline.checkpoints import digest_of
 from workbench.methods.pipeline.cutting import measured
+from workbench.methods.pipeline.orders import held
 from workbench.methods.pipeline.shares import Shares
 from workbench.methods.pipeline.slice_sizes import SliceSizes, cut_of, stages_of
 from workbench.methods.pipeline.stepping import StepPlan
@@ -42,7 +42,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class Part:
     """The part of a module that a process keeps."""
 
     stages: Mapping[int, Stage]
@@ -97,24 +97,19 @@ class StageJob:
     latency: Callable[[Action], float] | None = None
     """How late the message of a receive is to come."""
 
-    @property
-    def places(self) -> StageMap:
-        """Ranks of each stage."""
-        return self.plan.places
-
-    def make(self, rank: int, module: nn.Module, told: str | None) -> Own:
-        """A rank's part; the first rank compares the slices with the module, and its cut is `told`
-        to the others. Raises ValueError for a module that cannot be trained so."""
+    def make(self, rank: int, module: nn.Module, found_cut: str | None) -> Part:
+        """A rank's part; the first rank compares the slices with the module, and others take the
+        cut that it has found. Raises ValueError for a module that cannot be trained so."""
         slices = Slices(module, self.get_batch)
         if rank == 0:
             check_written(slices, self.device)
-        plan, (here, _) = self.plan, self.places.place(rank)
-        cut, number = self.cut or told or "", len(plan.position_of)
+        plan, (here, _) = self.plan, self.plan.map.place(rank)
+        cut, number = self.cut or found_cut or "", len(plan.positions)
         stages, profile = slices.stages(number, cut), None
         searches = not cut and 1 < number < slices.count
         if searches or (rank == 0 and self.device_memory is not None):
-            micro = len(self.shares.rows(0)[0])
-            profile = measured(slices, micro, device=self.device, dtype=self.dtype)
+            micro_size = len(self.shares.rows(0)[0])
+            profile = measured(slices, micro_size, device=self.device, dtype=self.dtype)
             room = profile.device_bytes if self.device_memory is None else self.device_memory
             profile = replace(profile, device_bytes=room)
         if searches:
@@ -123,11 +118,10 @@ class StageJob:
             # All but the last stage compute activations again, as under that rule.
             if order == "1f1b" and plan.activations == "recompute":
                 order = "varuna"
-            stages = stages_of(
-                profile, order, number, self.places.replicas, micro, self.shares.batch
-            )
+            shape = number, plan.map.replicas, micro_size
+            stages = stages_of(profile, order, *shape, self.shares.batch)
         self._check_norms(slices, stages)
-        at = [plan.stages_at(position) for position in range(self.places.stages)]
+        at = held(plan.positions)
         units = [[unit for stage in own for unit in stages[stage]] for own in at]
         learning = [slices.learning(stages[stage]) for stage in at[here]]
         found = {
@@ -146,7 +140,7 @@ class StageJob:
             )
             for stage in at[here]
         }
-        return Own(stages=kept, **found)
+        return Part(stages=kept, **found)
 
     def _check_norms(self, slices: Slices, stages: Sequence[range]) -> None:
         """BatchNorms see a sample once, and each of them lies in one stage."""
@@ -161,7 +155,7 @@ class StageJob:
             )
         if any(in_stages) and self.shares.repeats:
             raise ValueError(
-                f"a batch of {self.shares.batch} on {self.places.replicas} replicas leaves one of "
+                f"a batch of {self.shares.batch} on {self.shares.replicas} replicas leaves one of "
                 f"{self.shares.micros} micro-batches empty: it would repeat a row, and BatchNorm "
                 "see it twice; use larger micro-batches, or a batch that the replicas divide"
             )
@@ -178,8 +172,8 @@ def made(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 def has_room(nbytes: int) -> bool:
     """Whether this host has memory for a module of so many bytes in each of its processes; False
     where the bytes are not known (0)."""
-    told = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    processes = int(next(filter(None, told), 0)) or dist.get_world_size()
+    here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE")
+    processes = int(here or dist.get_world_size())
     return 0 < ROOM * nbytes * processes < psutil.virtual_memory().available
 
 
@@ -189,8 +183,8 @@ def in_turn(
     busy: Callable[[], object] = int,
 ) -> Made:  # fmt: skip
     """Have a process of each host make the `whole` module and, of it, its own part, and then that
-    of the next `turn`; the first rank's turn is 0. Others are told what the first rank `says` of
-    its part. Where a host has room for a module in each process, its others make theirs while the
+    of the next `turn`; the first rank's turn is 0. Others hear what the first rank `says` of its
+    part. Where a host has room for a module in each process, its others make theirs while the
     first takes its part. Before each turn all say that they are `busy`. Raises ValueError on all
     processes where one refuses."""
     last, modules, own = torch.tensor(turn), [], []
@@ -200,19 +194,19 @@ def in_turn(
         modules.append(whole())
         return bytes_of(modules[0])
 
-    def take(told: Any) -> Any:
-        own.append(make(modules.pop() if modules else whole(), told))
+    def take(said: Any) -> Any:
+        own.append(make(modules.pop() if modules else whole(), said))
         return says(own[0])
 
     busy()
     nbytes = _as_one(hold, everybody, when=turn == 0)
     busy()
     early = turn > 0 and has_room(nbytes)
-    told = _as_one(hold if early else partial(take, None), everybody, when=early or turn == 0)
+    said = _as_one(hold if early else partial(take, None), everybody, when=early or turn == 0)
     turn = 1 if early else turn
     for now in range(1, int(last) + 1):
         busy()
-        _as_one(partial(take, told), everybody, when=now == turn)
+        _as_one(partial(take, said), everybody, when=now == turn)
     return own[0]
 
 

@@ -1,7 +1,7 @@
-"""Orders: which pass a rank of a pipeline does next.
+"""Orders: which pass a position of a pipeline does next.
 
-A new order is a function here and a line in `ORDERS`. The function says what one rank does in one
-step; stages, messages, memory and updates are added by program.py, and the result is proved,
+A new order is a function here and a line in `ORDERS`. The function says what one position does in
+one step; stages, messages, memory and updates are added by program.py, and the result is proved,
 simulated and run like any other schedule.
 
     >>> [str(each) for each in one_f_one_b(2, 4, 5)]
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from workbench.core.methods import Method
 from workbench.schedule.action import Kind
 
 F, R, B = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD
@@ -24,28 +25,51 @@ I, W = Kind.INPUT_GRAD, Kind.WEIGHT_GRAD  # noqa: E741 - the literature's letter
 
 
 class Pass(NamedTuple):
-    """A micro-batch through one of a rank's stages."""
+    """A micro-batch through one of a position's stages."""
 
     kind: Kind
     micro: int
     chunk: int = 0
-    """One of the rank's stages: stage ``chunk * ranks + rank`` of the pipeline."""
+    """One of the position's stages, by its number among them (`held`)."""
 
     def __str__(self) -> str:
         """As ``workbench schedule`` prints it: ``f0``, or ``1:f0`` in a later chunk."""
         return (f"{self.chunk}:" if self.chunk else "") + f"{self.kind.value.lower()}{self.micro}"
 
 
-def gpipe(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+def dealt(stages: int, depth: int) -> tuple[int, ...]:
+    """Position of each stage, where nobody gives them: dealt to so many positions in turn."""
+    return tuple(stage % depth for stage in range(stages))
+
+
+def positions_of(passes: Sequence[Sequence[Pass]]) -> tuple[int, ...]:
+    """Position of each stage that lists of passes, one list a position, go through by default."""
+    stages = sum(1 + max(each.chunk for each in own) for own in passes)
+    return dealt(stages, len(passes))
+
+
+def held(positions: Sequence[int]) -> list[list[int]]:
+    """Stages of each position, from the position of each stage.
+
+    >>> held([0, 1, 1, 0])
+    [[0, 3], [1, 2]]
+    """
+    stages: list[list[int]] = [[] for _ in range(1 + max(positions))]
+    for stage, position in enumerate(positions):
+        stages[position].append(stage)
+    return stages
+
+
+def gpipe(position: int, depth: int, micros: int) -> Iterator[Pass]:
     """All forward passes, then all backward passes (Huang et al., NeurIPS 2019, section 2.3)."""
     yield from (Pass(F, micro) for micro in range(micros))
     yield from (Pass(B, micro) for micro in range(micros))
 
 
-def one_f_one_b(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
-    """As many forward passes as ranks follow, then one backward and one forward pass in turn, so
-    that few micro-batches are in flight (Narayanan et al., SC 2021, section 2.2)."""
-    ahead = min(ranks - rank, micros)
+def one_f_one_b(position: int, depth: int, micros: int) -> Iterator[Pass]:
+    """As many forward passes as positions follow, then one backward and one forward pass in turn:
+    few micro-batches are in flight (Narayanan et al., SC 2021, section 2.2)."""
+    ahead = min(depth - position, micros)
     yield from (Pass(F, micro) for micro in range(ahead))
     for micro in range(micros):
         yield Pass(B, micro)
@@ -53,20 +77,20 @@ def one_f_one_b(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
             yield Pass(F, micro + ahead)
 
 
-def interleaved(rank: int, ranks: int, micros: int, chunks: int) -> Iterator[Pass]:
-    """1F1B where each rank has several stages, which shortens its wait at both ends (Narayanan et
-    al., SC 2021, section 2.2). Micro-batches go through each chunk in groups of one a rank."""
+def interleaved(position: int, depth: int, micros: int, chunks: int) -> Iterator[Pass]:
+    """1F1B where each position has several stages, which shortens its wait at both ends (Narayanan
+    et al., SC 2021, section 2.2). Micro-batches go through a chunk in groups of one a position."""
     total = micros * chunks
 
     def forward(number: int) -> Pass:
-        group, place = divmod(number, ranks * chunks)
-        return Pass(F, group * ranks + place % ranks, place // ranks)
+        group, place = divmod(number, depth * chunks)
+        return Pass(F, group * depth + place % depth, place // depth)
 
     def backward(number: int) -> Pass:
         passed = forward(number)
         return Pass(B, passed.micro, chunks - 1 - passed.chunk)
 
-    ahead = min(total, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
+    ahead = min(total, 2 * (depth - position - 1) + (chunks - 1) * depth)
     yield from map(forward, range(ahead))
     for number in range(total - ahead):
         yield forward(ahead + number)
@@ -74,43 +98,43 @@ def interleaved(rank: int, ranks: int, micros: int, chunks: int) -> Iterator[Pas
     yield from map(backward, range(total - ahead, total))
 
 
-def zb_h1(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+def zb_h1(position: int, depth: int, micros: int) -> Iterator[Pass]:
     """1F1B with halved backward passes: the weights' half of a micro-batch follows the inputs' half
-    of the one `rank` micro-batches later, and fills the wait at the end (Qi et al., ICLR 2024,
-    section 2.1). No more micro-batches are in flight than in 1F1B's first rank."""
-    ahead = min(ranks - rank, micros)
+    of the one `position` micro-batches later, and fills the wait at the end (Qi et al., ICLR 2024,
+    section 2.1). No more micro-batches are in flight than in 1F1B's first position."""
+    ahead = min(depth - position, micros)
     yield from (Pass(F, micro) for micro in range(ahead))
     for micro in range(micros):
         yield Pass(I, micro)
-        if micro >= rank:
-            yield Pass(W, micro - rank)
+        if micro >= position:
+            yield Pass(W, micro - position)
         if micro + ahead < micros:
             yield Pass(F, micro + ahead)
-    yield from (Pass(W, micro) for micro in range(max(0, micros - rank), micros))
+    yield from (Pass(W, micro) for micro in range(max(0, micros - position), micros))
 
 
-def varuna(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+def varuna(position: int, depth: int, micros: int) -> Iterator[Pass]:
     """Recomputations as late as their gradients allow, each with its backward pass behind it, and
     forward passes in what is left (Athlur et al., EuroSys 2022). The list is a first order: while
     it runs, a recomputation whose gradient is not there lets the next forward pass go first."""
-    yield from _varuna_lists(ranks, micros)[rank]
+    yield from _varuna_lists(depth, micros)[position]
 
 
 @functools.lru_cache(maxsize=32)
-def _varuna_lists(ranks: int, micros: int) -> list[list[Pass]]:
-    found: list[list[Pass]] = [[] for _ in range(ranks)]
-    for served in varuna_quanta(ranks, micros):
-        for rank, each in enumerate(served):
+def _varuna_lists(depth: int, micros: int) -> list[list[Pass]]:
+    found: list[list[Pass]] = [[] for _ in range(depth)]
+    for served in varuna_quanta(depth, micros):
+        for position, each in enumerate(served):
             if each is not None and each.kind is not W:
-                found[rank].append(each)
+                found[position].append(each)
     return found
 
 
-def varuna_quanta(ranks: int, micros: int) -> Iterator[list[Pass | None]]:
-    """Quantum by quantum, the pass that each rank serves, None where it has none: the first of the
-    second half of a backward pass, a backward pass, a recomputation, and a forward pass. A pass
-    queues the next one for its rank or a neighbour from the next quantum on."""
-    queues = [{kind: deque() for kind in (W, B, R, F)} for _ in range(ranks)]
+def varuna_quanta(depth: int, micros: int) -> Iterator[list[Pass | None]]:
+    """Quantum by quantum, the pass that each position serves, None where it has none: the first of
+    the second half of a backward pass, a backward pass, a recomputation, and a forward pass. A pass
+    queues the next one for its position or a neighbour from the next quantum on."""
+    queues = [{kind: deque() for kind in (W, B, R, F)} for _ in range(depth)]
     queues[0][F].extend(range(micros))
     while any(any(own.values()) for own in queues):
         served: list[Pass | None] = []
@@ -118,31 +142,31 @@ def varuna_quanta(ranks: int, micros: int) -> Iterator[list[Pass | None]]:
             kind = next((kind for kind, waiting in own.items() if waiting), None)
             served.append(None if kind is None else Pass(kind, own[kind].popleft()))
         yield served
-        for rank, each in enumerate(served):
+        for position, each in enumerate(served):
             if each is None:
                 continue
-            if each.kind is F and rank < ranks - 1:
-                queues[rank + 1][F].append(each.micro)
-            elif each.kind in (F, R):  # the last rank has no need to compute again
-                queues[rank][B].append(each.micro)
+            if each.kind is F and position < depth - 1:
+                queues[position + 1][F].append(each.micro)
+            elif each.kind in (F, R):  # the last position has no need to compute again
+                queues[position][B].append(each.micro)
             elif each.kind is B:
-                queues[rank][W].append(each.micro)
-                if rank:
-                    queues[rank - 1][R].append(each.micro)
+                queues[position][W].append(each.micro)
+                if position:
+                    queues[position - 1][R].append(each.micro)
 
 
-def gpipe_as_varuna_has_it(rank: int, ranks: int, micros: int) -> Iterator[Pass]:
+def gpipe_as_varuna_has_it(position: int, depth: int, micros: int) -> Iterator[Pass]:
     """GPipe as Varuna's simulator compares with it: backward passes from the last micro-batch to
-    the first, each behind a recomputation, on the last rank too."""
+    the first, each behind a recomputation, on the last position too."""
     yield from (Pass(F, micro) for micro in range(micros))
     for micro in reversed(range(micros)):
         yield from (Pass(R, micro), Pass(B, micro))
 
 
 def in_flight(passes: Sequence[Pass], chunk: int = 0) -> int:
-    """The most micro-batches of a chunk whose activations a rank keeps at once.
+    """The most micro-batches of a chunk whose activations a position keeps at once.
 
-    >>> [in_flight([*one_f_one_b(rank, 4, 8)]) for rank in range(4)]
+    >>> [in_flight([*one_f_one_b(position, 4, 8)]) for position in range(4)]
     [4, 3, 2, 1]
     """
     change = {F: 1, B: -1, W: -1}
@@ -154,12 +178,12 @@ class Order:
     """A row of the table of orders."""
 
     passes: Callable[..., Iterator[Pass]]
-    """(rank, ranks, micro-batches) -> its passes; where `chunked`, with the chunks of a rank."""
+    """(position, positions in all, micro-batches) -> passes; where `chunked`, with stages each."""
     label: str
     """In figures."""
     summary: str
     chunked: bool = False
-    """Whether each rank has several stages; then micro-batches must be a multiple of the ranks."""
+    """Whether positions have several stages; then micro-batches must be a multiple of positions."""
     halved: bool = False
     """Whether backward passes are in two halves."""
     recomputes: bool = False
@@ -191,11 +215,11 @@ ORDERS = {
         passes=varuna, label="Varuna", summary="recomputations wait for gradients", recomputes=True
     ),
 }
-"""By the name of the method, which each of them is (core/methods.py)."""
+"""By the name of the method, which each of them is (`rows`)."""
 
 
-def lists(order: str | Order, ranks: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
-    """The passes of each rank, by an order or its name. Raises ValueError for what the order
+def lists(order: str | Order, depth: int, micros: int, chunks: int = 1) -> list[list[Pass]]:
+    """The passes of each position, by an order or its name. Raises ValueError for what the order
     cannot divide."""
     name = order if isinstance(order, str) else order.label
     order = ORDERS[order] if isinstance(order, str) else order
@@ -203,10 +227,28 @@ def lists(order: str | Order, ranks: int, micros: int, chunks: int = 1) -> list[
         raise ValueError(f"chunks is {chunks}; with {name} a rank has one stage, leave it at 1")
     if order.chunked and chunks < 2:
         raise ValueError(f"chunks is {chunks}; with {name} a rank has two stages or more")
-    if order.chunked and micros % ranks:
+    if order.chunked and micros % depth:
         raise ValueError(
-            f"microbatches is {micros}; with {name} on {ranks} ranks it must be a multiple of "
-            f"{ranks}"
+            f"microbatches is {micros}; with {name} on {depth} ranks it must be a multiple of "
+            f"{depth}"
         )
     more = (chunks,) if order.chunked else ()
-    return [[*order.passes(rank, ranks, micros, *more)] for rank in range(ranks)]
+    return [[*order.passes(position, depth, micros, *more)] for position in range(depth)]
+
+
+def rows() -> dict[str, Method]:
+    """The orders as methods, by their names."""
+    room = "workbench.methods.pipeline"
+    return {
+        name: Method(
+            name=name,
+            label=order.label,
+            module=f"{room}.entries:{name}",
+            options=f"{room}.options:{order.options}",
+            summary=order.summary,
+            parallel=True,
+            portable=True,
+            driven="" if order.halved else f"{room}.driven:Pipelined",
+        )
+        for name, order in ORDERS.items()
+    }

@@ -31,7 +31,7 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """A rank's places: so many units have one of their own, the others share."""
+    """A position's places: so many units have one of their own, the others share."""
 
     units: Sequence[int]
     """In the order of the model."""

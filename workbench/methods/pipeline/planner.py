@@ -1,6 +1,6 @@
 """Plans of pipelines: stages balanced by what was measured, and recomputation where memory asks.
 
-Every plan is proved (bytes of every rank too) and simulated before it runs. Imports no torch.
+Every plan is proved (bytes of every position too) and simulated before it runs. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.balance import Balance
 from workbench.methods.pipeline.choosing import chosen
-from workbench.methods.pipeline.draft import Pipeline, as_recorded
+from workbench.methods.pipeline.definition import Pipeline, as_recorded
 from workbench.methods.pipeline.orders import ORDERS, Pass, lists
 from workbench.methods.pipeline.proofs import Ground
 from workbench.model import units_of
@@ -89,20 +89,20 @@ def _passes(spec: RunSpec, mode: str) -> list[list[Pass]]:
 def _lines(ground: Ground, mode: str, recompute: bool) -> Iterator[Pipeline]:
     """The pipeline with its passes recorded, where that is possible and pays, and launched, where
     they need not be recorded."""
-    line = _line(ground, mode, ORDERS[mode].again if recompute else "keep")
-    if line.replay:
-        yield line
-    if ground.spec.replay != "on":
-        yield _line(ground, mode, line.activations, recorded=False) if line.replay else line
+    activations = ORDERS[mode].again if recompute else "keep"
+    for recorded in (True,) if ground.spec.replay == "on" else (True, False):
+        line = _line(ground, mode, activations, recorded=recorded)
+        if line.replay == recorded:
+            yield line
 
 
-def _line(ground: Ground, mode: str, activations: str, *, recorded: bool = True) -> Pipeline:
+def _line(ground: Ground, mode: str, activations: str, *, recorded: bool) -> Pipeline:
     spec = ground.spec
     line = Pipeline(
         method=mode,
         passes=_passes(spec, mode),
         stages=(),
-        micro=max(spec.options.micro_sizes(spec)),
+        micro_size=max(spec.options.micro_sizes(spec)),
         samples=spec.options.samples(spec),
         replicas=spec.options.copies,
         activations=activations,
@@ -113,4 +113,4 @@ def _line(ground: Ground, mode: str, activations: str, *, recorded: bool = True)
     if given := spec.options.given_stages:
         return replace(line, stages=packs_of(given))
     balance = Balance(line, ground.sizes, units)
-    return replace(line, stages=balance.within(ground.budgets.device))
+    return replace(line, stages=balance.fastest_within(ground.budgets.device))

@@ -10,7 +10,7 @@ from functools import partial
 from workbench.methods.pipeline import ideal
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, Pass, R, gpipe_as_varuna_has_it, lists
-from workbench.methods.pipeline.quick import STRICT, Links, Rule, Timed, step_seconds
+from workbench.methods.pipeline.quick import STRICT, Links, Rule, Timed, end_s, timeline
 
 RANKS, MICROS = 4, 16
 SECONDS, SEND_S = {F: 0.050, R: 0.050, B: 0.100}, 0.005
@@ -21,22 +21,22 @@ SETTINGS = {"0/0": (0.0, 0.0), "2/10": (0.002, 0.010), "5/40": (0.005, 0.040)}
 
 @dataclass(frozen=True)
 class Policy:
-    """Lists of passes, and how ranks go through them."""
+    """Lists of passes, and how positions go through them."""
 
     label: str
     method: str
     """Whose look it has."""
     passes: Callable[[int, int], list[list[Pass]]]
-    """Takes ranks and micro-batches."""
+    """Takes a number of positions and one of micro-batches."""
     rule: Rule = STRICT
 
 
-def _gpipe(ranks: int, micros: int) -> list[list[Pass]]:
-    return [[*gpipe_as_varuna_has_it(rank, ranks, micros)] for rank in range(ranks)]
+def _gpipe(depth: int, micros: int) -> list[list[Pass]]:
+    return [[*gpipe_as_varuna_has_it(position, depth, micros)] for position in range(depth)]
 
 
-def _one_f_one_b(ranks: int, micros: int) -> list[list[Pass]]:
-    return ideal.with_recomputation(lists("1f1b", ranks, micros))
+def _one_f_one_b(depth: int, micros: int) -> list[list[Pass]]:
+    return ideal.with_recomputation(lists("1f1b", depth, micros))
 
 
 VARUNA, EARLY = partial(lists, "varuna"), Rule(early=True)
@@ -53,20 +53,22 @@ that recomputes when the gradient has come, and one that recomputes before."""
 
 
 def simulated(policy: Policy, jitter: Jitter, scale: float) -> float:
-    """A step of ranks with as many places for messages as schedules have; `scale` of all but the
+    """A step with as many places for messages as schedules have; `scale` of all seconds but the
     jitter."""
     seconds = {kind: value * scale for kind, value in SECONDS.items()}
     links = Links(seconds=[SEND_S * scale] * (RANKS - 1), places=True)
     draws = jitter.draws(RANKS, MICROS)
-    return step_seconds(policy.passes(RANKS, MICROS), [seconds] * RANKS, links, policy.rule, draws)
+    return end_s(
+        timeline(policy.passes(RANKS, MICROS), [seconds] * RANKS, links, policy.rule, draws)
+    )
 
 
 def stashed(ran: Sequence[Timed]) -> int:
-    """Most micro-batches whose input one rank holds, from its forward to its backward pass."""
+    """Most micro-batches whose input one position holds, from its forward to its backward pass."""
     held, most = Counter(), 0
-    changes = [(t.start_s, 1, t.rank) for t in ran if t.each.kind is F]
-    changes += [(t.end_s, -1, t.rank) for t in ran if t.each.kind is B]
-    for _, change, rank in sorted(changes):
-        held[rank] += change
-        most = max(most, held[rank])
+    changes = [(t.start_s, 1, t.position) for t in ran if t.each.kind is F]
+    changes += [(t.end_s, -1, t.position) for t in ran if t.each.kind is B]
+    for _, change, position in sorted(changes):
+        held[position] += change
+        most = max(most, held[position])
     return most

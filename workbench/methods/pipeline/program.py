@@ -1,9 +1,9 @@
 """The program that turns an order of passes into a schedule, pass by pass over a list of drafts.
 
-Each step of it adds one thing to all ranks, and can be read by itself: units and what they compute
-(`_compute`), messages between stages (`_messages`), inputs that wait on the host and units that
-visit from there (swaps.py), sums over replicas, norm and updates (updates.py), when memory is free
-again (`_free`), and where messages arrive (`_inbox`). A buffer is free after its last reader,
+Each step of it adds one thing to all positions, and can be read by itself: units and what they
+compute (`_compute`), messages between stages (`_messages`), inputs that wait on the host and units
+that visit from there (swaps.py), sums over replicas, norm and updates (updates.py), when memory is
+free again (`_free`), and where messages arrive (`_inbox`). A buffer is free after its last reader,
 whichever order the passes come in.
 """
 
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from workbench.methods.pipeline import updates
-from workbench.methods.pipeline.draft import AHEAD, Draft, room
+from workbench.methods.pipeline import swaps, updates
+from workbench.methods.pipeline.definition import AHEAD, room
 from workbench.methods.pipeline.orders import B, F, I, R, W
-from workbench.methods.pipeline.sheet import Sheet
-from workbench.methods.pipeline.swaps import Swaps, stash
+from workbench.methods.pipeline.step_draft import ActionDraft, StepDraft
 from workbench.profile.cuda_graphs import replay_bytes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import COMPUTE, LATER, Kind, lane_kind
@@ -25,27 +24,24 @@ from workbench.schedule.build.ring import aligned
 from workbench.schedule.schedule import Schedule
 
 
-class Program(Sheet):
+class Program(StepDraft):
     """Writes one step of a pipeline."""
 
     def schedule(self) -> Schedule:
         """The whole program."""
         line = self.line
         self._permanent()
-        self.drafts = [self._messages(self._compute(rank)) for rank in range(line.ranks)]
-        self.drafts = [stash(self, rank, drafts) for rank, drafts in enumerate(self.drafts)]
-        if line.places:
-            Swaps(self).write()
-        else:
-            updates.write(self)
-        for rank, drafts in enumerate(self.drafts):
+        self.drafts = [self._messages(self._compute(position)) for position in range(line.depth)]
+        self.drafts = [swaps.stash(self, at, drafts) for at, drafts in enumerate(self.drafts)]
+        self._updates()
+        for position, drafts in enumerate(self.drafts):
             self._free(drafts)
-            self._inbox(rank, drafts)
+            self._inbox(position, drafts)
         return Schedule(
             name=line.method,
             num_units=line.head + 1,
             num_microbatches=line.micros,
-            num_ranks=line.ranks,
+            num_ranks=line.depth,
             replicas=line.replicas,
             actions=self.actions(),
             buffers=self.buffers,
@@ -63,79 +59,80 @@ class Program(Sheet):
         """Tokens and recordings on devices; weights and optimizer states on the host, where runs
         begin and checkpoints end."""
         line, sizes = self.line, self.sizes
-        for rank in range(line.ranks):
-            first, end = line.share(rank)
-            self.lay(rank, "tokens", sizes.token_bytes(end - first), permanent=True)
+        for position in range(line.depth):
+            first, end = line.share(position)
+            self.lay(position, "tokens", sizes.token_bytes(end - first), permanent=True)
             if sizes.library_bytes:
-                self.lay(rank, "libraries", sizes.library_bytes, permanent=True)
-            if line.replay and (nbytes := self._replay_bytes(rank)):
-                self.lay(rank, name.REPLAYS, nbytes, permanent=True)
+                self.lay(position, "libraries", sizes.library_bytes, permanent=True)
+            if line.replay and (nbytes := self._replay_bytes(position)):
+                self.lay(position, name.REPLAYS, nbytes, permanent=True)
         for unit in range(line.head + 1):
             self.lay_host(name.host_weights(unit), sizes.weight_bytes(unit))
             self.lay_host(name.host_states(unit), sizes.state_bytes(unit))
 
-    def _replay_bytes(self, rank: int) -> int:
-        """Bytes in which the recordings of a rank's blocks work."""
+    def _replay_bytes(self, position: int) -> int:
+        """Bytes in which the recordings of a position's blocks work."""
         line = self.line
-        blocks = [u for u in range(line.head) if line.replays(u) and rank in line.ranks_of(u)]
-        costs = [self.cost(unit, rank, 0) for unit in blocks]
+        blocks = [u for u in range(line.head) if line.replays(u) and position in line.homes_of(u)]
+        costs = [self.cost(unit, position, 0) for unit in blocks]
         pairs = [*zip(costs, map(self.sizes.visit_bytes, blocks), strict=True)]
         chains = [[pair] for pair in pairs] if line.alone else [pairs]
         return replay_bytes(costs, chains) if blocks else 0
 
     # -- passes ---------------------------------------------------------------------------------
 
-    def _compute(self, rank: int) -> list[Draft]:
-        """A rank's passes over units: what each reads and makes."""
+    def _compute(self, position: int) -> list[ActionDraft]:
+        """A position's passes over units: what each reads and makes."""
         line, drafts = self.line, []
-        for number, each in enumerate(line.passes[rank]):
+        turns = any(each.kind is R for each in line.passes[position])
+        for number, each in enumerate(line.passes[position]):
             begun = len(drafts)
-            units = line.stages[line.held[rank][each.chunk]]
+            units = line.stages[line.held[position][each.chunk]]
             forward = each.kind in (F, R)
             for unit in units if forward else reversed(units):
                 if each.kind in (B, I) and line.recomputes(unit) and not line.listed:
-                    drafts.append(self._forward(R, unit, each.micro, rank))
+                    drafts.append(self._forward(R, unit, each.micro, position))
                 if forward:
-                    drafts.append(self._forward(each.kind, unit, each.micro, rank))
+                    drafts.append(self._forward(each.kind, unit, each.micro, position))
                 elif each.kind is not I or unit:  # the embedding's input has no gradient
-                    drafts.append(self._backward(each.kind, unit, each.micro, rank))
-            if each.kind is R:
-                drafts[begun].after.append(act(F, units[-1], each.micro, rank=rank))
+                    drafts.append(self._backward(each.kind, unit, each.micro, position))
+            keeps = turns and each.kind in (B, I) and units[0] not in line.listed
+            if each.kind is R or keeps:  # its forward pass is on the other lane
+                drafts[begun].after.append(act(F, units[-1], each.micro, rank=position))
             if each.kind is F and line.stash and each.micro >= line.stash:
-                leaves = act(B, units[0], each.micro - line.stash, rank=rank)
+                leaves = act(B, units[0], each.micro - line.stash, rank=position)
                 drafts[begun].after.append(leaves)
             for draft in drafts[begun:]:
                 draft.number = number
-                if draft.unit in line.listed and each.kind is not F:
+                if turns and each.kind is not F:
                     draft.lane = LATER
         return drafts
 
-    def _forward(self, kind: Kind, unit: int, micro: int, rank: int) -> Draft:
-        line, cost = self.line, self.cost(unit, rank, micro)
+    def _forward(self, kind: Kind, unit: int, micro: int, position: int) -> ActionDraft:
+        line, cost = self.line, self.cost(unit, position, micro)
         keeps = kind is R or not line.recomputes(unit)
-        draft = Draft(kind=kind, unit=unit, micro=micro, rank=rank)
+        draft = ActionDraft(kind=kind, unit=unit, micro=micro, position=position)
         self._scratch(draft, cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes)
         draft.reads += [name.weights(unit), *self._input(draft)]
         if keeps:
             kept = 0 if line.replays(unit) else cost.kept_bytes
             self.make(draft, self._kept(unit, micro), kept)
         if unit < line.head and (kind is F or line.repeats(unit + 1)):
-            nbytes = 0 if keeps and line.chained(unit) else self.input_bytes(unit + 1, rank, micro)
+            nbytes = (
+                0 if keeps and line.chained(unit) else self.input_bytes(unit + 1, position, micro)
+            )
             again = name.activation(unit + 1, micro, 1)
             self.make(draft, self._output(unit, micro) if kind is F else again, nbytes)
         return draft
 
-    def _backward(self, kind: Kind, unit: int, micro: int, rank: int) -> Draft:
+    def _backward(self, kind: Kind, unit: int, micro: int, position: int) -> ActionDraft:
         """A backward pass or one of its halves. Autograd's graph holds input, output and gradient
         of the output until the pass, or its second half, is done."""
-        line, cost = self.line, self.cost(unit, rank, micro)
-        draft = Draft(kind=kind, unit=unit, micro=micro, rank=rank)
+        line, cost = self.line, self.cost(unit, position, micro)
+        draft = ActionDraft(kind=kind, unit=unit, micro=micro, position=position)
         fresh = 0 if kind is I else self.sizes.fresh_bytes(unit)
-        scratch = {
-            B: cost.backward_scratch_bytes,
-            I: cost.input_half_scratch_bytes,
-            W: cost.weight_half_scratch_bytes,
-        }
+        first, second = cost.halves.scratch_bytes
+        scratch = {B: cost.backward_scratch_bytes, I: first, W: second}
         self._scratch(draft, scratch[kind] + fresh)
         draft.reads += [name.weights(unit), self._kept(unit, micro), *self._input(draft)]
         if unit < line.head:
@@ -143,24 +140,24 @@ class Program(Sheet):
             if unit + 1 in line.boundaries and not line.recomputes(unit):
                 draft.reads.append(name.output(unit, micro))
                 if kind is not W or unit == 0:
-                    draft.after.append(act(Kind.SEND, unit + 1, micro, rank=rank))
+                    draft.after.append(act(Kind.SEND, unit + 1, micro, rank=position))
         if kind is not I:
             draft.reads.append(name.gradients(unit))
         if kind is not W and unit:
-            nbytes = 0 if line.chained(unit - 1) else self.input_bytes(unit, rank, micro)
+            nbytes = 0 if line.chained(unit - 1) else self.input_bytes(unit, position, micro)
             self.make(draft, self._input_gradient(unit, micro), nbytes)
         if kind is I:
-            self.make(draft, name.half(unit, micro), cost.half_bytes)
+            self.make(draft, name.half(unit, micro), cost.halves.nbytes)
         elif kind is W and unit:
             draft.reads.append(name.half(unit, micro))
         return draft
 
-    def _scratch(self, draft: Draft, nbytes: int) -> None:
+    def _scratch(self, draft: ActionDraft, nbytes: int) -> None:
         """Have a pass take what it needs for itself."""
         if not self.line.replays(draft.unit):
             self.make(draft, name.scratch(draft.name), max(0, nbytes))
 
-    def _input(self, draft: Draft) -> list[str]:
+    def _input(self, draft: ActionDraft) -> list[str]:
         """Where a pass reads its input; nowhere for tokens."""
         unit, line = draft.unit, self.line
         again = draft.kind is not F and (line.stashes(unit) or line.repeats(unit))
@@ -183,9 +180,9 @@ class Program(Sheet):
 
     # -- messages -------------------------------------------------------------------------------
 
-    def _messages(self, drafts: list[Draft]) -> list[Draft]:
-        """Add to a rank's passes the messages that bring their inputs and take their outputs."""
-        found: list[Draft] = []
+    def _messages(self, drafts: list[ActionDraft]) -> list[ActionDraft]:
+        """Add to a position's passes messages that bring their inputs and take their outputs."""
+        found: list[ActionDraft] = []
         sent: dict[Kind, list[str]] = defaultdict(list)
         came: set[str] = set()
         for draft in drafts:
@@ -198,7 +195,7 @@ class Program(Sheet):
                 if of not in self.line.boundaries or draft.kind not in readers or label in came:
                     continue
                 came.add(label)
-                message = self.message(kind, of, micro, draft.rank)
+                message = self.message(kind, of, micro, draft.position)
                 message.makes.append(label)
                 if kind is Kind.RECV:  # has no place either, where the stash is full
                     message.after += draft.after
@@ -210,7 +207,7 @@ class Program(Sheet):
                 (Kind.SEND_GRAD, unit, name.input_gradient(unit, micro)),
             ):
                 if label in draft.makes:
-                    message = self.message(kind, of, micro, draft.rank)
+                    message = self.message(kind, of, micro, draft.position)
                     message.after.append(draft.name)
                     message.reads.append(label)
                     draft.after += sent[kind][-AHEAD : 1 - AHEAD]
@@ -219,9 +216,18 @@ class Program(Sheet):
                     found.append(message)
         return found
 
+    # -- sums, norm and updates -----------------------------------------------------------------
+
+    def _updates(self) -> None:
+        """Add sums over replicas, the norm and updates; and where units visit, their visits."""
+        if self.line.places:
+            swaps.write(self)
+        else:
+            updates.write(self)
+
     # -- when memory is free --------------------------------------------------------------------
 
-    def _free(self, drafts: list[Draft]) -> None:
+    def _free(self, drafts: list[ActionDraft]) -> None:
         """Every buffer that an action takes is freed by its last reader. Passes read an output that
         was sent only after that (`_backward`), and nothing else is read on two lanes."""
         made = {label for draft in drafts for label in draft.makes}
@@ -234,8 +240,8 @@ class Program(Sheet):
         for label, draft in last.items():
             draft.frees.append(label)
 
-    def _inbox(self, rank: int, drafts: list[Draft]) -> None:
-        """Give every message a place in the rank's inbox: one whose reader is done some passes
+    def _inbox(self, position: int, drafts: list[ActionDraft]) -> None:
+        """Give every message a place in the position's inbox: one whose reader is done some passes
         before the message is needed, else a new one; the receiver waits for that reader."""
         passes = [draft for draft in drafts if lane_kind(draft.lane) == COMPUTE]
         needed = {other: draft for draft in reversed(passes) for other in draft.after}
@@ -248,7 +254,7 @@ class Program(Sheet):
             used = [needed[message.name].number for message in messages]
             ahead, most = AHEAD, PLACES // 2 if self.line.places else None  # swaps lack memory
             if kind is Kind.RECV and self.line.listed:
-                ahead, most = len(used), room(rank, self.line.ranks)
+                ahead, most = len(used), room(self.line.held[position], len(self.line.stages))
             places: list[list[int]] = []
             """Numbers of the messages that come to each place."""
             at: dict[int, int] = {}
@@ -262,12 +268,14 @@ class Program(Sheet):
                 before = f"{ends[those[-1]].name}@-1"
                 for message in (messages[each] for each in those):
                     (label,) = message.makes
-                    self.lay(rank, label, message.nbytes, slot=INBOX, offset=start + place * size)
+                    self.lay(
+                        position, label, message.nbytes, slot=INBOX, offset=start + place * size
+                    )
                     message.after.append(before)
                     before = freed[label].name
             start += len(places) * size
         for draft in drafts:
             if draft.kind in (Kind.RECV, Kind.RECV_GRAD) and draft.micro is None:
                 (label,) = draft.makes
-                self.lay(rank, label, draft.nbytes, slot=INBOX, offset=start)
+                self.lay(position, label, draft.nbytes, slot=INBOX, offset=start)
                 start += aligned(draft.nbytes)

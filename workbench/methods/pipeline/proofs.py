@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.program import Program
 from workbench.methods.rank_plans import binding
 from workbench.model import make_model
@@ -60,11 +60,11 @@ class Ground:
 
     def costs(self, schedule: Schedule | None = None) -> ServerCosts:
         """Costs of a schedule's actions, of any method; by default of launched passes."""
-        told = schedule is not None
+        if schedule is None:
+            return ServerCosts(self.sizes, self.server, shared_updates=False)
         return ServerCosts(
-            self.sizes, self.server, recorded=told and records(schedule),
-            shared_updates=told and shares_updates(schedule),
-            replicas=schedule.replicas if told else 1,
+            self.sizes, self.server, recorded=records(schedule),
+            shared_updates=shares_updates(schedule), replicas=schedule.replicas,
         )  # fmt: skip
 
     def proved(self, line: Pipeline) -> tuple[Schedule, dict[str, int]]:

@@ -1,14 +1,14 @@
 """The shape of a pipeline: how many stages, copies and samples of a micro-batch, in which order.
 
-All shapes are looked at that the ranks allow: P stages of D copies with P x D <= ranks, and
+All shapes are compared that the ranks allow: P stages of D copies with P x D <= ranks, and
 micro-batches of the profiled sizes down to one sample, N = ceil(ceil(B / D) / m) of them. A step of
-each takes milliseconds to foresee (outlook.py), and what it needs of a device is a formula
+each takes milliseconds to predict (prediction.py), and what it needs of a device is a formula
 (balance.py). The best are proved, in the order of their steps, until no other is within `MARGIN` of
-the fastest that was proved, or `TRIALS` fit. Foreseen steps are too long by 2 % at most
+the fastest that was proved, or `TRIALS` fit. Predicted steps are too long by 2 % at most
 (tests/unit/pipeline/test_shapes.py), so a shape that is left out is slower. They may be too short
 where sums take cores from passes, which costs a proof and no plan. The fastest wins; of equals the
-one with fewer ranks. Of more than `MANY` shapes, those that cannot take less than `FAR` times the
-seconds of one that fits are not looked at further.
+one with fewer ranks. Of more than `PRUNED_ABOVE` shapes, those are not predicted that cannot take
+less than `PRUNED_FACTOR` times the seconds of one that fits.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any, NamedTuple
 from workbench.core.bytesize import format_bytes
 from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.orders import ORDERS
-from workbench.methods.pipeline.outlook import CHUNKS, Network, Outlook, Question
+from workbench.methods.pipeline.prediction import CHUNKS, Network, Prediction, Question
+from workbench.profile.units import HALVES
 from workbench.schedule.plan import Candidate
 
 MARGIN, TRIALS = 0.04, 12
-MANY, FAR = 250, 1.3
+PRUNED_ABOVE, PRUNED_FACTOR = 250, 1.3
 
 
 class Cut(NamedTuple):
-    """Stages of a shape, foreseen."""
+    """Stages of a shape, and what is predicted of them."""
 
     seconds: float
     device_bytes: int
@@ -43,95 +44,96 @@ wants to have back if this shape is chosen."""
 
 
 @dataclass(kw_only=True)
-class Look:
-    """A shape, and its cuts that were not refused yet."""
+class Shape:
+    """A candidate, with its cuts that were not refused yet."""
 
     row: Candidate
     cuts: list[Cut] = field(default_factory=list)
     made: Any = None
+    """What the prover made of its fastest cut that fits."""
 
     @property
-    def merit(self) -> tuple:
+    def sort_key(self) -> tuple:
         """By which shapes are sorted."""
         row = self.row
         seconds = inf if row.seconds is None else row.seconds
         return bool(row.reason), seconds, row.ranks, row.stages
 
-    def foresee(self) -> None:
-        """Enter what is foreseen of the fastest cut."""
+    def predict(self) -> None:
+        """Enter what is predicted of the fastest cut."""
         cut = min(self.cuts)
         self.row = replace(self.row, seconds=cut.seconds, device_bytes=cut.device_bytes)
 
     def refuse(self, nbytes: int, there: int) -> None:
         """Refuse a shape that needs more than there is."""
-        told = f"about {format_bytes(nbytes)} of device memory are needed"
-        reason = f"{told}, {format_bytes(there)} are there"
+        needed = f"about {format_bytes(nbytes)} of device memory are needed"
+        reason = f"{needed}, {format_bytes(there)} are there"
         self.row = replace(self.row, device_bytes=nbytes, reason=reason)
 
 
 def search(
-    question: Question, network: Network, prove: Prover, far: float = FAR
+    question: Question, network: Network, prove: Prover, factor: float = PRUNED_FACTOR
 ) -> tuple[tuple[Candidate, ...], Any]:
     """All shapes: the one that is chosen, which is the fastest of those that are proved, the others
     by their seconds, and those that are refused; and what the prover made of the first one, None
     where nothing fits."""
-    found = [*looks(question, network, far)]
-    trials = [(cut, look) for look in found for cut in look.cuts]
+    found = [*all_shapes(question, network, factor)]
+    trials = [(cut, shape) for shape in found for cut in shape.cuts]
     trials.sort(key=lambda each: (each[0].seconds, each[1].row.ranks, each[0].device_bytes))
     best, fitted = inf, 0
-    for cut, look in trials:
+    for cut, shape in trials:
         if cut.seconds * (1 - MARGIN) > best or fitted >= TRIALS:
             break
-        row, made = prove(look.row, cut)
+        row, made = prove(shape.row, cut)
         if row.reason:
-            look.cuts.remove(cut)
-            if look.cuts and look.made is None:
-                look.foresee()
-            elif look.made is None:
-                look.row = replace(row, proved=True)
+            shape.cuts.remove(cut)
+            if shape.cuts and shape.made is None:
+                shape.predict()
+            elif shape.made is None:
+                shape.row = replace(row, proved=True)
             continue
         fitted += 1
         best = min(best, row.seconds)
-        if look.made is None or row.seconds < look.row.seconds:
-            look.row, look.made = replace(row, proved=True), made
-    if not fitted and any(look.row.least for look in found):
+        if shape.made is None or row.seconds < shape.row.seconds:
+            shape.row, shape.made = replace(row, proved=True), made
+    if not fitted and any(shape.row.least for shape in found):
         return search(question, network, prove, inf)
     there = question.device_bytes
-    for look in found:  # foreseen to need a little too much, and too slow to be worth a proof
-        nbytes = look.row.device_bytes or 0
-        if look.made is None and not look.row.reason and nbytes > there:
-            look.refuse(nbytes, there)
-    found.sort(key=lambda look: look.merit)
-    chosen = next((look for look in found if look.made is not None), None)
-    found.sort(key=lambda look: look is not chosen)
-    return tuple(look.row for look in found), found[0].made if found else None
+    for shape in found:  # predicted to need a little too much, and too slow to be worth a proof
+        nbytes = shape.row.device_bytes or 0
+        if shape.made is None and not shape.row.reason and nbytes > there:
+            shape.refuse(nbytes, there)
+    proved = (shape for shape in found if shape.made is not None)
+    chosen = min(proved, key=lambda shape: shape.sort_key, default=None)
+    found.sort(key=lambda shape: (shape is not chosen, shape.sort_key))
+    return tuple(shape.row for shape in found), found[0].made if found else None
 
 
-def looks(question: Question, network: Network, far: float = inf) -> Iterator[Look]:
-    """All shapes: refused, with the cuts that may be tried, or `far` times slower than another."""
+def all_shapes(question: Question, network: Network, factor: float = inf) -> Iterator[Shape]:
+    """All shapes: refused, with the cuts that may be tried, or far slower than another one."""
     rows, least, best = [*_rows(question)], least_seconds(question), inf
-    if many := len(rows) > MANY and far < inf:
+    if many := len(rows) > PRUNED_ABOVE and factor < inf:
         rows.sort(key=least)
+    there = question.device_bytes
     for row in rows:
-        look = Look(row=row)
+        shape = Shape(row=row)
         if reason := _reason(question, row) or network.lacks(row):
-            look.row = replace(row, reason=reason)
-            yield look
-            continue
-        if many and least(row) > far * best:
-            look.row = replace(row, seconds=least(row), least=True)
-            yield look
-            continue
-        outlook = Outlook(question, network, row)
-        balance, there = outlook.balance, question.device_bytes
-        for stages in [question.stages] if question.stages else balance.cuts(there):
-            look.cuts.append(Cut(outlook.seconds(stages), balance.most(stages), stages))
-        if look.cuts:
-            look.foresee()
-            best = min([best, *(cut.seconds for cut in look.cuts if cut.device_bytes <= there)])
+            shape.row = replace(row, reason=reason)
+        elif many and least(row) > factor * best:
+            shape.row = replace(row, seconds=least(row), least=True)
         else:
-            look.refuse(balance.most(balance.best()), there)
-        yield look
+            prediction = Prediction.of(question, network, row)
+            balance = prediction.balance
+            for stages in [question.stages] if question.stages else balance.cuts(there):
+                cut = Cut(prediction.seconds(stages), balance.device_bytes(stages), stages)
+                shape.cuts.append(cut)
+            if shape.cuts:
+                shape.predict()
+                fits = (cut.seconds for cut in shape.cuts if cut.device_bytes <= there)
+                best = min([best, *fits])
+            else:
+                shape.refuse(balance.device_bytes(balance.fastest()), there)
+        yield shape
 
 
 def least_seconds(question: Question) -> Callable[[Candidate], float]:
@@ -145,8 +147,9 @@ def least_seconds(question: Question) -> Callable[[Candidate], float]:
         once = again = 0.0
         for unit in range(question.units):
             c = question.sizes.cost(unit, samples)
-            forward = (c.forward_s, c.recompute_s, c.recorded_forward_s)
-            backward = (c.backward_s, sum(c.halves), c.recorded_backward_s)
+            r = c.as_recorded()
+            forward = (c.forward_s, c.recompute_s, r.forward_s)
+            backward = (c.backward_s, sum(c.halves.seconds), r.backward_s)
             again += min(filter(None, forward), default=0.0)
             once += min(filter(None, backward), default=0.0)
         return once + again, again
@@ -170,17 +173,17 @@ def _rows(question: Question) -> Iterator[Candidate]:
     most = min(question.ranks, question.units)
     depths = [len(question.stages)] if question.stages else range(1, most + 1)
     for order, stages in ((order, stages) for order in question.orders for stages in depths):
-        kinds = _fates(question, order, stages)
+        kinds = _treatments(question, order, stages)
         if stages == 1 and order != question.orders[0]:
             kinds = [kind for kind in kinds if kind == "checkpoint" and order == "1f1b"]
         for replicas in range(1, question.ranks // stages + 1):
             if question.replicas not in (None, replicas):
                 continue
-            for micro in _micro_sizes(question, replicas):
-                micros = ceil(ceil(question.batch / replicas) / micro)
+            for micro_size in _micro_sizes(question, replicas):
+                micros = ceil(ceil(question.batch / replicas) / micro_size)
                 for kind in kinds:
                     yield Candidate(
-                        order=order, stages=stages, replicas=replicas, micro=micro,
+                        order=order, stages=stages, replicas=replicas, micro=micro_size,
                         microbatches=micros, activations=kind,
                     )  # fmt: skip
 
@@ -189,14 +192,14 @@ def _micro_sizes(question: Question, replicas: int) -> list[int]:
     """Samples of the micro-batches to try with so many copies: 1, 2, 4, ... and what was profiled,
     up to the largest of these, or to the share of a copy."""
     if not question.chosen:
-        return [*question.micros]
-    most = min(max(question.micros), ceil(question.batch / replicas))
+        return [*question.micro_sizes]
+    most = min(max(question.micro_sizes), ceil(question.batch / replicas))
     powers = (1 << k for k in range(most.bit_length()))
-    return sorted({each for each in (*powers, *question.micros, most) if each <= most})
+    return sorted({each for each in (*powers, *question.micro_sizes, most) if each <= most})
 
 
-def _fates(question: Question, order: str, stages: int) -> list[str]:
-    """Fates that activations may have."""
+def _treatments(question: Question, order: str, stages: int) -> list[str]:
+    """Treatments that activations may have."""
     row = ORDERS[order]
     if row.recomputes:
         return ["recompute" if stages > 1 else "keep"]
@@ -213,6 +216,6 @@ def _reason(question: Question, row: Candidate) -> str:
         return f"{row.stages * CHUNKS} stages need a unit each, and the model has {question.units}"
     if order.chunked and row.microbatches % row.stages:
         return f"{row.microbatches} micro-batches are no multiple of {row.stages} ranks"
-    if order.halved and not question.sizes.cost(question.units - 1, row.micro).input_half_s:
+    if order.halved and question.sizes.cost(question.units - 1, row.micro).variant(HALVES) is None:
         return f"halves of backward passes were not profiled; a run of {row.order} does it"
     return ""

@@ -14,22 +14,22 @@ from workbench.core.division import even_share
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """A batch of `batch` rows on `replicas` pipelines, in micro-batches of at most `chunk` rows.
+    """A batch of `batch` rows on `replicas` pipelines, in micro-batches of `micro_size` at most.
 
-    >>> shares = Shares(batch=7, replicas=2, chunk=2)
+    >>> shares = Shares(batch=7, replicas=2, micro_size=2)
     >>> shares.micros, shares.share(0), shares.share(1), [*map(shares.rows(1).__getitem__, (0, 1))]
     (2, range(0, 4), range(4, 7), [range(0, 2), range(2, 3)])
     """
 
     batch: int
     replicas: int
-    chunk: int
+    micro_size: int
     multiple: int = 1
     """Of which micro-batches are."""
 
     def __post_init__(self) -> None:
-        if self.chunk < 1:
-            raise ValueError(f"chunk_size is {self.chunk}; a micro-batch has a row at least")
+        if self.micro_size < 1:
+            raise ValueError(f"chunk_size is {self.micro_size}; a micro-batch has a row at least")
         if self.batch < self.replicas:
             raise ValueError(
                 f"a batch of {self.batch} rows leaves some of {self.replicas} replicas without "
@@ -39,7 +39,7 @@ class Shares:
     @property
     def micros(self) -> int:
         """Micro-batches N of each replica: as many as the largest share needs."""
-        return -(-len(self.share(0)) // (self.chunk * self.multiple)) * self.multiple
+        return -(-len(self.share(0)) // (self.micro_size * self.multiple)) * self.multiple
 
     @property
     def repeats(self) -> bool:

@@ -5,25 +5,26 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil
 
-import numpy as np
-
 from workbench.core.division import packs_of
 from workbench.methods.pipeline.balance import Balance, Stages
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import ORDERS, lists
-from workbench.methods.pipeline.outlook import CHUNKS
-from workbench.profile.profile import UnitCost
-from workbench.profile.slices import ModelProfile, Slice, Tied
+from workbench.methods.pipeline.prediction import CHUNKS
+from workbench.profile.slices import SliceProfile, Tied
+from workbench.profile.units import CostsBySize, UnitCost
 
-MEASURED = ("forward_s", "backward_s", "kept_bytes", "scratch_bytes")
+SCRATCH = ("forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes")
 
 
 class SliceSizes:
     """`Sizes` (profile/unit_costs.py) of slices as units, or of the stages of a cut."""
 
-    def __init__(self, profile: ModelProfile, stages: Stages | None = None) -> None:
+    def __init__(self, profile: SliceProfile, stages: Stages | None = None) -> None:
         self._profile, self.library_bytes = profile, profile.library_bytes
         self._parts = stages or packs_of([1] * len(profile.slices))
+        self._costs = CostsBySize(
+            {n: [s.costs[i] for s in profile.slices] for i, n in enumerate(profile.samples)}
+        )
         self.cost = lru_cache(maxsize=None)(self._cost)
 
     def _sum(self, unit: int, name: str) -> int:
@@ -45,23 +46,18 @@ class SliceSizes:
         return [(one.first, one.second, nbytes) for one, nbytes in each]
 
     def _cost(self, unit: int, samples: int) -> UnitCost:
-        """Between two measured sizes in proportion; more samples take no less."""
-        part = [self._profile.slices[number] for number in self._parts[unit]]
-
-        def at(slice_: Slice, name: str) -> float:
-            values = [getattr(one, name) for one in slice_.passes]
-            least = np.minimum.accumulate(values[::-1])[::-1]
-            return float(np.interp(samples, self._profile.samples, least))
-
-        each = [[at(slice_, name) for name in MEASURED] for slice_ in part]
-        forward, backward, kept, _ = (sum(column) for column in zip(*each, strict=True))
-        scratch = max(row[-1] for row in each)
-        inner = [slice_.boundary_bytes for slice_ in part[1:]]
+        """Between two measured sizes in proportion; fewer than all of them take no less."""
+        part, sizes = self._parts[unit], self._profile.samples
+        within = min(max(samples, sizes[0]), sizes[-1])
+        costs = [self._costs.of(each, within) for each in part]
+        inner = [self._profile.slices[each].boundary_bytes for each in part[1:]]
+        forward = sum(cost.forward_s for cost in costs)
+        scratch = max(getattr(cost, name) for cost in costs for name in SCRATCH)
         return UnitCost(
             kind="block", parameters=self._sum(unit, "parameters"), forward_s=forward,
-            recompute_s=forward, backward_s=backward, kept_bytes=round(kept) + samples * sum(inner),
-            forward_scratch_bytes=round(scratch), recompute_scratch_bytes=round(scratch),
-            backward_scratch_bytes=round(scratch),
+            recompute_s=forward, backward_s=sum(cost.backward_s for cost in costs),
+            kept_bytes=sum(cost.kept_bytes for cost in costs) + samples * sum(inner),
+            **dict.fromkeys(SCRATCH, scratch),
         )  # fmt: skip
 
     def input_bytes(self, unit: int, samples: int) -> int:
@@ -87,17 +83,18 @@ class SliceSizes:
 
 
 def stages_of(
-    profile: ModelProfile, order: str, stages: int, replicas: int, micro: int, batch: int
+    profile: SliceProfile, order: str, stages: int, replicas: int, micro_size: int, batch: int
 ) -> Stages:
     """Slices of a shape's stages, the slowest as fast as can be: of cuts that fit, if any does."""
     chunks = CHUNKS if ORDERS[order].chunked else 1
+    micros = ceil(ceil(batch / replicas) / micro_size)
     line = Pipeline(
-        method=order, passes=lists(order, stages, ceil(ceil(batch / replicas) / micro), chunks),
-        stages=(), micro=micro, replicas=replicas,
+        method=order, passes=lists(order, stages, micros, chunks), stages=(),
+        micro_size=micro_size, replicas=replicas,
         activations="recompute" if ORDERS[order].recomputes and stages > 1 else "keep",
     )  # fmt: skip
     balance = Balance(line, SliceSizes(profile), len(profile.slices))
-    return next(iter(balance.cuts(profile.device_bytes)), balance.best())
+    return next(iter(balance.cuts(profile.device_bytes)), balance.fastest())
 
 
 def cut_of(stages: Stages) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,13 +44,14 @@ class StagePipeline:
 
     def __init__(
         self, model: nn.Module | Callable[[], nn.Module], job: StageJob, *, turn: int = 0,
-        records: bool = False, busy: Callable[[], object] = int, **told: Any,
+        records: bool = False, busy: Callable[[], object] = int, job_id: str = "",
+        began: int | None = None,
     ) -> None:  # fmt: skip
         """`model`, or a function that makes it, at this process's `turn` on its host. With
-        `records` events of steps are measured. `busy` is called while the start goes on. `told`:
-        what `Checkpoints` is told of a launcher's job. Raises ValueError, one sentence, for what
-        cannot be trained."""
-        self.map, self.batch_size = job.places, job.shares.batch
+        `records` events of steps are measured. `busy` is called while the start goes on. `job_id`
+        and `began` are those of a launcher's job (`Checkpoints`). Raises ValueError, one sentence,
+        for what cannot be trained."""
+        self.map, self.batch_size = job.plan.map, job.shares.batch
         """Samples of a whole step."""
         self._job, self._shares, device = job, job.shares, job.device
         join(device)
@@ -94,8 +95,9 @@ class StagePipeline:
         self.scale = LossScale()
         continues = {"module": own.digest, "batch": self.batch_size, "seed": job.seed}
         self.checkpoints = Checkpoints(
-            own.held, own.owned, self._norms, continues, self.scale, first=self.replica == 0, **told
-        )
+            own.held, own.owned, self._norms, continues, self.scale, first=self.replica == 0,
+            job_id=job_id, began=began,
+        )  # fmt: skip
 
     def _prove(self, sizes: SliceSizes | None) -> None:
         """Prove a step, on the rank that has measured stages, and keep the device to its budget."""
@@ -175,7 +177,7 @@ class StagePipeline:
         mode, equal on all ranks; `inputs` are this replica's rows of it."""
         shares = self._shares
         if batch_size is not None:
-            shares = Shares(batch=batch_size, replicas=shares.replicas, chunk=shares.chunk)
+            shares = replace(shares, batch=batch_size, multiple=1)
         micros = self._begin(inputs, shares, 1.0, training=False)
         self._stepping.run(len(micros), self.steps, training=False)
         sums = torch.tensor(self._end(), dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Schedules of a pipeline whose units are stages, and their execution by one process.
 
-By default stage s of P * chunks lies at position s % P. Where activations are computed again, they
-are of the stages that would keep those of several micro-batches: in the backward action, from a
-checkpoint, or before it, where the order's list says so or inputs come back from the host.
+Where activations are computed again, they are of the stages that would keep those of several
+micro-batches: in the backward action, from a checkpoint, or before it, where the order's list says
+so or inputs come back from the host.
 """
 
 from __future__ import annotations
@@ -18,10 +18,21 @@ from typing import Any
 import torch
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.division import packs_of
 from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.ideal import IdealSizes
-from workbench.methods.pipeline.orders import ORDERS, F, Order, Pass, in_flight, lists
+from workbench.methods.pipeline.orders import (
+    ORDERS,
+    F,
+    Order,
+    Pass,
+    dealt,
+    held,
+    in_flight,
+    lists,
+    positions_of,
+)
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.shares import Shares
 from workbench.profile.unit_costs import Sizes
@@ -41,33 +52,24 @@ ABANDON_S = 2.0
 class StageLine(Pipeline):
     """Units are stages."""
 
-    def _again(self, unit: int) -> bool:
-        at = self.position_of(unit)
-        return in_flight(self.passes[at], self.held[at].index(unit)) > 1
-
-    def recomputes(self, unit: int) -> bool:
-        if self.listed:
-            return unit in self.listed
-        return self.activations == "stash" and self._again(unit)
-
-    def stashes(self, unit: int) -> bool:
-        return self.activations == "stash" and unit > 0 and self.recomputes(unit)
-
-    def checkpoints(self, unit: int) -> bool:
-        return self.activations == "checkpoint" and self._again(unit)
+    @cached_property
+    def treated(self) -> frozenset[int]:
+        """Stages that would keep activations of several micro-batches."""
+        every = range(len(self.stages))
+        return self.listed or frozenset(stage for stage in every if self.in_flight(stage) > 1)
 
 
 def stage_schedule(
     method: str, passes: list[list[Pass]], replicas: int = 1, *, positions: Sequence[int] = (),
     sizes: Sizes | None = None, samples: int = 0, **treatment: Any,
 ) -> Schedule:  # fmt: skip
-    """One step of any lists of passes, a unit a stage. `positions` of the stages: by default each
-    position has one. `sizes` of the stages, where they are known, are those of micro-batches of so
+    """One step of any lists of passes, a unit a stage. `positions` of the stages are by default
+    dealt in turn. `sizes` of the stages, where they are known, are those of micro-batches of so
     many `samples` in all. `treatment` of activations and inputs is a pipeline's."""
+    positions = positions or positions_of(passes)
     line = StageLine(
-        method=method, passes=passes, micro=1, replicas=replicas, clipped=False, samples=samples,
-        positions=positions or range(len(passes)), **treatment,
-        stages=[range(stage, stage + 1) for stage in range(len(positions or passes))],
+        method=method, passes=passes, stages=packs_of([1] * len(positions)), positions=positions,
+        micro_size=1, samples=samples, replicas=replicas, clipped=False, **treatment,
     )  # fmt: skip
     return Program(line, sizes or IdealSizes()).schedule()
 
@@ -76,14 +78,14 @@ def stage_schedule(
 class StepPlan:
     """How steps go through a pipeline. Raises ValueError for what cannot be."""
 
-    places: StageMap
+    map: StageMap
     """Ranks of each position."""
     order: str | Order
     """A name, or an order of the caller's own."""
     chunks: int | None = None
     """Stages of each position; two with orders that have several, where none are given."""
     positions: Sequence[int] = ()
-    """Position of each stage, where these are not dealt out in turn."""
+    """Position of each stage; by default they are dealt to the positions in turn."""
     activations: str = "recompute"
     stash: int | None = None
     stash_on: str = "device"
@@ -103,6 +105,8 @@ class StepPlan:
         if self.activations == "keep" and (self.row.recomputes or self.stash_on == "host"):
             what = f"order {self.name}" if self.row.recomputes else "a stash on the host"
             raise ValueError(f"activations is 'keep'; with {what} they are computed again")
+        dealt_out = dealt(self.map.stages * self._chunks, self.map.stages)
+        object.__setattr__(self, "positions", self.positions or dealt_out)
 
     @property
     def row(self) -> Order:
@@ -118,36 +122,27 @@ class StepPlan:
     def _chunks(self) -> int:
         return self.chunks or 1 + self.row.chunked
 
-    @cached_property
-    def position_of(self) -> list[int]:
-        """Position of each stage."""
-        return [*self.positions] or [*range(self.places.stages)] * self._chunks
-
     @property
     def one_each(self) -> bool:
         """Whether each position has one stage."""
-        return len(self.position_of) == self.places.stages
+        return len(self.positions) == self.map.stages
 
     @property
     def links(self) -> list[tuple[int, int]]:
         """Positions of a stage and of the one behind it, where these are two."""
-        pairs = dict.fromkeys(pairwise(self.position_of))
+        pairs = dict.fromkeys(pairwise(self.positions))
         return [(front, back) for front, back in pairs if front != back]
-
-    def stages_at(self, position: int) -> list[int]:
-        """Stages of a position."""
-        return [stage for stage, at in enumerate(self.position_of) if at == position]
 
     def passes(self, micros: int) -> list[list[Pass]]:
         """Passes of each position in a step of so many micro-batches."""
-        return lists(self.order, self.places.stages, micros, self._chunks)
+        return lists(self.order, self.map.stages, micros, self._chunks)
 
-    def shares(self, batch: int, chunk: int) -> Shares:
+    def shares(self, batch: int, micro_size: int) -> Shares:
         """A batch in micro-batches of so many rows at most. Raises ValueError where these would
         wait for each other for ever."""
         shares = Shares(
-            batch=batch, replicas=self.places.replicas, chunk=chunk,
-            multiple=self.places.stages if self.row.chunked else 1,
+            batch=batch, replicas=self.map.replicas, micro_size=micro_size,
+            multiple=self.map.stages if self.row.chunked else 1,
         )  # fmt: skip
         needs = max(
             in_flight(own, chunk)
@@ -165,7 +160,7 @@ class StepPlan:
 
     def schedule(self, micros: int, *, training: bool, **known: Any) -> Schedule:
         """A step of so many micro-batches, or forward passes alone; `known` are sizes."""
-        shape = {"replicas": self.places.replicas, "positions": self.position_of}
+        shape = {"replicas": self.map.replicas, "positions": self.positions}
         if not training:
             return stage_schedule("forward", self._through(micros), **shape)
         again = "stash" if self.stash_on == "host" else self.row.again
@@ -177,15 +172,15 @@ class StepPlan:
     def _through(self, micros: int) -> list[list[Pass]]:
         """Forward passes alone. Micro-batches go through all stages of a position by turns: few
         wait between two."""
-        most = self.places.stages
+        most = self.map.stages
         return [
             [
                 Pass(F, micro, chunk)
                 for first in range(0, micros, most)
-                for chunk in range(len(self.stages_at(position)))
+                for chunk in range(len(own))
                 for micro in range(first, min(first + most, micros))
             ]
-            for position in range(most)
+            for own in held(self.positions)
         ]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from workbench.methods.pipeline.orders import F
+from workbench.methods.pipeline.orders import F, held
 from workbench.methods.pipeline.quick import Timed
 
 
@@ -36,45 +37,34 @@ class Loan:
     """Time of the message that takes gradients to the owner, or weights back."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """Sums, norm and updates after the passes of a step, by stages."""
+def step_seconds(
+    copies: Sequence[Sequence[Timed]], sums: Sequence[Sequence[Sum]], *, norm_s: float = 0.0,
+    updates_s: Sequence[float] = (), loans: Sequence[Loan] = (),
+) -> float:  # fmt: skip
+    """Seconds from the first pass of a step to that of the next one; `copies` have equal passes.
 
-    sums: Sequence[Sequence[Sum]]
-    """In the order in which a stage completes them."""
-    norm_s: float = 0.0
-    updates_s: Sequence[float] = ()
-    """Seconds after the norm by which the first pass of the next step may have to wait."""
-    loans: Sequence[Loan] = ()
-
-
-def step_seconds(copies: Sequence[Sequence[Timed]], ending: Ending) -> float:
-    """Seconds from the first pass of a step to that of the next one; `copies` have equal passes."""
-    ranks = 1 + max(timed.rank for timed in copies[0])
-    count = len(ending.sums)
-    starts, ends = [float("inf")] * count, [0.0] * count
-    for copy in copies:
-        for timed in copy:
-            stage = timed.each.chunk * ranks + timed.rank
-            ends[stage] = max(ends[stage], timed.end_s)
-            if timed.each.kind is F:
-                starts[stage] = min(starts[stage], timed.start_s)
+    Stage by stage, `sums` are in the order in which it completes them, and `updates_s` are seconds
+    after the norm by which the first pass of the next step may have to wait.
+    """
+    count = len(sums)
+    starts, ends, positions = [float("inf")] * count, [0.0] * count, [0] * count
+    for timed in chain(*copies):
+        stage, positions[timed.stage] = timed.stage, timed.position
+        ends[stage] = max(ends[stage], timed.end_s)
+        if timed.each.kind is F:
+            starts[stage] = min(starts[stage], timed.start_s)
     ready: dict[int, float] = {}
-    for rank in range(ranks):
+    for stages in held(positions):
         done = 0.0
-        own = [
-            (ends[s] - one.before_s, one)
-            for s in range(rank, count, ranks)
-            for one in ending.sums[s]
-        ]
+        own = [(ends[s] - one.before_s, one) for s in stages for one in sums[s]]
         for complete, one in sorted(own, key=lambda each: each[0]):
             done = max(done, complete) + one.seconds
             ready[one.unit] = done
-    for loan in ending.loans:
+    for loan in loans:
         ready[loan.owner] = max(ready[loan.owner], ready[loan.unit]) + loan.seconds
-    updates = [*ending.updates_s] or [0.0] * count
-    for loan in ending.loans:
+    updates = [*updates_s] or [0.0] * count
+    for loan in loans:
         to, of = loan.stages
         updates[to] = max(updates[to], updates[of] + loan.seconds)
     waits = max(0.0, *(late - start for late, start in zip(updates, starts, strict=True)), 0.0)
-    return max(*ends, *ready.values()) + ending.norm_s + waits
+    return max(*ends, *ready.values()) + norm_s + waits

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from workbench.core.spec import RunSpec
-from workbench.methods.offload.draft import Layout
+from workbench.methods.offload.placement import Placement
 from workbench.methods.offload.updates import eager_units
 from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile
@@ -30,7 +30,7 @@ class Choice:
     that are pulled, too, where gradients are clipped."""
 
 
-def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
+def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
     """The program of a choice."""
     layers, stay = spec.model.layers, choice.resident + choice.pulled
     streamed = list(range(stay + 1, layers + 1))
@@ -49,7 +49,7 @@ def layout_of(spec: RunSpec, profile: Profile, choice: Choice) -> Layout:
     pulled = frozenset(range(choice.resident + 1, stay + 1))
     if spec.clip is not None and choice.eager != "none":
         eager = {*eager, *pulled}
-    return Layout(
+    return Placement(
         method=f"stronghold w{choice.window} r{choice.resident}"
         + (f" p{choice.pulled}" if choice.pulled else "")
         + (f" k{choice.kept}" if choice.kept else ""),

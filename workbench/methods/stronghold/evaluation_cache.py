@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.offload.draft import Layout
+from workbench.methods.offload.placement import Placement
 from workbench.methods.offload.program import build
-from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.stronghold.choice import Choice, placement_of
 from workbench.methods.stronghold.memory import device_bytes
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.graph import unroll
@@ -22,9 +22,9 @@ from workbench.schedule.peak import worst_case
 from workbench.schedule.schedule import DEVICE, TIERS, Schedule
 from workbench.schedule.simulate import step_seconds
 
-STEPS, PROOF_STEPS = 2, 3
-"""Steps of a schedule that are simulated, and proved. The second step is as long as all later ones
-within a thousandth; states that visit the device may be late from the third on."""
+STEPS = 3
+"""Steps of a schedule that are simulated, and proved: states that visit the device may be late from
+the third on."""
 
 BUILT = 8
 """Schedules that are kept."""
@@ -46,22 +46,22 @@ class EvaluationCache:
         self._device: dict[Choice, int] = {}
         self._sums: dict[Choice, dict[str, int]] = {}
         self._proved: dict[tuple[Choice, str], int] = {}
-        self._seconds: dict[tuple[Choice, int], tuple[float, float | None]] = {}
+        self._seconds: dict[Choice, tuple[float, float | None]] = {}
         self._built: dict[Choice, Schedule] = {}
         """The last `BUILT` schedules, in the order in which they were asked for."""
 
-    def known(self, steps: int = STEPS) -> frozenset[Choice]:
-        """Choices whose time in so many steps is known: asking for it again costs nothing."""
-        return frozenset(choice for choice, known in self._seconds if known == steps)
+    def known(self) -> frozenset[Choice]:
+        """Choices whose time is known: asking for it again costs nothing."""
+        return frozenset(self._seconds)
 
     def device_bytes(self, choice: Choice) -> int:
         """Bytes of the device tier; which layers are on the disk makes no difference."""
         key = _anywhere(choice)
         if key not in self._device:
-            layout = layout_of(self.spec, self.profile, replace(key, eager="none"))
+            placement = placement_of(self.spec, self.profile, replace(key, eager="none"))
             if self.spec.clip is not None and key.eager != "none":
-                layout = replace(layout, eager=layout.pulled)
-            self._device[key] = device_bytes(layout, self.profile)
+                placement = replace(placement, eager=placement.pulled)
+            self._device[key] = device_bytes(placement, self.profile)
         return self._device[key]
 
     def peaks(self, choice: Choice, limits: Mapping[str, int]) -> dict[str, int]:
@@ -84,23 +84,23 @@ class EvaluationCache:
         peaks = self._sums[choice] | {DEVICE: self.device_bytes(choice)}
         tight = [t for t, limit in limits.items() if t != DEVICE and peaks[t] > limit]
         if any((choice, tier) not in self._proved for tier in tight):
-            graph = unroll(self.schedule(choice), PROOF_STEPS)
+            graph = unroll(self.schedule(choice), STEPS)
             order = Order(graph)
             for tier in tight:
                 self._proved[choice, tier] = worst_case(graph, order, tier).nbytes
         return peaks | {tier: self._proved[choice, tier] for tier in tight}
 
-    def step_seconds(self, choice: Choice, steps: int = STEPS) -> tuple[float, float | None]:
+    def step_seconds(self, choice: Choice) -> tuple[float, float | None]:
         """Seconds of a step whose gradients are not clipped, and of a clipped one: None where
-        clipping makes no difference, or the user is sure that it does not happen. The mean of
-        `steps` steps, without the first."""
-        if (choice, steps) not in self._seconds:
-            layout, graph = self._layout(choice), unroll(self.schedule(choice), steps)
+        clipping makes no difference, or the user is sure that it does not happen. The mean of all
+        simulated steps but the first."""
+        if choice not in self._seconds:
+            placement, graph = self._layout(choice), unroll(self.schedule(choice), STEPS)
             stands, clips = step_seconds(graph, self._costs[False]), None
-            if layout.clipped and layout.eager and self.spec.options.clipping != "speculate":
+            if placement.clipped and placement.eager and self.spec.options.clipping != "speculate":
                 clips = step_seconds(graph, self._costs[True])
-            self._seconds[choice, steps] = stands, clips
-        return self._seconds[choice, steps]
+            self._seconds[choice] = stands, clips
+        return self._seconds[choice]
 
     def schedule(self, choice: Choice) -> Schedule:
         """The choice's schedule. The last few are kept: memory, time and drawing of a choice need
@@ -114,8 +114,8 @@ class EvaluationCache:
             del self._built[next(iter(self._built))]
         return schedule
 
-    def _layout(self, choice: Choice) -> Layout:
-        return layout_of(self.spec, self.profile, choice)
+    def _layout(self, choice: Choice) -> Placement:
+        return placement_of(self.spec, self.profile, choice)
 
 
 def _anywhere(choice: Choice) -> Choice:

@@ -13,7 +13,7 @@ as fast, and nearly always errs on the low side. What is summed:
 * where gradients are clipped, no update is final before the backward pass has ended.
 
 What is not: that transfers and updates wait for each other layer by layer. So a search may ask here
-where to simulate (quick.py), and believe the simulation.
+where to simulate (search.py), and believe the simulation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OTHERS = ((1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2))
 ROUNDS = 3
 """In which the shares and the length of a step settle."""
 STATE_SLOTS = 3
-"""Visits that need not wait for anybody (methods/offload/draft.py)."""
+"""Visits that need not wait for anybody (methods/offload/placement.py)."""
 
 
 class Loads:
@@ -141,13 +141,15 @@ class Loads:
         if spec.clip is None:
             return stands, None
         back = self._together(backward, 0.0, ahead * load + recomputed * fetch, streamed * leave)
+        come = visits if choice.eager == "none" else pulled
         rest = self._together(
             forward + update,
             host,
-            streamed * load + pulled * pull,
-            pulled * push + recomputed * stash,
+            streamed * load + come * pull,
+            come * push + recomputed * stash,
         )
-        return stands, max(back + rest, disk)
+        clips = max(back + rest, disk)
+        return (stands, clips) if choice.eager != "none" else (clips, None)
 
     def _eager(self, choice: Choice, streamed: int, recomputed: int) -> float:
         """Share of the streamed layers whose updates are eager (methods/offload/updates.py)."""

@@ -1,8 +1,8 @@
-"""The device memory of a layout, in one pass over its compute lane.
+"""The device memory of a placement, in one pass over its compute lane.
 
-A search asks for the memory of many layouts that differ in how many layers are of a kind. The proof
-(schedule/peak.py) answers for any schedule, which must be built first; here the answer comes from
-what the program is known to do (methods/offload/program.py), many times faster. It is the same
+A search asks for the memory of many placements that differ in how many layers are of a kind. The
+proof (schedule/peak.py) answers for any schedule, which must be built first; here the answer comes
+from what the program is known to do (methods/offload/program.py), many times faster. It is the same
 number: only compute takes memory outside slots, so the peak is the largest difference between what
 compute has taken and what has surely been freed. What the search compares is proved all the same.
 """
@@ -11,39 +11,42 @@ from __future__ import annotations
 
 from collections import deque
 
-from workbench.methods.offload.draft import Layout, batch_bytes
+from workbench.methods.offload.placement import Placement
+from workbench.methods.offload.step_builder import batch_bytes
 from workbench.profile.cuda_graphs import block_replay_bytes
 from workbench.profile.profile import Profile
 
 
-def device_bytes(layout: Layout, profile: Profile) -> int:
-    """Bytes of device memory that no execution of the layout's schedule exceeds.
+def device_bytes(placement: Placement, profile: Profile) -> int:
+    """Bytes of device memory that no execution of the placement's schedule exceeds.
 
-    For layouts that pass micro-batches layer by layer, hold no gradients for the whole run, and
+    For placements that pass micro-batches layer by layer, hold no gradients for the whole run, and
     whose resident blocks are the first ones, the pulled ones last among them.
     """
-    return _static(layout, profile) + _Passes(layout, profile).peak
+    return _static(placement, profile) + _Passes(placement, profile).peak
 
 
-def _static(layout: Layout, profile: Profile) -> int:
+def _static(placement: Placement, profile: Profile) -> int:
     """Bytes occupied for the whole run: permanent buffers, and slots at their largest."""
-    units, micros = profile.units, layout.microbatches
+    units, micros = profile.units, placement.microbatches
     weights = [cost.parameters * profile.weight_bytes for cost in units]
     states = [cost.parameters * profile.state_bytes for cost in units]
-    visits = sorted(layout.pulled, reverse=not layout.clipped)
-    if layout.clipped:
-        visits = [unit for unit in reversed(visits) if unit in layout.eager] + visits
-    streamed = [weights[unit] for unit in range(len(units)) if unit not in layout.resident]
+    visits = sorted(placement.pulled, reverse=not placement.clipped)
+    if placement.clipped:
+        visits = [unit for unit in reversed(visits) if unit in placement.eager] + visits
+    streamed = [weights[unit] for unit in range(len(units)) if unit not in placement.resident]
     total = sum(batch_bytes(profile, micros)) + profile.library_bytes
-    if layout.replay and not layout.kept >= {*range(1, len(units) - 1)}:
+    if placement.replay and not placement.kept >= {*range(1, len(units) - 1)}:
         total += block_replay_bytes(profile)
     total += weights[0] + weights[-1]  # gradients of the embedding and the head stay
-    total += sum(weights[unit] for unit in layout.resident)
-    total += sum(states[unit] for unit in layout.resident - layout.pulled)
-    total += _slots([states[unit] for unit in visits], layout.state_slots)
-    total += _slots(streamed, layout.slots) + _slots(streamed, layout.gradient_slots)
-    if layout.stash:
-        inputs = [0 if unit in layout.kept else cost.input_bytes for unit, cost in enumerate(units)]
+    total += sum(weights[unit] for unit in placement.resident)
+    total += sum(states[unit] for unit in placement.resident - placement.pulled)
+    total += _slots([states[unit] for unit in visits], placement.state_slots)
+    total += _slots(streamed, placement.slots) + _slots(streamed, placement.gradient_slots)
+    if placement.stash:
+        inputs = [
+            0 if unit in placement.kept else cost.input_bytes for unit, cost in enumerate(units)
+        ]
         total += micros * _slots(inputs[1:-2], 2)
     return total
 
@@ -56,14 +59,14 @@ def _slots(sizes: list[int], count: int) -> int:
 class _Passes:
     """Bytes that compute occupies in a forward and a backward pass, outside slots."""
 
-    def __init__(self, layout: Layout, profile: Profile) -> None:
-        self.layout, self.units = layout, profile.units
-        self.head, self.micros = len(profile.units) - 1, layout.microbatches
+    def __init__(self, placement: Placement, profile: Profile) -> None:
+        self.placement, self.units = placement, profile.units
+        self.head, self.micros = len(profile.units) - 1, placement.microbatches
         self.weights = [cost.parameters * profile.weight_bytes for cost in profile.units]
-        self.joins = profile.hardware.device == "cuda" and layout.clipped
-        """Whether updates copy gradients together before (draft.joins_gradients)."""
+        self.joins = profile.hardware.device == "cuda" and placement.clipped
+        """Whether updates copy gradients together before (LayerStepBuilder.joins_gradients)."""
         inner = range(1, self.head)  # a search asks for these of all units, many times
-        kept, replay, stash = layout.kept, layout.replay, layout.stash
+        kept, replay, stash = placement.kept, placement.replay, placement.stash
         self.replayed = [False, *(replay and unit not in kept for unit in inner), False]
         self.stashed = [False, *(stash and unit not in kept for unit in inner), False, False]
         self.stashed[self.head - 1] = False
@@ -73,8 +76,8 @@ class _Passes:
         self.leaving: deque[tuple[int, int]] = deque()
         """(place, bytes) of inputs on their way to the host, in the order of the link."""
         self.occupied = self.peak = 0
-        if layout.clipped:  # the visits are the last of a step
-            self.visits.extend(sorted(layout.pulled))
+        if placement.clipped:  # the visits are the last of a step
+            self.visits.extend(sorted(placement.pulled))
             self.occupied = sum(self.weights[unit] for unit in self.visits)
         self._step()
         if self.visits:
@@ -87,7 +90,7 @@ class _Passes:
             self._backward(unit)
         if self.joins:
             held = self.occupied
-            for unit in sorted(self.layout.resident - self.layout.pulled - {0, self.head}):
+            for unit in sorted(self.placement.resident - self.placement.pulled - {0, self.head}):
                 if not self.replayed[unit]:  # else they were joined in the backward pass
                     self.peak = max(self.peak, held + self.weights[unit])
                 held -= self.weights[unit]
@@ -110,7 +113,7 @@ class _Passes:
 
     def _forward(self, unit: int) -> None:
         cost, micros = self.units[unit], self.micros
-        keeps = unit == self.head or unit in self.layout.kept
+        keeps = unit == self.head or unit in self.placement.kept
         scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
         if self.replayed[unit]:
             scratch = 0
@@ -129,42 +132,42 @@ class _Passes:
                 self.leaving.append((unit * micros + micro, cost.input_bytes))
 
     def _backward(self, unit: int) -> None:
-        cost, micros, layout = self.units[unit], self.micros, self.layout
-        streamed = unit not in layout.resident
-        first_streamed_gone = unit + layout.gradient_slots < self.head
+        cost, micros, placement = self.units[unit], self.micros, self.placement
+        streamed = unit not in placement.resident
+        first_streamed_gone = unit + placement.gradient_slots < self.head
         for micro in range(micros):
             if self.stashed[unit]:
                 self._left(unit * micros + micro)
-                self._visited_but(layout.state_slots)  # states came by the same link, before
-            if unit not in layout.kept and not self.replayed[unit]:
+                self._visited_but(placement.state_slots)  # states came by the same link, before
+            if unit not in placement.kept and not self.replayed[unit]:
                 self._take(cost.kept_bytes, cost.recompute_scratch_bytes)
             if streamed and micro == 0 and first_streamed_gone:
                 self._left(self.head * micros)  # before gradients that left by the same link
             self._backward_visit(unit, micro)
-        if unit and not streamed and not layout.clipped:
+        if unit and not streamed and not placement.clipped:
             self._update(unit)
 
     def _update(self, unit: int) -> None:
         """A resident unit's update frees its gradients: now, or when it visits."""
-        if unit in self.layout.pulled:
+        if unit in self.placement.pulled:
             self.visits.append(unit)
         else:
             self.occupied -= self.weights[unit]
 
     def _backward_visit(self, unit: int, micro: int) -> None:
-        cost, layout = self.units[unit], self.layout
-        fresh = unit in layout.resident and 0 < unit < self.head
-        holds = unit in layout.kept and unit < self.head and not self.stashed[unit + 1]
+        cost, placement = self.units[unit], self.placement
+        fresh = unit in placement.resident and 0 < unit < self.head
+        holds = unit in placement.kept and unit < self.head and not self.stashed[unit + 1]
         output = self.units[unit + 1].input_bytes if holds else 0
         scratch = cost.backward_scratch_bytes - output
-        if unit not in layout.resident or (fresh and micro > 0):
+        if unit not in placement.resident or (fresh and micro > 0):
             scratch += self.weights[unit]
         if self.replayed[unit]:
             scratch = 0
         gradients = self.weights[unit] if fresh and micro == 0 else 0
         self._take(gradients + (cost.input_bytes if unit else 0), max(0, scratch))
         self.occupied -= 0 if self.replayed[unit] else cost.kept_bytes
-        if unit and not self.stashed[unit] and unit - 1 not in layout.kept:
+        if unit and not self.stashed[unit] and unit - 1 not in placement.kept:
             self.occupied -= cost.input_bytes
         if unit < self.head:
             self.occupied -= self.units[unit + 1].input_bytes + output

@@ -39,19 +39,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from workbench.core.spec import RunSpec
-from workbench.methods.offload.draft import Layout
 from workbench.methods.offload.evaluate import STEPS, Candidate, as_plan, evaluate
 from workbench.methods.offload.module_layers import in_layers
-from workbench.methods.stronghold.choice import Choice, layout_of
+from workbench.methods.offload.placement import Placement
+from workbench.methods.stronghold.choice import Choice, placement_of
+from workbench.methods.stronghold.evaluation_cache import STEPS as SEARCH_STEPS
 from workbench.methods.stronghold.evaluation_cache import EvaluationCache, go_on
-from workbench.methods.stronghold.quick import QUICK_STEPS, Before, QuickSearch
 from workbench.methods.stronghold.search import Search
+from workbench.methods.stronghold.space import EarlierChoice, SearchSpace
 from workbench.profile.budgets import Budgets
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.plan import CLIPPED, Plan
 from workbench.schedule.simulate import simulate
 
-__all__ = ["Choice", "Planner", "fits", "layout_of", "plan"]
+__all__ = ["Choice", "Planner", "fits", "placement_of", "plan"]
 
 RECENT = 8
 """Questions whose evaluations are kept."""
@@ -59,16 +60,13 @@ RECENT = 8
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The fastest choice within the budgets; the smallest window where times are equal."""
-    spec, profile = in_layers(spec, profile)
-    budgets = Budgets.of(spec, profile, allocated=True)
-    choice = _searched(spec, profile, budgets, EvaluationCache(spec, profile))
-    return _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
+    space = _space(spec, profile)
+    return _checked(space, Search(space).run())
 
 
 def fits(spec: RunSpec, profile: Profile) -> bool:
     """Whether any choice is within the budgets, without a search for the fastest."""
-    spec, profile = in_layers(spec, profile)
-    return Search(spec, profile, Budgets.of(spec, profile, allocated=True)).fits()
+    return _space(spec, profile).fits()
 
 
 class Planner:
@@ -83,8 +81,8 @@ class Planner:
         self._check = check
         self._recent: deque[tuple[RunSpec, EvaluationCache]] = deque(maxlen=RECENT)
         self._asked: tuple[RunSpec, Profile] | None = None
-        self._before: Before | None = None
-        self._chosen: Before | None = None
+        self._before: EarlierChoice | None = None
+        self._chosen: EarlierChoice | None = None
         self._sketches: dict[Choice, Plan] = {}
 
     def plans(self, spec: RunSpec, profile: Profile) -> Iterator[Plan]:
@@ -93,114 +91,107 @@ class Planner:
 
         The first ones fit and are simulated, but not checked by all rules.
         """
-        spec, profile = in_layers(spec, profile)
-        budgets = Budgets.of(spec, profile, allocated=True)
         if self._asked != (spec, profile):
-            self._begin(spec, profile, budgets)
-        shown = None
-        for choice in self._quick.choices():
+            self._begin(spec, profile)
+        space, shown = self._search.space, None
+        for choice in self._search.soon():
             if choice == shown:
                 continue
-            shown = self._choose(choice, spec)
+            shown = self._choose(choice)
             if choice not in self._sketches:
-                sketch = _sketch(spec, profile, budgets, choice, self._quick.cache)
-                self._sketches[choice] = _plan(sketch, budgets, choice)
+                self._sketches[choice] = _sketch(space, choice)
             yield self._sketches[choice]
-        choice = self._choose(_searched(spec, profile, budgets, self._quick.cache), spec)
+        choice = self._choose(Search(space).run())
         self._check()
-        yield _plan(_candidate(spec, profile, budgets, choice), budgets, choice)
+        yield _checked(space, choice)
 
-    def _begin(self, spec: RunSpec, profile: Profile, budgets: Budgets) -> None:
+    def _begin(self, spec: RunSpec, profile: Profile) -> None:
         cache = self._known(spec, profile)
+        space = _space(spec, profile, cache, check=self._check)
         if cache is None:
-            cache = EvaluationCache(spec, profile, check=self._check)
-            self._recent.append((_without_budgets(spec), cache))
+            self._recent.append((_without_budgets(spec), profile, space.cache))
         self._asked = spec, profile
         self._before, self._chosen, self._sketches = self._chosen or self._before, None, {}
-        self._quick = QuickSearch(spec, profile, budgets, cache, before=self._before)
+        self._search = Search(space, before=self._before, known=space.cache.known())
 
     def fits(self, spec: RunSpec, profile: Profile) -> bool:
         """Whether any plan fits the budgets; evaluations of earlier questions are used."""
-        spec, profile = in_layers(spec, profile)
-        cache = self._known(spec, profile)
-        if cache is None:  # a new one is not kept, since nothing interrupts it
-            cache = EvaluationCache(spec, profile)
-        return Search(spec, profile, Budgets.of(spec, profile, allocated=True), cache).fits()
+        return _space(spec, profile, self._known(spec, profile)).fits()
 
-    def _choose(self, choice: Choice, spec: RunSpec) -> Choice:
-        self._chosen = Before(choice=choice, layers=spec.model.layers)
+    def _choose(self, choice: Choice) -> Choice:
+        self._chosen = EarlierChoice(choice=choice, layers=self._search.layers)
         return choice
 
     def _known(self, spec: RunSpec, profile: Profile) -> EvaluationCache | None:
         """The cache of an earlier question that differed in nothing but its budgets, or None."""
-        asked = _without_budgets(spec)
-        for known, cache in self._recent:
-            if known == asked and cache.profile == profile:
-                return cache
-        return None
-
-
-def _searched(spec: RunSpec, profile: Profile, budgets: Budgets, cache: EvaluationCache) -> Choice:
-    """The choice of the full search, which begins with the choice of the quick one."""
-    start = QuickSearch(spec, profile, budgets, cache, afresh=True).run()
-    return Search(spec, profile, budgets, cache).run(start)
+        asked = _without_budgets(spec), profile
+        return next((cache for *known, cache in self._recent if (*known,) == asked), None)
 
 
 def _without_budgets(spec: RunSpec) -> RunSpec:
     return spec.with_(device_memory=None, host_memory=None, disk_memory=None)
 
 
-def _plan(candidate: Candidate, budgets: Budgets, choice: Choice) -> Plan:
+def _space(
+    spec: RunSpec,
+    profile: Profile,
+    cache: EvaluationCache | None = None,
+    *,
+    check: Callable[[], None] = go_on,
+) -> SearchSpace:
+    spec, profile = in_layers(spec, profile)
+    budgets = Budgets.of(spec, profile, allocated=True)
+    return SearchSpace(budgets, cache or EvaluationCache(spec, profile, check=check))
+
+
+def _plan(space: SearchSpace, choice: Choice, candidate: Candidate) -> Plan:
     return as_plan(
         candidate,
-        budgets,
+        space.budgets,
         method="stronghold",
         window=choice.window,
         resident=choice.resident,
-        whole=choice.resident == candidate.schedule.num_units - 2,
+        whole=choice.resident == space.layers,
     )
 
 
-def _candidate(spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice) -> Candidate:
-    """The choice, checked by all rules and simulated with its events."""
-    layout = layout_of(spec, profile, choice)
-    settings = _settings(layout, choice)
-    found = evaluate(layout, profile, budgets, settings)
-    if not (layout.clipped and layout.eager):
-        return found
-    clips = simulate(found.schedule, ProfileCosts(profile, clips=True), steps=STEPS).step_seconds
-    settings[CLIPPED] = clips
-    return replace(found, schedule=replace(found.schedule, settings=settings))
+def _checked(space: SearchSpace, choice: Choice) -> Plan:
+    """The plan of a choice, checked by all rules and simulated with its events."""
+    profile, placement = space.profile, placement_of(space.spec, space.profile, choice)
+    settings = _settings(placement, choice)
+    found = evaluate(placement, profile, space.budgets, settings)
+    if placement.clipped and placement.eager:
+        costs = ProfileCosts(profile, clips=True)
+        settings[CLIPPED] = simulate(found.schedule, costs, steps=STEPS).step_seconds
+        found = replace(found, schedule=replace(found.schedule, settings=settings))
+    return _plan(space, choice, found)
 
 
-def _sketch(
-    spec: RunSpec, profile: Profile, budgets: Budgets, choice: Choice, cache: EvaluationCache
-) -> Candidate:
-    """The choice, simulated with its events, and with the memory that its trial proved."""
-    layout, limits = layout_of(spec, profile, choice), budgets.to_dict()
-    settings = _settings(layout, choice)
-    if layout.clipped and layout.eager:
-        stands, clips = cache.step_seconds(choice, QUICK_STEPS)
+def _sketch(space: SearchSpace, choice: Choice) -> Plan:
+    """The plan of a choice, simulated with its events, and with the memory that its trial
+    proved."""
+    cache, limits = space.cache, space.budgets.to_dict()
+    placement = placement_of(space.spec, space.profile, choice)
+    settings = _settings(placement, choice)
+    if placement.clipped and placement.eager:
+        stands, clips = cache.step_seconds(choice)
         settings[CLIPPED] = stands if clips is None else clips
     peak = cache.peaks(choice, limits)
-    within = budgets.lacking(peak) is None
+    within = space.budgets.lacking(peak) is None
     schedule = replace(cache.schedule(choice), budgets=limits if within else {}, settings=settings)
-    return Candidate(
-        layout=layout,
-        schedule=schedule,
-        peak=peak,
-        simulation=simulate(schedule, ProfileCosts(profile), steps=QUICK_STEPS),
-    )
+    simulation = simulate(schedule, ProfileCosts(space.profile), steps=SEARCH_STEPS)
+    found = Candidate(placement=placement, schedule=schedule, peak=peak, simulation=simulation)
+    return _plan(space, choice, found)
 
 
-def _settings(layout: Layout, choice: Choice) -> dict[str, int | float | str | bool | None]:
+def _settings(placement: Placement, choice: Choice) -> dict[str, int | float | str | bool | None]:
     return {
-        "slots": layout.slots,
+        "slots": placement.slots,
         "pulled_layers": choice.pulled,
         "kept_layers": choice.kept,
         "stashed_inputs": choice.stash,
-        "eager_updates": len(layout.eager),
-        "disk_layers": len(layout.on_disk),
-        "host_workers": layout.host_workers,
-        "replayed": layout.replay,
+        "eager_updates": len(placement.eager),
+        "disk_layers": len(placement.on_disk),
+        "host_workers": placement.host_workers,
+        "replayed": placement.replay,
     }

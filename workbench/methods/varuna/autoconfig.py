@@ -25,12 +25,12 @@ from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.balance import Stages
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import ORDERS, in_flight
-from workbench.methods.pipeline.outlook import Outlook, Question, line_of
+from workbench.methods.pipeline.prediction import Prediction, Question, line_of
 from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.quick import Links
 from workbench.methods.pipeline.shapes import Cut, search
 from workbench.methods.pipeline.slice_sizes import SliceSizes
-from workbench.profile.slices import ModelProfile, Named, Wire, load
+from workbench.profile.slices import Named, SliceProfile, Wire, load
 from workbench.schedule.plan import Candidate, DoesNotFit
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
@@ -42,27 +42,31 @@ SEEDS = 3
 
 
 class HostsNetwork:
-    """Links within hosts and between them, and sums over rings (pipeline/outlook.py)."""
+    """Links within hosts and between them, and sums over rings (pipeline/prediction.py)."""
 
     contention, norm_s, by_stage = None, 0.0, True
 
-    def __init__(self, profile: ModelProfile, gpus_per_vm: int) -> None:
+    def __init__(self, profile: SliceProfile, gpus_per_vm: int) -> None:
         self._profile, self._per_host = profile, gpus_per_vm
 
     def pass_seconds(self, alone: float) -> float:
         return alone
 
-    def wires(self, stages: int, ranks: int, copy: int = 0) -> list[Wire | None]:
-        """Wires of the links between stages of one copy, whose ranks are neighbours."""
-        hosts = [(copy * ranks + stage % ranks) // self._per_host for stage in range(stages)]
+    def wires(self, positions: Sequence[int], copy: int = 0) -> list[Wire | None]:
+        """Wires of the links between stages at these positions of one copy, whose ranks are
+        neighbours."""
+        first = copy * (1 + max(positions))
+        hosts = [(first + position) // self._per_host for position in positions]
         return [
             self._profile.within if a == b else self._profile.between for a, b in pairwise(hosts)
         ]
 
-    def messages(self, nbytes: Sequence[int], ranks: int, replicas: int) -> list[Links]:
+    def messages(
+        self, nbytes: Sequence[int], positions: Sequence[int], replicas: int
+    ) -> list[Links]:
         found = []
         for copy in range(replicas):
-            wires = self.wires(len(nbytes) + 1, ranks, copy)
+            wires = self.wires(positions, copy)
             times = [n / wire.bytes_per_s for n, wire in zip(nbytes, wires, strict=True)]
             latencies = tuple(wire.latency_s for wire in wires)
             found.append(Links(seconds=latencies, places=True, wire_s=tuple(times)))
@@ -93,7 +97,7 @@ class HostsNetwork:
         stages, replicas = row.stages, row.replicas
         if replicas > 1 and not self._profile.sums:
             return "sums over copies were not profiled; profile on two ranks or more"
-        wires = [wire for copy in range(replicas) for wire in self.wires(stages, stages, copy)]
+        wires = [wire for copy in range(replicas) for wire in self.wires(range(stages), copy)]
         if None in wires:
             where = "between hosts" if self._profile.between is None else "within a host"
             return f"messages {where} were not profiled; profile on such ranks"
@@ -127,7 +131,7 @@ class AutoConfig:
         capacity = gpu_memory_capacity
         self._question = Question(
             sizes=SliceSizes(self.profile), units=len(self.profile.slices), ranks=num_gpus,
-            batch=batch_size, micros=self.profile.samples, activations="keep",
+            batch=batch_size, micro_sizes=self.profile.samples, activations="keep",
             device_bytes=self.profile.device_bytes if capacity is None else parse_bytes(capacity),
             orders=("varuna", *others) if order == "auto" else (order,),
         )  # fmt: skip
@@ -137,7 +141,7 @@ class AutoConfig:
         fitting = [row for row in reversed(self.candidates) if not row.reason]
         self.batch_times = {row.stages: row.seconds for row in fitting}
         """Stages -> seconds of the fastest shape with so many that fits; of those that are far from
-        the best of all seconds and memory are foreseen, or seconds are the least that they can be
+        the best of all seconds and memory are predicted, or seconds are the least that they can be
         (`candidates`)."""
         self.micro_batch = {row.stages: row.micro for row in fitting}
         """Stages -> samples of its micro-batches."""
@@ -171,13 +175,15 @@ class AutoConfig:
             needed, there = format_bytes(most), format_bytes(asked.device_bytes)
             reason = f"{needed} of device memory are needed, {there} are there"
             return replace(row, device_bytes=most, reason=reason), stages
-        outlook = Outlook(asked, self._network, row)
-        steps = (outlook.seconds(stages, jitter) for jitter in self._draws(row.stages, stages))
+        prediction = Prediction.of(asked, self._network, row)
+        steps = (
+            prediction.seconds(stages, jitter) for jitter in self._draws(line.positions, stages)
+        )
         return replace(row, device_bytes=most, seconds=fmean(steps)), stages
 
-    def _draws(self, ranks: int, stages: Stages) -> list[Jitter]:
+    def _draws(self, positions: Sequence[int], stages: Stages) -> list[Jitter]:
         """The measured jitter of a pipeline's passes and links, under each seed."""
-        wires = self._network.wires(len(stages), ranks)
+        wires = self._network.wires(positions)
         jitter = Jitter(
             compute_s=tuple(self.profile.jitter.sd_s * len(units) ** 0.5 for units in stages),
             network_s=tuple(wire.jitter.sd_s for wire in wires) or 0.0,

@@ -52,8 +52,8 @@ class Lifeline:
         """Whether this process has heard that a checkpoint is wanted."""
         if threading.current_thread() is threading.main_thread():
             self._take_over()
-        told = self.worker is not None and self.worker.save_wanted()
-        return told or self._signalled
+        asked = self.worker is not None and self.worker.save_wanted()
+        return asked or self._signalled
 
     def answer(self, save: Callable[[], None]) -> None:
         """At the point where all processes may save: have the script's handler do what it does;
@@ -68,28 +68,19 @@ class Lifeline:
         self.worker.leave()
         raise SystemExit(0)
 
-    def progress(self, step: int, seconds: float, forward_s: float | None, loss: str) -> None:
-        """So many steps are done."""
-        if self.worker is not None:
-            self.worker.progress(step, seconds, forward_s, loss)
-
-    def has_cut(self, cut: str, nbytes: int) -> None:
-        """This process, the first, has found where to cut the module, of so many bytes."""
-        if self.worker is not None:
-            self.worker.has_cut(cut, nbytes)
-
     @property
-    def told(self) -> int | None:
+    def resume_step(self) -> int | None:
         """Step of the checkpoint that the launcher's job goes on from; None for none, or no job."""
         return None if self.worker is None else self.worker.resume_step
 
     def loaded(self, folder: Path, step: int | None) -> None:
         """A folder's checkpoint of a step is taken up, or it has none. Raises ValueError where the
         launcher's job goes on from one: the script would begin anew unnoticed."""
-        if self.told is not None and step is None:
+        if self.resume_step is not None and step is None:
             raise ValueError(
                 f"{folder} has no checkpoint of this job, which goes on from one of step "
-                f"{self.told}; give load_checkpoint the folder into which checkpoints are written"
+                f"{self.resume_step}; give load_checkpoint the folder into which checkpoints are "
+                "written"
             )
         if self.worker is not None and step is not None:
             self.worker.loaded(step, folder)
@@ -97,25 +88,15 @@ class Lifeline:
     def check_begins(self, step: int) -> None:
         """Raise ValueError where the first step of a round is not the one after the checkpoint that
         the launcher's job goes on from."""
-        if self.told not in (None, step):
+        if self.resume_step not in (None, step):
             raise ValueError(
-                f"the job goes on from step {self.told} (--resume_step), and this model is at step "
-                f"{step}; call load_checkpoint before the first step"
+                f"the job goes on from step {self.resume_step} (--resume_step), and this model is "
+                f"at step {step}; call load_checkpoint before the first step"
             )
-
-    def busy(self) -> None:
-        """This process gets on with something that is no step."""
-        if self.worker is not None:
-            self.worker.working()
 
     def may_commit(self, folder: Path, step: int) -> bool:
         """Whether a checkpoint may be put in its place in a folder."""
         return self.worker is None or self.worker.may_commit(step, folder)
-
-    def committed(self, step: int) -> None:
-        """A checkpoint is in its place."""
-        if self.worker is not None:
-            self.worker.committed(step)
 
     def _take_over(self) -> None:
         """Call a handler that the script has set, at the right point only."""

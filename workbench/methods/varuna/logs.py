@@ -36,19 +36,17 @@ class LossLine(NamedTuple):
     total_s: float
     loss: float
     shape: tuple[int, int] | None
-    """Stages and replicas, once the log has told them."""
+    """Stages and replicas, once the log has them."""
 
 
 class WorkerLogs:
     """Writes the logs of one worker into a folder."""
 
-    def __init__(
-        self, folder: Path, places: StageMap, *, chunk: int, stage: int, replica: int
-    ) -> None:
+    def __init__(self, folder: Path, ranks: StageMap, rank: int, micro_size: int) -> None:
         """The first replica of the last stage writes losses, too."""
         folder.mkdir(parents=True, exist_ok=True)
-        stages, replicas = places.stages, places.replicas
-        name = f"varuna_logs-{replicas}dp-{chunk}mBS-stage{stage}of{stages}_{replica}"
+        (stage, replica), stages, replicas = ranks.place(rank), ranks.stages, ranks.replicas
+        name = f"varuna_logs-{replicas}dp-{micro_size}mBS-stage{stage}of{stages}_{replica}"
         self._tasks, self._began = folder / name, time.monotonic()
         self._losses = folder / LOSS_LOG if (stage, replica) == (stages - 1, 0) else None
         self._total = 0.0
@@ -81,8 +79,8 @@ def read_losses(path: Path) -> list[LossLine]:
     found: list[LossLine] = []
     shape = None
     for line in path.read_text(errors="replace").splitlines():
-        if told := RESUMED.search(line):
-            shape = int(told[1]), int(told[2])
+        if resumed := RESUMED.search(line):
+            shape = int(resumed[1]), int(resumed[2])
             continue
         try:
             step_s, total_s, _, _, loss = map(float, line.split(","))

@@ -105,7 +105,7 @@ class Varuna(StagePipeline):
         Raises ValueError, one sentence, for what cannot be trained."""
         self._lifeline = Lifeline()
         plan = StepPlan(
-            places=StageMap.parse(stage_to_rank_map), order=order, chunks=chunks,
+            map=StageMap.parse(stage_to_rank_map), order=order, chunks=chunks,
             activations=activations, stash=stash, stash_on=stash_on,
         )  # fmt: skip
         worker = self._lifeline.worker
@@ -130,15 +130,16 @@ class Varuna(StagePipeline):
         )  # fmt: skip
         alone = isinstance(model, nn.Module) or (worker is not None and has_room(worker.nbytes))
         logs = logs or self._lifeline.logs
+        self._busy = getattr(worker, "working", int)
+        """Tells a launcher, where there is one, that this process gets on."""
         super().__init__(
             model, job, turn=0 if alone else max(0, local_rank), records=bool(logs),
-            busy=self._lifeline.busy, job_id=worker.job if worker else "",
+            busy=self._busy, job_id=worker.job if worker else "",
             began=worker.began if worker else None,
         )  # fmt: skip
-        if self.rank == 0 and plan.one_each:
-            self._lifeline.has_cut(self.stages, self._own.nbytes)
-        place = {"stage": self.stage, "replica": self.replica}
-        self._logs = WorkerLogs(Path(logs), self.map, chunk=chunk_size, **place) if logs else None
+        if worker is not None and self.rank == 0 and plan.one_each:
+            worker.has_cut(self.stages, self._own.nbytes)
+        self._logs = WorkerLogs(Path(logs), self.map, self.rank, chunk_size) if logs else None
         self._unchanged = Unchanged(model) if isinstance(model, nn.Module) else None
         self._due, self._begins = False, True
         """Whether a checkpoint was wanted during the last step; whether there was none yet."""
@@ -185,8 +186,9 @@ class Varuna(StagePipeline):
         began, scale = time.monotonic(), self.scale.value
         ended = self.passes(inputs, clip_grad_max_norm, wanted=self._lifeline.wanted)
         self._due = ended.wanted
-        forward_s = self._stepping.forward_s()
-        self._lifeline.progress(self.steps, self.step_seconds, forward_s, f"{ended.loss:.4f}")
+        if (worker := self._lifeline.worker) is not None:
+            forward_s = self._stepping.forward_s()
+            worker.progress(self.steps, self.step_seconds, forward_s, f"{ended.loss:.4f}")
         if self._logs is not None:
             self._logs.step(
                 self._stepping.events, began,
@@ -207,9 +209,8 @@ class Varuna(StagePipeline):
         Raises ValueError for what no checkpoint holds."""
         folder = self._store(global_store)
         saving = self.checkpoints.save(folder, partial(self._lifeline.may_commit, folder))
-        step = self.steps
-        if self.rank == 0:
-            saving.then(lambda: self._lifeline.committed(step))
+        if (worker := self._lifeline.worker) is not None and self.rank == 0:
+            saving.then(partial(worker.committed, self.steps))
         return saving
 
     def load_checkpoint(self, global_store: str | Path | None = None) -> int | None:
@@ -219,17 +220,18 @@ class Varuna(StagePipeline):
         none. Later rounds of a job take the one of their --resume_step, and no other. Every process
         calls it. Raises ValueError for a checkpoint of another module or batch, for a damaged one,
         and where there is none though the launcher's job goes on from one."""
-        folder, told = self._store(global_store), self._lifeline.told if self._begins else None
+        folder, step = self._store(global_store), self._lifeline.resume_step
+        step = step if self._begins else None
         try:
-            found = self.checkpoints.load(folder, self._lifeline.folder, told)
+            found = self.checkpoints.load(folder, self._lifeline.folder, step)
         except Damaged as damaged:
-            if told is not None:  # the next round begins from an older one
+            if step is not None:  # the next round begins from an older one
                 put = int if self.rank else partial(set_aside, damaged.path)
                 as_one(put, self._everybody)
             raise
         if self._begins:
             self._lifeline.loaded(folder, found)
-        self._lifeline.busy()
+        self._busy()
         return found
 
     def _store(self, given: str | Path | None) -> Path:

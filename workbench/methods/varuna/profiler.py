@@ -115,10 +115,10 @@ class Profiler:
             return path
         found: Found = {}
         for measured in as_one(partial(self._measured, sizes), self._everybody):
-            for unit, told, singles in measured:
-                found[unit] = read_as(form.Slice, told, f"slice {unit}"), singles
+            for unit, fields, singles in measured:
+                found[unit] = read_as(form.Slice, fields, f"slice {unit}"), singles
         slices, singles = zip(*(found[unit] for unit in range(self._slices.count)), strict=True)
-        able = sizes[: min(len(each.passes) for each in slices)]
+        able = sizes[: min(len(each.costs) for each in slices)]
         memory = as_one(partial(memory_of, self._device, self._per_host), self._everybody)
         largest = max((each.boundary_bytes for each in slices[1:]), default=0) * max(able)
         within, between = self._network.wires(largest)
@@ -127,9 +127,10 @@ class Profiler:
         apart = [abs(each - median(seconds)) for seconds in every for each in seconds]
         # A pass that was disturbed all the time says nothing of the others.
         jitter = form.Deviation(median_s=median(apart), sd_s=median(map(pstdev, every)))
-        profile = form.ModelProfile(
+        profile = form.SliceProfile(
             model=self.model, machine=self.machine, device_bytes=min(room for room, _ in memory),
-            slices=tuple(replace(each, passes=each.passes[: len(able)]) for each in slices),
+            samples=tuple(able),
+            slices=tuple(replace(each, costs=each.costs[: len(able)]) for each in slices),
             tied=self._tied, within=within, between=between, sums=sums, jitter=jitter,
             library_bytes=max(library for _, library in memory),
             lacking=tuple(sizes[len(able) :]),

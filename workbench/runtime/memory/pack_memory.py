@@ -9,29 +9,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from workbench.model.base import LayeredModel
-from workbench.runtime.memory.device_budget import DeviceMeter
 from workbench.runtime.memory.storage import States
 from workbench.runtime.memory.visits import VisitLayout
 from workbench.runtime.passes.links import placed
+from workbench.runtime.passes.rank_context import RankContext
 from workbench.schedule import buffers as name
-from workbench.schedule.schedule import DEVICE, Schedule
+from workbench.schedule.schedule import DEVICE
 
 
 class PackMemory:
     """Memory and modules of one rank, by the schedule's names."""
 
-    def __init__(
-        self,
-        model: LayeredModel,
-        schedule: Schedule,
-        layouts: list[VisitLayout],
-        rank: int,
-        meter: DeviceMeter,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._schedule, self._layouts, self._dtype = schedule, layouts, dtype
+    def __init__(self, context: RankContext) -> None:
+        schedule, layouts, rank = context.schedule, context.layouts, context.board.position
+        meter = context.meter
+        self._schedule, self._layouts, self._dtype = schedule, layouts, context.dtype
         sizes = schedule.slot_bytes(DEVICE, rank)
         sizes.pop("inbox", None)  # which others map (inbox.py)
         for label, buffer in schedule.buffers.items():
@@ -61,7 +53,9 @@ class PackMemory:
                 self.gradients[label] = layout.views(place)
                 continue
             if (unit, place.data_ptr()) not in shared:
-                module = model.empty_module(unit, device=device, dtype=dtype)
+                module = context.model.empty_module(
+                    unit, device=context.device, dtype=context.dtype
+                )
                 shared[unit, place.data_ptr()] = module
                 self.parameters[module] = layout.point(module, place)
             self.modules[label] = shared[unit, place.data_ptr()]

@@ -13,20 +13,14 @@ from pathlib import Path
 import torch
 from torch.distributed import ProcessGroup
 
-from workbench.core.spec import RunSpec
-from workbench.model.base import LayeredModel
-from workbench.model.text import Batches
-from workbench.runtime.executor.board import Board
 from workbench.runtime.executor.match import ON_RANKS
 from workbench.runtime.memory.deferred_frees import DeferredFrees
-from workbench.runtime.memory.device_budget import DeviceMeter
 from workbench.runtime.memory.pack_memory import PackMemory
-from workbench.runtime.memory.shared import SharedHost
 from workbench.runtime.memory.traffic import Traffic
-from workbench.runtime.memory.visits import VisitLayout
 from workbench.runtime.passes.activation_store import ActivationStore
-from workbench.runtime.passes.bundle import Boundary, bytes_of, copy_into
+from workbench.runtime.passes.bundle import Boundary, Bundle, bytes_of, copy_into
 from workbench.runtime.passes.links import Links, links_of
+from workbench.runtime.passes.rank_context import RankContext
 from workbench.runtime.passes.rank_passes import RankPasses
 from workbench.runtime.protocols import Transport, Updates
 from workbench.runtime.transport.groups import Groups
@@ -35,60 +29,44 @@ from workbench.runtime.transport.peer_transport import PeerTransport
 from workbench.runtime.updates.residents import Residents
 from workbench.schedule import buffers as name
 from workbench.schedule.action import GUESS, RECEIVES, SENDS, Action, Kind
-from workbench.schedule.schedule import Schedule
 
 
 class PackEngine:
     """Performs the actions of one rank (the executor's `Work`)."""
 
     def __init__(
-        self,
-        model: LayeredModel,
-        schedule: Schedule,
-        spec: RunSpec,
-        batches: Batches,
-        host: SharedHost,
-        board: Board,
-        meter: DeviceMeter,
-        layouts: list[VisitLayout],
-        updates: Updates,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        inbox: Inbox,
-        folder: Path,
+        self, context: RankContext, updates: Updates, inbox: Inbox, folder: Path,
         group: ProcessGroup | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """In `folder` the ranks tell each other what their messages need. `group` is as for
         `Rank`."""
-        self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
-        self.device, self.dtype, self.board, self.meter = device, dtype, board, meter
-        position = board.position
+        self._context, schedule = context, context.schedule
+        model, device, dtype = context.model, context.device, context.dtype
+        self.board, self.meter = context.board, context.meter
         self.traffic = Traffic(device)
-        self._host, self._layouts, self._updates = host, layouts, updates
+        self._host, self._layouts, self._updates = context.host, context.layouts, updates
         self._groups, self._handed = Groups(schedule, group), group is not None
-        mine = [action for action in schedule.actions if action.rank == position]
+        mine = context.actions
         self._numbers = {a.name: n for n, a in enumerate(schedule.actions) if a.kind is Kind.NORM}
         self._links = {action.name: links_of(action, schedule) for action in mine}
         spans = [action.span for action in mine if action.samples] or [(0, 0)]
         span = min(spans)[0], max(end for _, end in spans)
         boundaries = {
-            unit: Boundary(model.boundary(unit, spec.model.seq), dtype)
+            unit: Boundary(model.boundary(unit, context.spec.model.seq), dtype)
             for unit in range(1, model.num_units)
         }
-        deferred = DeferredFrees(schedule, position)
+        deferred = DeferredFrees(schedule, self.board.position)
         self._activations = ActivationStore(boundaries, *span, device, deferred)
         self.transport: Transport = PeerTransport(
-            schedule, board, inbox, self._activations, self.traffic,
+            schedule, self.board, inbox, self._activations, self.traffic,
             folder=folder, device=device, dtype=dtype,
         )  # fmt: skip
-        self._memory = PackMemory(model, schedule, layouts, position, meter, dtype, device)
-        self._residents = Residents(self._memory, layouts, mine, updates, board)
+        self._memory = PackMemory(context)
+        self._residents = Residents(self._memory, self._layouts, mine, updates, self.board)
         self._passes = RankPasses(
-            model, schedule, spec, batches,
-            rank=position, mine=mine, links=self._links, span=span, replica=board.replica,
-            memory=self._memory, activations=self._activations, boundaries=boundaries, meter=meter,
-            device=device, dtype=dtype, complete=self._residents.passed,
+            context, links=self._links, span=span, memory=self._memory,
+            activations=self._activations, boundaries=boundaries,
+            complete=self._residents.passed,
         )  # fmt: skip
         self.statistics = self._passes.statistics
         self._work: dict[Kind, Callable[[Action, Links, int], None]] = {
@@ -180,12 +158,12 @@ class PackEngine:
     def _load(self, action: Action, links: Links, step: int) -> None:
         layout = self._layouts[action.unit]
         place = self._memory.place(links.weights, layout.numel)
-        own = self._host.view(name.host_weights(action.unit), self.dtype)
+        own = self._host.view(name.host_weights(action.unit), self._context.dtype)
         place[: layout.flat.numel].copy_(own, non_blocking=True)
         for loan in layout.loans:
-            lent = self._host.view(name.host_weights(loan.owner), self.dtype)
+            lent = self._host.view(name.host_weights(loan.owner), self._context.dtype)
             place[loan.place].copy_(lent[loan.lent], non_blocking=True)
-        self.traffic.count("load", layout.numel * self.dtype.itemsize, action.kind)
+        self.traffic.count("load", layout.numel * self._context.dtype.itemsize, action.kind)
 
     def _send(self, action: Action, links: Links, step: int) -> None:
         if action.microbatch is None:
@@ -215,24 +193,26 @@ class PackEngine:
     def _sum(self, action: Action, links: Links, step: int) -> None:
         """A sum of gradients that lacks micro-batches, away from the device or back to it."""
         here = self._memory.place(links.gradients, self._layouts[action.unit].numel)
-        there, out = self._host.view(links.host, self.dtype), action.kind is Kind.SUM_OUT
+        there, out = self._host.view(links.host, self._context.dtype), action.kind is Kind.SUM_OUT
         ends = (there, here) if out else (here, there)
         self.traffic.copy("store" if out else "load", *ends, action.kind)
 
     def _stash(self, action: Action, links: Links, step: int) -> None:
         source = self._activations.read(links.source, action.span)
-        copy_into(
-            self._activations.stashed(action, links.host, self._host, self.spec.batch), source
-        )
+        copy_into(self._stashed(action, links), source)
         self.traffic.count("store", bytes_of(source), action.kind)
         self._activations.drop(action, step)
 
     def _fetch(self, action: Action, links: Links, step: int) -> None:
-        source = self._activations.stashed(action, links.host, self._host, self.spec.batch)
+        source = self._stashed(action, links)
         with self.meter:
-            here = tuple(t.to(self.device, non_blocking=True, copy=True) for t in source)
+            here = tuple(t.to(self._context.device, non_blocking=True, copy=True) for t in source)
         self._activations.lay(links.target, here, action)
         self.traffic.count("load", bytes_of(source), action.kind)
+
+    def _stashed(self, action: Action, links: Links) -> Bundle:
+        batch = self._context.spec.batch
+        return self._activations.stashed(action, links.host, self._host, batch)
 
     def _reduce(self, action: Action, links: Links, step: int) -> None:
         gradients = self._memory.place(links.gradients, self._layouts[action.unit].numel)

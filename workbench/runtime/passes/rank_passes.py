@@ -13,11 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from workbench.core.spec import RunSpec
-from workbench.model.base import Context, LayeredModel
-from workbench.model.text import Batches
+from workbench.model.base import Context
 from workbench.model.weighing import weight_of_step
-from workbench.runtime.memory.device_budget import DeviceMeter
 from workbench.runtime.memory.pack_memory import PackMemory
 from workbench.runtime.passes.activation_store import ActivationStore
 from workbench.runtime.passes.alike import Alike
@@ -25,12 +22,12 @@ from workbench.runtime.passes.bundle import Boundary, Bundle, bundled, single
 from workbench.runtime.passes.chains import RecordedPass, recorded_passes
 from workbench.runtime.passes.differentiation import Above, Differentiation
 from workbench.runtime.passes.links import Links
+from workbench.runtime.passes.rank_context import RankContext
 from workbench.runtime.passes.replay import Chain, Replays
 from workbench.runtime.passes.statistics import Statistics
 from workbench.runtime.passes.template import Template, compiles
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
-from workbench.schedule.schedule import Schedule
 
 
 @dataclass
@@ -54,35 +51,18 @@ class RankPasses:
     """Performs a rank's passes; `statistics` are BatchNorm's, of the layers that it runs."""
 
     def __init__(
-        self,
-        model: LayeredModel,
-        schedule: Schedule,
-        spec: RunSpec,
-        batches: Batches,
-        *,
-        rank: int,
-        mine: Sequence[Action],
-        links: Mapping[str, Links],
-        span: tuple[int, int],
-        replica: int,
-        memory: PackMemory,
-        activations: ActivationStore,
-        boundaries: Mapping[int, Boundary],
-        meter: DeviceMeter,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, context: RankContext, *, links: Mapping[str, Links], span: tuple[int, int],
+        memory: PackMemory, activations: ActivationStore, boundaries: Mapping[int, Boundary],
         complete: Callable[[Action], None],
-    ) -> None:
-        """`mine` are the rank's actions; `span` are the samples that pass it, counted among those
-        of its replica. `complete` hears of each pass that has added to gradients."""
-        self._model, self._spec, self._batches = model, spec, batches
-        self._links, self._memory, self._activations, self._complete = (
-            links,
-            memory,
-            activations,
-            complete,
-        )
-        self._meter, self._device, self._dtype = meter, device, dtype
+    ) -> None:  # fmt: skip
+        """`span` are the samples that pass the rank, counted among those of its replica. `complete`
+        hears of each pass that has added to gradients."""
+        model, schedule, spec = context.model, context.schedule, context.spec
+        mine, replica, rank = context.actions, context.board.replica, context.board.position
+        self._model, self._spec, self._batches = model, spec, context.batches
+        self._links, self._memory, self._activations = links, memory, activations
+        self._complete, device, dtype = complete, context.device, context.dtype
+        self._meter, self._device, self._dtype = context.meter, device, dtype
         self._first, self._end = span
         self._ahead, _ = schedule.mesh.share(spec.batch, replica)
         """Samples of the minibatch that are other replicas', before this one's."""

@@ -232,7 +232,7 @@ class Replays:
 
     def _back(self, chain: Chain) -> _FromCheckpoint:
         """The forward pass is launched: its backward pass reads nothing of it but the input, which
-        profiles see (profile/recorded.py)."""
+        profiles see (profile/variants.py)."""
         (module,), (parameters,) = chain.modules, chain.parameters
         x, y = self._differentiated(module, self._input[: chain.rows], True)
         with self._recording() as graph:

@@ -15,52 +15,59 @@ done: equal runs give equal bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from workbench.core.spec import RunSpec
 from workbench.runtime.executor.board import Board
-from workbench.runtime.executor.threads import POLITENESS
+from workbench.runtime.executor.threads import POLITENESS, update_threads
 from workbench.runtime.memory.shared import SharedHost
 from workbench.runtime.memory.storage import States
 from workbench.runtime.memory.visits import VisitLayout
+from workbench.runtime.passes.links import residents
 from workbench.runtime.updates import device_adam, host_adam, host_sums
 from workbench.runtime.updates.adam_step import AdamStep, Diverged, clip_coefficient
 from workbench.runtime.updates.guesses import Settled, apply
 from workbench.schedule import buffers as name
+from workbench.schedule.action import GUESS, Kind
+from workbench.schedule.schedule import Schedule
 
 
 class HostUpdates:
-    """The optimizer of one rank. `sharers` are the ranks that update each layer, on the host each
-    its share; `stay` are the layers whose states are on some rank's device."""
+    """The optimizer of one rank, of whose layers each is updated on the host or where it stays."""
 
     def __init__(
         self,
         spec: RunSpec,
+        schedule: Schedule,
         host: SharedHost,
         board: Board,
         layouts: list[VisitLayout],
         *,
         dtype: torch.dtype,
-        sharers: Sequence[Sequence[int]],
-        guesses: Sequence[int],
-        stay: frozenset[int],
-        clipped: bool,
-        threads: int,
-        polite: bool,
+        device: torch.device,
     ) -> None:
+        """The schedule says which ranks update each layer, on the host each its share."""
         self._spec, self._host, self._board, self._layouts = spec, host, board, layouts
-        self._dtype, self._sharers, self._clipped = dtype, sharers, clipped
-        self._threads, self._niceness = threads, POLITENESS if polite else 0
-        self._guesses = tuple(guesses)
+        updates = [action for action in schedule.actions if action.kind is Kind.UPDATE]
+        self._dtype, self._sharers = (
+            dtype,
+            [sorted({a.rank for a in updates if a.unit == unit}) for unit in range(len(layouts))],
+        )
+        self._clipped = any(action.kind is Kind.NORM for action in schedule.actions)
+        self._threads = update_threads(device.type, schedule.mesh.processes)
+        self._niceness = POLITENESS if device.type == "cuda" else 0
+        mine = (action for action in updates if action.rank == board.position)
+        self._guesses = tuple(action.unit for action in mine if action.turn == GUESS)
         """Layers that are updated before the norm is known, in the order their gradients come."""
         self._guessed: dict[int, AdamStep] = {}
         """Layer -> the update it was given before the norm was known."""
         self.settled = Settled()
         self._squares = torch.from_numpy(board.norms[board.rank])
-        self._lenders = {loan.owner for layout in layouts for loan in layout.loans} - stay
+        lenders = {loan.owner for layout in layouts for loan in layout.loans}
+        self._lenders = lenders - residents(schedule)
         """Layers whose gradients are in host memory when others' are added to them."""
 
     def share(self, unit: int) -> int:

@@ -15,11 +15,11 @@ from typing import Any
 
 from workbench.exhibits import EXHIBITS, find
 from workbench.runs.campaign import LIVE, Campaign, Status
+from workbench.runs.log_tail import last_lines
 from workbench.runs.progress import FINISHED, format_seconds
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.log_tail import last_lines
-from workbench.ui.sweeps.html import counted, told
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
+from workbench.ui.sweeps.html import counted, word_of
 from workbench.ui.tires import TIRES
 
 WORK = "workbench.ui.evaluation.work"
@@ -31,18 +31,18 @@ class Claim:
 
     figure: str
     campaign: Campaign
-    about: Answer
-    """As `evaluation_work.claim` tells."""
-    preview: Answer | None = None
-    shown: Answer | None = None
-    """As `evaluation_work.show` tells, of the last drawing that was asked for."""
+    about: HelperAnswer
+    """As `work.claim` tells."""
+    preview: HelperAnswer | None = None
+    shown: HelperAnswer | None = None
+    """As `work.show` tells, of the last drawing that was asked for."""
     status: Status = field(default_factory=Status)
     stale: bool = True
     """Whether points have arrived since the last drawing was asked for."""
-    _seen: tuple[Any, ...] = ()
 
     @property
     def name(self) -> str:
+        """Name of the exhibit: ``fig8a``."""
         return find(self.figure).name
 
     @property
@@ -52,6 +52,7 @@ class Claim:
 
     @property
     def live(self) -> bool:
+        """Whether a process runs its runs."""
         return self.status.state in LIVE
 
 
@@ -67,14 +68,14 @@ class Evaluation:
             Claim(
                 figure=figure,
                 campaign=Campaign(self.store, f"{find(figure).name}-{size}"),
-                about=self._ask("claim", figure=figure),
+                about=self._ask("claim", figure=figure, size=self.size),
             )
             for figure in EXHIBITS
         ]
         self.tires = Campaign(self.store, TIRES["name"])
-        self._compared: Answer | None = None
-        self.doctor: Answer | None = None
-        self.report: Answer | None = None
+        self._compared: HelperAnswer | None = None
+        self.doctor: HelperAnswer | None = None
+        self.report: HelperAnswer | None = None
 
     def claim(self, figure: str) -> Claim:
         """The claim of an exhibit, ``8a`` or ``fig8a``; raises ValueError naming the known ones."""
@@ -86,9 +87,9 @@ class Evaluation:
 
     # -- kick the tires -------------------------------------------------------------------------
 
-    def examine(self) -> Answer:
+    def examine(self) -> HelperAnswer:
         """Have the doctor look at this machine; the first time takes about half a minute."""
-        self.doctor = self.helper.ask(f"{WORK}:doctor", results=str(self.store.root))
+        self.doctor = self._ask("doctor")
         return self.doctor
 
     def kick(self) -> None:
@@ -120,8 +121,8 @@ class Evaluation:
         """Ask what would run, and for the figure of what there is, unless an earlier drawing is
         still under way."""
         if claim.shown is None or claim.shown.done:
-            claim.preview = self._ask("preview", figure=claim.figure)
-            claim.shown = self._ask("show", figure=claim.figure)
+            of = {"figure": claim.figure, "size": self.size}
+            claim.preview, claim.shown = self._ask("preview", **of), self._ask("show", **of)
             claim.stale = False
 
     def start(self, claim: Claim, *, detached: bool = False) -> None:
@@ -146,15 +147,10 @@ class Evaluation:
     def poll(self) -> Iterator[Claim]:
         """Look at what runs; yields the claims of which something is new. Cheap."""
         for claim in self.claims:
-            claim.status = status = claim.campaign.status()
-            counts = tuple(sorted(status.counts.items()))
-            seen = (status.state, status.text, counts, str(status.running), status.seconds_left)
-            if seen == claim._seen:
-                continue
-            if claim._seen and counts != claim._seen[2]:
-                claim.stale = True
-            claim._seen = seen
-            yield claim
+            before, claim.status = claim.status, claim.campaign.status()
+            claim.stale |= claim.status.counts != before.counts
+            if claim.status != before:
+                yield claim
 
     def counts(self, claim: Claim) -> dict[str, int]:
         """Runs by state, for all that is told of a claim: what its process says while it runs, else
@@ -172,7 +168,7 @@ class Evaluation:
         status, found = claim.status, counted(self.counts(claim))
         if status.state == "new":
             return "; ".join(filter(None, [found, "nothing of it was started from here yet"]))
-        parts = [told(status.state), found]
+        parts = [word_of(status.state), found]
         for run in status.running:
             loss = f", loss {run['loss']:.4f}" if run.get("loss") is not None else ""
             parts.append(f"step {run['step']} of {run['steps']}{loss} on {run['where']}")
@@ -187,16 +183,14 @@ class Evaluation:
 
     # -- all of them ----------------------------------------------------------------------------
 
-    def write_report(self) -> Answer:
+    def write_report(self) -> HelperAnswer:
         """Have the offline HTML report written; the answer is where it lies."""
-        where = {"size": self.size, "results": str(self.store.root)}
-        self.report = self.helper.ask(f"{WORK}:report", **where)
+        self.report = self._ask("report", size=self.size)
         return self.report
 
     def close(self) -> None:
         """End the helper process. What runs goes on, or ends with the kernel."""
         self.helper.close()
 
-    def _ask(self, function: str, *, figure: str) -> Answer:
-        where = {"size": self.size, "results": str(self.store.root)}
-        return self.helper.ask(f"{WORK}:{function}", figure=figure, **where)
+    def _ask(self, function: str, **arguments: Any) -> HelperAnswer:
+        return self.helper.ask(f"{WORK}:{function}", results=str(self.store.root), **arguments)

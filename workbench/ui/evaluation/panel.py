@@ -8,6 +8,7 @@ Whatever a button does can be done from code: ``panel.evaluation.start(claim)``,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import ipywidgets as widgets
@@ -17,7 +18,7 @@ from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.ui import html
 from workbench.ui.evaluation.control import Claim, Evaluation
 from workbench.ui.folds_panel import Folds
-from workbench.ui.frame_panel import button, framed
+from workbench.ui.frame_panel import button, checkbox, framed
 from workbench.ui.sweeps.html import KEEP, KEPT
 from workbench.ui.ticker import Ticker
 
@@ -32,22 +33,28 @@ class ClaimSection:
         self.panel, self.claim = panel, claim
         self.about = widgets.HTML(html.paragraph(SLOW, "soft"))
         self.preview = widgets.HTML()
-        self.run = button(
-            "Run", f"Start the runs of {claim.name} that have no record yet", self._run
+        evaluation, self.keep = panel.evaluation, checkbox(KEEP, KEPT)
+        self.run = self._button(
+            "Run",
+            f"Start the runs of {claim.name} that have no record yet",
+            lambda: evaluation.start(claim, detached=self.keep.value),
         )
-        self.cancel = button("Cancel", "End the current runs; finished ones stay", self._cancel)
-        self.retry = button("Retry failed", "Start the failed runs again", self._retry)
-        self.repeat = button(
+        self.cancel = self._button(
+            "Cancel", "End the current runs; finished ones stay", claim.campaign.cancel
+        )
+        self.retry = self._button(
+            "Retry failed",
+            "Start the failed runs again",
+            lambda: claim.campaign.retry(detached=self.keep.value),
+        )
+        self.repeat = self._button(
             "Repeat busy runs",
             "Make the runs again during which other processes used too much of the machine",
-            self._repeat,
+            lambda: evaluation.repeat(claim, detached=self.keep.value),
         )
         self.repeat.disabled = True
-        self.keep = widgets.Checkbox(
-            value=False, description=KEEP, tooltip=KEPT, indent=False, layout={"width": "auto"}
-        )
         self.progress = widgets.IntProgress(value=0, max=1, description="finished")
-        self.state, self.log = widgets.HTML(html.told("")), widgets.HTML()
+        self.state, self.log = widgets.HTML(html.live("")), widgets.HTML()
         self.picture = widgets.HTML()
         self.verdict = widgets.HTML()
         self.controls = widgets.HBox(
@@ -60,23 +67,20 @@ class ClaimSection:
                 self.picture, self.verdict,
             ]
         )  # fmt: skip
-        self._told: list[object] = [None, None, None]
+        self._show_state()
 
     def update(self, *, changed: bool) -> None:
         """Show what is new. Cheap where nothing is."""
         claim = self.claim
-        if claim.about.done and self._told[0] is None:
-            self._told[0] = claim.about
+        if claim.about.is_new():
             self._show_about()
-        if claim.preview is not None and claim.preview.done and self._told[1] is not claim.preview:
-            self._told[1] = claim.preview
+        if claim.preview is not None and claim.preview.is_new():
             error = html.paragraph(claim.preview.error, "bad")
             self.preview.value = error or html.table(
                 claim.preview.value, "Runs that will be made here"
             )
             changed = True
-        if claim.shown is not None and claim.shown.done and self._told[2] is not claim.shown:
-            self._told[2] = claim.shown
+        if claim.shown is not None and claim.shown.is_new():
             self._show_figure()
         if changed:
             self._show_state()
@@ -123,7 +127,7 @@ class ClaimSection:
         claim, status = self.claim, self.claim.status
         counts = self.panel.evaluation.counts(claim)
         self.preview.layout.display = "none" if claim.live else ""
-        self.state.value = html.told(
+        self.state.value = html.live(
             self.panel.evaluation.words(claim), "bad" if status.state == "failed" else ""
         )
         self.run.disabled = claim.live
@@ -134,24 +138,15 @@ class ClaimSection:
         self.progress.value = sum(counts.get(s, 0) for s in ("done", "failed"))
         self.log.value = html.log(self.panel.evaluation.log(claim), f"log of {claim.name}")
 
-    def _run(self) -> None:
-        self._do(lambda: self.panel.evaluation.start(self.claim, detached=self.keep.value))
+    def _button(self, words: str, tooltip: str, act: Callable[[], object]) -> widgets.Button:
+        return button(words, tooltip, partial(self._do, act))
 
-    def _cancel(self) -> None:
-        self._do(self.claim.campaign.cancel)
-
-    def _retry(self) -> None:
-        self._do(lambda: self.claim.campaign.retry(detached=self.keep.value))
-
-    def _repeat(self) -> None:
-        self._do(lambda: self.panel.evaluation.repeat(self.claim, detached=self.keep.value))
-
-    def _do(self, act: Callable[[], None]) -> None:
+    def _do(self, act: Callable[[], object]) -> None:
         """An error is a sentence in the section, and nothing else."""
         try:
             act()
         except (ValueError, OSError) as error:
-            self.state.value = html.told(str(error), "bad")
+            self.state.value = html.live(str(error), "bad")
             return
         self.panel.tick()
 
@@ -172,11 +167,11 @@ class EvaluationPanel:
         self.kick = button(
             "One-minute run", "A small model, whole and through a window", self._kick
         )
-        self.found, self.kicked = widgets.HTML(html.told("")), widgets.HTML(html.told(""))
+        self.found, self.kicked = widgets.HTML(html.live("")), widgets.HTML(html.live(""))
         self.report = button(
             "Write the report", "One offline HTML page of all there is at this size", self._report
         )
-        self.reported = widgets.HTML(html.told(""))
+        self.reported = widgets.HTML(html.live(""))
         self.claims = Folds(
             [section.widget for section in self.sections],
             titles=[section.claim.headline for section in self.sections],
@@ -196,7 +191,6 @@ class EvaluationPanel:
                 self.reported,
             ]
         )
-        self._doctor_told = self._report_told = None
         self.ticker = Ticker(LOOK_S, self.tick)
         self.tick()
         self.ticker.start()
@@ -212,7 +206,7 @@ class EvaluationPanel:
         for section in self.sections:
             section.update(changed=id(section.claim) in changed)
         said = self.evaluation.kicked()
-        if said and (text := html.told(said)) != self.kicked.value:
+        if said and (text := html.live(said)) != self.kicked.value:
             self.kicked.value = text
         self._tell_doctor()
         self._tell_report()
@@ -224,15 +218,14 @@ class EvaluationPanel:
 
     def _examine(self) -> None:
         self.evaluation.examine()
-        self.found.value = html.told("examining this machine ...")
+        self.found.value = html.live("examining this machine ...")
 
     def _tell_doctor(self) -> None:
         answer = self.evaluation.doctor
-        if answer is None or not answer.done or answer is self._doctor_told:
+        if answer is None or not answer.is_new():
             return
-        self._doctor_told = answer
         rows = [{**row, "works": "yes" if row["works"] else "no"} for row in answer.value or ()]
-        self.found.value = html.told(answer.error, "bad") + html.table(rows, "This machine")
+        self.found.value = html.live(answer.error, "bad") + html.table(rows, "This machine")
         for section in self.sections:
             if section.claim.preview is not None:  # its times can be told now
                 self.evaluation.look(section.claim)
@@ -241,19 +234,17 @@ class EvaluationPanel:
         try:
             self.evaluation.kick()
         except (ValueError, OSError) as error:
-            self.kicked.value = html.told(str(error), "bad")
+            self.kicked.value = html.live(str(error), "bad")
 
     def _report(self) -> None:
         self.evaluation.write_report()
-        self.reported.value = html.told("writing the report ...")
+        self.reported.value = html.live("writing the report ...")
 
     def _tell_report(self) -> None:
         answer = self.evaluation.report
-        if answer is None or not answer.done or answer is self._report_told:
-            return
-        self._report_told = answer
-        words = answer.error or f"the report is {answer.value}; it opens offline in any browser"
-        self.reported.value = html.told(words, "bad" if answer.error else "")
+        if answer is not None and answer.is_new():
+            words = f"the report is {answer.value}; it opens offline in any browser"
+            self.reported.value = html.live(answer.error or words, "bad" if answer.error else "")
 
     def close(self) -> None:
         """Look no more, and end the helper process."""

@@ -8,27 +8,26 @@ The page never waits for an answer. `ask` hands a question to the helper process
 (helper_process.py) and returns; `poll` returns the reply that has come back since. Only the newest
 question counts: the process works in slices of less than a tenth of a second, so that an old
 question is left in the middle. The first answer to a question comes from a quick search near the
-last one (methods/stronghold/quick.py); it is replaced, step by step, by the answer of `workbench
+last one (methods/stronghold/search.py); it is replaced, step by step, by the answer of `workbench
 plan`.
 
-Nothing here knows widgets; the work of the process is in planner_work.py.
+Nothing here knows widgets; the work of the process is in work.py.
 """
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from workbench.core import methods
-from workbench.core.bytesize import FACTORS
-from workbench.core.spec import RunSpec, flat
+from workbench.core.spec import RunSpec
 from workbench.runs.overrides import make_spec
 from workbench.runs.store import REPOSITORY_RESULTS, Store
-from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
+from workbench.ui.runs.commands import plan_command
 
 ANY = "any"
 """Instead of a method: the fastest one that fits."""
@@ -39,12 +38,6 @@ LONG_S = 5.0
 """Seconds at an old question after which the process is left for a new one."""
 LOOK_S = 0.005
 PATIENCE_S = 120.0
-FLAGS = (
-    "layers", "hidden", "heads", "seq", "vocab", "batch", "microbatches", "activations", "device",
-    "ranks",
-    "dtype", "compile", "replay", "device_memory", "host_memory", "disk_memory", "clip",
-)  # fmt: skip
-"""Fields of all methods that a plan depends on and that `workbench plan` has a flag for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,29 +74,12 @@ class Question:
 
     def command(self, results: Path = REPOSITORY_RESULTS) -> str:
         """The command line that asks this question."""
-        asked, usual = flat(self.spec), flat(RunSpec(method=self.spec.method))
-        words = ["workbench", "plan", *([] if self.method == ANY else ["-m", self.method])]
-        if asked["family"] != usual["family"]:
-            told = self.spec.model.decomposed
-            words += ["--set", f"family={asked['family']}"] if told else []
-            words += [] if told else ["--hf-config", asked["family"]]
-        for name in (*FLAGS, *vars(self.spec.options)):
-            if asked[name] != usual[name]:
-                words += [f"--{name.replace('_', '-')}", _text(name, asked[name])]
-        for name in ("link_bytes_per_s", "tied"):
-            if asked[name] != usual[name]:
-                words += ["--set", f"{name}={_text(name, asked[name])}"]
-        words += [] if self.machine is None else ["--machine", self.machine]
-        words += [] if results == REPOSITORY_RESULTS else ["--results", str(results)]
-        return shlex.join(words)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {"spec": self.spec.to_dict(), "method": self.method, "machine": self.machine}
+        method = None if self.method == ANY else self.method
+        return plan_command(self.spec, method=method, machine=self.machine, results=results)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Question:
-        """Inverse of `to_dict`."""
+        """Make a question from plain data, as `asdict` gives it."""
         return cls(**{**data, "spec": RunSpec.from_dict(data["spec"])})
 
 
@@ -122,8 +98,6 @@ class Row:
     ``full`` is the planner's."""
     fits: bool = False
     step_seconds: float | None = None
-    clipped_seconds: float | None = None
-    """Seconds of a step whose gradients are clipped, where that takes another time."""
     samples_per_second: float | None = None
     peak: dict[str, int] = field(default_factory=dict)
     """Tier -> bytes; of the smallest layout, where nothing fits."""
@@ -181,7 +155,7 @@ class Reply:
     """Where nothing fits: each entry is a change that would help. device, host, disk: more bytes;
     layers: how many fit; microbatches: in how many parts."""
     timeline: dict[str, Any] | None = None
-    """The predicted events, as timeline_data.py prepares them."""
+    """The predicted events, as timeline/data.py prepares them."""
 
     @property
     def refining(self) -> bool:
@@ -204,12 +178,9 @@ class Reply:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], question: Question) -> Reply:
-        """Make a reply from the plain data of planner_work.py."""
+        """Make a reply from the plain data of work.py."""
         rows = tuple(Row(**{**row, "notes": tuple(row["notes"])}) for row in data["rows"])
-        known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in data.items() if name in known}
-        values |= {"rows": rows, "helps": tuple(data["helps"]), "question": question}
-        return cls(**values)
+        return cls(**{**data, "rows": rows, "helps": tuple(data["helps"]), "question": question})
 
 
 class PlannerControl:
@@ -221,7 +192,7 @@ class PlannerControl:
         self._helper = HelperProcess() if helper is None else helper
         self._wanted: Question | None = None
         self._sent: Question | None = None
-        self._answer: Answer | None = None
+        self._answer: HelperAnswer | None = None
         self._asked_at = 0.0
         self.reply: Reply | None = None
         """The last reply."""
@@ -280,20 +251,10 @@ class PlannerControl:
         """Have the process work on the question for about so long, or until a first answer."""
         self._sent, self._asked_at = self._wanted, time.monotonic()
         self._answer = self._helper.ask(
-            WORK, question=self._sent.to_dict(), root=str(self.store.root), seconds=seconds
+            WORK, question=asdict(self._sent), root=str(self.store.root), seconds=seconds
         )
 
 
 def _named(method: str) -> str:
     """The method of a question's spec; raises ValueError for one that is not known."""
     return methods.find("stronghold" if method == ANY else method).name
-
-
-def _text(name: str, value: Any) -> str:
-    """A value as the command line takes it."""
-    if value is None:
-        return "none"
-    if name.endswith("_memory"):
-        unit = next(u for u in ("gib", "mib", "kib", "b") if value % FACTORS[u] == 0)
-        return f"{value // FACTORS[unit]}{unit[0].upper()}{unit[1:-1]}{'B' if unit != 'b' else ''}"
-    return str(value).lower()

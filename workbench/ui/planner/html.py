@@ -6,6 +6,7 @@ Colours are Okabe and Ito's; no colour says what no word says. All text is escap
 from __future__ import annotations
 
 from html import escape
+from pathlib import Path
 
 from workbench.core.bytesize import format_bytes
 from workbench.ui import html
@@ -21,23 +22,7 @@ COLORS = {
 }
 SEEN = 1 / 300
 """Parts smaller than this share of a bar are not named."""
-STYLE = """<style>
-.wb-tier {margin: 0.5em 0; max-width: 60em}
-.wb-bar {display: flex; height: 18px; margin: 2px 0; position: relative;
-  border: 1px solid var(--jp-ui-font-color2, #777)}
-.wb-bar span {box-sizing: border-box; border-right: 1px solid var(--jp-layout-color1, #fff)}
-.wb-bar i {position: absolute; top: -4px; bottom: -4px; width: 0;
-  border-left: 3px solid var(--jp-ui-font-color0, #000)}
-.wb-over {position: absolute; top: 0; bottom: 0; right: 0; background: repeating-linear-gradient(
-  45deg, transparent 0 4px, var(--jp-error-color1, #b00) 4px 7px)}
-.wb-key {display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.3em;
-  border: 1px solid var(--jp-ui-font-color2, #777)}
-.wb-parts {margin: 0; padding: 0; list-style: none; font-size: 12px}
-.wb-parts li {display: inline-block; margin-right: 1em}
-.wb-answer {font-size: 16px; font-weight: 600}
-.wb-planner p {margin: 0.2em 0}
-.wb-planner td:not(:last-child) {white-space: nowrap}
-</style>"""
+STYLE = f"<style>{Path(__file__).with_name('answer.css').read_text()}</style>"
 """Style to put once on a page."""
 
 

@@ -6,7 +6,7 @@
     panel.reply                                             # what was answered so far
     panel.spec                                              # what `Use this` handed over
 
-The kernel only hands questions over and shows replies (planner.py).
+The kernel only hands questions over and shows replies (control.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import ipywidgets as widgets
 from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.published import machines
+from workbench.runs.columns import label
 from workbench.runs.store import Store
 from workbench.ui import html
 from workbench.ui.folds_panel import Folds
-from workbench.ui.frame_panel import framed
+from workbench.ui.frame_panel import button, dropdown, framed
 from workbench.ui.planner import html as planner_html
 from workbench.ui.planner import words as planner_words
 from workbench.ui.planner.control import ANY, PlannerControl, Question, Reply
 from workbench.ui.planner.dial import GIB, Dial, link, memory, whole
-from workbench.ui.runs.fields import label
 from workbench.ui.ticker import Ticker
 from workbench.ui.timeline.timeline import Timeline
 
@@ -104,23 +104,12 @@ class PlannerPanel:
         wide = {"layout": {"width": "98%"}, "style": {"description_width": "8.5em"}}
         names = [("any: the fastest that fits", ANY)]
         names += [(f"{m.label}: {m.summary}", m.name) for m in methods.known().values()]
-        self.method = widgets.Dropdown(
-            options=names, description="method", tooltip="Which method is asked about", **wide
-        )
-        self.machine = widgets.Dropdown(
-            options=[HERE, *machines.names(self.planner.store.root)],
-            description="machine",
-            tooltip="Whose memory and costs answer",
-            **wide,
-        )
-        self.dtype = widgets.Dropdown(
-            options=["fp32", "bf16"],
-            description="dtype",
-            tooltip="Of weights, activations and gradients; optimizer states are fp32",
-            **wide,
-        )
-        for made in (self.method, self.machine, self.dtype):
-            made.observe(lambda _: self._changed(), "value")
+        about = "Of weights, activations and gradients; optimizer states are fp32"
+        known = [HERE, *machines.names(self.planner.store.root)]
+        asked, costs = "Which method is asked about", "Whose memory and costs answer"
+        self.method = dropdown("method", asked, names, self._changed, **wide)
+        self.machine = dropdown("machine", costs, known, self._changed, **wide)
+        self.dtype = dropdown("dtype", about, ["fp32", "bf16"], self._changed, **wide)
         spec = self.question.spec
         dials = {
             "layers": ("layers", "Transformer blocks", whole(1, 200, most=1000)),
@@ -154,16 +143,16 @@ class PlannerPanel:
             [widgets.VBox([self.dtype, *(self.dials[name] for name in SHAPE)])],
             titles=["Shape of the model and micro-batches"],
         )
-        self.refused = widgets.HTML(html.told(""))
+        self.refused = widgets.HTML(html.live(""))
         self.answer, self.details = widgets.HTML(), widgets.HTML()
         self.bars, self.table = widgets.HTML(), widgets.HTML()
-        self.command, self.used = widgets.HTML(), widgets.HTML(html.told(""))
-        self.use = widgets.Button(
-            description="Use this",
-            tooltip="Hand this question over as the spec of a run, with the method of the answer",
-            disabled=True,
+        self.command, self.used = widgets.HTML(), widgets.HTML(html.live(""))
+        self.use = button(
+            "Use this",
+            "Hand this question over as the spec of a run, with the method of the answer",
+            self._use,
         )
-        self.use.on_click(lambda _: self._use())
+        self.use.disabled = True
         self.timeline_box = widgets.VBox()
         for made in (self.details, self.table, self.command):
             made.add_class("wb-planner")
@@ -212,12 +201,12 @@ class PlannerPanel:
                 **{name: dial.value for name, dial in self.dials.items()},
             )
         except ValueError as error:
-            self.refused.value = html.told(f"{error}. The answer is to the question before.", "bad")
+            self.refused.value = html.live(f"{error}. The answer is to the question before.", "bad")
             return
         self._ask()
 
     def _ask(self) -> None:
-        self.refused.value = html.told("")
+        self.refused.value = html.live("")
         self.planner.ask(self.question)
         self._ticker.start()
 
@@ -285,13 +274,13 @@ class PlannerPanel:
         words = f"Handed over: {reply.row.label}, {self.spec.model.layers} layers."
         if self.spec.link_bytes_per_s != self.question.spec.link_bytes_per_s:
             words += " Without the slower link, which a GPU cannot be made to have."
-        self.used.value = html.told(words)
+        self.used.value = html.live(words)
         if self._on_use is not None:
             self._on_use(self.spec)
 
     def _failed(self, error: Exception) -> None:
         """A defect of ours: say so, and do not go on."""
-        self.answer.value = html.told(f"this page cannot go on: {error}", "bad")
+        self.answer.value = html.live(f"this page cannot go on: {error}", "bad")
 
 
 def _put(place: widgets.HTML, value: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from workbench.core.bytesize import format_bytes
 from workbench.runs.progress import parameters
+from workbench.schedule.plan import CLIPPED
 from workbench.ui.planner.control import ANY, Reply, Row
 
 BASES = {
@@ -60,7 +61,7 @@ def speed(row: Row) -> str:
     if row.step_seconds is None or not row.fits:
         return ""
     words = f"{row.samples_per_second:.3g} samples/s, {row.step_seconds:.3g} s a step"
-    clipped = row.clipped_seconds
+    clipped = row.settings.get(CLIPPED)  # seconds of a step whose gradients are clipped
     if clipped and clipped > 1.01 * row.step_seconds:
         words += f" ({clipped:.3g} s where gradients are clipped)"
     return words

@@ -1,4 +1,4 @@
-"""Work of the planner's page (planner.py) in the helper process (helper_process.py).
+"""Work of the planner's page (control.py) in the helper process (helper_process.py).
 
 One question is worked on at a time, in slices. Its stages, the most wanted first:
 
@@ -26,11 +26,18 @@ from workbench.core.spec import MOST_PASSES, RunSpec
 from workbench.profile.profile import Profile
 from workbench.profile.several import at_depth
 from workbench.runs.best import DEEPEST, divisions, ways
-from workbench.runs.planning import choose_profile, on_machine, plan_from, rank, stored_sizes, told
+from workbench.runs.planning import (
+    checked_against,
+    choose_profile,
+    on_machine,
+    plan_from,
+    rank,
+    stored_sizes,
+)
 from workbench.runs.resolve import check_method
 from workbench.runs.search import at_layers, next_probe
 from workbench.runs.store import Store
-from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
+from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, TIERS
 from workbench.schedule.simulate import Occupied
 from workbench.ui.planner.control import ANY, Question, Row
@@ -54,7 +61,7 @@ class TimeUp(Exception):
 
 
 def work_on(question: dict[str, Any], root: str, seconds: float) -> dict[str, Any]:
-    """Work on the question for about `seconds`; returns the fields of a `planner.Reply`.
+    """Work on the question for about `seconds`; returns the fields of a `control.Reply`.
 
     A new question is worked on until there is a first answer, however long that takes. Raises
     ValueError for a question that cannot be planned.
@@ -85,7 +92,7 @@ class PlannerWork:
         self._until, self._pieces = math.inf, 0
 
     def work_on(self, question: Question, seconds: float) -> dict[str, Any]:
-        """Work on the question for about `seconds`; returns the fields of a `planner.Reply`."""
+        """Work on the question for about `seconds`; returns the fields of a `control.Reply`."""
         if question != self._question or not self._ready:
             self._begin(question)
         self._until, self._pieces = time.perf_counter() + seconds, 0
@@ -219,7 +226,7 @@ class PlannerWork:
         """The plan from a profile, or from those of several micro-batches that are stored."""
         stored = {} if self._question.machine else stored_sizes(spec, self._store)
         plan = plan_from(spec, stored or {profile.microbatch: profile}, soon=soon)
-        return told(plan, profile.hardware, spec.ranks)
+        return checked_against(plan, profile.hardware, spec.ranks)
 
     def _planner(self, method: str) -> Any:
         if method not in self._planners:
@@ -233,10 +240,9 @@ class PlannerWork:
         kept = spec.activations == "keep" != self._question.spec.activations
         parts = spec.microbatches != self._question.spec.microbatches
         label += ", activations kept" * kept + f", {spec.microbatches} micro-batches" * parts
-        plan = told(plan, self._profile.hardware, self._question.spec.ranks)
+        plan = checked_against(plan, self._profile.hardware, self._question.spec.ranks)
         self._plans[method] = plan
         seconds, settings = plan.step_seconds, plan.settings
-        clipped = settings.get(CLIPPED)
         tiers = [tier for tier in TIERS if plan.peak_bytes.get(tier)]
         self._rows[method] = replace(
             self._rows[method],
@@ -246,7 +252,6 @@ class PlannerWork:
             stage=stage,
             fits=plan.fits,
             step_seconds=seconds,
-            clipped_seconds=clipped,
             samples_per_second=self._question.spec.batch / seconds
             if seconds and plan.fits
             else None,
@@ -361,19 +366,11 @@ class PlannerWork:
 
     def _more(self, budget: int, fits: Callable[[int], bool], unit: int = 0) -> int:
         """Bytes beyond the budget that are enough, in whole units; 0 where nothing is."""
-        unit = unit or _unit(budget)
-        low, high = 0, 1
-        while not fits(budget + high * unit):
-            if high >= MOST:
-                return 0
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if fits(budget + middle * unit):
-                high = middle
-            else:
-                low = middle
-        return high * unit
+        unit, lacks = unit or _unit(budget), {}
+        while (units := next_probe(lacks, guess=1, limit=MOST)) is not None:
+            lacks[units] = not fits(budget + units * unit)
+        most = max((units for units, lack in lacks.items() if lack), default=0)
+        return 0 if most == MOST else (most + 1) * unit
 
     # -- the timeline ------------------------------------------------------------------------------
 

@@ -15,13 +15,14 @@ import ipywidgets as widgets
 
 from workbench.core.record import RESULTS
 from workbench.runs.campaign import Campaign
+from workbench.runs.sweep import check_name
 from workbench.ui import html
 from workbench.ui.frame_panel import button
-from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.runs import html as runs_table_html
 from workbench.ui.runs.commands import run_command, sweep_commands
 from workbench.ui.runs.compare import MOST
-from workbench.ui.runs.files import check_name, log_lines
+from workbench.ui.runs.files import log_lines
 from workbench.ui.runs.plot_panel import WORK, Picture, PlotPanel
 from workbench.ui.runs.table import ALL, RunsTable
 
@@ -39,7 +40,7 @@ EXPORTS = {
     "Trace": (CHOSEN, "save_trace", {}, "The chosen runs' timelines, for ui.perfetto.dev"),
     "Report": (LISTED, "reports", {}, "The reports in the results folder"),
 }  # fmt: skip
-"""Button -> of which runs, a function of runs_table_work.py, more arguments, what it writes."""
+"""Button -> of which runs, a function of work.py, more arguments, what it writes."""
 
 
 class ChosenPanel:
@@ -55,7 +56,7 @@ class ChosenPanel:
         """`keys`: the runs that are listed; None for all."""
         self.runs_table, self._helper, self._plot, self._keys = runs_table, helper, plot, keys
         self.chosen: tuple[str, ...] = ()
-        self._answer: Answer | None = None
+        self._answer: HelperAnswer | None = None
         self._show_answer: Callable[[Any], None] = lambda _: None
         self._drawn: Any = None
         self._drawn_at = 0.0
@@ -78,7 +79,7 @@ class ChosenPanel:
             words: button(words, told, lambda words=words: self._export(words))
             for words, (_, _, _, told) in EXPORTS.items()
         }
-        self.state = widgets.HTML(html.told(""))
+        self.state = widgets.HTML(html.live(""))
         self.details = widgets.HTML()
         self.shown = widgets.VBox()
         """The work that the last button asked for."""
@@ -98,6 +99,7 @@ class ChosenPanel:
 
     @property
     def settled(self) -> bool:
+        """Whether all that was asked for is shown."""
         return self._answer is None and self.curves.settled and self._drawn == self._wanted()
 
     def choose(self, keys: tuple[str, ...]) -> None:
@@ -208,7 +210,7 @@ class ChosenPanel:
                 return
             arguments = {"plot": list(self._plot.plot)}
         try:
-            name = check_name(self.name.value.strip() or _usual_name())
+            name = check_name(self.name.value.strip() or _usual_name(), "an export")
         except ValueError as error:
             self._say(str(error), bad=True)
         else:
@@ -227,7 +229,7 @@ class ChosenPanel:
         self._say(words)
 
     def _say(self, words: str, *, bad: bool = False) -> None:
-        self.state.value = html.told(words, "bad" if bad else "")
+        self.state.value = html.live(words, "bad" if bad else "")
 
     def _enable(self) -> None:
         """A button that cannot do anything says what it waits for."""

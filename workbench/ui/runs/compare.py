@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.core.options import catalogue
-from workbench.runs.events import EventReader, steps_of
-from workbench.runs.overrides import hints
-from workbench.runs.store import Store, row
-from workbench.ui.runs.fields import (
+from workbench.core.spec import every_field
+from workbench.runs.columns import (
     NOT_SHOWN,
     Row,
     cell,
@@ -18,9 +16,10 @@ from workbench.ui.runs.fields import (
     is_result,
     label,
     number,
-    plain,
 )  # fmt: skip
-from workbench.ui.runs.files import check_key
+from workbench.runs.events import EventReader, steps_of
+from workbench.runs.store import Store, row
+from workbench.ui.runs.files import check_key, record_of
 
 MOST = 12
 """Runs that a page has room for."""
@@ -38,7 +37,7 @@ def compare(store: Store, keys: Sequence[str]) -> list[Row]:
         raise ValueError(f"{len(keys)} runs are compared; choose 2 to {MOST} different ones")
     rows = [_row(store, key) for key in keys]
     usual = {name: option.default for name, option in catalogue().items()}
-    chosen = hints().keys() | BESIDE_SETTINGS
+    chosen = every_field().keys() | BESIDE_SETTINGS
     letters = LETTERS[: len(keys)]
     empty = dict.fromkeys(["", *letters, *(f"{letter} ÷ A" for letter in letters[1:])], "")
     found = [empty | {"": "run"} | dict(zip(letters, keys, strict=True))]
@@ -75,7 +74,5 @@ def losses_of(store: Store, keys: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _row(store: Store, key: str) -> Row:
-    record = store.find(check_key(key))
-    if record is None:
-        raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
+    record = record_of(store, key)
     return row(record) | {"steps_done": len(record.losses)}

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.runs.campaign import NAME
+from workbench.core.record import RunRecord
+from workbench.runs.columns import NOT_SHOWN, is_result, number, plain
+from workbench.runs.log_tail import last_lines
 from workbench.runs.store import Store
-from workbench.ui.log_tail import last_lines
-from workbench.ui.runs.fields import NOT_SHOWN, is_result, number, plain
+from workbench.runs.sweep import check_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,14 +33,12 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_name(name: str) -> str:
-    """The name of an export without its suffix; raises ValueError."""
-    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
-        raise ValueError(
-            f"{plain(name, 60)!r} cannot name an export; use up to 64 letters, digits, dots, "
-            "underscores and hyphens, the first a letter or a digit"
-        )
-    return name
+def record_of(store: Store, key: str) -> RunRecord:
+    """The record of a key; raises ValueError where there is none."""
+    record = store.find(check_key(key))
+    if record is None:
+        raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
+    return record
 
 
 def inside(store: Store, path: Path) -> Path:
@@ -58,7 +57,7 @@ def shown(path: Path) -> str:
 def export(store: Store, name: str, write: Callable[[Path], object]) -> list[Path]:
     """Let `write` make files whose names begin with the given stem, then put them in place of older
     ones. Returns their paths. Raises ValueError for a bad name, and StoreError."""
-    check_name(name)
+    check_name(name, "an export")
     target = inside(store, store.root / "reports/board")
     try:
         target.mkdir(parents=True, exist_ok=True)

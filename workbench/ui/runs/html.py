@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from html import escape
 
+from workbench.runs import columns
+from workbench.runs.columns import Row, plain
 from workbench.ui import html
-from workbench.ui.runs import fields as told
-from workbench.ui.runs.fields import Row, plain
 
 MOST_PROBLEMS = 10
 CARD = (
@@ -20,10 +20,10 @@ CARD = (
 def summary(counts: Mapping[str, int], pending: int, problems: int) -> str:
     """How many runs there are and how they ended, in a sentence."""
     total = sum(counts.values())
-    parts = [f"{n:,} {told.cell('status', status)}" for status, n in counts.items()]
+    parts = [f"{n:,} {columns.cell('status', status)}" for status, n in counts.items()]
     text = f"{total:,} {'run' if total == 1 else 'runs'}: {', '.join(parts)}".removesuffix(": ")
     text += f"; {pending:,} more are being read" if pending else ""
-    return html.told(f"{text}{f'; {problems} cannot be read, see below' if problems else ''}.")
+    return html.live(f"{text}{f'; {problems} cannot be read, see below' if problems else ''}.")
 
 
 def problems_list(sentences: list[str]) -> str:
@@ -34,16 +34,16 @@ def problems_list(sentences: list[str]) -> str:
 
 def run_details(row: Row, lines: list[str]) -> str:
     """One run: how it ended, why, and where it failed the last lines of its log."""
-    parts = [html.heading(told.described(row))]
+    parts = [html.heading(columns.described(row))]
     if row["status"] != "ok":
         why = plain(row.get("message") or "it gave no reason", 400)
-        parts.append(html.paragraph(f"{told.cell('status', row['status'])}: {why}", "bad"))
+        parts.append(html.paragraph(f"{columns.cell('status', row['status'])}: {why}", "bad"))
         parts.append(html.log("\n".join(lines), "last lines of the log"))
     elif row.get("predicted_binding"):
         parts.append(html.paragraph(f"Bound by {plain(row['predicted_binding'], 400)}."))
     parts.append(html.paragraph(plain(row.get("notes") or "", 400), "soft"))
-    names = [name for name in row if name not in told.NOT_SHOWN | told.SENTENCES]
-    every = [{"field": told.label(n), "value": told.cell(n, row[n]) or "none"} for n in names]
+    names = [name for name in row if name not in columns.NOT_SHOWN | columns.SENTENCES]
+    every = [{"field": columns.label(n), "value": columns.cell(n, row[n]) or "none"} for n in names]
     table = html.table(every, "All that is known of it")
     parts.append(f"<details><summary>All fields</summary>{table}</details>")
     return "".join(parts)

@@ -5,7 +5,7 @@
 
     RunsTablePanel(Store()).widget
 
-Everything it shows can be had from code (runs_table.py). The folder is looked at about once a
+Everything it shows can be had from code (table.py). The folder is looked at about once a
 second in a thread; rows are sent again only where they changed, a plot is drawn again only where
 its rows did.
 """
@@ -19,14 +19,14 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from workbench.runs.columns import plain
 from workbench.runs.index import Index
 from workbench.runs.store import Store
 from workbench.ui import html
-from workbench.ui.frame_panel import framed
+from workbench.ui.frame_panel import dropdown, framed
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.runs import html as runs_table_html
 from workbench.ui.runs.chosen_panel import ChosenPanel
-from workbench.ui.runs.fields import plain
 from workbench.ui.runs.grid_panel import RunsGrid
 from workbench.ui.runs.plot_panel import PlotPanel
 from workbench.ui.runs.table import ALL, RunsTable
@@ -55,12 +55,11 @@ class RunsTablePanel:
         self._look_at = 0.0
         self._look_took = 0.0
         self._shown: Any = None
-        self.told, self.problems = widgets.HTML(html.told("")), widgets.HTML()
-        self.about = widgets.HTML(html.told(""))
-        self.sweep = widgets.Dropdown(
-            description="sweep", options=[("all runs", ALL)], layout={"width": "320px"},
-            tooltip="Only the runs of this sweep: its fields are the columns and the plot",
-        )  # fmt: skip
+        self.told, self.problems = widgets.HTML(html.live("")), widgets.HTML()
+        self.about = widgets.HTML(html.live(""))
+        about = "Only the runs of this sweep: its fields are the columns and the plot"
+        wide = {"width": "320px"}
+        self.sweep = dropdown("sweep", about, [("all runs", ALL)], self._sweep_asked, layout=wide)
         self.grid = RunsGrid()
         self.plot = PlotPanel(self.runs_table, self._helper, self.listed)
         self.chosen = ChosenPanel(self.runs_table, self._helper, self.plot, self.listed)
@@ -77,7 +76,6 @@ class RunsTablePanel:
         )
         self.runs_table.refresh(FIRST_LOOK_S)
         self._show()
-        self.sweep.observe(self._sweep_asked, "value")
         self.grid.observe(lambda change: self.chosen.choose(tuple(change["new"])), "chosen")
         self.ticker = Ticker(TICK_S, self.tick, self._failed)
         self.ticker.start()
@@ -138,7 +136,7 @@ class RunsTablePanel:
         self.widget.close()
 
     def _failed(self, error: Exception) -> None:
-        self.told.value = html.told(f"The table is no longer live: {plain(error, 300)}", "bad")
+        self.told.value = html.live(f"The table is no longer live: {plain(error, 300)}", "bad")
 
     # -- showing --------------------------------------------------------------------------------
 
@@ -150,7 +148,7 @@ class RunsTablePanel:
             self.runs_table.counts(), self.runs_table.index.pending, len(problems)
         )
         shown, sweeps = self.runs_table.sweep, self.runs_table.sweeps
-        self.about.value = html.told("" if shown == ALL else sweeps.words(shown))
+        self.about.value = html.live("" if shown == ALL else sweeps.words(shown))
         names = [("all runs", ALL), *((name, name) for name in sorted(sweeps.keys))]
         if self.sweep.options != tuple(names):
             kept = self.sweep.value
@@ -164,8 +162,8 @@ class RunsTablePanel:
                 self.grid.chosen = [key for key in self.grid.chosen if key in state.by_key]
             self.plot.fill()
 
-    def _sweep_asked(self, change: dict[str, Any]) -> None:
+    def _sweep_asked(self) -> None:
         """Show another sweep at the next look, which is at once."""
-        self.runs_table.sweep = change["new"] or ALL
+        self.runs_table.sweep = self.sweep.value or ALL
         self._look_at = 0.0
         self.chosen.choose(self.chosen.chosen)

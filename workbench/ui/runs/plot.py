@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.ui.runs import fields as told
-from workbench.ui.runs.fields import ENDINGS, Field, Row, number, plain
+from workbench.runs import columns
+from workbench.runs.columns import ENDINGS, Column, Row, number, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ class Plot(NamedTuple):
     log_y: bool = False
 
 
-def plot_rows(plot: Plot, rows: Iterable[Row], fields: Mapping[str, Field]) -> list[Row]:
+def plot_rows(plot: Plot, rows: Iterable[Row], fields: Mapping[str, Column]) -> list[Row]:
     """The tidy table of a plot, one row a record.
 
     ``key, method, source, status, drawn``, then ``x, y, colour``: values in the units of records
@@ -66,12 +66,12 @@ def plot_rows(plot: Plot, rows: Iterable[Row], fields: Mapping[str, Field]) -> l
     return [_plot_row(plot, row, fields) for row in rows]
 
 
-def _plot_row(plot: Plot, row: Row, fields: Mapping[str, Field]) -> Row:
+def _plot_row(plot: Plot, row: Row, fields: Mapping[str, Column]) -> Row:
     status, source = row["status"], row["source"]
     # A run that stopped before its end, other than by diverging, has no results.
     x, y = (
         _on_axis(row.get(name), fields[name])
-        if status in ("ok", "diverged") or not told.is_result(name) else None
+        if status in ("ok", "diverged") or not columns.is_result(name) else None
         for name in (plot.x, plot.y)
     )  # fmt: skip
     off = any(log and v is not None and v <= 0 for log, v in ((plot.log_x, x), (plot.log_y, y)))
@@ -82,18 +82,20 @@ def _plot_row(plot: Plot, row: Row, fields: Mapping[str, Field]) -> Row:
     return {
         "key": row["key"], "method": row["method"], "source": "simulated" if predicted else source,
         "status": status, "drawn": drawn, "x": x, "y": y,
-        "colour": told.cell(plot.colour, colour) or "none" if number(colour) is None else colour,
+        "colour": columns.cell(plot.colour, colour) or "none" if number(colour) is None else colour,
     }  # fmt: skip
 
 
-def _on_axis(value: Any, field: Field) -> float | str | None:
+def _on_axis(value: Any, field: Column) -> float | str | None:
     """A value on an axis: a number, or a word; None where it has no place there."""
     if field.kind == "number":
         return number(value)
-    return told.moment(value) if field.kind == "time" else told.cell(field.name, value) or None
+    return (
+        columns.moment(value) if field.kind == "time" else columns.cell(field.name, value) or None
+    )
 
 
-def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> str:
+def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Column]) -> str:
     """Description of a plot, for readers who cannot see it."""
     count = {place: sum(row["drawn"] == place for row in found) for place in (VALUE, EDGE, NOWHERE)}
     text = f"{fields[plot.y].label} over {fields[plot.x].label}, {_runs(count[VALUE])}"
@@ -108,7 +110,7 @@ def words_of(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> str:
     return f"{text}." if count[VALUE] else f"{text}. No run has a value here yet."
 
 
-def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
+def draw(plot: Plot, found: list[Row], fields: Mapping[str, Column]) -> Figure:
     """The figure of `plot_rows`, as wide as a page."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -118,7 +120,7 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
     names = sorted({row["colour"] for row in found}, key=lambda v: (isinstance(v, str), v))
     looks = {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(names)}
     dashes = {name: DASHES[place % len(DASHES)] for place, name in enumerate(names)}
-    own = {told.label_of(name): (look.color, look.marker) for name, look in LOOKS.items()}
+    own = {columns.label_of(name): (look.color, look.marker) for name, look in LOOKS.items()}
     if plot.colour == "method":  # grey of those that no figure shows
         looks = {name: own.get(name, (GREY, look[1])) for name, look in looks.items()}
     x, y = (_Axis(axis, plot, found, fields) for axis in "xy")
@@ -143,7 +145,7 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
                     middle = [median(of[value]) for value in sorted(of)]
                     look = {"color": looks[name][0], "linestyle": dashes[name]}
                     axes.plot(sorted(of), middle, label="_", **look)
-                words = told.cell(plot.colour, name) + f", {source}" * (source != "measured")
+                words = columns.cell(plot.colour, name) + f", {source}" * (source != "measured")
                 _marks(axes, points, words, *looks[name], FILLS[source])
             else:  # its x has a place on the axis
                 xs = [x.at(row["x"]) for row in rows if row["x"] is not None]
@@ -158,14 +160,14 @@ def draw(plot: Plot, found: list[Row], fields: Mapping[str, Field]) -> Figure:
                 xs = [left if row["x"] is None else x.at(row["x"]) for row in rows]
                 words = ENDINGS[end].words + f", {source}" * (source != "measured")
                 if plot.colour == "method" and name not in valued:  # nothing else tells its colour
-                    words = f"{told.cell(plot.colour, name)}, {words}"
+                    words = f"{columns.cell(plot.colour, name)}, {words}"
                 look = (looks[name][0], ENDINGS[end].marker, {"clip_on": False})
                 _marks(axes, [(at_x, height) for at_x in xs], words, *look)
         axes.set(xlim=limits[0], ylim=limits[1])
         handles, words = axes.get_legend_handles_labels()
         once = {word[:LONGEST]: handle for handle, word in zip(handles, words, strict=True)}
         if plot.lines:  # an entry of a line shows its dashes beside its mark
-            told_by = {told.cell(plot.colour, name)[:LONGEST]: name for name in names}
+            told_by = {columns.cell(plot.colour, name)[:LONGEST]: name for name in names}
             once |= {
                 word: (handle, Line2D([], [], color=looks[name][0], linestyle=dashes[name]))
                 for word, handle in once.items()
@@ -218,11 +220,13 @@ def draw_losses(losses: Mapping[str, list[Any]], methods: Sequence[str]) -> Figu
 class _Axis:
     """One axis: its words, and values of records as values on it."""
 
-    def __init__(self, axis: str, plot: Plot, rows: list[Row], fields: Mapping[str, Field]) -> None:
+    def __init__(
+        self, axis: str, plot: Plot, rows: list[Row], fields: Mapping[str, Column]
+    ) -> None:
         self._axis, self._field = axis, fields[getattr(plot, axis)]
         self._log = getattr(plot, f"log_{axis}")
         known = [abs(row[axis]) for row in rows if isinstance(row[axis], float)]
-        self._factor, self._unit = told.scaled(self._field.name, max(known, default=0.0))
+        self._factor, self._unit = columns.scaled(self._field.name, max(known, default=0.0))
 
     def at(self, value: Any) -> Any:
         if self._field.kind == "time" and value is not None:

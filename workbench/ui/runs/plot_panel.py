@@ -13,9 +13,10 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
+from workbench.runs.columns import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Column
 from workbench.ui import html
-from workbench.ui.helper_process import Answer, HelperProcess
-from workbench.ui.runs.fields import FIRST_RESULTS, FIRST_SETTINGS, SENTENCES, Field
+from workbench.ui.frame_panel import checkbox
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.runs.html import card
 from workbench.ui.runs.plot import NONE, Plot
 from workbench.ui.runs.table import RunsTable
@@ -54,23 +55,24 @@ class Picture:
     def __init__(self, helper: HelperProcess) -> None:
         self._helper = helper
         self._wish: dict[str, Any] | None = None
-        self._answer: Answer | None = None
-        self.state = widgets.HTML(html.told(""))
+        self._answer: HelperAnswer | None = None
+        self.state = widgets.HTML(html.live(""))
         self.image = widgets.HTML()
         self.widget = widgets.VBox([self.state, self.image])
 
     @property
     def settled(self) -> bool:
+        """Whether the picture that was asked for last is shown."""
         return self._answer is None and self._wish is None
 
     def want(self, function: str, **arguments: Any) -> None:
-        """Show the picture that a function of runs_table_work.py makes."""
+        """Show the picture that a function of work.py makes."""
         self._wish = {"function": f"{WORK}:{function}", **arguments}
 
     def clear(self) -> None:
         """Show nothing."""
         self._wish = self._answer = None
-        self.state.value, self.image.value = html.told(""), ""
+        self.state.value, self.image.value = html.live(""), ""
         self.widget.children = [self.state, self.image]
 
     def tick(self) -> None:
@@ -78,7 +80,7 @@ class Picture:
         if self._answer is not None and self._answer.done:
             answer, self._answer = self._answer, None
             words = answer.error or answer.value["words"]
-            self.state.value = html.told(words, "bad" if answer.error else "")
+            self.state.value = html.live(words, "bad" if answer.error else "")
             if not answer.error:
                 self._show(answer.value)
         if self._answer is None and self._wish is not None:
@@ -111,12 +113,14 @@ class PlotPanel:
             what: widgets.Dropdown(description=what, tooltip=words, layout={"width": "260px"})
             for what, words in TOOLTIPS.items()
         }
-        self.lines = _box("lines", "Lines through the medians of equal x")
+        self.lines = checkbox("lines", "Lines through the medians of equal x")
         self.logs = {
-            axis: _box(f"logarithmic {axis}", f"Logarithmic scale of the {axis} axis")
+            axis: checkbox(f"logarithmic {axis}", f"Logarithmic scale of the {axis} axis")
             for axis in ("x", "y")
         }
-        self.pointed = _box("values where one points", "By plotly: point at a mark, drag to zoom")
+        self.pointed = checkbox(
+            "values where one points", "By plotly: point at a mark, drag to zoom"
+        )
         boxes = [*self.logs.values(), *[self.pointed] * bool(PLOTLY)]
         controls = [*self.fields.values(), self.lines, *boxes]
         self.widget = widgets.VBox(
@@ -179,7 +183,7 @@ class PlotPanel:
         return self.runs_table.state.version, self.plot, self._keys(), self.pointed.value, root
 
 
-def usual_plot(fields: Mapping[str, Field], swept: Sequence[str] = ()) -> Plot:
+def usual_plot(fields: Mapping[str, Column], swept: Sequence[str] = ()) -> Plot:
     """The plot that says most of the records there are: a result over a setting; of a sweep over
     one field or two, over the first that is a number, a line for each value of the other."""
     y = next((n for n in ("samples_per_second", *FIRST_RESULTS) if n in fields), "steps_done")
@@ -192,12 +196,6 @@ def usual_plot(fields: Mapping[str, Field], swept: Sequence[str] = ()) -> Plot:
     return Plot(x=x, y=y)
 
 
-def _words(field: Field) -> str:
+def _words(field: Column) -> str:
     """A field in a list of choices."""
     return field.label if field.varies else f"{field.label} (the same in all)"
-
-
-def _box(words: str, tooltip: str) -> widgets.Checkbox:
-    return widgets.Checkbox(
-        description=words, indent=False, layout={"width": "auto"}, tooltip=tooltip
-    )

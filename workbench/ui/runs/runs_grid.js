@@ -1,4 +1,4 @@
-// The list of runs (runs_grid_panel.py). The bundle of itables stands before this and is `itables`.
+// The list of runs (grid_panel.py). The bundle of itables stands before this and is `itables`.
 const DataTable = itables.default;
 // Runs without a value come last in both orders.
 const last = (sign) => (a, b) => (a === "" || b === "" ? (a === "") - (b === "") : sign * (a - b));

@@ -14,7 +14,7 @@ from workbench.runs.campaign import LIVE, Campaign
 from workbench.runs.events import EventReader
 from workbench.runs.overrides import read_object
 from workbench.runs.store import Store
-from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 from workbench.ui.sweeps.html import SIGNS
 
 
@@ -27,7 +27,7 @@ class Sweeps:
         """Name -> keys of its runs."""
         self._written: dict[str, float] = {}
         self._readers: dict[str, EventReader] = {}
-        self._listed: dict[str, Answer | None] = {}
+        self._listed: dict[str, HelperAnswer | None] = {}
 
     def look(self) -> bool:
         """Look once; returns whether a sweep came or went, or has further runs."""

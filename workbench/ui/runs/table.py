@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from workbench.core.record import STATUSES
+from workbench.core.spec import every_field
+from workbench.runs import columns
 from workbench.runs.campaign import Campaign
+from workbench.runs.columns import Column, Row, plain
 from workbench.runs.index import Index
-from workbench.runs.overrides import hints
 from workbench.runs.store import Store
-from workbench.ui.runs import fields as told
-from workbench.ui.runs.fields import Field, Row, plain
-from workbench.ui.runs.files import check_key, inside, shown
+from workbench.ui.runs.files import check_key, inside, record_of, shown
 from workbench.ui.runs.sweeps import Sweeps
 
 ALL = ""
@@ -40,7 +40,7 @@ class _State(NamedTuple):
     version: int = 0
     rows: list[Row] = []
     by_key: dict[str, Row] = {}
-    fields: dict[str, Field] = {}
+    fields: dict[str, Column] = {}
     columns: list[dict[str, Any]] = []
     cells: bytes = b""
 
@@ -58,7 +58,7 @@ class RunsTable:
         """Keys of the runs that the sweep, or any, had in work at the last look."""
         self.state = _State()
         """Version, another number after each change; fields, those that vary first; columns and
-        cells as `runs_grid_panel.RunsGrid` shows them. It is replaced, never changed."""
+        cells as `grid_panel.RunsGrid` shows them. It is replaced, never changed."""
         self._of_sweep: str | None = None
 
     def refresh(self, limit_seconds: float | None = None) -> set[str]:
@@ -79,7 +79,7 @@ class RunsTable:
             rows = [row | {"sweep": ", ".join(names.get(row["key"], ()))}
                     for row in self.index.rows()
                     if sweep == ALL or sweep in names.get(row["key"], ())]  # fmt: skip
-            fields = told.find_fields(rows)
+            fields = columns.find_fields(rows)
             by_key = {row["key"]: row for row in rows}
             version = self.state.version + 1
             self.state = _State(version, rows, by_key, fields, *_grid(rows, fields))
@@ -111,10 +111,7 @@ class RunsTable:
 
     def spec(self, key: str) -> dict[str, Any]:
         """The spec of a record; raises ValueError where there is none."""
-        record = self.store.find(check_key(key))
-        if record is None:
-            raise ValueError(f"there is no record {plain(key, 60)}, or none that can be read")
-        return record.spec
+        return record_of(self.store, key).spec
 
     def failed(self, keys: Iterable[str] | None = None) -> list[str]:
         """Keys of those that did not finish."""
@@ -146,23 +143,23 @@ class RunsTable:
                 raise self.store.unusable(error) from error
 
 
-def _grid(rows: list[Row], fields: dict[str, Field]) -> tuple[list[dict[str, Any]], bytes]:
+def _grid(rows: list[Row], fields: dict[str, Column]) -> tuple[list[dict[str, Any]], bytes]:
     """Columns that tell these records from each other, those shown at first in front; and cells."""
     varying = [name for name, found in fields.items() if found.varies]
-    chosen = [name for name in told.FIRST_SETTINGS if name in varying]
-    chosen += [n for n in varying if n in hints() and n not in (*chosen, *SELDOM)]
-    results = [name for name in told.FIRST_RESULTS if name in varying]
+    chosen = [name for name in columns.FIRST_SETTINGS if name in varying]
+    chosen += [n for n in varying if n in every_field() and n not in (*chosen, *SELDOM)]
+    results = [name for name in columns.FIRST_RESULTS if name in varying]
     some = [name for name in ("source", "sweep") if name in varying]
     first = ["key", "method", "status", *some, *chosen[:VARYING], *results, "started"]
-    hidden = ["message", *(n for n in varying if n not in told.SENTENCES)]
+    hidden = ["message", *(n for n in varying if n not in columns.SENTENCES)]
     names = [name for name in dict.fromkeys([*first, *hidden]) if name in fields]
-    columns, cells = [], []
+    heads, cells = [], []
     for name in names:
         numeric = fields[name].kind == "number"
-        title, found = told.column(name, rows, numeric=numeric)
-        columns.append({"name": name, "title": title, "number": numeric, "shown": name in first})
+        title, found = columns.column(name, rows, numeric=numeric)
+        heads.append({"name": name, "title": title, "number": numeric, "shown": name in first})
         cells.append(found)
-    return columns, packed(cells)
+    return heads, packed(cells)
 
 
 def packed(cells: list[list[Any]]) -> bytes:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.figures.style import styled
+from workbench.runs.columns import Row, find_fields
 from workbench.runs.store import Store
 from workbench.schedule.trace import trace_events
 from workbench.ui.previewer import index_of
 from workbench.ui.runs.compare import compare, losses_of
-from workbench.ui.runs.fields import Row, find_fields
 from workbench.ui.runs.files import export, export_rows, inside, save_figure
 from workbench.ui.runs.plot import Plot, draw, draw_losses, plot_rows, words_of
 

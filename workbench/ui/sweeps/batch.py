@@ -11,12 +11,12 @@ from typing import TextIO
 
 from workbench.runs.campaign import Campaign
 from workbench.runs.events import Event, EventReader
+from workbench.runs.log_tail import printable
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
-from workbench.ui.log_tail import printable
 from workbench.ui.points import in_words, varied
-from workbench.ui.sweeps.html import counted, told
+from workbench.ui.sweeps.html import counted, word_of
 from workbench.ui.watch import SweepWatch
 
 LOOK_S = 0.1
@@ -48,7 +48,7 @@ def run_to_end(store: Store, path: Path, stream: TextIO) -> SweepWatch:
     _tell(events, names, sweep, stream)
     if sweep.status.state == "failed":
         raise ValueError(sweep.status.text)
-    stream.write(f"{sweep.name}: {told(sweep.status.state)}; {counted(sweep.status.counts)}\n")
+    stream.write(f"{sweep.name}: {word_of(sweep.status.state)}; {counted(sweep.status.counts)}\n")
     return sweep
 
 

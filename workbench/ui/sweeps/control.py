@@ -185,10 +185,10 @@ class SweepControl:
             return dict.fromkeys(ACTIONS, "the sweep is being started")
         none = dict.fromkeys(ACTIONS, "no sweep is shown; start one, or choose one above")
         if sweep is None:
-            return none | {"start": self._form_problem() or self.preview.summary().why_not}
+            return none | {"start": self._form_problem() or self.preview.why_not}
         state, reasons = sweep.status.state, dict.fromkeys(ACTIONS, "")
         counts = sweep.counts()
-        reasons["start"] = self._form_problem() or self.preview.summary().why_not
+        reasons["start"] = self._form_problem() or self.preview.why_not
         if not reasons["start"] and self.form.untouched:
             if sweep.live:
                 reasons["start"] = "it runs already; change a field to make another sweep"

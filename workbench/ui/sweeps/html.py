@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from workbench.runs.progress import format_seconds
 from workbench.ui import html
-from workbench.ui.sweeps.preview import Summary
+from workbench.ui.sweeps.preview import Preview
 from workbench.ui.watch import SweepWatch, Tail, WatchedPoint
 
 SIGNS = {"done": "✓ finished", "failed": "✗ failed", "running": "▶ running", "pending": "○ to run"}
@@ -35,7 +35,7 @@ def state_words(sweep: SweepWatch | None) -> str:
     if sweep is None:
         return ""
     status, counts = sweep.status, sweep.counts()
-    parts = [f"{sweep.name}: {told(status.state)}"]
+    parts = [f"{sweep.name}: {word_of(status.state)}"]
     if status.text:
         said = status.state in status.text
         parts = [f"{sweep.name}: {status.text}" if said else f"{parts[0]}, {status.text}"]
@@ -54,14 +54,14 @@ def state_words(sweep: SweepWatch | None) -> str:
     return "; ".join(parts)
 
 
-def told(state: str) -> str:
+def word_of(state: str) -> str:
     """A state in the word that tables have for it."""
     return SIGNS[state].partition(" ")[2] if state in SIGNS else state
 
 
 def counted(counts: Mapping[str, int]) -> str:
     """``2 finished, 1 to run``."""
-    return ", ".join(f"{counts[state]} {told(state)}" for state in SIGNS if counts.get(state))
+    return ", ".join(f"{counts[state]} {word_of(state)}" for state in SIGNS if counts.get(state))
 
 
 def points_table(points: list[WatchedPoint]) -> str:
@@ -109,19 +109,19 @@ def tail_html(tail: Tail) -> str:
     return cause + head + html.log("\n".join(tail.lines) or "(empty)", f"log of {tail.what}")
 
 
-def preview_html(summary: Summary) -> str:
+def preview_html(preview: Preview) -> str:
     """Needs of the form's sweep, and the runs that cannot fit and why, as HTML."""
-    sentences = summary.sentences()
+    sentences, cannot = preview.sentences(), preview.cannot
     if not sentences:
         return ""
-    kind = "bad" if summary.text else ""
-    rows = [{"run": what, "why": why} for what, why in summary.cannot[:MOST_REASONS]]
-    if len(summary.cannot) > MOST_REASONS:
-        rows.append({"run": f"and {len(summary.cannot) - MOST_REASONS} more", "why": ""})
-    reasons = sorted({why for _, why in summary.unplanned})
+    kind = "bad" if preview.text else ""
+    rows = [{"run": point.what, "why": point.why} for point in cannot[:MOST_REASONS]]
+    if len(cannot) > MOST_REASONS:
+        rows.append({"run": f"and {len(cannot) - MOST_REASONS} more", "why": ""})
+    reasons = sorted({point.why for point in preview.unplanned})
     return "".join(
         [
-            html.told(" ".join(_ended(sentence) for sentence in sentences), kind),
+            html.live(" ".join(_ended(sentence) for sentence in sentences), kind),
             html.table(rows, "Cannot fit"),
             *(html.paragraph(f"Not planned: {why}", "soft") for why in reasons[:MOST_REASONS]),
         ]

@@ -25,7 +25,7 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.ui import html
 from workbench.ui.form import Form
 from workbench.ui.form_panel import FormPanel
-from workbench.ui.frame_panel import button, framed
+from workbench.ui.frame_panel import button, checkbox, dropdown, framed
 from workbench.ui.helper_process import HelperProcess
 from workbench.ui.sweeps import html as sweep_html
 from workbench.ui.sweeps.batch import run_to_end
@@ -84,6 +84,7 @@ class SweepPanel:
 
     @property
     def store(self) -> Store:
+        """Results folder of the sweeps."""
         return self.control.store
 
     @property
@@ -152,14 +153,14 @@ class SweepPanel:
             words = BUTTONS[action][1]
             made.disabled = bool(why_not[action])
             made.tooltip = f"{words} (not now: {why_not[action]})" if why_not[action] else words
-        self.preview.value = sweep_html.preview_html(control.preview.summary())
+        self.preview.value = sweep_html.preview_html(control.preview)
         self._show_choices()
         starting = "the sweep is being started ..." if control.starting else ""
         problem = sweep.problem if sweep is not None else ""
         words = starting or sweep_html.state_words(sweep)
-        self.state.value = html.told(words, "bad" if problem else "")
+        self.state.value = html.live(words, "bad" if problem else "")
         said = "" if control.message == problem else control.message  # once is enough
-        self.refusal.value = html.told(said, "bad" if said else "")
+        self.refusal.value = html.live(said, "bad" if said else "")
         counts = sweep.counts() if sweep is not None else {}
         self.progress.max = max(1, sum(counts.values()))
         self.progress.value = counts.get("done", 0) + counts.get("failed", 0)
@@ -199,50 +200,35 @@ class SweepPanel:
     def _failed(self, error: Exception) -> None:
         """The look itself went wrong: say so instead of standing still."""
         words = " ".join(str(error).split()) or type(error).__name__
-        self.refusal.value = html.told(f"this page stopped looking: {words}; open it anew", "bad")
+        self.refusal.value = html.live(f"this page stopped looking: {words}; open it anew", "bad")
 
     # -- widgets --------------------------------------------------------------------------------
 
     def _make(self) -> None:
         self._listing = False
-        self.chosen = widgets.Dropdown(
-            options=[("a new sweep", NEW)],
-            value=NEW,
-            description="show",
-            tooltip="A sweep of this results folder, or a new one",
-        )
-        self.chosen.observe(lambda _: self._choose(), "value")
+        about = "A sweep of this results folder, or a new one"
+        self.chosen = dropdown("show", about, [("a new sweep", NEW)], self._choose)
         self.path = widgets.Text(
             description="sweep file",
             placeholder="path of a JSON file",
             tooltip="A sweep file to fill the fields from",
             continuous_update=False,
         )
-        self.load_file = widgets.Button(
-            description="Load", tooltip="Fill the fields from the sweep file"
-        )
-        self.load_file.on_click(lambda _: self._load())
+        self.load_file = button("Load", "Fill the fields from the sweep file", self._load)
         self.fields = FormPanel(self.control.form, self._typed)
         self.preview = widgets.HTML()
         self.buttons = {
             action: button(*BUTTONS[action], partial(self._do, action)) for action in ACTIONS
         }
-        self.keep = widgets.Checkbox(
-            value=False, description=KEEP, tooltip=KEPT, indent=False, layout={"width": "auto"}
-        )
-        self.keep.observe(lambda change: self._keep(change["new"]), "value")
+        self.keep = checkbox(KEEP, KEPT)
+        self.keep.observe(lambda _: self._keep(), "value")
         self.progress = widgets.IntProgress(
             value=0, max=1, description="ended", tooltip="Runs of the sweep that have ended"
         )
-        self.state, self.refusal = widgets.HTML(html.told("")), widgets.HTML(html.told(""))
+        self.state, self.refusal = widgets.HTML(html.live("")), widgets.HTML(html.live(""))
         self.points, self.tail, self.repeat = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.log_of = widgets.Dropdown(
-            options=[("the current run", NEW)],
-            value=NEW,
-            description="log of",
-            tooltip="Whose last lines are shown",
-        )
-        self.log_of.observe(lambda _: self._choose_log(), "value")
+        about, current = "Whose last lines are shown", [("the current run", NEW)]
+        self.log_of = dropdown("log of", about, current, self._choose_log)
 
     def _do(self, action: str) -> None:
         options = {"wait": False} if action in ("start", "go_on", "retry") else {}
@@ -264,8 +250,8 @@ class SweepPanel:
         self.control.changed()
         self.show()
 
-    def _keep(self, keep: bool) -> None:
-        self.control.detached = keep
+    def _keep(self) -> None:
+        self.control.detached = self.keep.value
 
     def _choose_log(self) -> None:
         if not self._listing and self.control.shown is not None:

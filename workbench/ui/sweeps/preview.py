@@ -8,13 +8,14 @@ slice.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from workbench.core.bytesize import format_bytes
 from workbench.runs.progress import format_seconds
 from workbench.runs.store import Store
-from workbench.ui.helper_process import Answer, HelperProcess
+from workbench.ui.helper_process import HelperAnswer, HelperProcess
 
 WORK = "workbench.ui.previewer"
 SLICE_S = 0.4
@@ -44,113 +45,40 @@ class PreviewPoint:
     """How the seconds were obtained (runs/expected.py)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Preview as a page shows it."""
-
-    points: int | None
-    """How many runs; None until that is known."""
-    done: int
-    failed: int
-    pending: int
-    seconds: float | None
-    """Expected time of the pending ones whose time is known; None where none is."""
-    untimed: int
-    """Pending ones without a known time, those that cannot fit apart."""
-    peak: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Tier -> bytes at the largest pending run that fits, and which that is."""
-    disk: int
-    """Bytes: the records, and the largest share of the disk tier."""
-    cannot: list[tuple[str, str]] = field(default_factory=list)
-    """Runs that cannot fit, and why."""
-    unplanned: list[tuple[str, str]] = field(default_factory=list)
-    """Runs that no planner can speak of, and why."""
-    hows: frozenset[str] = frozenset()
-    """How the seconds of the pending ones were obtained."""
-    complete: bool
-    text: str = ""
-    """Failure of the preview, in a sentence."""
-
-    def sentences(self) -> list[str]:
-        """The summary in sentences."""
-        if self.points is None:
-            return (
-                [self.text] if self.text else [] if self.complete else ["Looking at the runs ..."]
-            )
-        head = f"{_runs(self.points)}: {self.done} finished already, {self.pending} to run"
-        found = [head + (f", {self.failed} failed before" if self.failed else "")]
-        if self.text:
-            return [*found, f"The planner failed: {self.text}"]
-        if self.pending:
-            found += [self._time(), *self._memory()]
-            found.append(f"Disk: about {format_bytes(self.disk)}, checkpoints apart.")
-        if self.cannot:
-            found.append(f"{_runs(len(self.cannot))} cannot fit, by the planner:")
-        if self.unplanned:
-            found.append(f"{_runs(len(self.unplanned))} cannot be planned before they run.")
-        return found if self.complete else [*found, "Still planning ..."]
-
-    def _time(self) -> str:
-        if self.seconds is not None:
-            more = f", and {_runs(self.untimed)} of unknown time" if self.untimed else ""
-            told = " and ".join(words for how, words in HOWS.items() if how in self.hows)
-            return f"Time: about {format_seconds(self.seconds)}{told and ', ' + told}{more}."
-        if not self.complete:
-            return "Time: not known yet."
-        return (
-            "Time: unknown, for neither runs like these nor this machine have been measured here: "
-            '"Examine this machine" does, or workbench plan --measure.'
-        )
-
-    def _memory(self) -> list[str]:
-        peaks = [
-            f"{format_bytes(most)} {tier} ({what})" for tier, (most, what) in self.peak.items()
-        ]
-        if not peaks:
-            return []
-        return [f"Memory at the largest: {'; '.join(peaks)}."]
-
-    @property
-    def why_not(self) -> str:
-        """Why it means nothing to start this sweep: none of its runs can fit; else empty."""
-        if not self.cannot or len(self.cannot) < self.pending:
-            return ""
-        what, why = self.cannot[0]
-        which = f"none of the {self.pending} runs can" if self.pending > 1 else "the run cannot"
-        return f"{which} fit this machine, by the planner: {what}: {why}"
-
-
 class Preview:
     """Works out what a sweep needs, one sweep at a time. Starts nothing until asked."""
 
     def __init__(self, store: Store, helper: HelperProcess | None = None) -> None:
         self.store = store
         self.points: list[PreviewPoint] = []
+        self.text = ""
+        """Why there is no preview, in a sentence."""
         self.ended = True
         """Whether nothing more will be said of this sweep."""
         self._helper = helper or HelperProcess()
         self._data: dict[str, Any] = {}
-        self._question, self._answer = "", Answer()
-        self._known, self._text = False, ""
+        self._question, self._answer = "", HelperAnswer()
+        self._known = False
 
     def start(self, data: dict[str, Any]) -> None:
         """Look at this sweep instead of any other. Returns at once."""
-        self._data, self.points, self._known, self._text = data, [], False, ""
-        self.ended = False
-        self._ask("points")
+        self.start_over()
+        self._data, self.ended = data, False
+        self._ask("listed")
 
     def start_over(self, text: str = "") -> None:
         """Look at no sweep; `text` says why."""
-        self.points, self._known, self._text, self.ended = [], False, text, True
+        self.points, self._known, self.text, self.ended = [], False, text, True
 
     def advance(self) -> bool:
         """Take what has been worked out by now, and ask on; returns whether there was anything."""
         if self.ended or not self._answer.done:
             return False
         if self._answer.error:
-            self._text, self.ended = self._answer.error, True
-        elif self._question == "points":
-            self.points, self._known = [PreviewPoint(**p) for p in self._answer.value], True
+            self.text, self.ended = self._answer.error, True
+        elif self._question == "listed":
+            told, self._known = self._answer.value, True
+            self.points = [PreviewPoint(run["what"], run["key"], run["state"]) for run in told]
             self._next()
         else:
             for line in self._answer.value:
@@ -160,13 +88,12 @@ class Preview:
             self._next()
         return True
 
-    def wait(self, limit_seconds: float = 60.0) -> Summary:
-        """Blocks until all is known, or that long."""
+    def wait(self, limit_seconds: float = 60.0) -> None:
+        """Block until all is known, or that long."""
         until = time.monotonic() + limit_seconds
         while not self.ended and time.monotonic() < until:
             if not self.advance():
                 time.sleep(0.01)
-        return self.summary()
 
     def stop(self) -> None:
         """Ask no more."""
@@ -177,31 +104,77 @@ class Preview:
         self.stop()
         self._helper.close()
 
-    def summary(self) -> Summary:
-        """Summary of the preview so far."""
-        states = [point.state for point in self.points]
-        pending = [point for point in self.points if point.state == "pending"]
-        left = [point for point in pending if point.fits is not False]
-        timed = [point.seconds for point in left if point.seconds is not None]
-        peak: dict[str, tuple[int, str]] = {}
-        for point in left:
-            for tier, most in (point.peak or {}).items():
-                if most > peak.get(tier, (0, ""))[0]:
-                    peak[tier] = (most, point.what)
-        return Summary(
-            points=len(self.points) if self._known else None,
-            done=states.count("done"),
-            failed=states.count("failed"),
-            pending=len(pending),
-            seconds=sum(timed) if timed else None,
-            untimed=len(left) - len(timed),
-            peak=peak,
-            disk=len(pending) * RECORD_BYTES + peak.get("disk", (0, ""))[0],
-            cannot=[(p.what, p.why) for p in pending if p.fits is False],
-            unplanned=[(p.what, p.why) for p in left if p.why],
-            hows=frozenset(point.how for point in left),
-            complete=self.ended,
-            text=self._text,
+    @property
+    def pending(self) -> list[PreviewPoint]:
+        """Runs that are to be made."""
+        return [point for point in self.points if point.state == "pending"]
+
+    @property
+    def cannot(self) -> list[PreviewPoint]:
+        """Pending runs that cannot fit."""
+        return [point for point in self.pending if point.fits is False]
+
+    @property
+    def unplanned(self) -> list[PreviewPoint]:
+        """Pending runs that no planner can speak of."""
+        return [point for point in self.pending if point.fits is not False and point.why]
+
+    @property
+    def peak(self) -> dict[str, tuple[int, str]]:
+        """Tier -> bytes at the largest pending run that fits, and which that is."""
+        found: dict[str, tuple[int, str]] = {}
+        for point in self.pending:
+            for tier, most in (point.peak or {}).items() if point.fits is not False else ():
+                if most > found.get(tier, (0, ""))[0]:
+                    found[tier] = (most, point.what)
+        return found
+
+    def sentences(self) -> list[str]:
+        """Needs of the sweep, as far as they are known."""
+        if not self._known:
+            return [self.text or "Looking at the runs ..."] if self.text or not self.ended else []
+        states, pending = Counter(point.state for point in self.points), len(self.pending)
+        head = f"{_runs(len(self.points))}: {states['done']} finished already, {pending} to run"
+        found = [head + (f", {states['failed']} failed before" if states["failed"] else "")]
+        if self.text:
+            return [*found, f"The planner failed: {self.text}"]
+        if pending:
+            peak = self.peak
+            most = [f"{format_bytes(n)} {tier} ({what})" for tier, (n, what) in peak.items()]
+            found += [self._time(), *[f"Memory at the largest: {'; '.join(most)}."] * bool(most)]
+            disk = format_bytes(pending * RECORD_BYTES + peak.get("disk", (0, ""))[0])
+            found.append(f"Disk: about {disk}, checkpoints apart.")
+        if self.cannot:
+            found.append(f"{_runs(len(self.cannot))} cannot fit, by the planner:")
+        if self.unplanned:
+            found.append(f"{_runs(len(self.unplanned))} cannot be planned before they run.")
+        return found if self.ended else [*found, "Still planning ..."]
+
+    @property
+    def why_not(self) -> str:
+        """Why it means nothing to start this sweep: none of its runs can fit; else empty."""
+        pending, cannot = self.pending, self.cannot
+        if not cannot or len(cannot) < len(pending):
+            return ""
+        which = f"none of the {len(pending)} runs can" if len(pending) > 1 else "the run cannot"
+        first = cannot[0]
+        return f"{which} fit this machine, by the planner: {first.what}: {first.why}"
+
+    def _time(self) -> str:
+        left = [point for point in self.pending if point.fits is not False]
+        timed = [point for point in left if point.seconds is not None]
+        if timed:
+            untimed = len(left) - len(timed)
+            more = f", and {_runs(untimed)} of unknown time" if untimed else ""
+            hows = {point.how for point in left}
+            told = " and ".join(words for how, words in HOWS.items() if how in hows)
+            seconds = format_seconds(sum(point.seconds for point in timed))
+            return f"Time: about {seconds}{told and ', ' + told}{more}."
+        if not self.ended:
+            return "Time: not known yet."
+        return (
+            "Time: unknown, for neither runs like these nor this machine have been measured here: "
+            '"Examine this machine" does, or workbench plan --measure.'
         )
 
     def _next(self) -> None:

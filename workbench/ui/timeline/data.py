@@ -29,10 +29,10 @@ The data is one dictionary, JSON-able as it is:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from workbench.runs.timeline import check_event
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -98,8 +98,6 @@ LANE_WORDS = {
     NET_OUT: "to other ranks",
 }
 VISITS = {GUESS: "before the norm is known", VERDICT: "once the norm is known"}
-LONGEST_S = 1e9
-"""Times further from 0 are no times of a training step, and too many nanoseconds to count."""
 LONGEST_TEXT = 200
 
 
@@ -123,7 +121,7 @@ def timeline_data(
     if not any(whole.values()):
         raise ValueError("there is no event to show, neither predicted nor measured")
     for event in (event for events in whole.values() for event in events):
-        _check(event)
+        check_event(event)
     given = {source: told_apart(events) for source, events in whole.items()}
     everything = [event for events in given.values() for event in events]
     kinds = {event.kind for event in everything}
@@ -195,29 +193,6 @@ def printable(text: str) -> str:
     """
     cut = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
-
-
-def _check(event: Event) -> None:
-    """Raises ValueError for what cannot be shown."""
-    if not isinstance(event.name, str):
-        raise ValueError(f"an event is named {event.name!r}; a name is text")
-    name = printable(event.name)
-    if event.kind not in LOOKS:
-        raise ValueError(f"event {name} is of kind {event.kind!r}, which this version lacks")
-    if not isinstance(event.lane, str) or lane_kind(event.lane) not in LANES:
-        raise ValueError(f"event {name} is on lane {event.lane!r}; lanes are {', '.join(LANES)}")
-    for field in ("unit", "rank", "step", "nbytes", "microbatch"):
-        value = getattr(event, field)
-        whole = isinstance(value, int) and 0 <= value < 2**53
-        if not whole and (field, value) != ("microbatch", None):
-            raise ValueError(f"event {name} has {field} {value!r}; it must be 0 or a whole number")
-    for time in (event.start_s, event.end_s):
-        if not (isinstance(time, int | float) and math.isfinite(time) and abs(time) < LONGEST_S):
-            raise ValueError(f"event {name} has the time {time!r}; it must be a number of seconds")
-    if event.end_s < event.start_s:
-        raise ValueError(
-            f"event {name} ends at {event.end_s} s, before it starts at {event.start_s} s"
-        )
 
 
 def _block(

@@ -43,6 +43,7 @@ def script() -> str:
 
 
 def style() -> str:
+    """Style of the timeline, for a widget and for a page."""
     return (HERE / "timeline.css").read_text()
 
 

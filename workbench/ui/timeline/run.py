@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.core.record import RunRecord
+from workbench.runs.columns import label_of
 from workbench.runs.store import Store
-from workbench.runs.timeline import Timeline, load_timeline
-from workbench.ui.runs.fields import label_of
+from workbench.runs.timeline import RunTimeline, load_timeline
 from workbench.ui.timeline.data import printable, timeline_data
 
 
@@ -27,17 +27,13 @@ def run_timeline(store: Store, key: str) -> dict[str, Any]:
     )
 
 
-def read_timeline(store: Store, key: str) -> Timeline:
-    """The events of a run, as they were measured and as its plan foresaw them.
+def read_timeline(store: Store, key: str) -> RunTimeline:
+    """The events of a run, as they were measured and as its plan predicted them.
 
     Raises ValueError as `run_timeline` does.
     """
     try:
-        found = load_timeline(store.folder(key))
-        timeline_data(
-            measured=found.events, predicted=found.predicted
-        )  # refuses what cannot be shown
-        return found
+        return load_timeline(store.folder(key))
     except FileNotFoundError:
         raise ValueError(f"run {printable(key)} kept no timeline{_why(store, key)}") from None
     except ValueError as error:

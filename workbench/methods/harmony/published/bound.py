@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from workbench.methods.harmony.published.profiles import Direction, ModelProfile
+from workbench.methods.harmony.published.profiles import Direction, PublishedProfile
 from workbench.methods.harmony.published.tasks import Configuration, Mode, TaskKind
 from workbench.methods.harmony.published.timing import Server
 
 
-def least_seconds(configuration: Configuration, profile: ModelProfile, server: Server) -> float:
+def least_seconds(configuration: Configuration, profile: PublishedProfile, server: Server) -> float:
     """Seconds of an iteration, from below."""
     replicated = configuration.mode is Mode.DP
     gpus = configuration.gpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.methods.harmony.published.profiles import Direction, ModelProfile
+from workbench.methods.harmony.published.profiles import Direction, PublishedProfile
 from workbench.methods.harmony.published.tasks import Task, TaskGraph, TaskKind, What
 from workbench.methods.harmony.published.timing import Server, simulate
 from workbench.methods.harmony.published.volumes import Volumes, volumes
@@ -35,7 +35,7 @@ class Estimate:
 
 
 def estimate(
-    graph: TaskGraph, profile: ModelProfile, server: Server, *, prefetch: bool = False
+    graph: TaskGraph, profile: PublishedProfile, server: Server, *, prefetch: bool = False
 ) -> Estimate:
     """All of it; ValueError where the graph is not of this model, Deadlock where it cannot run."""
     timing = simulate(graph, profile, server, prefetch=prefetch)
@@ -48,7 +48,7 @@ def estimate(
     )
 
 
-def device_bytes(graph: TaskGraph, profile: ModelProfile) -> tuple[float, ...]:
+def device_bytes(graph: TaskGraph, profile: PublishedProfile) -> tuple[float, ...]:
     """Per GPU: the largest need of its tasks by the published equation, 0 where it has none.
 
     A forward task holds its pack, its input and output once more (they are double-buffered), and
@@ -64,7 +64,7 @@ def device_bytes(graph: TaskGraph, profile: ModelProfile) -> tuple[float, ...]:
     return tuple(peaks)
 
 
-def task_bytes(task: Task, profile: ModelProfile) -> float:
+def task_bytes(task: Task, profile: PublishedProfile) -> float:
     """Bytes of one forward or backward task, at its largest micro-batch."""
     size = max(task.microbatches)
     forward = task.kind is TaskKind.FORWARD

@@ -17,22 +17,22 @@ from typing import TypedDict
 
 from workbench.core.jsonfile import read_object
 from workbench.core.schema import read_as
-from workbench.methods.harmony.published.profiles import Measured, ModelProfile
+from workbench.methods.harmony.published.profiles import Measured, PublishedProfile
 
 Micros = TypedDict("Micros", {"class": list[int], "values": list[list[float]]})
 Bytes = TypedDict("Bytes", {"class": list[int], "values": list[list[int]]})
 
 
-def load(path: str | Path) -> ModelProfile:
+def load(path: str | Path) -> PublishedProfile:
     """A profile; ValueError that names the file and what is wrong with it."""
     path = Path(path)
     data = read_object(path, path.name)
-    known = {each.name: data[each.name] for each in fields(_File) if each.name in data}
-    return read_as(_File, known, path.name).profile()
+    known = {each.name: data[each.name] for each in fields(ProfileFile) if each.name in data}
+    return read_as(ProfileFile, known, path.name).profile()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _File:
+class ProfileFile:
     """The fields of a file; ValueError for numbers below 0 and for lists of the wrong length."""
 
     model: str
@@ -68,8 +68,8 @@ class _File:
                 if max(table["class"]) >= len(table["values"]):
                     raise ValueError(f"{name}.class names a row that is not in {name}.values")
 
-    def profile(self) -> ModelProfile:
-        return ModelProfile(
+    def profile(self) -> PublishedProfile:
+        return PublishedProfile(
             model=self.model,
             forward=_measured(self.fwd_microbatch, self.fwd_time, self.fwd_memory),
             backward=_measured(self.bwd_microbatch, self.bwd_time, self.bwd_memory),

@@ -72,7 +72,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
-class ModelProfile:
+class PublishedProfile:
     """The layers of one model; the last computes the loss."""
 
     model: str

@@ -27,7 +27,7 @@ from workbench.methods.harmony.published.build import build
 from workbench.methods.harmony.published.estimate import Estimate, estimate
 from workbench.methods.harmony.published.microbatches import shares
 from workbench.methods.harmony.published.packing import RULES, Packs, reuse
-from workbench.methods.harmony.published.profiles import Direction, ModelProfile
+from workbench.methods.harmony.published.profiles import Direction, PublishedProfile
 from workbench.methods.harmony.published.tasks import Configuration, Mode
 from workbench.methods.harmony.published.timing import Server, simulate
 
@@ -92,7 +92,7 @@ class SearchResult:
     """Of these; the others are slower than the best by a lower bound."""
 
 
-def search(profile: ModelProfile, settings: SearchSettings, server: Server) -> SearchResult:
+def search(profile: PublishedProfile, settings: SearchSettings, server: Server) -> SearchResult:
     """The fastest candidates; ValueError where no packs fit at any micro-batch size."""
     found = list(candidates(profile, settings))
     if not found:
@@ -114,7 +114,7 @@ def search(profile: ModelProfile, settings: SearchSettings, server: Server) -> S
 
 
 def _fastest(
-    profile: ModelProfile,
+    profile: PublishedProfile,
     settings: SearchSettings,
     server: Server,
     found: list[Candidate],
@@ -146,7 +146,7 @@ def _rank(candidate: Candidate, settings: SearchSettings, seconds: float) -> flo
     return seconds / FITS_BONUS if fits and not settings.rank_fit_normally else seconds
 
 
-def candidates(profile: ModelProfile, settings: SearchSettings) -> Iterator[Candidate]:
+def candidates(profile: PublishedProfile, settings: SearchSettings) -> Iterator[Candidate]:
     """Everything the published search evaluates, in its order."""
     forward_sizes = _sizes(profile, settings, Direction.FORWARD)
     for u_backward in _sizes(profile, settings, Direction.BACKWARD):
@@ -168,7 +168,7 @@ def candidates(profile: ModelProfile, settings: SearchSettings) -> Iterator[Cand
                         )
 
 
-def _sizes(profile: ModelProfile, settings: SearchSettings, direction: Direction) -> list[int]:
+def _sizes(profile: PublishedProfile, settings: SearchSettings, direction: Direction) -> list[int]:
     """Profiled range, up to the smallest share of a replica; divisors of all shares."""
     gpus = settings.gpus if settings.mode is Mode.DP else 1
     parts = shares(settings.minibatch, gpus)
@@ -180,7 +180,7 @@ def _sizes(profile: ModelProfile, settings: SearchSettings, direction: Direction
 
 
 def _forward_packs(
-    profile: ModelProfile, size: int, backward: Packs, rule: str, settings: SearchSettings
+    profile: PublishedProfile, size: int, backward: Packs, rule: str, settings: SearchSettings
 ) -> Packs | None:
     if rule != REUSE:
         layers = backward[-1].start
@@ -190,7 +190,7 @@ def _forward_packs(
 
 
 def _pack(
-    profile: ModelProfile,
+    profile: PublishedProfile,
     direction: Direction,
     size: int,
     layers: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from workbench.methods.harmony.published.profiles import Direction, ModelProfile
+from workbench.methods.harmony.published.profiles import Direction, PublishedProfile
 from workbench.methods.harmony.published.timing import Server as PublishedServer
 from workbench.profile.profile import UnitCost
 from workbench.profile.server import Server
@@ -16,7 +16,7 @@ ADAM_BYTES = 28
 
 
 class PublishedSizes:
-    """`Sizes` (harmony/draft.py) of a published profile: fp32, no tied weights.
+    """`Sizes` (profile/unit_costs.py) of a published profile: fp32, no tied weights.
 
     The profiled peak of a backward pass holds weights, gradients, input and output with their
     gradients, and all between; what autograd keeps is what is left of it.
@@ -24,7 +24,7 @@ class PublishedSizes:
 
     library_bytes = 0
 
-    def __init__(self, profile: ModelProfile) -> None:
+    def __init__(self, profile: PublishedProfile) -> None:
         self.profile = profile
         self.cost = lru_cache(maxsize=None)(self._cost)
 
@@ -73,7 +73,7 @@ class PublishedSizes:
         return samples * self.profile.input_bytes[0]
 
 
-def published_server(profile: ModelProfile, ranks: int, device_bytes: int) -> Server:
+def published_server(profile: PublishedProfile, ranks: int, device_bytes: int) -> Server:
     """The paper's server as our simulator sees one: the host link is one that all share."""
     constants = PublishedServer()
     parameters = sum(profile.weight_bytes) / 4

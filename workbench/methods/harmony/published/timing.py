@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from workbench.methods.harmony.published.events import EventGraph
 from workbench.methods.harmony.published.microbatches import converted
-from workbench.methods.harmony.published.profiles import Direction, ModelProfile
+from workbench.methods.harmony.published.profiles import Direction, PublishedProfile
 from workbench.methods.harmony.published.tasks import (
     Flow,
     Medium,
@@ -76,7 +76,7 @@ class Timing:
 
 
 def simulate(
-    graph: TaskGraph, profile: ModelProfile, server: Server, *, prefetch: bool = False
+    graph: TaskGraph, profile: PublishedProfile, server: Server, *, prefetch: bool = False
 ) -> Timing:
     """Seconds per iteration; Deadlock where tasks wait for each other."""
     if graph.layers != profile.layers:
@@ -99,7 +99,7 @@ class _Label(NamedTuple):
 
 class _Simulation:
     def __init__(
-        self, graph: TaskGraph, profile: ModelProfile, server: Server, waits: Waits
+        self, graph: TaskGraph, profile: PublishedProfile, server: Server, waits: Waits
     ) -> None:
         self.graph, self.profile, self.server, self.waits = graph, profile, server, waits
         self.sharing = graph.used_gpus

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.methods.harmony.published.profiles import ModelProfile
+from workbench.methods.harmony.published.profiles import PublishedProfile
 from workbench.methods.harmony.published.tasks import (
     Flow,
     Medium,
@@ -40,7 +40,7 @@ class Volumes:
     """Size of what takes part in all-reduces, of every GPU; not what the algorithm then moves."""
 
 
-def volumes(graph: TaskGraph, profile: ModelProfile) -> Volumes:
+def volumes(graph: TaskGraph, profile: PublishedProfile) -> Volumes:
     moved = dict.fromkeys(Volumes.__dataclass_fields__, 0)
     reduced = graph.mode is Mode.DP and graph.gpus > 1
     for task in graph.tasks:
@@ -63,7 +63,7 @@ def volumes(graph: TaskGraph, profile: ModelProfile) -> Volumes:
     return Volumes(**moved)
 
 
-def _activation_bytes(flow: Flow, task: Task, profile: ModelProfile) -> int:
+def _activation_bytes(flow: Flow, task: Task, profile: PublishedProfile) -> int:
     targets = flow.what is What.TARGET
     each = profile.target_bytes if targets else profile.boundary_bytes(flow.layers.start)
     return each * sum(task.microbatches)

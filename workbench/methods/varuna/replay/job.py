@@ -31,9 +31,10 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.sealed import parse_sealed, read_sealed, sealed
 from workbench.core.spec import RunSpec
-from workbench.elastic.manager import Job, serve
+from workbench.elastic.manager import HostsJob, serve
 from workbench.elastic.messages import Order
 from workbench.elastic.placement import Shape, read_list, shares
+from workbench.elastic.rounds import Terms
 from workbench.runtime.checkpoint.manifest import newest_of_job
 
 JOB, HOSTS, EDITS, LOSSES, ALONE, LAST = "job", "hosts", "edits", "losses", "alone", "last"
@@ -72,7 +73,7 @@ def plan(spec: RunSpec, profile: Any) -> None:
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Replay the trace, then train undisturbed."""
-    job, lines, told = folder / JOB, [], 0.0
+    job, lines, said = folder / JOB, [], 0.0
     shutil.rmtree(job, ignore_errors=True)
     job.mkdir()
     (job / LOSSES).touch()
@@ -81,8 +82,8 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     with _child(__name__, folder) as manager:
         for line in _replayed(changes, job, report, manager):
             lines.append(line)
-            if line["at"] >= told + SAY_S:
-                told = line["at"]
+            if line["at"] >= said + SAY_S:
+                said = line["at"]
                 report.phase("step {step}: {stages} x {replicas}, loss {loss:.4f}".format(**line))
     if manager.returncode or not lines:
         raise RuntimeError("the job failed; log.txt and job/run/ssh_logs say why")
@@ -157,11 +158,13 @@ def main(folder: Path) -> int:
         code_dir=str(job), script=str(script), arguments=(str(folder),), variables={},
         batch=spec.batch, preload=PRELOAD,
     )  # fmt: skip
-    what = Job(
-        machine_list=job / HOSTS, hosts=read_list((job / HOSTS).read_text(), 1), order=order,
-        per_host=1, choose=partial(shape, spec=spec), connect=(), horizon_s=None, morph="always",
-        newest=newest_of_job,
+    terms = Terms(
+        hosts=read_list((job / HOSTS).read_text(), 1), per_host=1, batch=spec.batch,
+        choose=partial(shape, spec=spec), morph="always",
     )  # fmt: skip
+    what = HostsJob(
+        machine_list=job / HOSTS, terms=terms, connect=(), order=order, newest=newest_of_job
+    )
     return int(serve(what, resume=False) != "done")
 
 

@@ -76,10 +76,10 @@ def main() -> None:
         optimizer.step()
         if model.rank == 0:
             shape = {"stages": model.map.stages, "replicas": model.map.replicas}
-            told = {"step": model.steps, "loss": loss, "at": time.time(), **shape}
+            line = {"step": model.steps, "loss": loss, "at": time.time(), **shape}
             with losses.open("a") as file:
-                told["seconds"] = time.monotonic() - began
-                file.write(sealed(json.dumps(told)).decode())
+                line["seconds"] = time.monotonic() - began
+                file.write(sealed(json.dumps(line)).decode())
     model.close()
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.methods import METHODS, UNLISTED, known
+from workbench.runs.log_tail import printable
 from workbench.runs.progress import format_seconds
-from workbench.ui.log_tail import printable
 
 Row = dict[str, Any]
 """A record as `runs.index.Index.rows` gives it."""
@@ -71,7 +71,7 @@ _RESULT = re.compile(
 )
 
 
-class Field(NamedTuple):
+class Column(NamedTuple):
     """A column of the table of records."""
 
     name: str
@@ -82,10 +82,12 @@ class Field(NamedTuple):
 
     @property
     def varies(self) -> bool:
+        """Whether records differ in it."""
         return self.values > 1
 
     @property
     def label(self) -> str:
+        """Its name in words, without its unit."""
         return label(self.name)
 
 
@@ -129,7 +131,7 @@ def moment(text: Any) -> float | None:
         return None
 
 
-def find_fields(rows: Iterable[Row]) -> dict[str, Field]:
+def find_fields(rows: Iterable[Row]) -> dict[str, Column]:
     """Name -> all single-valued fields of the rows, those that vary first, well-known ones before
     others."""
     seen: dict[str, set[Any]] = {}
@@ -146,7 +148,7 @@ def find_fields(rows: Iterable[Row]) -> dict[str, Field]:
         held = [v for v in seen[name] if v not in (None, "nan", "inf", "-inf")]
         numeric = held and all(type(v) in (int, float) for v in held)
         kind = "time" if name == "started" else "number" if numeric else "text"
-        found[name] = Field(name=name, kind=kind, values=len(seen[name]))
+        found[name] = Column(name=name, kind=kind, values=len(seen[name]))
     return found
 
 

@@ -1,0 +1,72 @@
+"""Where each unit's weights, states and activations lie on one device, and when it is updated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """A method's choices for one training."""
+
+    method: str
+    resident: frozenset[int]
+    """Units whose weights never leave the device, which updates them; the first and the last are
+    always among them."""
+    pulled: frozenset[int] = frozenset()
+    """Resident units whose optimizer states live on the host and visit the device to be updated."""
+    state_slots: int = 3
+    """Device buffers that visiting states share."""
+    slots: int
+    """Weight slots of the streamed units."""
+    microbatches: int = 1
+    kept: frozenset[int] = frozenset()
+    """Units that keep what their backward pass needs; the others recompute it from their input.
+    The head always keeps, since it is passed only once."""
+    stash: bool = False
+    """Inputs of recomputed inner blocks wait for the backward pass on the host."""
+    clipped: bool = True
+    """No update is final before the global norm is known."""
+    eager: frozenset[int] = frozenset()
+    """Units updated as their gradients arrive: streamed ones, and where `clipped` pulled ones too;
+    the others are updated in the order of the next forward pass. Where `clipped`, an eager update
+    is settled once the norm is known: it stands, or is taken back and done again with the clip
+    coefficient."""
+    held_gradients: bool = False
+    """Gradients of resident blocks have memory for the whole run, as Megatron-LM's have, instead
+    of from their backward pass to their update."""
+    on_disk: frozenset[int] = frozenset()
+    """Streamed units whose states live on the disk; those of the others live on the host."""
+    host_workers: int = 1
+    gradient_slots: int = 2
+    """Gradient buffers the streamed units share on the device."""
+    host_gradient_slots: int | None = None
+    """Host buffers that the gradients of streamed units share, where all are eager and nothing is
+    clipped: less memory, but gradients wait for updates. None for a buffer each."""
+    staging_slots: int = 3
+    """Host buffers for states on their way from and to the disk."""
+    microbatch_major: bool = False
+    replay: bool = False
+    """Passes of blocks that recompute are recorded and launched by the GPU (passes/replay.py)."""
+
+    def streamed(self, units: int) -> list[int]:
+        """Units whose weights come to the device for each pass, in order. Raises ValueError for a
+        placement that no program can have."""
+        head, streamed = units - 1, [unit for unit in range(units) if unit not in self.resident]
+        if not {0, head} <= self.resident:
+            raise ValueError("the embedding and the head must be resident")
+        if streamed and self.slots < 1:
+            raise ValueError(f"{len(streamed)} streamed units need at least 1 slot, got 0")
+        if not self.pulled <= self.resident - {0, head}:
+            raise ValueError("only the states of resident blocks can be pulled")
+        if self.eager & (self.resident - self.pulled):
+            raise ValueError("only updates of streamed and pulled units can be eager")
+        if streamed and self.microbatch_major:
+            raise ValueError("micro-batch-major order needs every unit resident")
+        if not self.on_disk <= {*streamed}:
+            raise ValueError("only the states of streamed units can be on the disk")
+        if self.host_gradient_slots and (self.clipped or not self.eager >= {*streamed}):
+            raise ValueError("gradients that wait for the norm or their turn need a buffer each")
+        if self.clipped and self.eager & self.on_disk:
+            raise ValueError("updates of states on the disk cannot be taken back")
+        return streamed
