@@ -128,7 +128,7 @@ class Delayed:
                 out = layer(x).tanh()
                 if gradient is None:
                     loss = (out - given["y"]).square().mean()
-                    total += float(loss) / micros
+                    total += loss.item() / micros
                     (loss / micros).backward()
                 else:
                     out.backward(gradient)

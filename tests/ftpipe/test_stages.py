@@ -13,7 +13,8 @@ STEPS = 8
 
 
 @pytest.mark.parametrize(
-    ("stages", "micros", "optimizer"), [(2, 1, "sgd"), (3, 2, "adam"), (4, 1, "adam"), (3, 3, "sgd")]
+    ("stages", "micros", "optimizer"),
+    [(2, 1, "sgd"), (3, 2, "adam"), (4, 1, "adam"), (3, 3, "sgd")],
 )
 def test_stages_train_on_the_weights_that_the_schedule_declares(stages, micros, optimizer):
     torch.set_default_dtype(torch.float64)

@@ -19,8 +19,8 @@ def asynchronous(
     stages: int, micros: int, *, stashes: bool = False, recompute: bool = False
 ) -> Schedule:
     """`micros` micro-batches an update. With `stashes` a backward pass reads the weights that its
-    forward pass read, of which a stage keeps copies; with `recompute` all but the last stage compute
-    activations again."""
+    forward pass read, of which a stage keeps copies; with `recompute` all but the last stage
+    compute activations again."""
     actions: list[Action] = []
     buffers: dict[str, Buffer] = {}
     lags = {}
@@ -63,15 +63,23 @@ def asynchronous(
             if stage + 1 < stages:  # in the order in which they are sent
                 sent = (slot - behind + 1) % micros
                 back = lags[stage + 1, sent]
-                add(Kind.RECV_GRAD, stage + 1, stage, sent, NET_IN + ".1", lag=back, nbytes=1)
+                late = lags[stage, sent] - back  # between the message and the backward pass
+                d = name.on_rank(stage, name.output_gradient(stage, sent))
+                buffers[d] = Buffer(tier=DEVICE, nbytes=0, rank=stage)
+                add(
+                    Kind.RECV_GRAD, stage + 1, stage, sent, NET_IN + ".1", lag=back, nbytes=1,
+                    takes=(d,), after=(at(Kind.BACKWARD, stage, stage, sent, 1 - late),),
+                )  # fmt: skip
             micro = (slot - behind) % micros
-            lag, after = lags[stage, micro], ()
+            lag, after, above = lags[stage, micro], (), ()
             if stage + 1 < stages:
                 back = lag - lags[stage + 1, micro]
                 after = (at(Kind.RECV_GRAD, stage + 1, stage, micro, back),)
+                above = (name.on_rank(stage, name.output_gradient(stage, micro)),)
             add(
                 Kind.BACKWARD, stage, stage, micro, COMPUTE, lag=lag, after=after,
-                frees=tuple(
+                frees=above
+                + tuple(
                     name.on_rank(stage, of(stage, micro))
                     for of in (name.activation, keeps)[not stage :]
                 ),

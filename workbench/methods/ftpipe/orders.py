@@ -1,12 +1,12 @@
 """Orders of passes of FTPipe's runtime, by what each stage decides alone (Eliad et al., ATC'21).
 
-A stage's depth is its distance from the last stage, in stages. A stage that may have D micro-batches
-between its forward and its backward passes makes a forward pass while fewer than D + 1 are in
-flight, and a backward pass else, whatever the other stages do. It updates its weights after every
-`step_every` backward passes, and nobody waits for anybody's update: a forward pass reads weights
-that lack the updates until its own backward pass. So the order of a stage says how stale its weights
-are: ceil((D - p) / step_every) updates for the micro-batch at place p of its step, once the pipeline
-is full.
+A stage's depth is its distance from the last stage, in stages. A stage that may have D
+micro-batches between its forward and its backward passes makes a forward pass while fewer than
+D + 1 are in flight, and a backward pass else, whatever the other stages do. It updates its weights
+after every `step_every` backward passes, and nobody waits for anybody's update: a forward pass
+reads weights that lack the updates until its own backward pass. So the order of a stage says how
+stale its weights are: ceil((D - p) / step_every) updates for the micro-batch at place p of its
+step, once the pipeline is full.
 """
 
 from __future__ import annotations

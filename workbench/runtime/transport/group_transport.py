@@ -65,8 +65,8 @@ class GroupTransport:
         """Whether messages of a GPU go by the host's memory."""
         self._partner: dict[str, Action] = {}
         self._units = 1
-        self._posted: dict[str, tuple[Bundle, list[dist.Work]]] = {}
-        """Receiving action -> where its message arrives, and its receives."""
+        self._posted: dict[tuple[str, int], tuple[Bundle, list[dist.Work]]] = {}
+        """Receiving action and its step -> where its message arrives, and its receives."""
         self._some = threading.Condition()
         """Wakes a lane whose receive has been posted."""
         self._stopped = False
@@ -84,16 +84,17 @@ class GroupTransport:
         else:
             made, works = self._post(action, step, "cpu" if self._by_host else self._device)
         with self._some:
-            self._posted[action.name] = made, works
+            self._posted[action.name, step] = made, works
             self._some.notify_all()
 
     def receive(self, action: Action, step: int) -> Bundle:
         """The message; on CUDA the current stream waits until it has come."""
+        key = action.name, step
         with self._some:
-            self._some.wait_for(lambda: self._stopped or action.name in self._posted)
+            self._some.wait_for(lambda: self._stopped or key in self._posted)
             if self._stopped:
                 raise Failed("another lane failed")
-            made, works = self._posted.pop(action.name)
+            made, works = self._posted.pop(key)
         _wait(works)
         if self._by_nccl:
             made, works = self._post(action, step, self._device)
