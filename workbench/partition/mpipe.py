@@ -28,6 +28,8 @@ REFINED = 3
 """Placements that are refined, of those that blocks give."""
 STARTED = 128
 """Most blocks of which each number on the way down is packed; above, each doubling."""
+SMALL = 1 / 16
+"""Share of the largest block's work up to which a block goes with a neighbour when classes spread."""
 APART = 1.05
 """Times the slowest stage may be slower for users of a shared weight to be together."""
 
@@ -110,8 +112,9 @@ def _starts(
     except ValueError:
         pass
     named, named_of, _ = named_blocks(problem, settings.special_blocks)
+    small = max(named.work) * SMALL
     for clusters in range(1, most // problem.devices + 1):
-        spread = placed(named, bins(named, clusters, remainder="even"))
+        spread = placed(named, bins(named, clusters, remainder="even", threshold=small))
         if len(spread.device_of) <= most:
             yield spread, named_of
     blocks = Blocks(named)
