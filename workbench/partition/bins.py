@@ -8,6 +8,7 @@ Mixed-pipe (Eliad et al., ATC 2021) tried this first and gave it up for blocks o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -16,43 +17,45 @@ import numpy as np
 from workbench.partition.coarsen import Blocks
 from workbench.partition.problem import Problem
 
-Remainder = Literal["last", "min", "even"]
-Policy = Literal["best_fit", "order", "reversed"]
 ROUNDS = 100
 """Most rounds of clustering."""
 
 
-def bins(
-    problem: Problem,
-    clusters: int = 2,
-    *,
-    remainder: Remainder = "last",
-    policy: Policy = "best_fit",
-    threshold: float = 0.0,
-) -> list[int]:
-    """The device of each item.
+@dataclass(frozen=True, kw_only=True)
+class Bins:
+    """Settings of the method."""
 
-    Items of less than `threshold` milliseconds are first merged into a neighbour. The items of a
-    cluster that are left over go to its last group, to its group of least work, or, `even`, one each
-    to the first groups. Groups of the heaviest cluster go to the devices in order; those of later
-    ones the heaviest to the device of least load, in order, or in reverse.
-    """
+    n_clusters: int = 2
+    """Clusters of items by their work."""
+    reminder_policy: Literal["last", "min", "even"] = "last"
+    """Items of a cluster that are left over go to its last group, to its group of least work, or
+    one each to the first groups."""
+    second_and_on_cluster_policy: Literal["best_fit", "order", "reversed"] = "best_fit"
+    """Groups of the heaviest cluster go to the devices in order; those of later ones the heaviest
+    to the device of least load, in order, or in reverse."""
+    THRESHOLD: float = 0.0
+    """Items of fewer milliseconds are merged into a neighbour first."""
+
+
+def bins(problem: Problem, settings: Bins) -> list[int]:
+    """The device of each item."""
     blocks = Blocks(problem)
     for block in range(len(problem.work)):
-        if block in blocks.successors and blocks.work[block] < threshold:
+        if block in blocks.successors and blocks.work[block] < settings.THRESHOLD:
             blocks.absorb(block)
     block_of = blocks.block_of()
     work = problem.coarse(block_of).work
     device_of, load = [0] * len(work), [0.0] * problem.devices
-    for rank, cluster in enumerate(_clusters(work, min(clusters, len(work)))):
-        groups = _groups(cluster, work, problem.devices, remainder)
+    for rank, cluster in enumerate(_clusters(work, min(settings.n_clusters, len(work)))):
+        groups = _groups(cluster, work, problem.devices, settings.reminder_policy)
         sums = [sum(work[block] for block in group) for group in groups]
         order = list(range(problem.devices))
-        if rank and policy == "best_fit":
+        policy = settings.second_and_on_cluster_policy if rank else "order"
+        if policy == "best_fit":
             order.sort(key=lambda group: -sums[group])
             targets = sorted(range(problem.devices), key=load.__getitem__)
         else:
-            targets = order[::-1] if rank and policy == "reversed" else order
+            targets = order[::-1] if policy == "reversed" else order
         for group, device in zip(order, targets, strict=True):
             load[device] += sums[group]
             for block in groups[group]:
@@ -78,7 +81,7 @@ def _clusters(work: Sequence[float], count: int) -> list[list[int]]:
 
 
 def _groups(
-    cluster: list[int], work: Sequence[float], count: int, remainder: Remainder
+    cluster: list[int], work: Sequence[float], count: int, remainder: str
 ) -> list[list[int]]:
     """Cut a cluster, in its order, into groups of as many blocks each."""
     each, left = divmod(len(cluster), count)

@@ -1,12 +1,13 @@
 """Merges the items of a problem into few blocks, as Mixed-pipe does (Eliad et al., ATC 2021).
 
-A block is merged with the first of its successors or with the last of its predecessors. No other path
-can lead between such two, since it would have to pass between them in the order; so blocks never wait
-for each other in a circle, and no walk over the graph is needed to know it. Blocks keep within memory.
+A block is merged with the first of its successors or with the last of its predecessors. No other
+path can lead between such two, since it would have to pass between them in the order; so blocks
+never wait for each other in a circle, and no walk over the graph is needed to know it. Blocks keep
+within memory.
 
-Passes, in their order: blocks that a user names, blocks without work, blocks whose messages would not
-hide behind their work, and then either the published centres or the lightest blocks one after the
-other, down to any number.
+Passes, in their order: blocks that a user names, blocks without work, blocks whose messages would
+not hide behind their work, and then either the published centres or the lightest blocks one after
+the other, down to any number.
 """
 
 from __future__ import annotations
@@ -181,8 +182,8 @@ class Blocks:
         return []
 
     def around_centres(self, count: int, kinds: Sequence[str], random: Random) -> None:
-        """Let `count` centres take in what follows them, in turn, and then what precedes them. Centres
-        are spread evenly over the blocks of each class, in proportion; others are drawn."""
+        """Let `count` centres take in what follows them, in turn, and then what precedes them.
+        Centres are spread evenly over the blocks of each class, in proportion; others are drawn."""
         blocks = sorted(self.successors)
         if len(blocks) <= count:
             return
@@ -207,8 +208,8 @@ class Blocks:
                         merged = True
 
     def lightest_first(self, count: int) -> Iterator[int]:
-        """Merge the lightest block with its lighter neighbour, down to `count` blocks or as far as it
-        goes; yields the number of blocks after each merger."""
+        """Merge the lightest block with its lighter neighbour, down to `count` blocks or as far as
+        it goes; yields the number of blocks after each merger."""
         heap = [(self.work[block], block) for block in self.successors]
         heapify(heap)
         while heap and len(self) > count:

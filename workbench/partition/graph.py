@@ -1,8 +1,8 @@
 """An operator graph as plain data: what each operator costs, and which tensors flow between them.
 
-A file holds ``{"nodes": [{"id", "forward_ms", "backward_ms", "bytes"}, ...],
-"edges": [{"from", "to", "bytes"}, ...]}``. `bytes` of a node is all memory that the node needs where
-it runs. Edges of one node carry one tensor, which several nodes may read.
+A file holds ``{"nodes": [{"id", "forward_ms", "backward_ms", "bytes"}, ...], "edges": [{"from",
+"to", "bytes"}, ...]}``. `bytes` of a node is all memory that the node needs where it runs. Edges of
+one node carry one tensor, which several nodes may read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Graph:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ValueError("the graph has no nodes")
-        twice = [name for name, count in Counter(node.id for node in self.nodes).items() if count > 1]
+        twice = [
+            name for name, count in Counter(node.id for node in self.nodes).items() if count > 1
+        ]
         if twice:
             raise ValueError(f"the id {twice[0]!r} stands twice; ids of nodes must differ")
         costs = ("forward_ms", "backward_ms", "backward_last_ms", "bytes")
@@ -84,8 +86,8 @@ class Graph:
         self.topological()
 
     def topological(self) -> list[int]:
-        """Places in `nodes` in a topological order: of the nodes whose inputs are there, the one that
-        stands first in `nodes` is next. Raises ValueError that names a cycle."""
+        """Places in `nodes` in a topological order: of the nodes whose inputs are there, the one
+        that stands first in `nodes` is next. Raises ValueError that names a cycle."""
         at = {node.id: place for place, node in enumerate(self.nodes)}
         pairs = [(at[edge.source], at[edge.target]) for edge in self.edges]
         order = topological_order(len(self.nodes), pairs)
@@ -108,8 +110,8 @@ class Graph:
 
 
 def topological_order(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
-    """Order the numbers below `count` so that the first of each pair comes before the second, smaller
-    numbers first where pairs allow it. Numbers on a cycle or behind one are left out."""
+    """Order the numbers below `count` so that the first of each pair comes before the second,
+    smaller numbers first where pairs allow it. Numbers on a cycle or behind one are left out."""
     readers: list[list[int]] = [[] for _ in range(count)]
     waits = [0] * count
     for source, target in pairs:

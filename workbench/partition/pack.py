@@ -2,8 +2,8 @@
 
 The published rule (Eliad et al., ATC 2021) takes items from the lightest to the heaviest, and sees
 loads alone; `shortest_first` keeps it for comparison. `pack` takes the longest first, which leaves
-small items to even out what large ones left, and then improves: items move and swap while memory, the
-slowest stage with its messages, or the evenness of loads gets better.
+small items to even out what large ones left, and then improves: items move and swap while memory,
+the slowest stage with its messages, or the evenness of loads gets better.
 """
 
 from __future__ import annotations
@@ -55,13 +55,6 @@ def pack(problem: Problem, bundles: Bundles, random: Random) -> list[int]:
     return found.device_of
 
 
-def improve(problem: Problem, device_of: Sequence[int]) -> list[int]:
-    """Improve a placement by moves and swaps of single items."""
-    packing = _Packing(problem, [[item] for item in range(len(device_of))], device_of)
-    packing.improved()
-    return packing.device_of
-
-
 def together(problem: Problem) -> list[list[int]]:
     """Bundles of the items that use a shared weight, directly or through others; as far as a bundle
     fits in a device."""
@@ -88,10 +81,15 @@ def _shares(problem: Problem) -> list[float]:
 
 
 def _listed(
-    problem: Problem, bundles: Bundles, cost: Sequence[float], *, longest: bool, forced: bool = False
+    problem: Problem,
+    bundles: Bundles,
+    cost: Sequence[float],
+    *,
+    longest: bool,
+    forced: bool = False,
 ) -> list[int] | None:
-    """List scheduling by a cost: each bundle goes to the device with the least of it that has memory
-    left; `forced`: to the emptiest one, where none has."""
+    """List scheduling by a cost: each bundle goes to the device with the least of it that has
+    memory left; `forced`: to the emptiest one, where none has."""
     sums = [sum(cost[item] for item in bundle) for bundle in bundles]
     needs = [sum(problem.needs[item] for item in bundle) for bundle in bundles]
     order = sorted(range(len(bundles)), key=sums.__getitem__, reverse=longest)

@@ -2,10 +2,11 @@
 
 The recurrence is PipeDream's (Narayanan et al., SOSP 2019) without replicas, with the transfers of
 both ends of a stage: ``best[i][m] = min over j of max(best[j][m - 1], cost(j, i))``, where a stage
-that does not fit in memory costs infinity. What a stage receives depends on its own two ends. What it
-sends depends on later cuts, since a tensor travels once to each stage that reads it: the recurrence
-counts it once, which no cut can beat. A search from the last stage to the first one, which knows all
-later cuts, then finds the best cut by true costs; the recurrence bounds what lies before.
+that does not fit in memory costs infinity. What a stage receives depends on its own two ends. What
+it sends depends on later cuts, since a tensor travels once to each stage that reads it: the
+recurrence counts it once, which no cut can beat. A search from the last stage to the first one,
+which knows all later cuts, then finds the best cut by true costs; the recurrence bounds what lies
+before.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class _Cuts:
         self.problem = problem
         items, stages = len(problem.work), problem.devices
         self.least = np.full((items + 1, stages + 1), np.inf)
-        """[items, stages] -> milliseconds that the slowest stage of their best cut takes at least."""
+        """[items, stages] -> milliseconds that the slowest stage of their best cut takes at
+        least."""
         self.start = np.zeros((items + 1, stages + 1), dtype=int)
         """[items, stages] -> where the last of these stages begins."""
         self.least[0, 0] = 0.0

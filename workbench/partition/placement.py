@@ -16,6 +16,8 @@ class Placement:
     def __init__(self, problem: Problem, stage_of: Sequence[int], device_of: Sequence[int]) -> None:
         """`stage_of` is by item, `device_of` by stage."""
         self.problem, self.stage_of, self.device_of = problem, list(stage_of), list(device_of)
+        self.bound = problem.bound
+        """Milliseconds that no placement of the problem can beat, as far as is proved."""
         self.load = [0.0] * problem.devices
         """Milliseconds by device."""
         self.held = [0.0] * problem.devices
@@ -71,12 +73,15 @@ class Placement:
         return max(before, default=0), min(after, default=len(self.device_of) - 1)
 
     def numbered(self) -> Placement:
-        """This placement without its empty stages, devices in the order in which stages use them."""
+        """This placement without its empty stages, devices in the order in which stages use
+        them."""
         used = [stage for stage, count in enumerate(self.members) if count]
         number = {stage: at for at, stage in enumerate(used)}
         name: dict[int, int] = {}
         devices = [name.setdefault(self.device_of[stage], len(name)) for stage in used]
-        return Placement(self.problem, [number[stage] for stage in self.stage_of], devices)
+        found = Placement(self.problem, [number[stage] for stage in self.stage_of], devices)
+        found.bound = self.bound
+        return found
 
     def _hold(self, item: int, stage: int, sign: int) -> None:
         device = self.device_of[stage]
@@ -104,8 +109,8 @@ def placed(problem: Problem, device_of: Sequence[int]) -> Placement:
     """Make stages of the items of each device, as few as the order of passes allows.
 
     An item joins the newest stage of its device that it can join: one from which no path leads
-    through another stage into the item. Otherwise it begins a stage. So sets are split exactly where
-    stages would wait for each other in a circle, however far apart these are.
+    through another stage into the item. Otherwise it begins a stage. So sets are split exactly
+    where stages would wait for each other in a circle, however far apart these are.
     """
     stage_of: list[int] = []
     homes: list[int] = []
@@ -132,4 +137,6 @@ def placed(problem: Problem, device_of: Sequence[int]) -> Placement:
     # A stage that leads into another is led into by fewer.
     order = sorted(range(len(homes)), key=lambda stage: (before[stage].bit_count(), stage))
     number = {stage: at for at, stage in enumerate(order)}
-    return Placement(problem, [number[stage] for stage in stage_of], [homes[each] for each in order])
+    return Placement(
+        problem, [number[stage] for stage in stage_of], [homes[each] for each in order]
+    )

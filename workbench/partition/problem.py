@@ -1,9 +1,9 @@
 """What is to be partitioned: items in a topological order with their costs, and the devices.
 
-Every method works on a `Problem`, whether its items are the nodes of a graph or blocks of nodes.
-A stage takes the work of its device, and what its messages take beyond that: messages forward and
-messages backward are hidden behind the device's work (Eliad et al., ATC 2021). A tensor travels once
-to each stage that reads it.
+Every method works on a `Problem`, whether its items are the nodes of a graph or blocks of nodes. A
+stage takes the work of its device, and what its messages take beyond that: messages forward and
+messages backward are hidden behind the device's work (Eliad et al., ATC 2021). A tensor travels
+once to each stage that reads it.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Problem:
         return nbytes / (BYTES_PER_MS * (SAME_DEVICE if same_device else self.bandwidth))
 
     def coarse(self, block_of: Sequence[int]) -> Problem:
-        """The problem whose items are blocks: `block_of` gives each item's, numbered in an order that
-        no edge goes against."""
+        """The problem whose items are blocks: `block_of` gives each item's, numbered in an order
+        that no edge goes against."""
         count = max(block_of) + 1
         work, needs, shared = [0.0] * count, [0.0] * count, [frozenset[str]()] * count
         for item, block in enumerate(block_of):

@@ -1,4 +1,5 @@
-"""An encoder-decoder as a graph whose costs are counted, not measured: T5 (Raffel et al., JMLR 2020).
+"""An encoder-decoder as a graph whose costs are counted, not measured: T5 (Raffel et al., JMLR
+2020).
 
 Times are floating-point operations over one rate, and so say how parts of the model relate, not how
 long they take on a machine. Element-wise operators move their tensor at one bandwidth.
@@ -43,7 +44,9 @@ def t5_graph(shape: Shape, *, blocks: bool = False) -> Graph:
     source = model.stack("encoder", shape.source, None)
     target = model.stack("decoder", shape.target, source)
     model.linear("head", target, shape.target, shape.hidden, shape.vocab, shared=True)
-    return Graph(nodes=[Node(**node) for node in model.nodes.values()], edges=[*model.edges.values()])
+    return Graph(
+        nodes=[Node(**node) for node in model.nodes.values()], edges=[*model.edges.values()]
+    )
 
 
 @dataclass
