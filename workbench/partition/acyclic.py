@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
@@ -44,19 +45,16 @@ def acyclic(problem: Problem, settings: Acyclic, random: Random) -> Placement:
     most = (most if given is None else given) * (1 + SAME)
 
     def key(placement: Placement) -> tuple[float, ...]:
-        over = sum(
-            max(0.0, each - most) for each in (placement.load if by_time else placement.held)
-        )
+        costs = placement.load if by_time else placement.held
+        over = sum(max(0.0, each - most) for each in costs)
         slowest, cut = placement.objective(), sum(placement.sent)
         goals = (slowest, cut) if by_speed else (cut, slowest)
         squares = sum(load * load for load in placement.load)
         return placement.over(), over, *goals, squares
 
     starts = [_cut(problem, random) for _ in range(settings.rounds)]
-    try:
+    with suppress(ValueError):
         starts.append(contiguous(problem))
-    except ValueError:
-        pass
     best = None
     for start in starts:
         found = refine(start, key, between=True, empties=False, slower=not by_speed)

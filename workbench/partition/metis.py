@@ -62,7 +62,7 @@ def metis(problem: Problem, settings: Metis, seed: int) -> Placement:
                 break
     if not found:
         raise ValueError(
-            f"none of {settings.metis_attempts} attempts of METIS, which knows no memory, fits in it"
+            f"METIS knows no memory, and none of {settings.metis_attempts} attempts fits in it"
         )
     one_each = [one for one in found if len(one.device_of) == problem.devices]
     return min(one_each or found, key=Placement.objective)

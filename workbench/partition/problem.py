@@ -131,8 +131,8 @@ class Problem:
         ):
             if needs > has * (1 + SAME):
                 raise ValueError(
-                    f"{told} needs {format_bytes(needs)}, {format_bytes(needs - has)} more than the "
-                    f"{format_bytes(has)} that {whose}"
+                    f"{told} needs {format_bytes(needs)}, {format_bytes(needs - has)} more than "
+                    f"the {format_bytes(has)} that {whose}"
                 )
 
 
