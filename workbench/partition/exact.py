@@ -35,7 +35,7 @@ def exact(problem: Problem, seed: int) -> Placement:
     bound = problem.bound
     items = len(problem.work)
     if best is None or items <= MOST:
-        packed = placed(problem, pack(problem, [[item] for item in range(items)], Random(seed)))
+        packed = placed(problem, pack(problem, Random(seed)))
         if best is None or better(packed.key()[:2], best.key()[:2]):
             best = packed
     if items <= MOST:

@@ -21,7 +21,7 @@ from typing import Literal
 from workbench.partition.acyclic import Acyclic, acyclic
 from workbench.partition.bins import Bins, bins
 from workbench.partition.coarsen import Blocks, named_blocks
-from workbench.partition.pack import pack, shortest_first, together
+from workbench.partition.pack import apart, gathered, pack, shortest_first
 from workbench.partition.pipedream import contiguous
 from workbench.partition.placement import Placement, placed
 from workbench.partition.problem import SAME, Problem
@@ -36,8 +36,8 @@ NEAR = 1.001
 SMALL = 1 / 16
 """Share of the largest block's work up to which a block goes with a neighbour when classes
 spread."""
-APART = 1.05
-"""Times the slowest stage may be slower for users of a shared weight to be together."""
+APART = 1.01
+"""Times by which a placement with all users of shared weights together may be slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,26 +101,28 @@ def _faithful(problem: Problem, settings: Mpipe, counts: Sequence[int], seed: in
 
 def _best(problem: Problem, settings: Mpipe, most: int, seed: int) -> Placement:
     """The best placement of at most so many blocks, fewer stages where times hardly differ."""
-    fixed = [item for item, names in enumerate(problem.shared) if names]
-    every = range(len(problem.work))
     starts = [*_starts(problem, settings, most, seed)]
     cuts = _cuts(problem, seed)
-    limit = min((cut.objective() for cut in cuts), default=float("inf"))
-    starts += [(cut, every) for cut in cuts]
+    starts += [(cut, range(len(problem.work))) for cut in cuts]
     starts.sort(key=lambda start: (*start[0].key()[:2], len(start[0].device_of)))
+    shared = [item for item, names in enumerate(problem.shared) if names]
     found: list[Placement] = []
     for coarse, block_of in starts[:REFINED]:
         fine = Placement(problem, [coarse.stage_of[block] for block in block_of], coarse.device_of)
-        found.append(refine(fine, fixed=fixed).numbered())
+        if shared:
+            found.append(refine(gathered(fine), fixed=shared).numbered())
+        found.append(refine(fine).numbered())
         found.append(placed(problem, found[-1].devices).numbered())
     best = min(found, key=lambda one: one.key()[:2])
-    limit = min(limit, best.objective() * NEAR) * (1 + SAME)
     if best.over():
         return best
-    return min(
-        (one for one in found if not one.over() and one.objective() <= limit),
-        key=lambda one: (len(one.device_of), one.objective()),
-    )
+    limit = min((cut.objective() for cut in cuts), default=float("inf"))
+
+    def near(one: Placement) -> bool:
+        most = best.objective() * (NEAR if apart(one) else APART if shared else NEAR)
+        return not one.over() and one.objective() <= min(limit, most) * (1 + SAME)
+
+    return min(filter(near, found), key=lambda one: (apart(one), len(one.device_of), *one.key()))
 
 
 def _cuts(problem: Problem, seed: int) -> list[Placement]:
@@ -158,13 +160,6 @@ def _starts(
 def _packed(
     named: Problem, named_of: Sequence[int], block_of: Sequence[int], seed: int
 ) -> tuple[Placement, Sequence[int]]:
-    """Give blocks to devices, users of a shared weight together where that fits and costs
-    little."""
     coarse = named.coarse(block_of)
-    random = Random(f"{seed} {len(coarse.work)}")
-    found = placed(coarse, pack(coarse, [[block] for block in range(len(coarse.work))], random))
-    if any(coarse.shared):
-        joined = placed(coarse, pack(coarse, together(coarse), random))
-        if joined.over() <= found.over() and joined.objective() <= APART * found.objective():
-            found = joined
+    found = placed(coarse, pack(coarse, Random(f"{seed} {len(coarse.work)}")))
     return found, [block_of[each] for each in named_of]
