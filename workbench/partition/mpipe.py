@@ -21,7 +21,7 @@ from typing import Literal
 from workbench.partition.acyclic import Acyclic, acyclic
 from workbench.partition.bins import Bins, bins
 from workbench.partition.coarsen import Blocks, named_blocks
-from workbench.partition.pack import apart, gathered, pack, shortest_first
+from workbench.partition.pack import apart, gathered, pack, polished, shortest_first
 from workbench.partition.pipedream import contiguous
 from workbench.partition.placement import Placement, placed
 from workbench.partition.problem import SAME, Problem
@@ -109,10 +109,12 @@ def _best(problem: Problem, settings: Mpipe, most: int, seed: int) -> Placement:
     found: list[Placement] = []
     for coarse, block_of in starts[:REFINED]:
         fine = Placement(problem, [coarse.stage_of[block] for block in block_of], coarse.device_of)
+        refined = [refine(fine)]
         if shared:
-            found.append(refine(gathered(fine), fixed=shared).numbered())
-        found.append(refine(fine).numbered())
-        found.append(placed(problem, found[-1].devices).numbered())
+            refined.append(refine(gathered(refined[0]), fixed=shared))
+        for one, fixed in zip(refined, ([], shared), strict=False):
+            found += [one.numbered(), placed(problem, one.devices).numbered()]
+            found.append(polished(one, most, fixed).numbered())
     best = min(found, key=lambda one: one.key()[:2])
     if best.over():
         return best

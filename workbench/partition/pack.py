@@ -50,6 +50,14 @@ def pack(problem: Problem, random: Random) -> list[int]:
     return found.where
 
 
+def polished(placement: Placement, stages: int, fixed: Sequence[int] = ()) -> Placement:
+    """The placement after moves and swaps of single items, with at most so many stages. `fixed`
+    items stay."""
+    packing = _Packing(placement.problem, placement.devices, stages, frozenset(fixed))
+    packing.improved()
+    return placed(placement.problem, packing.where)
+
+
 def gathered(placement: Placement) -> Placement:
     """The placement with all users of each shared weight on the device of one of them: the one with
     which memory and the slowest stage are best."""
@@ -103,8 +111,17 @@ def _listed(
 class _Packing:
     """A placement while items move and swap."""
 
-    def __init__(self, problem: Problem, device_of: Sequence[int]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        device_of: Sequence[int],
+        stages: int | None = None,
+        fixed: frozenset[int] = frozenset(),
+    ) -> None:
+        """`stages` is how many there may be, any number by default; `fixed` items stay."""
         self.problem, self.where = problem, list(device_of)
+        self.stages = len(problem.work) if stages is None else stages
+        self.free = [item for item in range(len(problem.work)) if item not in fixed]
         self.left = LOOKS
         self._take(placed(problem, self.where))
 
@@ -130,12 +147,12 @@ class _Packing:
     def _changes(self) -> Iterator[tuple[int, int, int | None]]:
         """(item, its new device, the item that comes instead) of the device that binds."""
         device = self.held.index(max(self.held)) if self.key[0] else self.slowest
-        own = [item for item, home in enumerate(self.where) if home == device]
+        own = [item for item in self.free if self.where[item] == device]
         by_load = sorted(range(len(self.load)), key=self.load.__getitem__)
         for item in own:
             yield from ((item, other, None) for other in by_load if other != device)
         if len(self.where) <= SWAPPED:
-            others = [item for item, home in enumerate(self.where) if home != device]
+            others = [item for item in self.free if self.where[item] != device]
             for item in own:
                 yield from ((item, self.where[other], other) for other in others)
 
@@ -161,7 +178,7 @@ class _Packing:
         if back is not None:
             where[back] = home
         placement = placed(problem, where)
-        if not better(placement.key(), self.key):
+        if len(placement.device_of) > self.stages or not better(placement.key(), self.key):
             return False
         self.where = where
         self._take(placement)
