@@ -89,6 +89,10 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+LEAST = {"epsilon": 0, "rounds": 0, "n_clusters": 1, "THRESHOLD": 0, "metis_attempts": 1}
+"""Setting -> the least that it can be."""
+
+
 def partition(graph: Graph, ask: Ask, settings: Any = None) -> Partition:
     """Partition a graph. `settings` are the method's own. Raises ValueError for an unknown method,
     and where no partition is found."""
@@ -96,6 +100,10 @@ def partition(graph: Graph, ask: Ask, settings: Any = None) -> Partition:
         raise ValueError(f"unknown method {ask.method!r}; known: {', '.join(METHODS)}")
     method = METHODS[ask.method]
     own = method.settings() if settings is None else settings
+    for name, least in LEAST.items():
+        value = getattr(own, name, least)
+        if not least <= value < float("inf"):
+            raise ValueError(f"{name} is {value}; it must be a number from {least} on")
     problem, item_of, last_work = problem_of(
         graph, ask.devices, memory=ask.memory, bandwidth=ask.bandwidth, ratio=ask.ratio
     )
