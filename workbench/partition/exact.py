@@ -21,6 +21,8 @@ from workbench.partition.problem import SAME, Problem
 
 STEPS = 1_500_000
 """Choices of an item that a search makes before it gives up its proof."""
+PLACED = 20
+"""Steps for which an item of a complete placement counts."""
 MOST = 300
 """Most items among which a proof is looked for."""
 
@@ -133,7 +135,7 @@ class _Search:
 
     def _found(self) -> None:
         placement = placed(self.problem, self.where)
-        self.left -= len(self.where)
+        self.left -= PLACED * len(self.where)
         if better(placement.key()[:2], self.best.key()[:2]):
             self.best = placement
         reached = placement.objective() if self.messages else max(placement.load)

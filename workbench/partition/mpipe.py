@@ -112,9 +112,13 @@ def _best(problem: Problem, settings: Mpipe, most: int, seed: int) -> Placement:
         refined = [refine(fine)]
         if shared:
             refined.append(refine(gathered(refined[0]), fixed=shared))
-        for one, fixed in zip(refined, ([], shared), strict=False):
+        for one in refined:
             found += [one.numbered(), placed(problem, one.devices).numbered()]
-            found.append(polished(one, most, fixed).numbered())
+    whole = [one for one in found if not apart(one)]
+    for kept, fixed in ((found, []), (whole, shared)) if shared else ((found, []),):
+        if kept:
+            top = min(kept, key=lambda one: one.key()[:2])
+            found.append(polished(top, most, fixed).numbered())
     best = min(found, key=lambda one: one.key()[:2])
     if best.over():
         return best

@@ -54,6 +54,7 @@ def polished(placement: Placement, stages: int, fixed: Sequence[int] = ()) -> Pl
     """The placement after moves and swaps of single items, with at most so many stages. `fixed`
     items stay."""
     packing = _Packing(placement.problem, placement.devices, stages, frozenset(fixed))
+    packing.left //= 2
     packing.improved()
     return placed(placement.problem, packing.where)
 

@@ -36,7 +36,7 @@ def asked(graph: Graph, method: str, devices: int, settings: Any = None, **more:
 @pytest.mark.parametrize("nbytes", [1e4, 4e6])
 @pytest.mark.parametrize("method", METHODS)
 def test_partitions_of_random_graphs(method: str, nbytes: float) -> None:
-    for seed in range(6):
+    for seed in range(3):
         devices = 2 + seed % 3
         found = asked(random_graph(30, seed, nbytes), method, devices)
         if method in ONE_STAGE_A_DEVICE:
@@ -45,7 +45,7 @@ def test_partitions_of_random_graphs(method: str, nbytes: float) -> None:
 
 @pytest.mark.parametrize("nbytes", [1e4, 4e6, 2e7])
 def test_mixed_stages_are_never_slower_than_one_a_device(nbytes: float) -> None:
-    for seed in range(8):
+    for seed in range(4):
         graph, memory = random_graph(24, seed, nbytes), 60
         most = min(
             asked(graph, method, 3, memory=memory).objective_ms for method in ONE_STAGE_A_DEVICE
@@ -197,7 +197,7 @@ def test_t5_3b_by_operation_counts() -> None:
     parameters = sum(node.bytes for node in graph.nodes) / Shape().bytes_per_parameter
     assert parameters == pytest.approx(2_884_497_408 + 32128 * 1024, rel=1e-3)
     slower = float("inf")
-    for blocks in (8, 12, 16, 24, 32):
+    for blocks in (8, 12, 16, 32):
         found = asked(graph, "mpipe", 8, Mpipe(L=(blocks,)))
         assert found.objective_ms <= 1.01 * slower
         assert blocks < 16 or found.gap <= 0.02
