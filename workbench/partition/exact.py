@@ -19,7 +19,7 @@ from workbench.partition.pack import pack
 from workbench.partition.placement import Placement, better, placed
 from workbench.partition.problem import SAME, Problem
 
-STEPS = 1_500_000
+STEPS = 600_000
 """Choices of an item that a search makes before it gives up its proof."""
 PLACED = 20
 """Steps for which an item of a complete placement counts."""
