@@ -50,10 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A polite kill of the command line must end what it runs, like Ctrl-C.
         signal.signal(signal.SIGTERM, _interrupt)
         words = list(sys.argv[1:] if argv is None else argv)
-        if words[:1] in (["doctor"], ["page"]):
-            return import_module(f"workbench.{words[0]}").main(words[1:])
-        if words[:1] in (["varuna"], ["partition"]):
-            return import_module(f"workbench.cli.{words[0]}").main(words[1:])
+        if words[:1] in (["doctor"], ["page"], ["varuna"], ["partition"]):
+            room = "workbench" if words[0] in ("doctor", "page") else "workbench.cli"
+            return import_module(f"{room}.{words[0]}").main(words[1:])
         # Options of another package's method are flags, too.
         methods.lookup(_method_in(words))
         arguments = make_parser().parse_args(words, argparse.Namespace(words=words))
