@@ -1,4 +1,4 @@
-"""The command line: ``workbench run | plan | schedule | sweep | doctor | page | figure | ...``.
+"""The command line: ``workbench run | plan | schedule | partition | sweep | doctor | ...``.
 
 It keeps what evaluators of the published artifact know (``-m -l -b -w`` and their defaults) and
 adds what they missed: ``-h`` is help, a wrong value is one sentence on standard error and nothing
@@ -50,10 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A polite kill of the command line must end what it runs, like Ctrl-C.
         signal.signal(signal.SIGTERM, _interrupt)
         words = list(sys.argv[1:] if argv is None else argv)
-        if words[:1] in (["doctor"], ["page"]):
-            return import_module(f"workbench.{words[0]}").main(words[1:])
-        if words[:1] == ["varuna"]:
-            return import_module("workbench.cli.varuna").main(words[1:])
+        if words[:1] in (["doctor"], ["page"], ["varuna"], ["partition"]):
+            room = "workbench" if words[0] in ("doctor", "page") else "workbench.cli"
+            return import_module(f"{room}.{words[0]}").main(words[1:])
         # Options of another package's method are flags, too.
         methods.lookup(_method_in(words))
         arguments = make_parser().parse_args(words, argparse.Namespace(words=words))
@@ -144,6 +143,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("doctor", help="measure this machine, say what can run on it")
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
     verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
+    verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
 
     reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")
     one = "a figure or table, such as fig8a or harmony_12; an unknown name lists all"

@@ -1,0 +1,124 @@
+"""The methods by name, and what a partition of a graph tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from workbench.partition.acyclic import Acyclic, acyclic
+from workbench.partition.bins import Bins, bins
+from workbench.partition.cheap_last import cheapest, with_cheap_last
+from workbench.partition.exact import exact
+from workbench.partition.graph import Graph
+from workbench.partition.metis import Metis, metis
+from workbench.partition.mpipe import Mpipe, mixed
+from workbench.partition.pipedream import contiguous
+from workbench.partition.placement import Placement, placed
+from workbench.partition.problem import Problem, problem_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """Settings of a method that has none."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method partitions, and what it can be told."""
+
+    settings: type
+    place: Callable[[Problem, Any, int], Placement]
+    """(problem, settings, seed) to a placement."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What is asked of a method, besides its own settings. The defaults are the published ones."""
+
+    method: str = "acyclic"
+    devices: int = 4
+    memory: float | None = None
+    """Bytes of a device; None: no limit."""
+    bandwidth: float = 12.0
+    """GB/s between devices."""
+    seed: int = 0
+    ratio: float | None = 1.0
+    """Weight of backward against forward times; see `problem_of`."""
+    cheap_last: bool = False
+    """Whether the last stage keeps its activations, and so takes the nodes' `backward_kept_ms`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """The stages of a graph, and how good they are."""
+
+    method: str
+    stage: dict[str, int]
+    """Of each node; no edge leads to an earlier stage."""
+    device: dict[str, int]
+    """Of each node; all of a stage have one device."""
+    stage_to_device: list[int]
+    loads_ms: list[float]
+    """Work of each device."""
+    memory_bytes: list[float]
+    """Of each device."""
+    objective_ms: float
+    """The slowest stage: its device's work, and messages beyond that."""
+    bound_ms: float
+    """No placement on as many devices has a smaller objective, whatever its stages."""
+    gap: float
+    """Share by which the objective is over the bound."""
+
+
+def _bins(problem: Problem, settings: Bins, seed: int) -> Placement:
+    found = placed(problem, bins(problem, settings))
+    if found.over():
+        raise ValueError("2dbin knows no memory, and its bins do not fit in it")
+    return found
+
+
+METHODS: Mapping[str, Method] = {
+    "acyclic": Method(Acyclic, lambda problem, own, seed: acyclic(problem, own, Random(seed))),
+    "pipedream": Method(Nothing, lambda problem, own, seed: contiguous(problem)),
+    "metis": Method(Metis, metis),
+    "mpipe": Method(Mpipe, mixed),
+    "exact": Method(Nothing, lambda problem, own, seed: exact(problem, seed)),
+    "2dbin": Method(Bins, _bins),
+}
+
+
+LEAST = {"epsilon": 0, "rounds": 0, "n_clusters": 1, "THRESHOLD": 0, "metis_attempts": 1}
+"""Setting -> the least that it can be."""
+
+
+def partition(graph: Graph, ask: Ask, settings: Any = None) -> Partition:
+    """Partition a graph. `settings` are the method's own. Raises ValueError for an unknown method,
+    and where no partition is found."""
+    if ask.method not in METHODS:
+        raise ValueError(f"unknown method {ask.method!r}; known: {', '.join(METHODS)}")
+    method = METHODS[ask.method]
+    own = method.settings() if settings is None else settings
+    for name, least in LEAST.items():
+        value = getattr(own, name, least)
+        if not least <= value < float("inf"):
+            raise ValueError(f"{name} is {value}; it must be a number from {least} on")
+    problem, item_of, last_work = problem_of(
+        graph, ask.devices, memory=ask.memory, bandwidth=ask.bandwidth, ratio=ask.ratio
+    )
+
+    def find(problem: Problem) -> Placement:
+        return method.place(problem, own, ask.seed).numbered()
+
+    found = with_cheap_last(problem, last_work, find) if ask.cheap_last else find(problem)
+    bound, objective = found.bound, found.objective()
+    if ask.cheap_last:
+        bound = cheapest(problem, last_work).bound
+    return Partition(
+        method=ask.method,
+        stage={name: found.stage_of[item] for name, item in item_of.items()},
+        device={name: found.devices[item] for name, item in item_of.items()},
+        stage_to_device=found.device_of, loads_ms=found.load, memory_bytes=found.held,
+        objective_ms=objective, bound_ms=bound, gap=objective / bound - 1 if bound else 0.0,
+    )  # fmt: skip
