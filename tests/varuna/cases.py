@@ -30,7 +30,6 @@ from workbench.methods.varuna import Profiler, Varuna
 CLIP = 0.5
 LONG_STOPPED_S = 20
 """Longer than any rank takes to notice that another one is stopped."""
-torch.set_num_threads(1)
 
 
 def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
