@@ -61,9 +61,10 @@ def train(
     dies: tuple[int, str] | None = None,
     scale: float = 2.0**10,
     double: bool = False,
+    clip: float | None = CLIP,
     **kw,
 ) -> dict:
-    """Losses, this rank's weights and statistics, and the loss of the last batch in evaluation
+    """Losses, norms, this rank's weights and statistics, and the loss of the last batch in evaluation
     mode; in fp64, where asked for."""
     if double:
         torch.set_default_dtype(torch.float64)
@@ -77,10 +78,11 @@ def train(
     model.keep(scheduler)
     if load:
         assert model.load_checkpoint(load) == save_at
-    losses = []
+    losses, norms = [], []
     for step in range(model.steps, steps):
-        loss, overflow = model.step(share_of(model, batch, step), CLIP)
+        loss, overflow = model.step(share_of(model, batch, step), clip)
         losses.append(loss)
+        norms.append(model.grad_norm)
         if not overflow:
             optimizer.step()
         scheduler.step()
@@ -89,6 +91,7 @@ def train(
     named = (*model.named_parameters(), *model.named_buffers())
     found = {
         "losses": losses,
+        "norms": norms,
         "weights": {name: value.tolist() for name, value in named},
         "evaluated": model.evaluate(share_of(model, batch, steps - 1)),
         "scale": model.scale.value,
@@ -432,28 +435,28 @@ def around(
     return found
 
 
-def train_around(stages: int, positions: list[int], cut: str, steps: int, again: bool) -> dict:
+def train_around(
+    stages: int, positions: list[int], cut: str, batch: int, chunk: int, blocks: int, steps: int,
+    clip: float | None, again: bool,
+) -> dict:  # fmt: skip
     """As `train` in fp64, by an order of one's own on positions of any stages."""
     torch.set_default_dtype(torch.float64)
-    passes = partial(around, positions=(*positions,), again=again)
+    passes = partial(around, positions=positions, again=again)
     order = Order(passes=passes, label="around", summary="", recomputes=again)
     plan = StepPlan(map=StageMap.of(stages, 1), order=order, positions=positions)
     job = StageJob(
-        get_batch=net.batch, plan=plan, shares=plan.shares(7, 2), device=torch.device("cpu"),
-        dtype=torch.float64, backend="gloo", cut=cut, weight_of=net.labels_of,
+        get_batch=net.batch, plan=plan, shares=plan.shares(batch, chunk), backend="gloo", cut=cut,
+        device=torch.device("cpu"), dtype=torch.float64, weight_of=net.labels_of,
     )  # fmt: skip
-    model = StagePipeline(net.net(blocks=5), job)
+    model = StagePipeline(net.net(blocks=blocks), job)
     optimizer, scheduler = net.adamw(model.parameters())
-    losses = []
+    losses, norms = [], []
     for step in range(steps):
-        losses.append(model.passes(net.batch(7, step), CLIP).loss)
+        losses.append(model.passes(net.batch(batch, step), clip).loss)
+        norms.append(model.grad_norm)
         optimizer.step()
         scheduler.step()
     weights = {name: value.tolist() for name, value in model.named_parameters()}
-    found = {
-        "losses": losses,
-        "weights": weights,
-        "evaluated": model.evaluate(net.batch(7, steps - 1)),
-    }
+    evaluated = model.evaluate(net.batch(batch, steps - 1))
     model.close()
-    return found
+    return {"losses": losses, "norms": norms, "weights": weights, "evaluated": evaluated}
