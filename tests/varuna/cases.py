@@ -64,8 +64,8 @@ def train(
     clip: float | None = CLIP,
     **kw,
 ) -> dict:
-    """Losses, norms, this rank's weights and statistics, and the loss of the last batch in evaluation
-    mode; in fp64, where asked for."""
+    """Losses, norms, this rank's weights and statistics, and the loss of the last batch in
+    evaluation mode; in fp64, where asked for."""
     if double:
         torch.set_default_dtype(torch.float64)
     if late:
