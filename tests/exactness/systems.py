@@ -60,7 +60,7 @@ AXES = {
     "ranks": (2, 3, 4, 1),
     "replicas": (1, 2),
     "stages": ("even", "uneven", "layers"),
-    "micros": (1, 3, 6),
+    "micros": (1, 3, 4),
     "batch": (11, 12, 5),
     "activations": ("keep", "recompute", "checkpoint", "stash"),
     "precision": ("fp64", "fp32", "bf16"),
@@ -200,7 +200,7 @@ def line(cell: Cell, *, visit: bool) -> Schedule:
             micro=-(-cell.rows // cell.micros), samples=cell.rows, replicas=cell.replicas,
             activations=cell.activations, clipped=cell.clipped,
             places=[
-                Places(units=own, own=rank % 2, shared=2 - cell.micros // 6)
+                Places(units=own, own=rank % 2, shared=2 - cell.micros // 4)
                 for rank, own in enumerate(held)
             ]
             if visit else (),

@@ -31,7 +31,7 @@ from workbench.core import methods
 
 
 @pytest.mark.parametrize("method", WAYS)
-def test_twenty_steps_are_torchs(engine, method) -> None:
+def test_steps_are_torchs(engine, method) -> None:
     module, (wanted, weights) = net(), torchs()
     untouched = {name: value.clone() for name, value in module.state_dict().items()}
     with engine(method, module, **WAYS[method]) as made:

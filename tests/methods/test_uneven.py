@@ -1,5 +1,5 @@
-"""Samples with unequal numbers of labels, or none: wherever a minibatch is divided, what counts is a
-label. The grid of tests/exactness divides them on ranks."""
+"""Samples with unequal numbers of labels, or none: wherever a minibatch is divided, what counts is
+a label. The grid of tests/exactness divides them on ranks."""
 
 from __future__ import annotations
 

@@ -359,7 +359,7 @@ def _wakes(pid: int) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
+def stopped(stages: int, replicas: int, method: str, results: str, places: tuple[str, ...]) -> dict:
     """Words of the errors that end what the first rank does while the last one is stopped there,
     each with an engine of its own, and the losses of one that is not disturbed."""
     from tests.methods import loops as user
@@ -377,7 +377,7 @@ def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
     dist.all_gather_object(pids := [0, 0], os.getpid())
     if dist.get_rank() == 0:
         threading.Thread(target=_wakes, args=(pids[1],), daemon=True).start()
-    for where in ("planning", "step", "save", "load", "state_dict", "nowhere"):
+    for where in (*places, "nowhere"):
         engine.Objective = stops(whole) if where == "planning" else whole
         module = user.net(frozen=method != "fsdp")
         one = Engine(module, {"lr": user.LR}, method=method, results=results, device="cpu")
