@@ -148,6 +148,8 @@ class Server:
         if number == 0:
             for other in (client, self._door, *(other for other, *_ in self._clients.values())):
                 other.close()
+            for process in self._clients:
+                os.close(process)
             _become(words, folder, variables, numbers, files, str(self._path))
         with suppress(OSError):  # it may have a session of its own by now
             os.setpgid(number, number)

@@ -146,7 +146,7 @@ PLACES = {
         ("harmony-dp", ["planning", "save", "load"]),
         ("varuna", ["step", "save", "state_dict"]),
         pytest.param("harmony-dp", ["step", "state_dict"], marks=pytest.mark.thorough),
-        pytest.param("varuna", ["planning", "load"], marks=pytest.mark.thorough),
+        pytest.param("varuna", ["planning", "save", "load"], marks=pytest.mark.thorough),
     ],
 )
 def test_a_rank_that_is_stopped_is_named_wherever_it_is_and_another_engine_trains(
