@@ -321,9 +321,9 @@ def divides(cell: Cell) -> bool:
 
 LINES = {"stages": ("even", "uneven"), "clip": ("waits", "never")}
 """Pipelines have as many stages as ranks, or twice as many, and guess nothing."""
-AROUND = {"order": (*OWN,), "ranks": (2,), "replicas": (1,), "stages": ("uneven",)}
 ALONE = {"replicas": (1,)}
-PACKS = {"replicas": (1,), "activations": ("recompute",)}
+AROUND = ALONE | {"order": (*OWN,), "ranks": (2,), "stages": ("uneven",)}
+PACKS = ALONE | {"activations": ("recompute",)}
 AGAIN = ("keep", "recompute", "checkpoint")
 SCRIPT = {"model": ("tied",), "thread": ("each lane", "each lane, late")}
 SYSTEMS = {
@@ -355,6 +355,8 @@ SYSTEMS = {
             LINES | {"order": ("zb-h1",), "activations": ("keep", "recompute")},
             LINES | {"order": ("varuna",), "activations": ("recompute",)},
             LINES | AROUND | {"activations": AGAIN, "order": ("own 0 1 0",)},
+            # With the head before the embedding, weights that they share and a limit, the norm
+            # lacks gradients. No planner lays stages like that.
             LINES | AROUND | {"activations": AGAIN, "order": ("own 1 0 0",), "clip": ("never",)},
         ],
     ),
