@@ -315,8 +315,10 @@ def divides(cell: Cell) -> bool:
         return cell.order in (PP, DP)
     if cell.micros > cell.rows:
         return False
+    if cell.order != "interleaved":
+        return True
     micros = -(-cell.rows // -(-cell.rows // cell.micros))
-    return cell.order != "interleaved" or not (cell.micros % cell.ranks or micros % cell.ranks)
+    return 2 * cell.ranks <= UNITS and not (cell.micros % cell.ranks or micros % cell.ranks)
 
 
 LINES = {"stages": ("even", "uneven"), "clip": ("waits", "never")}
