@@ -82,14 +82,9 @@ def rows_of(inputs: dict, part: range, size: int) -> dict:
 
 
 def plain(
-    size: int,
-    steps: int,
-    clip: float | None,
-    optimize,
-    micros: list[range] | None = None,
-    norms: list[float] | None = None,
-    **kw,
-) -> tuple[list[float], dict, float]:
+    size: int, steps: int, clip: float | None, optimize, micros: list[range] | None = None,
+    norms: list[float] | None = None, **kw,
+) -> tuple[list[float], dict, float]:  # fmt: skip
     """Torch's own loop over the module, whose random numbers are those of its samples, in these
     micro-batches; losses, state, and the loss of the last batch in evaluation mode. To `norms`
     those of each step are added."""
