@@ -28,10 +28,10 @@ from tests.varuna.workers import Workers
 from workbench.core.division import DP, PP, packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
-from workbench.methods.harmony.draft import Rings
 from workbench.methods.harmony.packs import Packs
 from workbench.methods.harmony.program import build
-from workbench.methods.pipeline.draft import Pipeline
+from workbench.methods.harmony.visits import Rings
+from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import ORDERS, lists
 from workbench.methods.pipeline.places import Places
 from workbench.methods.pipeline.program import Program
@@ -197,7 +197,7 @@ def line(cell: Cell, *, visit: bool) -> Schedule:
     return Program(
         Pipeline(
             method=cell.order, passes=passes, stages=stages, positions=positions,
-            micro=-(-cell.rows // cell.micros), samples=cell.rows, replicas=cell.replicas,
+            micro_size=-(-cell.rows // cell.micros), samples=cell.rows, replicas=cell.replicas,
             activations=cell.activations, clipped=cell.clipped,
             places=[
                 Places(units=own, own=rank % 2, shared=2 - cell.micros // 4)
@@ -257,6 +257,7 @@ def script(cell: Cell, folder: Path) -> Trained:
     }  # fmt: skip
     if cell.order in OWN:
         what, more = "train_around", {"positions": OWN[cell.order]}
+        more["again"] = cell.activations == "recompute"
     else:
         what, more = "train", {"order": cell.order, "replicas": cell.replicas}
         more |= {"double": cell.precision == "fp64", "bf16": cell.precision == "bf16"}
@@ -374,7 +375,7 @@ SYSTEMS = {
             LINES | SCRIPT | {"order": ("gpipe", "1f1b", "interleaved"), "activations":
                               ("keep", "recompute", "stash"), "precision": ("bf16",),
                               "clip": ("waits",)},
-            LINES | SCRIPT | AROUND | {"activations": ("recompute",), "precision": ("fp64",),
+            LINES | SCRIPT | AROUND | {"activations": AGAIN[:2], "precision": ("fp64",),
                                        "thread": ("each lane",)},
         ],
     ),
