@@ -52,7 +52,7 @@ class Divided(Pipeline):
 
     def span(self, rank: int, micro: int) -> Samples:
         """The samples of a rank's part of a micro-batch."""
-        part, first = share_of(self.micro_size, rank, self.depth), micro * self.micro
+        part, first = share_of(self.micro_size, rank, self.depth), micro * self.micro_size
         return first + part.start, first + part.stop
 
 

@@ -17,13 +17,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.forks.server import fork, shared
 from workbench.core.spec import RunSpec
 from workbench.profile.store import wires_for
 from workbench.profile.timing import BRIEF
@@ -112,8 +113,6 @@ def measured(examined: SimpleNamespace) -> Path:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of runs are forked (tests/forks/server.py)."""
-    from tests.forks.server import fork
-
     fork(monkeypatch)
 
 
@@ -174,6 +173,14 @@ UNAVAILABLE: dict[str, Callable[[], str | None]] = {
     "browser": _no_browser,
     "deepspeed": _no_deepspeed,
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All workers of a run of tests have one server that forks for them."""
+    if not hasattr(config, "workerinput"):
+        forks = ExitStack()
+        forks.enter_context(shared())
+        config.add_cleanup(forks.close)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

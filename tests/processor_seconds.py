@@ -7,9 +7,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Generator
-from multiprocessing import forkserver
 
-import psutil
 import pytest
 
 BEGAN = pytest.StashKey[float]()
@@ -22,8 +20,6 @@ def _spent() -> float:
     seconds = sum(usage.ru_utime + usage.ru_stime for usage in both)
     if (server := sys.modules.get("tests.forks.server")) is not None:
         seconds += server.spent()
-    if (number := forkserver._forkserver._forkserver_pid) is not None:  # tests/varuna/workers.py
-        seconds += sum(psutil.Process(number).cpu_times()[:4])
     return seconds
 
 

@@ -5,7 +5,9 @@ FOLDER`` is to users: the command of a small client (client.py), which asks the 
 process, and ends as that does. Of signals only SIGKILL is passed on. Tests of signals, and of how
 processes start, start them as users do.
 
-``python -m tests.forks.server SOCKET`` is the server; it ends when its standard input is closed.
+``python -m tests.forks.server SOCKET`` is the server. All workers of a run of tests share one: the
+first that asks for a process starts it, and it ends with the run, when nobody holds the other end
+of its standard input (`shared`).
 """
 
 from __future__ import annotations
@@ -25,22 +27,26 @@ import sys
 import tempfile
 import traceback
 import warnings
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.forks.popen import CLIENT, forking
 
 DIED = 1
 ROOT = Path(__file__).resolve().parents[2]
+FOLDER = "WORKBENCH_FORKS"
+"""Environment variable of a run of tests: the folder of its server."""
 MOST, FILES = 1 << 18, 16
 """Bytes of what a client asks for, and the number of its open files."""
 LATE = (
-    "baselines.swapping.planner", "baselines.torch_pipelines", "tests.methods.rank_driver",
-    "torch._dynamo", "torch.distributed.pipelining", "torch.nn.parallel",
+    "baselines.fsdp.driven", "baselines.swapping.planner", "baselines.torch_pipelines",
+    "tests.methods.rank_driver", "tests.varuna.cases", "torch._dynamo",
+    "torch.distributed.pipelining", "torch.nn.parallel",
     "torch.utils.flop_counter", "torch.utils.module_tracker", "workbench.cli",
     "workbench.training.compared", "workbench.methods.harmony.planner",
     "workbench.methods.stronghold", "workbench.methods.offload.updates", "workbench.model.bert",
@@ -53,32 +59,56 @@ LATE = (
 
 def command(module: str, *words: str) -> tuple[str, ...]:
     """The command of a process that runs a module."""
-    return (*CLIENT, str(own()[0]), module, *words)
+    return (*CLIENT, str(own()), module, *words)
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """A folder for the server of a run of tests, which lives no longer."""
+    folder = Path(tempfile.mkdtemp(prefix="forks-"))
+    os.mkfifo(folder / "held")
+    held = os.open(folder / "held", os.O_RDWR)
+    os.environ[FOLDER] = str(folder)
+    try:
+        yield
+    finally:
+        os.close(held)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @functools.cache
-def own() -> tuple[Path, subprocess.Popen]:
-    """The socket of this process's server, and who holds its standard input."""
-    path = Path(tempfile.mkdtemp(prefix="forks-")) / "socket"
-    words = [sys.executable, "-m", "tests.forks.server", str(path)]
-    starter = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
-    assert starter.wait() == 0
-    return path, starter
+def own() -> Path:
+    """The socket of the server, which is started here unless another worker of the tests has."""
+    folder = Path(os.environ[FOLDER])
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (path := folder / "socket").exists():
+            held = os.open(folder / "held", os.O_RDONLY | os.O_NONBLOCK)
+            words = [sys.executable, "-m", "tests.forks.server", str(path)]
+            alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # who forks is to have one thread
+            subprocess.run(
+                words, cwd=ROOT, stdin=held, env=alone, start_new_session=True, check=True
+            )
+            os.close(held)
+    return path
 
 
 def fork(patch: pytest.MonkeyPatch) -> None:
     """Have workers of runs, their ranks and probes forked from now on: for tests whose question is
     not how processes start, nor how they hear of an end."""
-    patch.setattr(subprocess, "Popen", forking(str(own()[0])))
+    patch.setattr(subprocess, "Popen", forking(str(own())))
 
 
 def spent() -> float:
-    """Processor seconds of this process's server, if it has one, and of the processes that it
-    forked and that have ended."""
-    if not own.cache_info().currsize:
-        return 0.0
-    number = int(own()[0].with_name("pid").read_text())
-    return sum(psutil.Process(number).cpu_times()[:4])
+    """Processor seconds of the processes that were forked for this worker of the tests and that
+    have ended."""
+    seconds = Path(os.environ[FOLDER], _seconds_of(os.environ))
+    return float(seconds.read_text()) if seconds.exists() else 0.0
+
+
+def _seconds_of(variables: Mapping[str, str]) -> str:
+    """The name of the file with the processor seconds of a worker with such an environment."""
+    return f"seconds-{variables.get('PYTEST_XDIST_WORKER', 'alone')}"
 
 
 class Server:
@@ -89,13 +119,14 @@ class Server:
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.bind(str(path))
         self._door.listen()
-        self._clients: dict[int, tuple[socket.socket, int]] = {}
-        """A descriptor of a process -> its client and its number."""
+        self._clients: dict[int, tuple[socket.socket, int, str]] = {}
+        """A descriptor of a process -> its client, its number, and who is told of its seconds."""
+        self._seconds: Counter[str] = Counter()
 
     def run(self) -> None:
         """Serve until nobody holds standard input."""
         while True:
-            ended = {client: process for process, (client, _) in self._clients.items()}
+            ended = {client: process for process, (client, *_) in self._clients.items()}
             ready, _, _ = select.select([0, self._door, *ended, *self._clients], [], [])
             if 0 in ready:
                 break
@@ -105,32 +136,39 @@ class Server:
                 self._begin(self._door.accept()[0])
         for process in [*self._clients]:
             self._end(process)
-        shutil.rmtree(self._path.parent)
+        shutil.rmtree(self._path.parent, ignore_errors=True)
 
     def _begin(self, client: socket.socket) -> None:
         asked, files, _, _ = socket.recv_fds(client, MOST, FILES)
         if not asked:  # it was killed before
             client.close()
             return
+        words, folder, variables, numbers = marshal.loads(asked)
         number = os.fork()
         if number == 0:
-            for other in (client, self._door, *(other for other, _ in self._clients.values())):
+            for other in (client, self._door, *(other for other, *_ in self._clients.values())):
                 other.close()
-            _become(*marshal.loads(asked), files, str(self._path))
+            for process in self._clients:
+                os.close(process)
+            _become(words, folder, variables, numbers, files, str(self._path))
         with suppress(OSError):  # it may have a session of its own by now
             os.setpgid(number, number)
         for file in files:
             os.close(file)
-        self._clients[os.pidfd_open(number)] = client, number
+        self._clients[os.pidfd_open(number)] = client, number, _seconds_of(variables)
 
     def _end(self, process: int) -> None:
         """End the group of a process that has ended, or whose client has."""
-        client, number = self._clients.pop(process)
+        client, number, told = self._clients.pop(process)
         if not select.select([process], [], [], 0)[0]:
             with suppress(OSError):  # it may have ended since
                 os.killpg(number, signal.SIGKILL)
-        _, status = os.waitpid(number, 0)
+        _, status, usage = os.wait4(number, 0)
         os.close(process)
+        self._seconds[told] += usage.ru_utime + usage.ru_stime
+        part = self._path.with_name("part")
+        part.write_text(str(self._seconds[told]))
+        part.replace(self._path.with_name(told))
         with client, suppress(OSError):  # nobody may be there any more
             client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
@@ -174,8 +212,7 @@ def main(path: Path) -> None:
         import_module(name)
     gc.freeze()
     server = Server(path)
-    if number := os.fork():
-        path.with_name("pid").write_text(str(number))
+    if os.fork():
         os._exit(0)
     server.run()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from tests.exactness.pairs import covering
 from tests.methods.plain import judge, made_up_profile
 from tests.methods.rank_server import process
 from workbench.core.spec import RunSpec
@@ -41,18 +42,11 @@ def half(settings: Iterable[Any]) -> list[Any]:
 def paired(*axes: Sequence[Any]) -> list[Any]:
     """Settings of the grid over some axes: enough that every pair of values of two axes is in one,
     and the rest for those who ask for all of it (conftest.py)."""
-    grid = list(product(*(range(len(axis)) for axis in axes)))
-    pairs = {row: set(combinations(enumerate(row), 2)) for row in grid}
-    lacking, chosen = set().union(*pairs.values()), set()
-    while lacking:
-        chosen.add(max(grid, key=lambda row: len(pairs[row] & lacking)))  # the first of the best
-        lacking -= set().union(*(pairs[row] for row in chosen))
+    chosen = covering([dict(enumerate(axes))], lambda one: True, lambda one: 1)
+    enough = [tuple(one.values()) for one in chosen]
     return [
-        pytest.param(
-            *(axis[at] for axis, at in zip(axes, row, strict=True)),
-            marks=[] if row in chosen else [pytest.mark.thorough],
-        )
-        for row in grid
+        pytest.param(*row, marks=[] if row in enough else [pytest.mark.thorough])
+        for row in product(*axes)
     ]
 
 

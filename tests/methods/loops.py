@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from workbench import Engine
 
-ROWS, STEPS, CLIP, LR = 4, 20, 0.5, 1e-2
+ROWS, STEPS, CLIP, LR = 4, 10, 0.5, 1e-2
 WAYS = {
     "plain": {},
     "megatron-lm": {"microbatches": 2},

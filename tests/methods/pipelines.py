@@ -37,8 +37,6 @@ def schedule_for(
     micros: int,
     *,
     replicas: int = 1,
-    activations: str = "keep",
-    sizes_of: type[ProfiledSizes] = ProfiledSizes,
 ) -> Schedule:
     """Stages of about as many units each; two stages a rank where the order has several."""
     chunks = 2 if order == "interleaved" else 1
@@ -55,10 +53,9 @@ def schedule_for(
         micro_size=-(-samples // micros),
         samples=samples,
         replicas=replicas,
-        activations=activations,
         clipped=spec.clip is not None,
     )
-    return Program(pipeline, sizes_of({1: profile}, tied=tied)).schedule()
+    return Program(pipeline, ProfiledSizes({1: profile}, tied=tied)).schedule()
 
 
 def trained(schedule: Schedule, spec: RunSpec, folder: Path, what: str = "delays"):

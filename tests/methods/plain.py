@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import takes
@@ -52,10 +53,17 @@ def train(
     gradients: dict[str, Tensor] | None = None,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Losses of every step and the final parameters; to `norms` each step's is added, to
-    `gradients` those of the last step."""
+    `gradients` those of the last step. With bf16 passes have rounded weights, the optimizer fp32.
+    """
     device = spec.device
     model = make_model(spec.model)
-    net = make_whole(model, seed=spec.seed, device=device).to(dtype)
+    low = dtype == torch.bfloat16
+    net = make_whole(model, seed=spec.seed, device=device).to(torch.float32 if low else dtype)
+
+    def rounded() -> dict[str, Tensor]:
+        """Weights as passes have them."""
+        return {name: p.bfloat16() for name, p in net.named_parameters()} if low else {}
+
     decays = {
         model.state_name(unit, name): model.decays(unit, name)
         for unit in range(model.num_units)
@@ -82,7 +90,8 @@ def train(
         total = 0.0
         for micro in range(spec.microbatches):
             rows = slice(micro * spec.microbatch, (micro + 1) * spec.microbatch)
-            loss = net(tokens[rows], targets[rows], step=step, samples=samples[rows])
+            given = (tokens[rows], targets[rows])
+            loss = functional_call(net, rounded(), given, {"step": step, "samples": samples[rows]})
             (loss / spec.microbatches).backward()
             total += float(loss.detach()) / spec.microbatches
         if spec.clip is not None:

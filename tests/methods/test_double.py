@@ -1,5 +1,4 @@
-"""In fp64, where rounding hides nothing, packs of any cut and pipelines of every order train as
-plain training does."""
+"""In fp64, where rounding hides nothing: gradients of a minibatch, and updates that are guessed."""
 
 from __future__ import annotations
 
@@ -14,9 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baselines.swapping.division import build as build_swapping
-from baselines.swapping.division import divided
-from tests.methods import double, pipelines, plain
+from tests.methods import double, plain
 from tests.methods.harness import Silent
 from tests.methods.rank_server import process
 from tests.methods.test_guesses import settled
@@ -67,11 +64,6 @@ def of_packs(packs: Packs, clipped: bool, *, guesses: bool = False) -> Schedule:
     return build(packs, made, rings=rings, clipped=clipped, guesses=guesses)
 
 
-def swapping(mode: str, clipped: bool) -> Schedule:
-    stages = packs_of([2, 4]) if mode == "pp" else (range(UNITS),) * 2
-    return build_swapping(divided(mode, BATCH, 2, stages, own=(1, 0), clipped=clipped), sizes())
-
-
 def on(ranks: int, mode: str) -> Packs:
     """Of one layer, and of several; forward passes divide the minibatch otherwise."""
     return Packs(
@@ -107,54 +99,6 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     for name, value in expected.items():
         assert found[name].dtype == value.dtype == torch.float64
         assert float((found[name] - value).abs().max()) <= TOLERANCE, name
-
-
-@pytest.mark.parametrize(
-    "what",
-    [2, 3, "dp", *(pytest.param(one, marks=pytest.mark.thorough) for one in (0, 1, 4, "pp"))],
-)
-def test_weights_after_twenty_steps_are_those_of_plain_training(what, tmp_path):
-    clip = 0.5 if what in (0, 1, 2, "pp") else None
-    make = of_packs if isinstance(what, int) else swapping
-    schedule = make(drawn(what) if isinstance(what, int) else what, clip is not None)
-    spec = spec_for(clip=clip, ranks=schedule.num_ranks)
-    with trained(schedule, spec, tmp_path) as crew:
-        assert_follows(crew, spec)
-
-
-@pytest.mark.parametrize(
-    ("order", "ranks", "replicas", "micros", "activations", "clip", "batch"),
-    [
-        ("gpipe", 4, 1, 2, "keep", 0.5, 12),
-        ("gpipe", 2, 2, 2, "keep", 0.5, 7),
-        ("1f1b", 2, 2, 3, "keep", 0.5, 5),
-        ("zb-h1", 3, 1, 4, "recompute", 0.5, 5),
-        ("interleaved", 2, 2, 2, "checkpoint", None, 7),
-        ("varuna", 2, 2, 2, "recompute", 0.5, 7),
-        pytest.param("varuna", 3, 1, 6, "recompute", 0.5, 12, marks=pytest.mark.thorough),
-        pytest.param("1f1b", 2, 2, 2, "keep", 0.5, 7, marks=pytest.mark.thorough),
-        pytest.param("zb-h1", 2, 2, 6, "keep", None, 12, marks=pytest.mark.thorough),
-        pytest.param("interleaved", 3, 1, 3, "keep", 0.5, 12, marks=pytest.mark.thorough),
-    ],
-)
-def test_pipelines_of_every_order_are_plain_training(
-    order, ranks, replicas, micros, activations, clip, batch, tmp_path
-):
-    """Also of a batch that neither replicas nor micro-batches divide."""
-    spec = pipelines.spec_for(ranks=ranks * replicas, clip=clip, batch=batch)
-    schedule = pipelines.schedule_for(
-        order, spec, ranks, micros,
-        replicas=replicas, activations=activations, sizes_of=double.Doubled,
-    )  # fmt: skip
-    with trained(schedule, spec, tmp_path) as crew:
-        assert_follows(crew, spec)
-
-
-@pytest.mark.parametrize("mode", ["pp", "dp"])
-def test_four_ranks_do_with_delays_around_every_action(mode, tmp_path):
-    spec = spec_for(clip=0.5, ranks=4, steps=6)
-    with trained(of_packs(on(4, mode), True), spec, tmp_path, "fp64 delays") as crew:
-        assert_follows(crew, spec)
 
 
 @pytest.mark.parametrize("what", [2, "pp", "dp"])

@@ -31,33 +31,20 @@ from workbench.core import methods
 
 
 @pytest.mark.parametrize("method", WAYS)
-def test_twenty_steps_are_torchs(engine, method) -> None:
-    module, (wanted, weights) = net(), torchs()
+def test_steps_are_torchs(engine, method) -> None:
+    """With labels that do not count, and groups without decay."""
+    module, (wanted, weights) = net(), torchs(in_groups, padded=True)
+    config = {"lr": LR, "params": in_groups(module)}
     untouched = {name: value.clone() for name, value in module.state_dict().items()}
-    with engine(method, module, **WAYS[method]) as made:
+    with engine(method, module, config, weight_of=labels_of, **WAYS[method]) as made:
         scheduler, losses = warmed(made.optimizer), []
-        for batch in batches():
+        for batch in batches(padded=True):
             losses.append(made.step(batch, lambda out, batch: loss_of(out, batch)))
             scheduler.step()
         found = made.state_dict()
     assert losses == pytest.approx(wanted, rel=1e-6)
     near(found, weights)
     assert all(torch.equal(value, untouched[name]) for name, value in module.state_dict().items())
-
-
-@pytest.mark.parametrize("method", ["l2l", "varuna"])
-def test_labels_that_do_not_count_and_groups_without_decay_are_torchs(engine, method) -> None:
-    wanted, weights = torchs(in_groups, steps=6, padded=True)
-    module = net()
-    config = {"lr": LR, "params": in_groups(module)}
-    with engine(method, module, config, weight_of=labels_of, **WAYS[method]) as made:
-        scheduler, losses = warmed(made.optimizer), []
-        for batch in batches(6, padded=True):
-            losses.append(made.step(batch, loss_of))
-            scheduler.step()
-        found = made.state_dict()
-    assert losses == pytest.approx(wanted, rel=1e-6)
-    near(found, weights)
 
 
 @pytest.mark.parametrize("method", ["stronghold", "varuna"])

@@ -132,18 +132,32 @@ def test_processes_that_disagree_are_told_of_it_all_alike(engine, method) -> Non
         assert said.startswith(f"the processes disagree: {each}"), said
 
 
-@pytest.mark.parametrize("method", ["harmony-dp", "fsdp", "varuna"])
+PLACES = {
+    "planning": "planning the first step", "step": "step 1", "save": "save", "load": "load",
+    "state_dict": "state_dict",
+}  # fmt: skip
+"""Places where a rank may be stopped, as an error names them."""
+
+
+@pytest.mark.parametrize(
+    ("method", "places"),
+    [
+        ("fsdp", [*PLACES]),
+        ("harmony-dp", ["planning", "save", "load"]),
+        ("varuna", ["step", "save", "state_dict"]),
+        pytest.param("harmony-dp", ["step", "state_dict"], marks=pytest.mark.thorough),
+        pytest.param("varuna", ["planning", "save", "load"], marks=pytest.mark.thorough),
+    ],
+)
 def test_a_rank_that_is_stopped_is_named_wherever_it_is_and_another_engine_trains(
-    engine, method
+    engine, method, places
 ) -> None:
     """All ranks pass equal rows, so losses are those of one."""
+    how = {"stages": 1, "replicas": 2, "method": method, "results": str(engine.args[0])}
     with Workers() as workers:
-        told = workers.run(
-            "stopped", stages=1, replicas=2, method=method, results=str(engine.args[0])
-        )
-    places = ("planning the first step", "step 1", "save", "load", "state_dict")
+        told = workers.run("stopped", **how, places=places)
     words = "RankFailed: rank 1: it is stopped, and has not moved for 0 s, in "
-    assert told[0].get("told") == [words + place for place in places], told
+    assert told[0].get("told") == [words + PLACES[place] for place in places], told
     with engine("plain", net(frozen=method != "fsdp"), clip=None) as made:
         wanted = [made.step(batch, loss_of) for batch in batches(2)]
     assert told[0]["losses"] == pytest.approx(wanted, rel=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 from dataclasses import replace
@@ -11,29 +10,38 @@ import pytest
 import torch
 
 from baselines import l2l
-from tests.methods.harness import Silent, assert_equals_plain, half, paired, run
+from tests.exactness.pairs import covering
+from tests.methods.harness import Silent, assert_equals_plain, paired, run
 from tests.methods.plain import MODEL, made_up_profile
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
 from workbench.schedule.action import Kind
 from workbench.training.run import Training
 
-WINDOWS = range(2, MODEL.layers + 1)
-TIERS = ("host", "disk")
 POLICIES = ("recompute", "host", "keep")
+ANY = {
+    "layers": (MODEL.layers,), "window": (2,), "resident": (0,), "pulled": (0,), "kept": (0,),
+    "optimizer_tier": ("host",), "disk_layers": (0,), "activations": POLICIES,
+    "host_workers": (1, 3), "microbatches": (1, 2), "clip": (0.5, None),
+    "late": (False, True),
+}  # fmt: skip
+SMALL = {"layers": (1, 2), "window": (2,), "host_workers": (3,), "microbatches": (4,)}
+AUTO = {"activations": ("auto",), "kept": (0, 2), "clip": (0.5, 1e6, None)}
+GRIDS = [
+    ANY | {"window": (2, 3, 5), "resident": ("auto", 0, 1), "optimizer_tier": ("host", "disk")},
+    ANY | {"optimizer_tier": ("host", "disk")} | SMALL,
+    ANY | AUTO | {"resident": (0, 2), "pulled": (1, 3, 5)},
+    ANY | {"pulled": (2,), "microbatches": (4,)},
+    ANY | AUTO | {"resident": (0, 1), "pulled": (0, 1, 2), "optimizer_tier": ("auto",),
+                  "disk_layers": (1, 2, 3)},
+]  # fmt: skip
+"""Layers that stream; fewer of them than any ring; states that visit the device; all tiers."""
 
 
-def grid():
-    """All windows, tiers and policies; workers, residency, accumulation and clipping take turns."""
-    cycles = itertools.cycle(itertools.product((1, 2, 3), ("auto", 0, 1), (1, 2, 4), (0.5, None)))
-    for window, tier, policy in itertools.product(WINDOWS, TIERS, POLICIES):
-        workers, residents, micro, clip = next(cycles)
-        for _ in range(4):  # coprime with the cycle's length, so that all combinations come round
-            next(cycles)
-        yield {
-            "window": window, "optimizer_tier": tier, "activations": policy,
-            "host_workers": workers, "resident": residents, "microbatches": micro, "clip": clip,
-        }  # fmt: skip
+def placed(one) -> bool:
+    """Whether there are so many layers."""
+    apart = one["pulled"] + one["disk_layers"]
+    return apart == 0 or apart + one["resident"] <= one["layers"]
 
 
 def delays(choose, spec):
@@ -49,99 +57,27 @@ def delays(choose, spec):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(one, marks=[] if number % 4 == 0 else [pytest.mark.thorough])
-        for number, one in enumerate(grid())
-    ],
-    ids=str,
+    "settings", covering(GRIDS, placed, lambda one: 1 + one["microbatches"]), ids=str
 )
 def test_stronghold(spec_for, tmp_path, settings):
-    spec = spec_for(**settings)
-    training, parameters = run(stronghold, spec, tmp_path)
+    """Device, host and disk, each with the states of some layers, with everything late or not."""
+    how = {"model": replace(MODEL, layers=settings["layers"])}
+    how |= {name: value for name, value in settings.items() if name not in ("layers", "late")}
+    how |= {} if how["activations"] == "auto" else {"kept": "auto"}
+    how |= {} if how["optimizer_tier"] == "auto" else {"disk_layers": "auto"}
+    spec = spec_for(**how)
+    perturb = delays(random.Random(str(settings)), spec) if settings["late"] else None
+    training, parameters = run(stronghold, spec, tmp_path, perturb=perturb)
     assert_equals_plain(spec, training, parameters)
-
-
-@pytest.mark.parametrize(
-    ("pulled", "residents", "kept", "policy", "micro", "clip"),
-    [
-        (5, 0, 0, "recompute", 1, 0.5),
-        (4, 0, 2, "auto", 2, None),
-        (3, 1, 5, "auto", 1, 0.5),
-        (2, 0, 0, "host", 4, 0.5),
-        (1, 2, 3, "auto", 2, 1e6),
-        (0, 2, 2, "auto", 1, None),
-    ],
-)
-def test_states_that_visit_the_device(
-    spec_for, tmp_path, pulled, residents, kept, policy, micro, clip
-):
-    """Weights stay, states come and go; some layers keep activations, others recompute."""
-    spec = spec_for(
-        window=2, pulled=pulled, resident=residents, kept=kept, activations=policy,
-        microbatches=micro, clip=clip,
-    )  # fmt: skip
-    training, parameters = run(stronghold, spec, tmp_path)
-    assert_equals_plain(spec, training, parameters)
-    block = training.flats[1].numel
-    visits = 2 * pulled * 8 * block  # two moments, there and back
-    moved = training.outcome("test").moved_bytes
+    outcome, states = training.outcome("test"), 8 * training.flats[1].numel  # both moments
+    moved, disk = outcome.moved_bytes, settings["disk_layers"]
+    visits = 2 * settings["pulled"] * states  # there and back
     assert moved["load"] + moved["store"] >= visits
-    if policy == "auto" and residents + pulled == MODEL.layers:
+    if how["activations"] == "auto" and settings["pulled"] + settings["resident"] == MODEL.layers:
         assert moved["load"] + moved["store"] == visits
-
-
-@pytest.mark.parametrize(
-    ("clip", "pulled", "residents", "disk"),
-    half((c, *s) for c in (0.5, 1e6, None) for s in [(0, 0, 1), (0, 1, 3), (1, 1, 2)]),
-)
-def test_states_of_some_layers_on_the_disk(spec_for, tmp_path, pulled, residents, disk, clip):
-    """Device, host and disk at once, each with the states of some layers."""
-    spec = spec_for(
-        window=2, pulled=pulled, resident=residents, optimizer_tier="auto", disk_layers=disk,
-        clip=clip,
-    )  # fmt: skip
-    training, parameters = run(stronghold, spec, tmp_path)
-    assert_equals_plain(spec, training, parameters)
-    states = disk * 8 * training.flats[1].numel
-    outcome = training.outcome("test")
-    assert outcome.moved_bytes["read"] == outcome.moved_bytes["write"] == states
-    assert outcome.peak_bytes["disk"] >= states
-
-
-@pytest.mark.parametrize("seed", half(range(4)))
-def test_stronghold_with_random_delays(spec_for, tmp_path, seed):
-    """Delays of transfers and updates do not change the result."""
-    choose = random.Random(seed)
-    spec = spec_for(
-        window=choose.choice(WINDOWS),
-        optimizer_tier=choose.choice(TIERS),
-        activations=choose.choice(POLICIES),
-        host_workers=choose.choice((1, 2, 3)),
-        resident=choose.choice(("auto", 0)),
-        microbatches=choose.choice((1, 2)),
-        clip=choose.choice((0.5, None)),
-    )
-    training, parameters = run(stronghold, spec, tmp_path, perturb=delays(choose, spec))
-    assert_equals_plain(spec, training, parameters)
-
-
-@pytest.mark.parametrize("seed", half(range(4)))
-def test_all_tiers_with_random_delays(spec_for, tmp_path, seed):
-    """Resident, visiting, streamed and on the disk, guessed or not, with everything late."""
-    choose = random.Random(100 + seed)
-    spec = spec_for(
-        window=2,
-        resident=choose.choice((0, 1)),
-        pulled=choose.choice((1, 2)),
-        optimizer_tier="auto",
-        disk_layers=choose.choice((0, 1)),
-        activations="auto",
-        kept=choose.choice((0, 2)),
-        clip=choose.choice((0.5, 1e6)),
-    )
-    training, parameters = run(stronghold, spec, tmp_path, perturb=delays(choose, spec))
-    assert_equals_plain(spec, training, parameters)
+    if disk:
+        assert moved["read"] == moved["write"] == disk * states
+        assert outcome.peak_bytes["disk"] >= disk * states
 
 
 @pytest.mark.parametrize(
@@ -157,23 +93,6 @@ def test_l2l(spec_for, tmp_path, clip, micro, policy):
 def test_resident(spec_for, tmp_path, clip, policy):
     spec = spec_for(method="megatron-lm", clip=clip, microbatches=2, activations=policy)
     assert_equals_plain(spec, *run(resident, spec, tmp_path))
-
-
-@pytest.mark.parametrize(("layers", "policy", "tier"), paired((1, 2), POLICIES, TIERS))
-def test_models_smaller_than_any_ring(spec_for, tmp_path, layers, policy, tier):
-    """One or two layers, more workers than layers, and every sample a micro-batch of its own."""
-    model = replace(MODEL, layers=layers)
-    spec = spec_for(
-        model=model,
-        window=2,
-        resident=0,
-        optimizer_tier=tier,
-        activations=policy,
-        host_workers=3,
-        microbatches=4,
-        clip=None if policy == "host" else 0.5,
-    )
-    assert_equals_plain(spec, *run(stronghold, spec, tmp_path))
 
 
 def test_everything_resident_and_nothing_to_stream(spec_for, tmp_path):

@@ -223,6 +223,17 @@ def test_what_asks_for_no_gradient_stays_and_the_rest_trains_as_beside_it(mode, 
             assert torch.equal(found[name], first[name]) != value.requires_grad, name
 
 
+def test_batch_statistics_of_uneven_micro_batches(tmp_path):
+    """Five samples in micro-batches of two: the last one counts for a fifth of the gradients, and
+    for as much as the others in running statistics."""
+    spec = spec_for(model=RESNET, text="stdlib", batch=5, steps=3)
+    packs = packs_for(spec)
+    assert [end - first for first, end in packs.tasks[0].micros] == [2, 2, 1]
+    with crew_for(packs, spec, tmp_path) as crew:
+        crew.run(Silent())
+        assert_equals_original(spec, crew, packs.backward_size)
+
+
 def test_statistics_go_on_where_they_were_on_another_number_of_ranks(tmp_path):
     """Replicas, whose statistics are each a part of the whole, then a pipeline, then torch's own
     training."""

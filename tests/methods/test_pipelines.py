@@ -1,75 +1,16 @@
-"""Pipelines of every order train as torch's own loop over the user's module does."""
+"""Pipelines that go on, that wait and that fail train as plain training does, or end."""
 
 from __future__ import annotations
 
-from itertools import combinations, product
-
 import pytest
 
-from tests.methods import plain
 from tests.methods.harness import assert_equals_plain
 from tests.methods.pipelines import schedule_for, spec_for, trained
 from tests.unit.pipeline import test_shapes
 from workbench.methods.pipeline.choosing import chosen
-from workbench.methods.pipeline.orders import ORDERS
 from workbench.ranks.failures import RankFailed
 from workbench.schedule.action import COMPUTE, lane_kind
 from workbench.schedule.simulate import Event, simulate
-
-GRID = [
-    (order, ranks, replicas, micros, activations)
-    for order, ranks, replicas, micros, activations in product(
-        ORDERS, (2, 3, 4), (1, 2), (1, 2, 3, 6), ("keep", "recompute", "checkpoint")
-    )
-    if not (ORDERS[order].chunked and micros % ranks)
-    if not (ORDERS[order].halved and activations == "checkpoint")
-    if not (ORDERS[order].recomputes and activations != "recompute")
-]
-EACH_PAIR = {
-    ("gpipe", 2, 1, 1, "keep"),
-    ("gpipe", 2, 1, 6, "recompute"),
-    ("gpipe", 3, 1, 2, "checkpoint"),
-    ("gpipe", 4, 2, 3, "checkpoint"),
-    ("1f1b", 2, 1, 3, "recompute"),
-    ("1f1b", 2, 2, 2, "keep"),
-    ("1f1b", 3, 1, 6, "recompute"),
-    ("1f1b", 4, 1, 1, "checkpoint"),
-    ("interleaved", 2, 1, 2, "recompute"),
-    ("interleaved", 2, 2, 6, "checkpoint"),
-    ("interleaved", 3, 1, 3, "keep"),
-    ("zb-h1", 2, 1, 2, "keep"),
-    ("zb-h1", 2, 1, 3, "keep"),
-    ("zb-h1", 3, 2, 1, "recompute"),
-    ("zb-h1", 4, 1, 6, "keep"),
-    ("varuna", 2, 1, 6, "recompute"),
-    ("varuna", 2, 2, 3, "recompute"),
-    ("varuna", 3, 1, 1, "recompute"),
-    ("varuna", 4, 1, 2, "recompute"),
-}
-"""Every pair of values that the grid has, once or more; `make thorough` runs the whole grid."""
-
-
-def test_each_pair_of_values_is_asked():
-    def pairs(runs):
-        return {pair for one in runs for pair in combinations(enumerate(one), 2)}
-
-    assert pairs(EACH_PAIR) == pairs(GRID)
-
-
-@pytest.mark.parametrize(
-    ("order", "ranks", "replicas", "micros", "activations"),
-    [pytest.param(*one, marks=[] if one in EACH_PAIR else [pytest.mark.thorough]) for one in GRID],
-)
-def test_every_order_trains_exactly(order, ranks, replicas, micros, activations, tmp_path):
-    """With dropout, clipping, tied weights and random delays; of a batch that divides into nothing,
-    so that two replicas differ, and one of 5 samples has 6 micro-batches."""
-    spec = spec_for(ranks=ranks * replicas, batch=11)
-    schedule = schedule_for(order, spec, ranks, micros, replicas=replicas, activations=activations)
-    training, parameters = trained(schedule, spec, tmp_path)
-    assert_equals_plain(spec, training, parameters)
-    norms: list[float] = []
-    plain.train(spec, norms=norms)
-    assert training.history.grad_norms == pytest.approx(norms, rel=1e-5)
 
 
 def test_the_chosen_shape_of_a_batch_that_does_not_divide_trains(tmp_path):

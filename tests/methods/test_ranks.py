@@ -106,62 +106,6 @@ def whole(tmp_path_factory):
     return *trained(PACKS, spec_for(save_every=3), folder), folder
 
 
-@pytest.mark.parametrize(
-    "packs",
-    [
-        replace(
-            PACKS, ranks=1, forward_size=5, backward_size=5, forward=packs_of([1, 4]),
-            backward=packs_of([1, 2, 2, 1]),
-        ),
-        UNEVEN,
-        pytest.param(
-            replace(PACKS, mirrored=True, resident=frozenset({1, 2, 4})), marks=pytest.mark.thorough
-        ),
-        replace(
-            PACKS, ranks=3, forward=packs_of([1] * 4), backward=packs_of([1, 1, 1, 1, 2]),
-            mirrored=True, resident=frozenset({1, 2, 3, 4}),
-        ),
-    ],
-    ids=["one rank", "three ranks, uneven", "some stay", "all that can stay"],
-)  # fmt: skip
-def test_ranks_train_as_plain_training_does(packs, tmp_path):
-    """With random delays around every action."""
-    spec = spec_for()
-    crew, parameters = trained(packs, spec, tmp_path, "delays")
-    assert_equals_plain(spec, crew, parameters)
-    assert_moved(crew, spec.steps)
-    norms: list[float] = []
-    plain.train(spec, norms=norms)
-    assert crew.history.grad_norms == pytest.approx(norms, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "packs",
-    [
-        pytest.param(
-            replace(
-                PACKS, ranks=1, forward_size=5, backward_size=2, forward=packs_of([1, 4]),
-                backward=packs_of([1, 2, 2, 1]),
-            ),
-            marks=pytest.mark.thorough,
-        ),
-        UNEVEN,
-        pytest.param(
-            replace(PACKS, forward_size=1, backward_size=1), marks=pytest.mark.thorough
-        ),
-        replace(PACKS, mode="dp", forward=packs_of([3]), backward=packs_of([3, 3])),
-    ],
-    ids=["one rank", "three ranks, uneven", "many messages", "replicas"],
-)  # fmt: skip
-def test_one_thread_may_issue_what_a_device_works_off(packs, tmp_path):
-    """The lanes that it walks then never wait for each other in vain, with random delays around
-    every action."""
-    spec = spec_for()
-    crew, parameters = trained(packs, spec, tmp_path, "together delays")
-    assert_equals_plain(spec, crew, parameters)
-    assert_moved(crew, spec.steps)
-
-
 def test_a_rank_killed_in_that_thread_is_named(tmp_path):
     with (
         pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"),

@@ -1,9 +1,6 @@
-"""Ranks that swap train as plain training does, and move what their schedule says."""
+"""Plans of ranks that swap keep their budget; how they train is asked in tests/exactness."""
 
 from __future__ import annotations
-
-from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
@@ -11,19 +8,11 @@ from baselines.swapping import division
 from baselines.swapping.division import divided
 from baselines.swapping.planner import fits, fitted, plan
 from tests.methods import plain
-from tests.methods.harness import Silent, assert_equals_plain
 from tests.methods.plain import made_up_profile
-from tests.methods.rank_server import process
-from tests.varuna.cases import around
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.pipeline.orders import lists
-from workbench.methods.pipeline.places import Places
 from workbench.profile.unit_costs import ProfiledSizes
-from workbench.runtime.checkpoint import checkpoint
-from workbench.schedule import validate
 from workbench.schedule.plan import DoesNotFit
-from workbench.training.rank_processes import RankTraining
 
 MODEL = ModelSpec(layers=4, hidden=32, heads=4, seq=16, vocab=256, dropout=0.1, tied=True)
 UNITS = MODEL.units
@@ -47,63 +36,6 @@ def spec_for(**changes):
 def sizes_for(spec):
     profile = made_up_profile(spec.with_(batch=1))
     return ProfiledSizes({1: profile}, tied={MODEL.layers + 1: (0, MODEL.vocab * MODEL.hidden)})
-
-
-@pytest.mark.parametrize(
-    ("changes", "clip"),
-    [
-        ({"mode": "dp", "size": 1, "stages": EACH * 2, "own": (0, 2)}, 0.5),
-        pytest.param(
-            {"mode": "dp", "stages": EACH, "own": (0,), "shared": 3}, None,
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param({}, 0.5, marks=pytest.mark.thorough),
-        ({"size": 1, "stages": packs_of([1, 4, 1]), "own": (0, 0, 0), "shared": 1}, None),
-    ],
-    ids=["dp, uneven", "one rank", "pp, uneven", "three stages, one place"],
-)  # fmt: skip
-def test_ranks_train_as_plain_training_does(changes, clip, tmp_path):
-    """With random delays around every action."""
-    assert_trains(divided(**PP | changes, clipped=clip is not None), clip, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("order", "activations"), [("gpipe", "keep"), ("zb-h1", "stash"), ("1f1b", "checkpoint")]
-)
-def test_units_visit_under_every_order(order, activations, tmp_path):
-    line = divided(**PP)
-    passes = lists(order, line.depth, line.micros)
-    assert_trains(replace(line, passes=passes, activations=activations), 0.5, tmp_path)
-
-
-@pytest.mark.parametrize("positions", [(0, 1, 0), (1, 0, 0)])
-def test_units_visit_under_any_order_on_any_positions(positions, tmp_path):
-    """The order and the stages of `tests/varuna/test_training.py`."""
-    line, stages = divided(**PP), packs_of([1, 3, 2])
-    passes = [[*around(rank, 2, line.micros, positions)] for rank in range(2)]
-    units = [
-        [unit for stage, at in zip(stages, positions, strict=True) if at == rank for unit in stage]
-        for rank in range(2)
-    ]
-    places = [Places(units=own) for own in units]
-    changes = {"passes": passes, "stages": stages, "positions": positions, "places": places}
-    assert_trains(replace(line, **changes), 0.5, tmp_path)
-
-
-def assert_trains(line, clip, tmp_path):
-    spec = spec_for(clip=clip, ranks=line.depth)
-    schedule = division.build(line, sizes_for(spec))
-    validate(schedule)
-    with closing(
-        RankTraining(spec, schedule, tmp_path, device="cpu", process=process("delays"))
-    ) as crew:
-        crew.run(Silent())
-        parameters = checkpoint.parameters(crew.model, crew.states, crew.flats)
-        assert_equals_plain(spec, crew, parameters)
-        moved = schedule.moved_bytes()
-        for way in ("load", "store"):
-            counted = sum(result["moved_bytes"][way] for result in crew.results())
-            assert counted == moved[way] * spec.steps
 
 
 def test_what_has_room_is_not_swapped():

@@ -30,7 +30,6 @@ from workbench.methods.varuna import Profiler, Varuna
 CLIP = 0.5
 LONG_STOPPED_S = 20
 """Longer than any rank takes to notice that another one is stopped."""
-torch.set_num_threads(1)
 
 
 def made(stages: int, replicas: int, batch: int, chunk: int, **kw) -> Varuna:
@@ -62,10 +61,11 @@ def train(
     dies: tuple[int, str] | None = None,
     scale: float = 2.0**10,
     double: bool = False,
+    clip: float | None = CLIP,
     **kw,
 ) -> dict:
-    """Losses, this rank's weights and statistics, and the loss of the last batch in evaluation
-    mode; in fp64, where asked for."""
+    """Losses, norms, this rank's weights and statistics, and the loss of the last batch in
+    evaluation mode; in fp64, where asked for."""
     if double:
         torch.set_default_dtype(torch.float64)
     if late:
@@ -78,10 +78,11 @@ def train(
     model.keep(scheduler)
     if load:
         assert model.load_checkpoint(load) == save_at
-    losses = []
+    losses, norms = [], []
     for step in range(model.steps, steps):
-        loss, overflow = model.step(share_of(model, batch, step), CLIP)
+        loss, overflow = model.step(share_of(model, batch, step), clip)
         losses.append(loss)
+        norms.append(model.grad_norm)
         if not overflow:
             optimizer.step()
         scheduler.step()
@@ -90,6 +91,7 @@ def train(
     named = (*model.named_parameters(), *model.named_buffers())
     found = {
         "losses": losses,
+        "norms": norms,
         "weights": {name: value.tolist() for name, value in named},
         "evaluated": model.evaluate(share_of(model, batch, steps - 1)),
         "scale": model.scale.value,
@@ -357,7 +359,7 @@ def _wakes(pid: int) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
+def stopped(stages: int, replicas: int, method: str, results: str, places: tuple[str, ...]) -> dict:
     """Words of the errors that end what the first rank does while the last one is stopped there,
     each with an engine of its own, and the losses of one that is not disturbed."""
     from tests.methods import loops as user
@@ -375,7 +377,7 @@ def stopped(stages: int, replicas: int, method: str, results: str) -> dict:
     dist.all_gather_object(pids := [0, 0], os.getpid())
     if dist.get_rank() == 0:
         threading.Thread(target=_wakes, args=(pids[1],), daemon=True).start()
-    for where in ("planning", "step", "save", "load", "state_dict", "nowhere"):
+    for where in (*places, "nowhere"):
         engine.Objective = stops(whole) if where == "planning" else whole
         module = user.net(frozen=method != "fsdp")
         one = Engine(module, {"lr": user.LR}, method=method, results=results, device="cpu")
@@ -433,31 +435,31 @@ def around(
     return found
 
 
-def train_around(stages: int, positions: list[int], cut: str, steps: int, again: bool) -> dict:
+def train_around(
+    stages: int, positions: list[int], cut: str, batch: int, chunk: int, blocks: int, steps: int,
+    clip: float | None, again: bool,
+) -> dict:  # fmt: skip
     """As `train` in fp64, by an order of one's own on positions of any stages."""
     torch.set_default_dtype(torch.float64)
-    passes = partial(around, positions=(*positions,), again=again)
+    passes = partial(around, positions=positions, again=again)
     order = Order(passes=passes, label="around", summary="", recomputes=again)
     plan = StepPlan(map=StageMap.of(stages, 1), order=order, positions=positions)
     job = StageJob(
-        get_batch=net.batch, plan=plan, shares=plan.shares(7, 2), device=torch.device("cpu"),
-        dtype=torch.float64, backend="gloo", cut=cut, weight_of=net.labels_of,
+        get_batch=net.batch, plan=plan, shares=plan.shares(batch, chunk), backend="gloo", cut=cut,
+        device=torch.device("cpu"), dtype=torch.float64, weight_of=net.labels_of,
     )  # fmt: skip
-    model = StagePipeline(net.net(blocks=5), job)
+    model = StagePipeline(net.net(blocks=blocks), job)
     optimizer, scheduler = net.adamw(model.parameters())
-    losses = []
+    losses, norms = [], []
     for step in range(steps):
-        losses.append(model.passes(net.batch(7, step), CLIP).loss)
+        losses.append(model.passes(net.batch(batch, step), clip).loss)
+        norms.append(model.grad_norm)
         optimizer.step()
         scheduler.step()
     weights = {name: value.tolist() for name, value in model.named_parameters()}
-    found = {
-        "losses": losses,
-        "weights": weights,
-        "evaluated": model.evaluate(net.batch(7, steps - 1)),
-    }
+    evaluated = model.evaluate(net.batch(batch, steps - 1))
     model.close()
-    return found
+    return {"losses": losses, "norms": norms, "weights": weights, "evaluated": evaluated}
 
 
 def asynchronous(stages: int, **case) -> dict:

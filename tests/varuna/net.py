@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import nn
 
@@ -80,10 +82,12 @@ def rows_of(inputs: dict, part: range, size: int) -> dict:
 
 
 def plain(
-    size: int, steps: int, clip: float, optimize, micros: list[range] | None = None, **kw
-) -> tuple[list[float], dict, float]:
+    size: int, steps: int, clip: float | None, optimize, micros: list[range] | None = None,
+    norms: list[float] | None = None, **kw,
+) -> tuple[list[float], dict, float]:  # fmt: skip
     """Torch's own loop over the module, whose random numbers are those of its samples, in these
-    micro-batches; losses, state, and the loss of the last batch in evaluation mode."""
+    micro-batches; losses, state, and the loss of the last batch in evaluation mode. To `norms`
+    those of each step are added."""
     draws = Slices(net(**kw), batch).model.draws
     model = Slices(net(**kw), batch).module
     optimizer, scheduler = optimize(model.parameters())
@@ -98,7 +102,9 @@ def plain(
                 loss = loss_of(model(**own), None) * (labels_of(own) / labels_of(inputs))
             loss.backward()
             total += loss.item()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip or inf)
+        if norms is not None:
+            norms.append(float(norm))
         optimizer.step()
         scheduler.step()
         losses.append(total)
@@ -117,4 +123,10 @@ def adamw(parameters):
 def sgd(parameters):
     """As `adamw`."""
     optimizer = torch.optim.SGD(parameters, lr=1e-1, momentum=0.9)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+
+def mild(parameters):
+    """As `adamw`; where losses are rounded they change little."""
+    optimizer = torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)

@@ -7,20 +7,24 @@ with Workers() as workers:
 from __future__ import annotations
 
 import faulthandler
-import json
-import multiprocessing
+import marshal
 import os
+import subprocess
+import sys
 import threading
 import time
 import traceback
 from contextlib import AbstractContextManager
+from json import dumps, loads
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process that forks is to have one thread
-FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["tests.varuna.warm"])
+import torch
+
+from tests.forks.server import command
+from workbench.runtime.transport.loopback import join
+
 LIMIT_S = 240
 """Ends a hang; half a minute before that, a rank that hangs writes where it is."""
 
@@ -35,35 +39,38 @@ class Workers(AbstractContextManager):
         one that was killed, ``{"signal": number}``; one that hangs, ``{"hangs": True}``."""
         ranks = case.get("stages", 1) * case.get("replicas", 1)
         with TemporaryDirectory(prefix="workers-") as folder:
+            Path(folder, "case").write_bytes(marshal.dumps((what, case, ranks)))
             processes = [
-                FORKSERVER.Process(target=_work, args=(what, case, rank, ranks, Path(folder)))
+                subprocess.Popen(command("tests.varuna.workers", folder, str(rank)))
                 for rank in range(ranks)
             ]
-            for process in processes:
-                process.start()
             hung, until = [], time.monotonic() + LIMIT_S
             for process in processes:
-                process.join(max(0.0, until - time.monotonic()))
-                hung.append(process.is_alive())
-                process.kill()
-                process.join()
+                try:
+                    process.wait(max(0.0, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                    hung.append(True)
+                else:
+                    hung.append(False)
             if any(hung):
                 return [{"hangs": each} for each in hung]
             told = [Path(folder) / str(rank) for rank in range(ranks)]
             return [
-                json.loads(path.read_text()) if path.exists() else {"signal": -process.exitcode}
+                loads(path.read_text()) if path.exists() else {"signal": -process.returncode}
                 for path, process in zip(told, processes, strict=True)
             ]
 
 
-def _work(what: str, case: dict[str, Any], rank: int, ranks: int, folder: Path) -> None:
+def main(folder: Path, rank: int) -> None:
+    """Run a case as one of its ranks, and leave what it gives in a file."""
     faulthandler.dump_traceback_later(LIMIT_S - 30)
-
-    import torch
+    what, case, ranks = marshal.loads((folder / "case").read_bytes())
 
     from tests.varuna import cases
-    from workbench.runtime.transport.loopback import join
 
+    torch.set_num_threads(1)
     try:
         join(torch.device("cpu"), file=folder / "meeting", rank=rank, ranks=ranks)
         result = getattr(cases, what)(**case)
@@ -71,6 +78,10 @@ def _work(what: str, case: dict[str, Any], rank: int, ranks: int, folder: Path) 
         traceback.print_exc()
         alive = [thread.name for thread in threading.enumerate() if not thread.daemon]
         result = {"error": f"{type(error).__name__}: {error}", "threads": alive}
-    (folder / f"{rank}.part").write_text(json.dumps(result))
+    (folder / f"{rank}.part").write_text(dumps(result))
     (folder / f"{rank}.part").rename(folder / str(rank))
     os._exit(0)  # lanes that wait for a peer that is gone are not waited for
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
