@@ -4,12 +4,13 @@ knows the declared versions of weights, and nothing of pipelines."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from tests.unit.schedule.asynchronous import asynchronous
+from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model.base import Context
 from workbench.model.cut_point import CutPoint
 from workbench.model.slices import Slices
@@ -52,47 +53,72 @@ def batch(rows: int, step: int = 0, micro: int = 0) -> dict[str, torch.Tensor]:
     return {n: torch.randn(rows, WIDE, generator=made, dtype=torch.float64) for n in "xy"}
 
 
-def trained(rank: int, stages: int, micros: int, steps: int, optimizer: str) -> dict:
-    """One stage's weights and losses after so many steps."""
+def pipeline(positions: Sequence[int], micros: int, *, stashes: bool = False) -> Schedule:
+    """The schedule of a stage a layer."""
+    return schedule(
+        Asynchronous(
+            label="async-1f1b",
+            positions=positions,
+            depths=[*reversed(range(len(positions)))],
+            micros=micros,
+            samples=ROWS,
+            sizes=IdealSizes(),
+            stashes=stashes,
+        )  # fmt: skip
+    )
+
+
+def trained(rank: int, positions: list[int], micros: int, steps: int, optimizer: str) -> dict:
+    """The weights of a process's stages and its losses after so many steps."""
     torch.set_default_dtype(torch.float64)
-    schedule = asynchronous(stages, micros, recompute=True)
-    slices = Slices(Net(stages), batch)
-    units = slices.stages(stages)[rank]
-    stage = Stage(slices, units, device=torch.device("cpu"), dtype=torch.float64)
-    weights = StageWeights([stage], slices.learning(units))
-    own = StageOptimizer(OPTIMIZERS[optimizer](weights.named.values()), weights.gradients)
-    stages_here = {rank: stage}
+    plan = pipeline(positions, micros)
+    slices = Slices(Net(len(positions)), batch)
+    cut = slices.stages(len(positions))
+    mine = [number for number, at in enumerate(positions) if at == rank]
+    stages = {
+        number: Stage(slices, cut[number], device=torch.device("cpu"), dtype=torch.float64)
+        for number in mine
+    }
+    weights = {n: StageWeights([stages[n]], slices.learning(cut[n])) for n in mine}
+    updates = {
+        n: StageOptimizer(OPTIMIZERS[optimizer](own.named.values()), own.gradients)
+        for n, own in weights.items()
+    }
     engine = StageEngine(
-        stages_here, StagePasses(stages_here), weights.gradients, int, StageOptimizers({rank: own})
+        stages, StagePasses(stages), weights[mine[0]].gradients, int, StageOptimizers(updates)
     )
     group = new_group(backend="gloo")
     channels = {
         (peer, forward, front): group
-        for peer in (rank - 1, rank + 1)
+        for peer in {*positions} - {rank}
         for forward in (True, False)
         for front in (True, False)
     }
+    device = torch.device("cpu")
     engine.transport = GroupTransport(
-        channels, group, process=int, forms=engine.forms, latency=None, device=stage.device
+        channels, group, process=int, forms=engine.forms, latency=None, device=device
     )
-    engine.transport.use(schedule)
+    engine.transport.use(plan)
     executor = Executor(
-        schedule, engine.perform, stage.device, rank=rank, announce=engine.transport.announce,
+        plan, engine.perform, device, rank=rank, announce=engine.transport.announce,
         on_failure=lambda _: engine.transport.stop(), abandon_s=2.0,
     )  # fmt: skip
     losses = []
     for first, end in ((0, steps // 2), (steps // 2, steps)):  # with a drain midway
         for step in range(first, end):
             ctx = Context(seed=0, step=step, unit=0, samples=tuple(range(ROWS)))
-            stage.begin(step, [Given(batch(ROWS, step, micro), ctx) for micro in range(micros)])
-            given = [MicroBatch(samples=ctx.samples, weight=1.0)] * micros
-            engine.begin(step, given, 1 / micros)
+            given = [Given(batch(ROWS, step, micro), ctx) for micro in range(micros)]
+            for stage in stages.values():
+                stage.begin(step, given)
+            micro_batches = [MicroBatch(samples=ctx.samples, weight=1.0)] * micros
+            engine.begin(step, micro_batches, 1 / micros)
         executor.run(first, end - first)
         for step in range(first, end):
-            stage.end(step)
+            for stage in stages.values():
+                stage.end(step)
             losses.append(engine.end(step).mean_loss()[0] / micros)
     executor.close()
-    named = {name: p.tolist() for name, p in weights.named.items()}
+    named = {name: p.tolist() for own in weights.values() for name, p in own.named.items()}
     engine.close()
     return {"losses": losses, "weights": named}
 
@@ -100,8 +126,8 @@ def trained(rank: int, stages: int, micros: int, steps: int, optimizer: str) -> 
 class Delayed:
     """The reference."""
 
-    def __init__(self, schedule: Schedule, stages: int, optimizer: str) -> None:
-        net = Net(stages).double()
+    def __init__(self, schedule: Schedule, optimizer: str) -> None:
+        net = Net(schedule.num_units).double()
         self._schedule, self._now = schedule, list(net.layers)
         self._kept = [{0: copy.deepcopy(layer)} for layer in self._now]
         self._optimizers = [OPTIMIZERS[optimizer](layer.parameters()) for layer in self._now]

@@ -463,7 +463,7 @@ def train_around(
 
 
 def asynchronous(stages: int, **case) -> dict:
-    """A stage that is updated by itself."""
+    """Stages that are updated by themselves."""
     from tests.ftpipe.stages import trained
 
-    return trained(dist.get_rank(), stages, **case)
+    return trained(dist.get_rank(), **case)
