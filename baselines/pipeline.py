@@ -30,7 +30,6 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from baselines import ranks
 from baselines.adamw import ClippedAdamW
 from baselines.common import refuse_host_activations
 from baselines.plain_training import PlainTraining
@@ -43,6 +42,7 @@ from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.groups import new_group
+from workbench.training import trained_ranks
 
 PipelineSchedule = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -54,7 +54,7 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """
     refuse_host_activations(spec, "a pipeline")
     stages_of(make_model(spec.model, spec.seed), spec)
-    return ranks.train(work, spec, report, folder)
+    return trained_ranks.train(work, spec, report, folder)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines import ranks
 from baselines.blocks import compile_blocks, why_eager
 from baselines.common import (
     cap_device,
@@ -43,6 +42,7 @@ from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.transport.groups import of_first
+from workbench.training import trained_ranks
 from workbench.training.history import History
 from workbench.training.run import resolve_device
 
@@ -86,7 +86,7 @@ def train(
     # Before two ranks build the same.
     make_operators(report, resolve_device(spec.device), adapter.label, disk=bool(adapter.scratch))
     with _scratch(adapter):
-        return ranks.train(work, spec, report, folder)
+        return trained_ranks.train(work, spec, report, folder)
 
 
 @contextmanager

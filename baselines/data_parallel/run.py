@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines import ranks
 from baselines.common import micro_batches, refuse_host_activations, share
 from baselines.plain_training import PlainTraining
 from baselines.stages import check_shares, share_of
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
+from workbench.training import trained_ranks
 
 BUCKET_MIB = 25
 """Added up at once: torch's default."""
@@ -42,7 +42,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """
     check_shares(spec.microbatch, spec.ranks)
     refuse_host_activations(spec, "data parallelism")
-    return ranks.train(__name__, spec, report, folder)
+    return trained_ranks.train(__name__, spec, report, folder)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from baselines import ranks, zero
+from baselines import zero
 from baselines.blocks import compile_blocks
 from baselines.common import decay_groups, refuse_host_activations
 from baselines.deepspeed_pipe.planner import LABEL, stages_of
@@ -35,6 +35,7 @@ from workbench.model.base import LayeredModel
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.schedule.mesh import Mesh
+from workbench.training import trained_ranks
 from workbench.training.history import History
 from workbench.training.run import resolve_device
 
@@ -49,7 +50,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     _stages(make_model(spec.model, spec.seed), spec)
     # Before two ranks build the same.
     make_operators(report, resolve_device(spec.device), LABEL, offload=False)
-    return ranks.train(__name__, spec, report, folder)
+    return trained_ranks.train(__name__, spec, report, folder)
 
 
 @contextmanager

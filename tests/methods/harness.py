@@ -70,7 +70,7 @@ def fork_ranks(patch: pytest.MonkeyPatch) -> None:
     """Have ranks of torch's own methods forked from now on, where the question is not how they
     start (rank_server.py)."""
     forked = partial(RankLauncher, process=process(""))
-    patch.setattr("baselines.ranks.RankLauncher", forked)
+    patch.setattr("workbench.training.trained_ranks.RankLauncher", forked)
 
 
 def start(

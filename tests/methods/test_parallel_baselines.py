@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from baselines import data_parallel, ranks, zero_infinity, zero_offload
+from baselines import data_parallel, zero_infinity, zero_offload
 from baselines.pipeline import stages_of
 from baselines.plain_training import train as train_plain
 from baselines.stages import cut
@@ -35,6 +35,7 @@ from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.schedule import validate
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import DEVICE
+from workbench.training import trained_ranks
 
 LOSS_TOLERANCE = 1e-6
 """Relative, in fp32. Seen were 3e-7."""
@@ -209,10 +210,10 @@ def hurry(monkeypatch):
     """Shortens, when called, how long the ranks of a run may begin nothing."""
     watches = []
     monkeypatch.setattr(
-        ranks, "Watchdog", lambda *args: watches.append(Watchdog(*args)) or watches[0]
+        trained_ranks, "Watchdog", lambda *args: watches.append(Watchdog(*args)) or watches[0]
     )
-    monkeypatch.setattr(ranks, "HANG_STEPS", 0)
-    return lambda: setattr(watches[0], "_limits", replace(ranks.LIMITS, hang_s=2.0))
+    monkeypatch.setattr(trained_ranks, "HANG_STEPS", 0)
+    return lambda: setattr(watches[0], "_limits", replace(trained_ranks.LIMITS, hang_s=2.0))
 
 
 def test_a_stopped_stage_is_named_and_nothing_is_left(hurry, tmp_path, answered):

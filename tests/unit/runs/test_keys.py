@@ -93,7 +93,7 @@ def test_the_code_of_a_method_is_what_it_imports(
     for path, others in {
         "workbench/methods/harmony/published/bound.py": (*names[:2], names[3]),
         "workbench/methods/stronghold/planner.py": names[1:],
-        "baselines/ranks.py": names[:3],
+        "workbench/training/trained_ranks.py": (*names[:3],),
         "workbench/training/rank.py": (*names[:2], names[3]),  # started by its name
         "workbench/profile/profile.py": (),
         "workbench/core/native.py": (),

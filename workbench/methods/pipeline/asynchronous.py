@@ -254,6 +254,9 @@ class _Writer:
         after: Sequence[str] = (), **kw: Any,
     ) -> None:  # fmt: skip
         at = self.line.positions[unit] if rank is None else rank
+        if micro is not None:
+            first = micro * self.line.samples
+            kw["samples"] = first, first + self.line.samples
         self.actions.append(
             Action(
                 kind=kind, unit=unit, microbatch=micro, lane=lane, rank=at, after=tuple(after), **kw

@@ -106,6 +106,14 @@ class StageEngine:
         if training:
             self._updates.begin(self._gradients, step)
 
+    def __contains__(self, step: int) -> bool:
+        """Whether a step has begun here, and has not ended."""
+        return step in self._steps
+
+    def loss(self, step: int) -> float:
+        """This process's part of the sum of a step's losses, each times its weight."""
+        return self._steps[step].mean_loss()[0]
+
     def end(self, step: int) -> StageStep:
         """After a step: its losses."""
         return self._steps.pop(step)

@@ -27,9 +27,11 @@ class StageOptimizer:
 class StageOptimizers:
     """The optimizers of a process's stages. A `StageUpdates`."""
 
-    def __init__(self, of: Mapping[int, StageOptimizer]) -> None:
-        """`of` units of the schedule."""
-        self._of = of
+    def __init__(
+        self, of: Mapping[int, StageOptimizer], after: Callable[[int, int], object] | None = None
+    ) -> None:
+        """`of` units of the schedule; `after` is told of each that was updated, and of the step."""
+        self._of, self._after = of, after
 
     def begin(self, gradients: Tensor, step: int) -> None:
         """Gradients of a stage begin at zero after its update, whichever step others are at."""
@@ -40,3 +42,5 @@ class StageOptimizers:
         stage.before(step)
         stage.optimizer.step()
         stage.gradients.zero_()
+        if self._after is not None:
+            self._after(unit, step)

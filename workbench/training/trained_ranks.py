@@ -1,8 +1,9 @@
-"""Baselines on several ranks: what their processes do, and what the run hears of it.
+"""Trainings on several ranks that are no schedule of the run's own: what their processes do, and
+what the run hears of it.
 
-The process of the run holds no GPU memory itself, and it alone reports: rank 0 writes what happens
-to a file, which is followed here. The ranks, each a process of the launcher (workbench/ranks/),
-tell its board of their steps alone, so one that hangs is asked where it is.
+The process of the run holds no GPU memory itself, and it alone reports: one rank, the teller,
+writes what happens to a file, which is followed here. The ranks, each a process of the launcher
+(workbench/ranks/), tell its board of their steps alone, so one that hangs is asked where it is.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from workbench.schedule.schedule import Schedule
 from workbench.training.run import check_data, resolve_device
 
 EVENTS = "events.jsonl"
-"""File of the ranks' folder: what rank 0 tells."""
+"""File of the ranks' folder: what the teller tells."""
 POLL_S = 0.01
 END_S = 10.0
 """How long a rank may take to end after the last step, before it is killed."""
@@ -44,8 +45,8 @@ HANG_STEPS = 5
 """A step may take so many times as long as the longest before: ranks tell of nothing in between."""
 
 
-def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
-    """Train on the spec's ranks; what they measured, as one.
+def train(work: str, spec: RunSpec, report: Reporter, folder: Path, *, teller: int = 0) -> Outcome:
+    """Train on the spec's ranks; what they measured, as one, with the losses of the `teller`.
 
     `work` names a module whose ``training(spec, report, folder)`` is a context in every rank, with
     ``run()`` and ``outcome()``. Raises what made a rank fail: OutOfMemory, ValueError or RankFailed
@@ -53,14 +54,16 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """
     device = resolve_device(spec.device).type
     check_data(spec, report, folder)
-    with closing(_Run(work, spec.with_(device=device), folder / "ranks")) as run:
-        return together(run.run(report))
+    with closing(_Run(work, spec.with_(device=device), folder / "ranks", teller)) as run:
+        return together(run.run(report), teller)
 
 
 def run_rank(context: RankContext) -> None:
     """Train in the process of one rank."""
     spec, board = RunSpec.from_dict(context.order["spec"]), context.board
-    events = context.folder / EVENTS if context.rank == 0 else Path(os.devnull)
+    events = (
+        context.folder / EVENTS if context.rank == context.order["teller"] else Path(os.devnull)
+    )
     train_by = import_module(context.order["trains"]).training
     with train_by(spec, FileReporter(board, events), context.folder.parent) as training:
         board.come(Stage.READY)
@@ -90,10 +93,10 @@ class FileReporter:
         self._board.begin(self._board.rank, self._board.steps)
 
 
-def together(outcomes: list[Outcome]) -> Outcome:
-    """One outcome of all ranks': the largest peaks, the sum of bytes moved, and otherwise rank 0's,
-    whose clock and losses are everyone's. A peak of the host is all ranks' already."""
-    first = asdict(outcomes[0])
+def together(outcomes: list[Outcome], teller: int = 0) -> Outcome:
+    """One outcome of all ranks': the largest peaks, the sum of bytes moved, and otherwise the
+    teller's, whose clock and losses are everyone's. A peak of the host is all ranks' already."""
+    first = asdict(outcomes[teller])
     peaks = {
         tier: _all(max, [o.peak_bytes[tier] for o in outcomes]) for tier in first["peak_bytes"]
     }
@@ -114,8 +117,9 @@ def _all(combine: Any, values: list[int | None]) -> int | None:
 class _Run:
     """One run on its ranks, as its process sees it."""
 
-    def __init__(self, work: str, spec: RunSpec, folder: Path) -> None:
+    def __init__(self, work: str, spec: RunSpec, folder: Path, teller: int) -> None:
         self._spec, self._work, self._events = spec, work, folder / EVENTS
+        self._teller = teller
         self._told, self._saving = 0, False
         self._longest_s = 0.0
         """Duration of the longest step so far. The first counts too, although layers are compiled
@@ -128,8 +132,9 @@ class _Run:
         self._watchdog = Watchdog(steps, self._board, LIMITS, 0, processes, ask)
 
     def run(self, report: Reporter) -> list[Outcome]:
-        """Start all ranks and wait for them, telling what rank 0 tells; what each measured."""
-        self._launcher.start({"spec": self._spec.to_dict(), "trains": self._work}, meets=True)
+        """Start all ranks and wait for them, telling what the teller tells; what each measured."""
+        order = {"spec": self._spec.to_dict(), "trains": self._work, "teller": self._teller}
+        self._launcher.start(order, meets=True)
         deadline = None
         while self._launcher.running():
             self._tell(report)
@@ -152,7 +157,7 @@ class _Run:
         return self._watchdog.late(self._spec.steps, long_s)
 
     def _tell(self, report: Reporter) -> None:
-        """Pass on what rank 0 wrote since."""
+        """Pass on what the teller wrote since."""
         if not self._events.exists():
             return
         with self._events.open("rb") as file:

@@ -1,0 +1,78 @@
+"""Options of FTPipe: the stages, their devices, and the order of their passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.core.options import Options as Common
+from workbench.core.spec import RunSpec
+from workbench.methods.ftpipe.orders import ASYNCHRONOUS, depths
+from workbench.methods.options import numbers_of_units
+
+EXAMPLE, MAP = "5 4 4 3", "0 1 0 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """FTPipe's options. Gradients are clipped by the norm of each stage's own: stages have no step in
+    common."""
+
+    stage_order: str = "async-1f1b"
+    """Order of passes: ``async-1f1b``, ``pipedream`` (equal passes), or ``virtual-stages-1f1b``
+    with a `supremum`."""
+    cut: str = ""
+    """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; where none are
+    given, as many stages as ranks with about equal operations."""
+    map: str = ""
+    """Rank of each stage, as in ``0 1 0 1``; where none are given, stages are dealt in turn."""
+    supremum: int = 0
+    """Updates that a first stage's weights may lack, and one, with ``virtual-stages-1f1b``; 0 is
+    the number of ranks."""
+
+    checkpointed: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        numbers_of_units("cut", self.cut or "auto", EXAMPLE)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Units of each stage, where the user gave them; else empty."""
+        return numbers_of_units("cut", self.cut or "auto", EXAMPLE)
+
+    def positions(self, stages: int, ranks: int) -> list[int]:
+        """Rank of each stage. Raises ValueError for a map of other stages or ranks."""
+        if not self.map:
+            return [stage % ranks for stage in range(stages)]
+        words = self.map.split()
+        found = [int(word) if word.isdecimal() else ranks for word in words]
+        if len(found) != stages or sorted({*found}) != list(range(ranks)):
+            raise ValueError(
+                f"map is {self.map!r}; give a rank for each of {stages} stages, and every rank of "
+                f"0 to {ranks - 1} at least one, such as {MAP!r}"
+            )
+        return found
+
+    def depths(self, stages: int, ranks: int) -> list[int]:
+        """Micro-batches of each stage between their forward and backward passes."""
+        supremum = self.supremum or ranks
+        return depths(stages, self.stage_order, supremum=supremum)
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        if self.stage_order not in ASYNCHRONOUS:
+            raise ValueError(f"stage_order is {self.stage_order!r}; give one of {', '.join(ASYNCHRONOUS)}")
+        if spec.batch % spec.microbatches:
+            raise ValueError(
+                f"a batch of {spec.batch} is not divided by {spec.microbatches} micro-batches; "
+                "with ftpipe all are of one size"
+            )
+        if spec.activations == "host":
+            raise ValueError(
+                "activations is 'host'; ftpipe keeps inputs on the devices: use recompute or keep"
+            )
+        if spec.save_every:
+            raise ValueError("save_every is set; ftpipe does not write checkpoints yet: give 0")
+        if self.sizes:
+            self.positions(len(self.sizes), spec.ranks)

@@ -1,0 +1,122 @@
+"""FTPipe's plan: the stages, the schedule that runs, proved and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from workbench.core.bytesize import format_bytes
+from workbench.core.division import packs_of
+from workbench.core.spec import RunSpec
+from workbench.methods.ftpipe.stage_sizes import StageSizes
+from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.model import make_model
+from workbench.model.base import LayeredModel
+from workbench.partition.chain import min_max_partition
+from workbench.profile.budgets import Budgets
+from workbench.profile.match import check_profile
+from workbench.profile.profile import Profile
+from workbench.profile.server import Server, ServerCosts, server_of
+from workbench.profile.unit_costs import ProfiledSizes
+from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.schedule.plan import Plan
+from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
+from workbench.schedule.simulate import simulate
+from workbench.schedule.validate import validate
+
+STEPS = 12
+"""Steps that are simulated: a pipeline of sixteen stages is full after some of them."""
+
+
+def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
+    """Units of each stage: as given, else of about equal operations. Raises ValueError for stages
+    that the model cannot have, and for a weight of two of them."""
+    options, units = spec.options, model.num_units
+    sizes = options.sizes
+    if sizes and sum(sizes) != units:
+        raise ValueError(f"cut is {options.cut!r}, {sum(sizes)} units; the model has {units}")
+    if not sizes and spec.ranks > units:
+        raise ValueError(f"{spec.ranks} ranks and {units} units; give each rank a unit or more")
+    flops = [model.flops(unit, 1, spec.model.seq) for unit in range(units)]
+    stages = packs_of(sizes) if sizes else min_max_partition(flops, spec.ranks, lambda *_: True)
+    stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
+    for (unit, name), (owner, _) in model.tied().items():
+        if stage_of[unit] != stage_of[owner]:
+            raise ValueError(
+                f"{name} of unit {unit} is a weight of unit {owner}, in stages {stage_of[unit]} "
+                f"and {stage_of[owner]}, which would update it at different times; use --untied, "
+                "or a cut with both in one stage"
+            )
+    return stages
+
+
+def pipeline_of(spec: RunSpec, stages: Sequence[range], sizes: StageSizes) -> Asynchronous:
+    """The pipeline of a spec."""
+    options = spec.options
+    return Asynchronous(
+        label=options.stage_order,
+        positions=options.positions(len(stages), spec.ranks),
+        depths=options.depths(len(stages), spec.ranks),
+        micros=spec.microbatches,
+        samples=spec.microbatch,
+        sizes=sizes,
+        recompute=spec.activations != "keep",
+    )
+
+
+class DeviceCosts(ServerCosts):
+    """Costs on a server whose devices update their own weights, and on which stages take turns."""
+
+    def _seconds(self, action: Action, server: Server) -> float:
+        if action.kind is Kind.UPDATE:
+            return self._sizes.cost(action.unit, 1).parameters / server.device_adam_params_per_s
+        return super()._seconds(action, server)
+
+    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
+        """As of a server; passes of several stages on one device have a part of it each."""
+        busy = list(busy)
+        own = 1 + busy.count(COMPUTE) if lane == COMPUTE and not self._server.cores else 1
+        return own * super().slowdown(lane, busy)
+
+
+def plan(spec: RunSpec, profile: Profile) -> Plan:
+    """The plan. Raises ValueError for stages that cannot be."""
+    check_profile(profile, spec)
+    model = make_model(spec.model, spec.seed)
+    stages = stages_of(model, spec)
+    sizes = StageSizes(ProfiledSizes({profile.microbatch: profile}, tied={}), stages)
+    made = schedule(pipeline_of(spec, stages, sizes))
+    server = server_of(profile, spec)
+    proved = validate(made).peak_bytes
+    costs = DeviceCosts(sizes, server, shared_updates=False)
+    simulated = simulate(made, costs, steps=STEPS)
+    fullest = max(proved, key=lambda rank: proved[rank][DEVICE])
+    peak = {DEVICE: proved[fullest][DEVICE], HOST_TIER: 0, DISK: 0}
+    budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
+    lacking = budgets.lacking(peak)
+    step = simulated.step_seconds
+    busy = simulated.busy_seconds(COMPUTE, fullest) / step if step else 0.0
+    need = f"{format_bytes(peak[DEVICE])}, the budget is {format_bytes(budgets.device)}"
+    return Plan(
+        method=spec.method,
+        fits=lacking is None,
+        schedule=made if lacking else replace(made, budgets=budgets.to_dict()),
+        step_seconds=step,
+        peak_bytes=peak,
+        moved_bytes=made.moved_bytes(),
+        binding=f"device memory: rank {fullest} needs {need}"
+        if lacking
+        else f"compute of rank {fullest}: busy {busy:.0%} of a step of {step:.4g} s",
+        lacking=lacking,
+        settings=dict(made.settings) | {"cut": " ".join(str(len(own)) for own in stages)},
+        notes=(staleness_note(made),),
+    )
+
+
+def staleness_note(made: Schedule) -> str:
+    """How stale the weights of forward passes are, in words."""
+    stale = [action.stale for action in made.actions if action.kind is Kind.FORWARD]
+    return (
+        f"asynchronous: forward passes read weights that lack up to {max(stale)} updates, "
+        f"{sum(stale) / len(stale):.3g} on the mean"
+    )

@@ -1,0 +1,224 @@
+"""A run of FTPipe: in each process the stages of its device, updated by themselves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from workbench.core.record import Outcome
+from workbench.core.reporter import Reporter
+from workbench.core.spec import RunSpec
+from workbench.core.stage_map import StageMap
+from workbench.methods.ftpipe.planner import pipeline_of, stages_of, staleness_note
+from workbench.methods.ftpipe.stage_sizes import StageSizes
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.ideal import IdealSizes
+from workbench.model import make_model
+from workbench.model.base import Context
+from workbench.model.weighing import weights_of
+from workbench.runtime.executor.executor import Executor
+from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
+from workbench.runtime.passes.stage_passes import StagePasses
+from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
+from workbench.runtime.transport.group_transport import GroupTransport
+from workbench.runtime.transport.groups import new_group
+from workbench.runtime.transport.neighbours import carrier, neighbours
+from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
+from workbench.runtime.updates.stage_weights import StageWeights
+from workbench.schedule.action import Action
+from workbench.schedule.validate import validate
+from workbench.training import trained_ranks
+from workbench.training.history import History
+from workbench.training.run import load_batches, resolve_device
+
+CLIP_EPS = 1e-6
+"""Added to a norm, as torch's clip_grad_norm_ does."""
+ABANDON_S = 2.0
+"""How long a lane may wait for another process after a failure in this one."""
+
+
+def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
+    """Train; the process with the last stage tells of the steps. Raises ValueError for stages that
+    cannot be, OutOfMemory past a device's budget, RankFailed."""
+    stages = stages_of(make_model(spec.model, spec.seed), spec)
+    teller = spec.options.positions(len(stages), spec.ranks)[-1]
+    return trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
+
+
+@contextmanager
+def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[FtpipeTraining]:
+    """In a rank's process: the training of its stages."""
+    made = FtpipeTraining(spec, report, folder)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class FtpipeTraining:
+    """The stages of one process."""
+
+    def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
+        self._spec, self._report = spec, report
+        self.rank, device = dist.get_rank(), resolve_device(spec.device)
+        self._device = device
+        self._model = model = make_model(spec.model, spec.seed)
+        self._batches = load_batches(spec, model, folder / "cache")
+        self.history = History(spec, folder, self._batches, model=model)
+        stages = stages_of(model, spec)
+        line = pipeline_of(spec, stages, StageSizes(IdealSizes(), stages))
+        self._schedule = made = schedule(line)
+        if self.rank == 0:
+            validate(made)
+        report.phase("making the stages")
+        mine = [stage for stage, at in enumerate(line.positions) if at == self.rank]
+        self._stages = {
+            stage: UnitStage(
+                model, stages[stage], seed=spec.seed, seq=spec.model.seq, device=device,
+                dtype=DTYPES[spec.dtype],
+            )
+            for stage in mine
+        }  # fmt: skip
+        weights = {
+            stage: StageWeights([own], dict.fromkeys(own.named_parameters(), True))
+            for stage, own in self._stages.items()
+        }
+        updates = StageOptimizers(
+            {stage: self._optimizer(stage, own) for stage, own in weights.items()},
+            after=self._updated,
+        )
+        self._engine = StageEngine(
+            self._stages, StagePasses(self._stages), weights[mine[0]].gradients, int, updates
+        )
+        everybody = new_group(backend="gloo")
+        places = StageMap.of(spec.ranks, 1)
+        pairs = dict.fromkeys(zip(line.positions, line.positions[1:], strict=False))
+        links = [(front, back) for front, back in pairs if front != back]
+        backend = carrier("auto", device)
+        channels = neighbours(places, links, self.rank, backend, everybody, device)
+        self._engine.transport = GroupTransport(
+            channels, everybody, process=int, forms=self._engine.forms, latency=None, device=device
+        )
+        self._engine.transport.use(made)
+        self._executor = Executor(
+            made, self._perform, device, rank=self.rank,
+            announce=self._announce, record_from=spec.steps,
+            together=device.type == "cuda", abandon_s=ABANDON_S,
+            on_failure=lambda _: self._engine.transport.stop(),
+        )  # fmt: skip
+        self._last = len(stages) - 1
+        self._lock = threading.Lock()
+        self._left: dict[int, set[int]] = {}
+        """Step that has begun here -> stages that it has not updated yet."""
+        self._ended_s = 0.0
+
+    def run(self) -> None:
+        """All steps, in one segment: the pipeline fills and drains once."""
+        self._ended_s = time.monotonic()
+        self._executor.run(0, self._spec.steps)
+
+    def outcome(self) -> Outcome:
+        """The measured half of the record."""
+        cuda = self._device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self._device) if cuda else None
+        notes = [staleness_note(self._schedule)]
+        if not cuda:
+            notes.append("device peak: not measured on a processor")
+        return Outcome(
+            **self.history.measured(),
+            peak_bytes={"device": peak, "host": 0, "disk": 0},
+            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
+            parameters=self._model.parameters_count(),
+            engine="workbench",
+            notes=notes,
+        )
+
+    def close(self) -> None:
+        """End what is left, and let go of all tensors."""
+        self._executor.close()
+        self._engine.close()
+
+    def _optimizer(self, stage: int, weights: StageWeights) -> StageOptimizer:
+        spec, decaying = self._spec, self._stages[stage].decaying()
+        groups = [
+            {
+                "params": [p for name, p in weights.named.items() if (name in decaying) == decays],
+                "weight_decay": spec.weight_decay if decays else 0.0,
+            }
+            for decays in (True, False)
+        ]
+        optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=spec.learning_rate(0),
+            betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=self._device.type == "cuda",
+        )  # fmt: skip
+
+        def prepare(step: int) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = spec.learning_rate(step)
+            if spec.clip is not None:
+                norm = weights.gradients.norm()
+                weights.gradients.mul_((spec.clip / (norm + CLIP_EPS)).clamp(max=1.0))
+
+        return StageOptimizer(optimizer, weights.gradients, before=prepare)
+
+    def _perform(self, action: Action, step: int) -> None:
+        self._begin(step)
+        self._engine.perform(action, step)
+
+    def _announce(self, action: Action, step: int) -> None:
+        self._begin(step)
+        self._engine.transport.announce(action, step)
+
+    def _begin(self, step: int) -> None:
+        """Get a step's rows, for the first action of a step here."""
+        with self._lock:
+            if step not in self._left:
+                self._read(step)
+
+    def _read(self, step: int) -> None:
+        spec, batches = self._spec, self._batches
+        samples, micros = batches.samples(step), spec.microbatches
+        parts = [samples[n * spec.microbatch : (n + 1) * spec.microbatch] for n in range(micros)]
+        read = [batches.rows(part) for part in parts]
+        weights = [1.0] * micros
+        if self._model.counts_differ:
+            weights = weights_of(self._model, batches, step, [rows[-1] for rows in read])
+        rows = []
+        for part, tensors in zip(parts, read, strict=True):
+            *inputs, targets = (tensor.to(self._device) for tensor in tensors)
+            ctx = Context(seed=spec.seed, step=step, unit=0, samples=tuple(part))
+            rows.append(UnitRows(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, ctx))
+        for stage in self._stages.values():
+            stage.begin(step, rows)
+        pairs = zip(parts, weights, strict=True)
+        given = [MicroBatch(samples=tuple(part), weight=weight) for part, weight in pairs]
+        self._engine.begin(step, given, 1 / micros)
+        self._left[step] = {*self._stages}
+
+    def _forget(self, step: int) -> None:
+        """Let go of a step."""
+        for own in self._stages.values():
+            own.end(step)
+        self._engine.end(step)
+
+    def _updated(self, stage: int, step: int) -> None:
+        """A stage has been updated, the last action of a step on it."""
+        with self._lock:
+            self._left[step].discard(stage)
+            done = not self._left[step]
+        if stage == self._last:
+            loss = self._engine.loss(step) / self._spec.microbatches
+            now = time.monotonic()
+            seconds, self._ended_s = now - self._ended_s, now
+            self.history.ended(step, loss, seconds, None, skipped=False, report=self._report)
+        elif self._last not in self._stages and done:
+            self._report.step(step, float("nan"), 0.0)
+        if done and step - 1 in self._engine:  # whose messages have gone, too
+            self._forget(step - 1)

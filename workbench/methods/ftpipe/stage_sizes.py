@@ -1,0 +1,60 @@
+"""Sizes of stages, as units of a schedule, from those of a model's units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from workbench.profile.unit_costs import Sizes
+from workbench.profile.units import UnitCost
+
+SUMS = ("parameters", "forward_s", "recompute_s", "backward_s", "gradient_s", "flops")
+PEAKS = ("forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes")
+
+
+class StageSizes:
+    """`Sizes` (profile/unit_costs.py) of consecutive units as one."""
+
+    doubled = ()
+
+    def __init__(self, sizes: Sizes, stages: Sequence[range]) -> None:
+        self._sizes, self._stages = sizes, stages
+        self.library_bytes = sizes.library_bytes
+        self.cost = lru_cache(maxsize=None)(self._cost)
+
+    def _cost(self, unit: int, samples: int) -> UnitCost:
+        own = self._stages[unit]
+        costs = [self._sizes.cost(each, samples) for each in own]
+        inner = sum(self._sizes.input_bytes(each, samples) for each in own[1:])
+        return UnitCost(
+            kind="stage",
+            input_bytes=costs[0].input_bytes,
+            output_bytes=costs[-1].output_bytes,
+            kept_bytes=sum(cost.kept_bytes for cost in costs) + inner,
+            **{name: sum(getattr(cost, name) for cost in costs) for name in SUMS},
+            **{name: max(getattr(cost, name) for cost in costs) for name in PEAKS},
+        )
+
+    def input_bytes(self, unit: int, samples: int) -> int:
+        first = self._stages[unit].start
+        return self._sizes.input_bytes(first, samples) if first else 0
+
+    def _sum(self, unit: int, of: str) -> int:
+        return sum(getattr(self._sizes, of)(each) for each in self._stages[unit])
+
+    def weight_bytes(self, unit: int) -> int:
+        return self._sum(unit, "weight_bytes")
+
+    visit_bytes = weight_bytes
+
+    def fresh_bytes(self, unit: int) -> int:
+        return 0  # each gradient is added up as soon as it is made
+
+    def state_bytes(self, unit: int) -> int:
+        return self._sum(unit, "state_bytes")
+
+    def owner(self, unit: int) -> int:
+        return unit
+
+    def token_bytes(self, samples: int) -> int:
+        return self._sizes.token_bytes(samples)

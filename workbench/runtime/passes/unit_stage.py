@@ -1,0 +1,105 @@
+"""Consecutive units of a layered model that one process runs as a whole, with weights that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from workbench.model.base import Context, LayeredModel, set_parameter
+from workbench.runtime.passes.bundle import Boundary, Bundle, bundled, single
+from workbench.runtime.transport.group_transport import Form
+
+
+class UnitRows(NamedTuple):
+    """A micro-batch on the device."""
+
+    inputs: Tensor | Bundle
+    """Of the first unit: tokens [B, S], or what else the model takes."""
+    targets: Tensor
+    ctx: Context
+    """Of the micro-batch's rows; its unit does not matter."""
+
+
+class UnitStage:
+    """A `StageModule` (stage_passes.py). Weights are fp32; with a `dtype` of 16 bits passes are in
+    mixed precision, and floating-point tensors between stages are of it."""
+
+    def __init__(
+        self, model: LayeredModel, units: range, *, seed: int, seq: int, device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.model, self.units, self.device, self.dtype = model, units, device, dtype
+        self.modules = {unit: model.build(unit, seed=seed, device=device) for unit in units}
+        for (unit, name), (owner, lent) in model.tied().items():
+            if unit in units and owner in units:
+                set_parameter(self.modules[unit], name, self.modules[owner].get_parameter(lent))
+        self.first, self.last = units.start == 0, units.stop == model.num_units
+        self._ends = [
+            Boundary(model.boundary(unit, seq), dtype) if 0 < unit < model.num_units else None
+            for unit in (units.start, units.stop)
+        ]
+        self._steps: dict[int, Sequence[UnitRows]] = {}
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The stage's parameters by their names in the whole model."""
+        named = {}
+        for unit, module in self.modules.items():
+            for local, parameter in module.named_parameters():
+                named.setdefault(self.model.state_name(unit, local), parameter)
+        return named
+
+    def decaying(self) -> set[str]:
+        """Names of the parameters that decay."""
+        return {
+            self.model.state_name(unit, local)
+            for unit, module in self.modules.items()
+            for local, _ in module.named_parameters()
+            if self.model.decays(unit, local)
+        }
+
+    def came(self, samples: int) -> list[Form]:
+        """Tensors from the stage before."""
+        return _forms(self._ends[0], samples)
+
+    def goes(self, samples: int) -> list[Form]:
+        """Tensors for the stage behind."""
+        return _forms(self._ends[1], samples)
+
+    def begin(self, step: int, rows: Sequence[UnitRows]) -> None:
+        """Before a step: each of its micro-batches."""
+        self._steps[step] = rows
+
+    def end(self, step: int) -> None:
+        """Let go of a step's rows."""
+        del self._steps[step]
+
+    def run(self, came: Bundle, micro: int, step: int) -> Bundle:
+        """A pass over a micro-batch of a step. Returns tensors for the stage behind, or the mean
+        loss, a scalar."""
+        rows = self._steps[step][micro]
+        x = rows.inputs if self.first else single(came)
+        with self._autocast():
+            for unit, module in self.modules.items():
+                targets = rows.targets if unit == self.model.head else None
+                x = self.model.forward(unit, module, x, replace(rows.ctx, unit=unit), targets)
+        if self.last:
+            return (x,)
+        pairs = zip(bundled(x), self._ends[1].dtypes, strict=True)
+        return tuple(tensor.to(dtype) for tensor, dtype in pairs)
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.dtype.itemsize > 2:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+
+def _forms(boundary: Boundary | None, samples: int) -> list[Form]:
+    if boundary is None:
+        return []
+    each = zip(boundary.parts, boundary.dtypes, strict=True)
+    return [(part.full_shape(samples), dtype, part.differentiable) for part, dtype in each]
