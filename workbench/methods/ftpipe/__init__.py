@@ -1,6 +1,6 @@
 """FTPipe (Eliad et al., ATC'21): stages of a model on any device, trained asynchronously.
 
-Imports no torch.
+What needs torch is imported when it is used.
 """
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ from typing import Any
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.ftpipe.planner import plan
+from workbench.profile.profile import Profile
+from workbench.schedule.plan import Plan
 
-__all__ = ["plan", "train", "training"]
+
+def plan(spec: RunSpec, profile: Profile) -> Plan:
+    """The plan. Raises ValueError for stages that cannot be."""
+    from workbench.methods.ftpipe.planner import plan
+
+    return plan(spec, profile)
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:

@@ -10,15 +10,13 @@ from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.stage_sizes import StageSizes
 from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
-from workbench.model import make_model
-from workbench.model.base import LayeredModel
 from workbench.partition.chain import min_max_partition
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
 from workbench.profile.server import Server, ServerCosts, server_of
 from workbench.profile.unit_costs import ProfiledSizes
-from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.schedule.action import COMPUTE, Action, Kind, lane_kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import simulate
@@ -28,24 +26,26 @@ STEPS = 12
 """Steps that are simulated: a pipeline of sixteen stages is full after some of them."""
 
 
-def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
-    """Units of each stage: as given, else of about equal operations. Raises ValueError for stages
-    that the model cannot have, and for a weight of two of them."""
-    options, units = spec.options, model.num_units
+def stages_of(
+    spec: RunSpec, flops: Sequence[float], tied: Iterable[tuple[int, int]]
+) -> tuple[range, ...]:
+    """Units of each stage: as given, else of about equal operations; `tied` are pairs of units with
+    one weight. Raises ValueError for stages that the model cannot have, and for a weight of two of
+    them."""
+    options, units = spec.options, len(flops)
     sizes = options.sizes
     if sizes and sum(sizes) != units:
         raise ValueError(f"cut is {options.cut!r}, {sum(sizes)} units; the model has {units}")
     if not sizes and spec.ranks > units:
         raise ValueError(f"{spec.ranks} ranks and {units} units; give each rank a unit or more")
-    flops = [model.flops(unit, 1, spec.model.seq) for unit in range(units)]
     stages = packs_of(sizes) if sizes else min_max_partition(flops, spec.ranks, lambda *_: True)
     stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
-    for (unit, name), (owner, _) in model.tied().items():
+    for unit, owner in tied:
         if stage_of[unit] != stage_of[owner]:
             raise ValueError(
-                f"{name} of unit {unit} is a weight of unit {owner}, in stages {stage_of[unit]} "
-                f"and {stage_of[owner]}, which would update it at different times; use --untied, "
-                "or a cut with both in one stage"
+                f"unit {unit} has a weight of unit {owner}, in stages {stage_of[unit]} and "
+                f"{stage_of[owner]}, which would update it at different times; use --set "
+                "tied=false, or a cut with both in one stage"
             )
     return stages
 
@@ -82,8 +82,9 @@ class DeviceCosts(ServerCosts):
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The plan. Raises ValueError for stages that cannot be."""
     check_profile(profile, spec)
-    model = make_model(spec.model, spec.seed)
-    stages = stages_of(model, spec)
+    units = [unit.flops for unit in profile.units]
+    tied = [(len(units) - 1, 0)] if spec.model.tied and not spec.model.decomposed else []
+    stages = stages_of(spec, units, tied)
     sizes = StageSizes(ProfiledSizes({profile.microbatch: profile}, tied={}), stages)
     made = schedule(pipeline_of(spec, stages, sizes))
     server = server_of(profile, spec)
@@ -95,7 +96,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
     lacking = budgets.lacking(peak)
     step = simulated.step_seconds
-    busy = simulated.busy_seconds(COMPUTE, fullest) / step if step else 0.0
+    slowest, busy = _busiest(made, costs)
     need = f"{format_bytes(peak[DEVICE])}, the budget is {format_bytes(budgets.device)}"
     return Plan(
         method=spec.method,
@@ -106,11 +107,21 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         moved_bytes=made.moved_bytes(),
         binding=f"device memory: rank {fullest} needs {need}"
         if lacking
-        else f"compute of rank {fullest}: busy {busy:.0%} of a step of {step:.4g} s",
+        else f"passes of rank {slowest}: {min(1.0, busy / step):.0%} of a step of {step:.4g} s",
         lacking=lacking,
         settings=dict(made.settings) | {"cut": " ".join(str(len(own)) for own in stages)},
         notes=(staleness_note(made),),
     )
+
+
+def _busiest(made: Schedule, costs: DeviceCosts) -> tuple[int, float]:
+    """The rank whose passes and updates take longest alone, and how long, in seconds."""
+    busy = dict.fromkeys(range(made.num_ranks), 0.0)
+    for action in made.actions:
+        if lane_kind(action.lane) == COMPUTE:
+            busy[action.rank] += costs.seconds(action)
+    slowest = max(busy, key=busy.get)
+    return slowest, busy[slowest]
 
 
 def staleness_note(made: Schedule) -> str:

@@ -20,7 +20,7 @@ from workbench.methods.ftpipe.stage_sizes import StageSizes
 from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
-from workbench.model.base import Context
+from workbench.model.base import Context, LayeredModel
 from workbench.model.weighing import weights_of
 from workbench.runtime.executor.executor import Executor
 from workbench.runtime.memory.storage import DTYPES
@@ -47,9 +47,16 @@ ABANDON_S = 2.0
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Train; the process with the last stage tells of the steps. Raises ValueError for stages that
     cannot be, OutOfMemory past a device's budget, RankFailed."""
-    stages = stages_of(make_model(spec.model, spec.seed), spec)
+    stages = stages_in(make_model(spec.model, spec.seed), spec)
     teller = spec.options.positions(len(stages), spec.ranks)[-1]
     return trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
+
+
+def stages_in(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
+    """Units of each stage. Raises ValueError as the planner does."""
+    flops = [model.flops(unit, 1, spec.model.seq) for unit in range(model.num_units)]
+    tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
+    return stages_of(spec, flops, tied)
 
 
 @contextmanager
@@ -72,7 +79,7 @@ class FtpipeTraining:
         self._model = model = make_model(spec.model, spec.seed)
         self._batches = load_batches(spec, model, folder / "cache")
         self.history = History(spec, folder, self._batches, model=model)
-        stages = stages_of(model, spec)
+        stages = stages_in(model, spec)
         line = pipeline_of(spec, stages, StageSizes(IdealSizes(), stages))
         self._schedule = made = schedule(line)
         if self.rank == 0:
