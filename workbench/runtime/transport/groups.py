@@ -6,8 +6,8 @@ more add up 16-bit gradients in fp32 and round the sum once; in a sum in 16 bits
 round it in turn. Gradients of stages that stay with processes of any hosts are fp32 themselves
 (updates/stage_weights.py), and need no such care.
 
-Ranks tell each other JSON and tensors. torch's collectives of objects send pickles, by which whoever
-reaches a rank's port could have it run code.
+Ranks tell each other JSON and tensors. torch's collectives of objects send pickles, by which
+whoever reaches a rank's port could have it run code.
 """
 
 from __future__ import annotations
