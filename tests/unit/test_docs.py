@@ -35,9 +35,8 @@ def test_links_of_all_pages_lead_to_files(root: Path) -> None:
 
 def test_sources_name_files_that_are_there(root: Path) -> None:
     """Docstrings lead from file to file, and moves leave them behind."""
-    folders = [
-        root / name for name in ("workbench", "baselines", "tests", "benchmarks", "examples", "scripts")
-    ]
+    names = ("workbench", "baselines", "tests", "benchmarks", "examples", "scripts")
+    folders = [root / name for name in names]
     files = [path for each in folders for end in ("py", "cpp") for path in each.rglob(f"*.{end}")]
     there = "\n".join(f"/{path}\n" for path in files)
     ours = [path for path in files if {*folders[:2]} & {*path.parents}]
