@@ -1,4 +1,4 @@
-"""Pipelines by torch.distributed.pipelining: what its schedules share (torch_pipelines.py).
+"""Pipelines by torch.distributed.pipelining: what its schedules share (torch_pipelines/).
 
 Each rank has a stage, consecutive units of the model (`stages`), or several where the schedule is
 interleaved, and everything of theirs on its device: weights, gradients, masters and moments,

@@ -1,6 +1,6 @@
 """Weights and moments of torch's own training, in checkpoints that every method can read.
 
-The files are those of our runtimes (workbench/checkpoint/checkpoint.py), so a run of a library goes
+The files are those of our runtimes (runtime/checkpoint/checkpoint.py), so a run of a library goes
 on under another method, and the other way round.
 """
 

@@ -16,6 +16,7 @@ from benchmarks.pipelines import PIPELINES
 from benchmarks.servers import SERVERS
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+SOURCE = re.compile(r"(?<![\w./'\"-])[a-z_][\w/]*\.(?:py|cpp)\b")
 
 
 def test_pages_are_as_their_sources_make_them(root: Path) -> None:
@@ -30,6 +31,18 @@ def test_links_of_all_pages_lead_to_files(root: Path) -> None:
     links = [(page, link) for page in pages for link in LINK.findall(page.read_text())]
     assert len(links) > 30
     assert not [(page, link) for page, link in links if not (page.parent / link).exists()]
+
+
+def test_sources_name_files_that_are_there(root: Path) -> None:
+    """Docstrings lead from file to file, and moves leave them behind."""
+    names = ("workbench", "baselines", "tests", "benchmarks", "examples", "scripts")
+    folders = [root / name for name in names]
+    files = [path for each in folders for end in ("py", "cpp") for path in each.rglob(f"*.{end}")]
+    there = "\n".join(f"/{path}\n" for path in files)
+    ours = [path for path in files if {*folders[:2]} & {*path.parents}]
+    named = [(path, name) for path in ours for name in SOURCE.findall(path.read_text())]
+    assert len(named) > 300
+    assert not [(path, name) for path, name in named if f"/{name}\n" not in there]
 
 
 def test_the_manual_builds_without_a_warning(root: Path, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ Whatever draws in a forward pass takes the next *place*: draws are numbered thro
 in the order in which its code makes them. A number drawn belongs to (seed, step, sample, place), so
 a pass that is repeated, a batch that is divided, and a model that is cut into layers all see the
 same numbers. Which dimension of a drawn tensor counts the samples is seen when a layer is looked at
-(look.py), once with two samples and once with three. A tensor that does not grow with the batch is
-drawn once for a step. One that grows otherwise is drawn for a micro-batch as a whole.
+(traits.py), once with two samples and once with three. A tensor that does not grow with the batch
+is drawn once for a step. One that grows otherwise is drawn for a micro-batch as a whole.
 
 `nn.Dropout` asks for its place itself (keyed.py). All else that draws is noticed below autograd, as
 an operation that torch marks as random.

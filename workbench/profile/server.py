@@ -20,7 +20,7 @@ from workbench.schedule.buffers import REPLAYS, checkpoints, keeps, on_rank
 from workbench.schedule.schedule import Schedule
 
 ADAM_BYTES = 26
-"""Bytes that an update moves through the host's memory for a parameter (runtime/host_adam.cpp)."""
+"""Bytes that an update moves through the host's memory for a parameter (updates/host_adam.cpp)."""
 SUM_PASSES = 4
 """Through what is added before the norm: read both, write the sum, read it again."""
 

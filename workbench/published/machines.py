@@ -1,9 +1,10 @@
 """Machines that plans are asked for: this one, one that is known by name, and one from a file.
 
-This machine's memory is what runs have: its GPU's, or a counted share of the host's (machine.py).
-Its rates are measured (`workbench doctor`), else those of its GPU's datasheet, else none are known.
-A file is written by `workbench doctor --save`, or by hand; with ``like``, all that is not said is
-as on that machine. Fields are those of `Hardware`, and ``flops_per_s`` of layers by dtype:
+This machine's memory is what runs have: its GPU's, or a counted share of the host's
+(profile/machine.py). Its rates are measured (`workbench doctor`), else those of its GPU's
+datasheet, else none are known. A file is written by `workbench doctor --save`, or by hand; with
+``like``, all that is not said is as on that machine. Fields are those of `Hardware`, and
+``flops_per_s`` of layers by dtype:
 
     {"like": "rtx4090-24gb", "host_bytes": "128GiB", "disk_read_bytes_per_s": 7e9}
 """

@@ -1,7 +1,7 @@
 """Host memory and board of a schedule on several ranks, in the process that made them.
 
-That is a run's own process (rank_training.py), or the first of those in which a user's loop runs
-(ranks_driven.py). It writes first weights, saves and resumes for all ranks, which map the memory.
+That is a run's own process (rank_processes.py), or the first of those in which a user's loop runs
+(loop_ranks.py). It writes first weights, saves and resumes for all ranks, which map the memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One schedule trained on several ranks of one machine, reported and saved by the run's process.
 
 That process (runs/worker.py) holds the host memory of all ranks, starts one process a rank
-(rank_work.py), and is the only one that reports, saves and resumes. A rank that fails or is killed
+(rank.py), and is the only one that reports, saves and resumes. A rank that fails or is killed
 ends the run within seconds, with its own cause; one that hangs is named with what it was doing.
 """
 

@@ -7,7 +7,10 @@ is free.
 
 Between hosts messages go through torch.distributed (group_transport.py). A receive of NCCL's is
 issued only when its send has been, which gloo tells: a device that spins for what nobody has issued
-may hang, since loading a kernel waits for all that run. Ranks tell each other JSON or tensors
-(groups.py), never a pickle; groups listen on loopback where one host is all (loopback.py), and
-prove their connections (meeting.py).
+may hang, since loading a kernel waits for all that run.
+
+groups.py adds up gradients for the engine whose layers visit (passes/pack_engine.py). The engine of
+stages is given its sum: methods/pipeline/stage_pipeline.py makes it. Ranks tell each other JSON or
+tensors (groups.py), never a pickle; groups listen on loopback where one host is all (loopback.py),
+and prove their connections (meeting.py).
 """

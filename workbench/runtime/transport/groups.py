@@ -1,9 +1,13 @@
 """Sums over the ranks that name them, which need not be all, and over their replicas; and what all
 ranks do as one.
 
-Replicas of one stage of a pipeline add up their gradients, and no other stage's. Ranks tell each
-other JSON and tensors. torch's collectives of objects send pickles, by which whoever reaches a
-rank's port could have it run code.
+Replicas of one stage of a pipeline add up their gradients, and no other stage's. Three ranks or
+more add up 16-bit gradients in fp32 and round the sum once; in a sum in 16 bits each rank would
+round it in turn. Gradients of stages that stay with processes of any hosts are fp32 themselves
+(updates/stage_weights.py), and need no such care.
+
+Ranks tell each other JSON and tensors. torch's collectives of objects send pickles, by which
+whoever reaches a rank's port could have it run code.
 """
 
 from __future__ import annotations
@@ -27,6 +31,10 @@ from workbench.runtime.transport.meeting import MAKING, PATIENCE, proved
 from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import Schedule
 
+PIECE = 1 << 22
+"""Elements that ranks exchange at a time for a sum in fp32. No schedule plans this memory, 8 MiB
+for each of the tensors of an exchange."""
+
 
 class Groups:
     """A process group for each set of ranks; the world's, where that is all of them."""
@@ -47,10 +55,31 @@ class Groups:
         }
 
     def add_up(self, values: Tensor, action: Action) -> int:
-        """Make a rank's values the sum of all that take part; returns the first of these."""
+        """Make a rank's flat values the sum of all that take part, which is made in fp32 at the
+        least; returns the first of these."""
         ranks = self._ranks[action.meeting]
-        dist.all_reduce(values, group=self._made.get((*ranks,), self._everybody))
+        group = self._made.get((*ranks,), self._everybody)
+        if values.itemsize > 2 or len(ranks) < 3:  # a sum of two is rounded once in any case
+            dist.all_reduce(values, group=group)
+        else:
+            for piece in values.split(PIECE):
+                _add_up_in_fp32(piece, len(ranks), group)
         return ranks[0]
+
+
+def _add_up_in_fp32(values: Tensor, ranks: int, group: dist.ProcessGroup | None) -> None:
+    """Make flat 16-bit values the sum of those of all `ranks` of a group, rounded once.
+
+    Each rank adds up one share for all, so no more bytes travel than for a sum in 16 bits.
+    """
+    share = -(-len(values) // ranks)
+    whole = values.new_zeros(ranks * share)  # [values, and zeros to equal shares]
+    whole[: len(values)] = values
+    came = torch.empty_like(whole)
+    dist.all_to_all_single(came, whole, group=group)
+    total = came.view(ranks, share).sum(0, dtype=torch.float32).to(values.dtype)  # [share]
+    dist.all_gather([*whole.view(ranks, share)], total, group=group)
+    values.copy_(whole[: len(values)])
 
 
 def device_of(device: int | str | torch.device, local_rank: int) -> torch.device:

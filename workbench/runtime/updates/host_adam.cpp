@@ -40,7 +40,7 @@
 #include <unistd.h>
 #endif
 
-// What benchmarks/host_adam.py compares. Elements from the one computed to the one prefetched (0
+// Values that were compared (results/LOG.md). Elements from the one computed to the one prefetched (0
 // for none), the caches to prefetch into (3 for all, 0 for those nearest), and the least and the
 // most elements that a thread takes at a time.
 #ifndef WORKBENCH_PREFETCH

@@ -46,8 +46,9 @@ class StageWeights:
             parameter.requires_grad_(learning[name])
         self._trained = [p for name, p in self.named.items() if learning[name]]
         sizes = [parameter.numel() for parameter in self._trained]
-        self.gradients = torch.zeros(sum(sizes), device=stages[0].device)  # [parameters], fp32
-        """Of all that is trained, flat, fp32."""
+        self.gradients = torch.zeros(sum(sizes), device=stages[0].device)  # [parameters]
+        """Of all that is trained, flat, of torch's default precision, as the weights are: fp32
+        unless a script has set fp64, whatever passes compute in."""
         parts = zip(self.gradients.split(sizes), self._trained, strict=True)
         self._views = [part.view(parameter.shape) for part, parameter in parts]
         self.attach()

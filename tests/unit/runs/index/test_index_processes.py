@@ -201,7 +201,7 @@ print(int(peak[0].split()[1]) / 1024)
 @pytest.mark.thorough
 def test_ten_thousand_records_fit_in_300_mib(root: Path, answered) -> None:
     """In a fresh process, which also does a change, without the cache and with it; 145 MiB seen.
-    Of a page without the cache test_board_panel.py asks as much."""
+    Of a page without the cache test_runs_table_panel.py asks as much."""
     if not Path("/proc/self/status").exists():
         pytest.skip("the peak of resident memory is read from /proc")
     with many() as store:
