@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
@@ -23,9 +23,13 @@ class Options(Common):
     with a `supremum`."""
     cut: str = ""
     """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; where none are
-    given, as many stages as ranks with about equal operations."""
+    given, the `partitioner` finds stages and their ranks."""
     map: str = ""
-    """Rank of each stage, as in ``0 1 0 1``; where none are given, stages are dealt in turn."""
+    """Rank of each stage of the `cut`, as in ``0 1 0 1``; where none are given, stages are dealt in
+    turn."""
+    partitioner: Literal["mpipe", "pipedream", "exact", "acyclic", "metis"] = "mpipe"
+    """Finder of stages: ``mpipe`` is FTPipe's own, whose ranks may have stages that are no
+    neighbours; with ``pipedream`` and ``acyclic`` each rank has one."""
     supremum: int = 0
     """Updates that a first stage's weights may lack, and one, with ``virtual-stages-1f1b``; 0 is
     the number of ranks."""
@@ -70,5 +74,7 @@ class Options(Common):
             )
         if spec.save_every:
             raise ValueError("save_every is set; ftpipe does not write checkpoints yet: give 0")
+        if self.map and not self.sizes:
+            raise ValueError(f"map is {self.map!r} without a cut; give both, or neither")
         if self.sizes:
             self.positions(len(self.sizes), spec.ranks)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from workbench.core.bytesize import format_bytes
 from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
+from workbench.methods.ftpipe.parts import cut_and_map, partitioned
 from workbench.methods.ftpipe.stage_sizes import StageSizes
 from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
-from workbench.partition.chain import min_max_partition
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
@@ -26,19 +26,12 @@ STEPS = 12
 """Steps that are simulated: a pipeline of sixteen stages is full after some of them."""
 
 
-def stages_of(
-    spec: RunSpec, flops: Sequence[float], tied: Iterable[tuple[int, int]]
-) -> tuple[range, ...]:
-    """Units of each stage: as given, else of about equal operations; `tied` are pairs of units with
-    one weight. Raises ValueError for stages that the model cannot have, and for a weight of two of
-    them."""
-    options, units = spec.options, len(flops)
-    sizes = options.sizes
-    if sizes and sum(sizes) != units:
-        raise ValueError(f"cut is {options.cut!r}, {sum(sizes)} units; the model has {units}")
-    if not sizes and spec.ranks > units:
-        raise ValueError(f"{spec.ranks} ranks and {units} units; give each rank a unit or more")
-    stages = packs_of(sizes) if sizes else min_max_partition(flops, spec.ranks, lambda *_: True)
+def stages_of(spec: RunSpec, units: int, tied: Iterable[tuple[int, int]]) -> tuple[range, ...]:
+    """The units of each stage of the spec's cut; `tied` are pairs of units with one weight. Raises
+    ValueError for stages that the model cannot have, and for a weight of two of them."""
+    stages = packs_of(spec.options.sizes)
+    if (found := sum(map(len, stages))) != units:
+        raise ValueError(f"cut is {spec.options.cut!r}, {found} units; the model has {units}")
     stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
     for unit, owner in tied:
         if stage_of[unit] != stage_of[owner]:
@@ -48,6 +41,16 @@ def stages_of(
                 "tied=false, or a cut with both in one stage"
             )
     return stages
+
+
+def with_stages(spec: RunSpec, profile: Profile) -> RunSpec:
+    """The spec with a cut and a map: those that it has, or those that its partitioner finds. Raises
+    ValueError where none fits."""
+    if spec.options.sizes:
+        return spec
+    sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
+    cut, ranks = cut_and_map(partitioned(spec, profile, sizes, server_of(profile, spec)))
+    return spec.with_(cut=cut, map=ranks)
 
 
 def pipeline_of(spec: RunSpec, stages: Sequence[range], sizes: StageSizes) -> Asynchronous:
@@ -82,8 +85,8 @@ class DeviceCosts(ServerCosts):
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The plan. Raises ValueError for stages that cannot be."""
     check_profile(profile, spec)
-    units = [unit.flops for unit in profile.units]
-    tied = [(len(units) - 1, 0)] if spec.model.tied and not spec.model.decomposed else []
+    spec, units = with_stages(spec, profile), len(profile.units)
+    tied = [(units - 1, 0)] if spec.model.tied and not spec.model.decomposed else []
     stages = stages_of(spec, units, tied)
     sizes = StageSizes(ProfiledSizes({profile.microbatch: profile}, tied={}), stages)
     made = schedule(pipeline_of(spec, stages, sizes))
@@ -109,7 +112,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         if lacking
         else f"passes of rank {slowest}: {min(1.0, busy / step):.0%} of a step of {step:.4g} s",
         lacking=lacking,
-        settings=dict(made.settings) | {"cut": " ".join(str(len(own)) for own in stages)},
+        settings={"cut": spec.options.cut, "map": made.settings["positions"]},
         notes=(staleness_note(made),),
     )
 

@@ -45,18 +45,30 @@ ABANDON_S = 2.0
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
-    """Train; the process with the last stage tells of the steps. Raises ValueError for stages that
-    cannot be, OutOfMemory past a device's budget, RankFailed."""
-    stages = stages_in(make_model(spec.model, spec.seed), spec)
+    """Profile this machine, find stages where none are given, and train; the process with the last
+    stage tells of the steps. Raises ValueError for stages that cannot be, OutOfMemory past a
+    device's budget, RankFailed."""
+    check_data(spec, report, folder)
+    model = make_model(spec.model, spec.seed)
+    if spec.options.sizes:
+        stages_in(model, spec)  # refused before minutes of measuring
+    report.phase("profiling")
+    profile = profile_for(spec, folder.parents[1], lambda text: report.event("profile", text=text))
+    spec = with_stages(spec, profile)
+    planned = replace(plan(spec, profile), spread=profile.hardware.spread)
+    if not planned.fits:
+        raise OutOfMemory(planned.binding)
+    stages = stages_in(model, spec)
+    report.event("plan", settings=planned.settings)
     teller = spec.options.positions(len(stages), spec.ranks)[-1]
-    return trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
+    found = trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
+    return replace(found, predicted=predicted_of(planned))
 
 
 def stages_in(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
     """Units of each stage. Raises ValueError as the planner does."""
-    flops = [model.flops(unit, 1, spec.model.seq) for unit in range(model.num_units)]
     tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
-    return stages_of(spec, flops, tied)
+    return stages_of(spec, model.num_units, tied)
 
 
 @contextmanager
