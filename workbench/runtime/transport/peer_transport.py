@@ -71,26 +71,26 @@ class PeerTransport:
         place = self._place(partner)
         if action.microbatch is None:  # flat weights, one after the other
             place = place[0].split([part.numel() for part in source])
-        self._board.wait(self._index[partner.name], step)
+        self._board.wait_ready(self._index[partner.name], step)
         if self._signals is not None:
             self._signals.wait(self._process(partner), self._moments[partner.name])
         copy_into(place, source)
         self._traffic.between(bytes_of(source), action.kind)
         if self._signals is not None:
             self._signals.record(self._moments[action.name])
-        self._board.publish(self._index[action.name], step)
+        self._board.publish_ready(self._index[action.name], step)
         self._activations.drop(action, step)
 
     def announce(self, action: Action, step: int) -> None:
         """The sender may write."""
         if self._signals is not None:
             self._signals.record(self._moments[action.name])
-        self._board.publish(self._index[action.name], step)
+        self._board.publish_ready(self._index[action.name], step)
 
     def receive(self, action: Action, step: int) -> Bundle:
         """Wait until the sender has written; returns the place."""
         partner = self._partner[action.name]
-        self._board.wait(self._index[partner.name], step)
+        self._board.wait_ready(self._index[partner.name], step)
         if self._signals is not None:
             self._signals.wait(self._process(partner), self._moments[partner.name])
         return self._place(action)
