@@ -5,8 +5,8 @@ memory (a stash, a gradient, an update), it waits here: a count per action in me
 processes map, of the steps in which the action is done. Counts only grow, so nothing is ever reset,
 and a reader needs no lock. A message has two counts more: the receiver's, that its place is free,
 and the sender's, that it is filled (inbox.py), or on GPUs that both have been issued (signals.py).
-They come before its actions are done, which a norm on another rank may wait for. Collectives need no
-board: the ranks that take part wait in them.
+These two come before its actions are done, for which a norm on another rank may wait. Collectives
+need no board: the ranks that take part wait in them.
 
 The board also knows how far each rank has come, what it is at and when it turned to something last,
 so that a rank that hangs can be named, and the first failure, so that nobody waits for a rank that

@@ -22,6 +22,7 @@ from workbench.runtime.passes.bundle import Bundle, bytes_of, copy_into
 from workbench.runtime.transport.inbox import Inbox
 from workbench.runtime.transport.signals import Signals
 from workbench.schedule.action import RECEIVES, Action
+from workbench.schedule.buffers import borrower_of
 from workbench.schedule.graph import partners
 from workbench.schedule.schedule import Schedule
 
@@ -98,7 +99,7 @@ class PeerTransport:
     def borrower(self, action: Action) -> int:
         """The unit to which a message lends weights, or from which it brings their gradients."""
         receive = action if action.kind in RECEIVES else self._partner[action.name]
-        return int(receive.takes[0].rpartition(".")[2])
+        return borrower_of(receive)
 
     def close(self) -> None:
         """Let go of the inboxes."""
