@@ -49,7 +49,7 @@ MASKED = ModelSpec(
 )
 UNITS = TIED.layers + 2
 STEPS, CLIP = 3, 0.5
-OWN = {"own 0 1 0": (0, 1, 0), "own 1 0 0": (1, 0, 0)}
+OWN = {"own 0 1 0": (0, 1, 0), "own 1 0 0": (1, 0, 0), "own 1 2 0": (1, 2, 0)}
 """Orders of one's own: each position does all its forward passes first. Position of each stage."""
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 ONE = "one for the device"
@@ -184,7 +184,7 @@ def line(cell: Cell, *, visit: bool) -> Schedule:
     positions = OWN.get(cell.order, ())
     if positions:
         stages = packs_of([1, 3, 2])
-        passes = [[*around(rank, 2, cell.micros, positions)] for rank in range(2)]
+        passes = [[*around(rank, cell.ranks, cell.micros, positions)] for rank in range(cell.ranks)]
     else:
         chunks = 2 if ORDERS[cell.order].chunked else 1
         stages = cell.stages_of(cell.ranks * chunks)
@@ -325,7 +325,7 @@ def divides(cell: Cell) -> bool:
 LINES = {"stages": ("even", "uneven"), "clip": ("waits", "never")}
 """Pipelines have as many stages as ranks, or twice as many, and guess nothing."""
 ALONE = {"replicas": (1,)}
-AROUND = ALONE | {"order": (*OWN,), "ranks": (2,), "stages": ("uneven",)}
+AROUND = ALONE | {"order": ("own 0 1 0", "own 1 0 0"), "ranks": (2,), "stages": ("uneven",)}
 PACKS = ALONE | {"activations": ("recompute",)}
 AGAIN = ("keep", "recompute", "checkpoint")
 SCRIPT = {"model": ("tied",), "thread": ("each lane", "each lane, late")}
@@ -357,10 +357,7 @@ SYSTEMS = {
             LINES | {"order": ("gpipe", "1f1b", "interleaved"), "activations": AGAIN},
             LINES | {"order": ("zb-h1",), "activations": ("keep", "recompute")},
             LINES | {"order": ("varuna",), "activations": ("recompute",)},
-            LINES | AROUND | {"activations": AGAIN, "order": ("own 0 1 0",)},
-            # With the head before the embedding, weights that they share and a limit, the norm
-            # lacks gradients. No planner lays stages like that.
-            LINES | AROUND | {"activations": AGAIN, "order": ("own 1 0 0",), "clip": ("never",)},
+            LINES | AROUND | {"activations": AGAIN},
         ],
     ),
     "stages over gloo": System(
@@ -381,6 +378,16 @@ SYSTEMS = {
     ),
 }  # fmt: skip
 """A new system adds its row, and its values to `AXES` where it has some of its own."""
+LENT = [
+    Cell(
+        system="layers that stay", order=order, ranks=ranks, replicas=replicas, stages="uneven",
+        micros=3, batch=12, activations="keep", precision="fp64", clip="waits", model="tied",
+        thread="each lane, late",
+    )
+    for order, ranks, replicas in (("own 1 0 0", 2, 1), ("own 1 2 0", 3, 1), ("own 1 2 0", 3, 2))
+]  # fmt: skip
+"""Pairs do not ask for these: the norm is taken on the rank of the head, which borrows weights of
+the embedding on another rank."""
 CELLS = [
     Cell(**one)
     for one in covering(
@@ -389,4 +396,4 @@ CELLS = [
         lambda one: divides(Cell(**one)),
         lambda one: 1 + one["ranks"] * one["replicas"],
     )
-]  # fmt: skip
+] + LENT  # fmt: skip

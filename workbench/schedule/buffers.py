@@ -94,6 +94,11 @@ def lent_gradients(unit: int, borrower: int) -> str:
     return f"lg{unit}.{borrower}"
 
 
+def borrower_of(receive: Action) -> int:
+    """The unit that borrows weights, by the action that receives them or their gradients."""
+    return int(receive.takes[0].rpartition(".")[2])
+
+
 def host_weights(unit: int) -> str:
     """Working weights of a unit on the host: the source of its loads."""
     return f"hw{unit}"

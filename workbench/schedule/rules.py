@@ -3,8 +3,8 @@
 Each rule is a statement on the order of actions, proved for every execution (order.py): every
 forward and backward pass is made once and in the model's order, gradients are complete before they
 are used, weights are updated before they are read. That what one rank makes comes to the rank that
-reads it, and that copies of weights stay equal, is proved in sources.py and replicas.py; together
-they say that one step of the schedule computes what plain training computes.
+reads it, and that copies of weights stay equal, is proved in sources.py, replicas.py and loans.py;
+together they say that one step of the schedule computes what plain training computes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ every execution, whatever the durations. With it the following is exact, not a m
 * every action stands where it can, every dependency exists, and nothing deadlocks (graph.py);
 * the step computes what plain training computes (rules.py): what a pass reads came from what made
   it, to its rank (sources.py), and every copy of a weight is updated with the sum of all its
-  gradients (replicas.py);
+  gradients (replicas.py), those of units that borrow it from another rank too (loans.py);
 * a buffer is occupied throughout every use, is taken again only after it was freed, and buffers of
   one slot never overlap (occupancy.py);
 * the bytes that can be occupied at one time stay within the budgets (peak.py).
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.schedule import replicas, rules, sources
+from workbench.schedule import loans, replicas, rules, sources
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -108,6 +108,7 @@ def validate(schedule: Schedule) -> Validation:
     replicas.check_copies(proof)
     rules.check_updates(proof, passes)
     replicas.check_reduced(proof, passes)
+    loans.check_loans(proof, passes)
     rules.check_norm(proof, passes)
     rules.check_settled(proof)
     rules.check_weights(proof)

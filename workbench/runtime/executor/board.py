@@ -3,9 +3,10 @@
 Each rank walks its own lanes (executor.py). Where one waits for what another does to shared host
 memory (a stash, a gradient, an update), it waits here: a count per action in memory that all
 processes map, of the steps in which the action is done. Counts only grow, so nothing is ever reset,
-and a reader needs no lock. A message is two counts: the receiver's, that its place is free, and the
-sender's, that it is filled (inbox.py), or on GPUs that both have been issued (signals.py).
-Collectives need no board: the ranks that take part wait in them.
+and a reader needs no lock. A message has two counts more: the receiver's, that its place is free,
+and the sender's, that it is filled (inbox.py), or on GPUs that both have been issued (signals.py).
+These two come before its actions are done, for which a norm on another rank may wait. Collectives
+need no board: the ranks that take part wait in them.
 
 The board also knows how far each rank has come, what it is at and when it turned to something last,
 so that a rank that hangs can be named, and the first failure, so that nobody waits for a rank that
@@ -74,9 +75,9 @@ class Board:
         counts = np.frombuffer(self._map, np.int64, _counts(actions, ranks))
         self._failed, self._allowed, self._reported = map(Counts, counts[:3].reshape(3, 1))
         rest = counts[3:]
-        done, self._begun, self._left = rest[: 3 * actions].reshape(3, actions)
-        self._done = Counts(done)
-        rest = rest[3 * actions :]
+        done, ready, self._begun, self._left = rest[: 4 * actions].reshape(4, actions)
+        self._done, self._ready = Counts(done), Counts(ready)
+        rest = rest[4 * actions :]
         self._steps, self._drained, self._stages = map(Counts, rest[: 3 * ranks].reshape(3, ranks))
         self._doing = rest[3 * ranks : 5 * ranks].reshape(ranks, 2)
         self._decided = Counts(rest[5 * ranks :])
@@ -121,7 +122,7 @@ class Board:
     def start_at(self, step: int, updates_done: int, norm: float | None = None) -> None:
         """All that comes before a step is done: the run continues a checkpoint, whose last step had
         this norm."""
-        for counts in (self._done, self._steps, self._drained, self._reported):
+        for counts in (self._done, self._ready, self._steps, self._drained, self._reported):
             counts.numbers[:] = step
         self.total[1] = updates_done
         if norm is not None:
@@ -136,6 +137,16 @@ class Board:
         Raises Failed when it never will."""
         if step >= 0:
             self._until(self._done, self._index(action, replica), step)
+
+    def publish_ready(self, action: int, step: int) -> None:
+        """This rank, which sends or receives a message of a step by an action, is ready for its
+        partner: the message's place is filled, or free."""
+        self._ready[self._index(action)] = step + 1
+
+    def wait_ready(self, action: int, step: int) -> None:
+        """Until the partner that sends or receives a message by an action is ready. Raises Failed
+        when it never will be."""
+        self._until(self._ready, self._index(action), step)
 
     def _index(self, action: int, replica: int | None = None) -> int:
         return (self.replica if replica is None else replica) * self._actions + action
@@ -295,7 +306,7 @@ def _floats(ranks: int, units: int) -> int:
 
 
 def _counts(actions: int, ranks: int) -> int:
-    return 3 + 3 * actions + 5 * ranks + KEPT
+    return 3 + 4 * actions + 5 * ranks + KEPT
 
 
 def _nbytes(actions: int, ranks: int, units: int) -> int:

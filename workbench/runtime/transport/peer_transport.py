@@ -22,6 +22,7 @@ from workbench.runtime.passes.bundle import Bundle, bytes_of, copy_into
 from workbench.runtime.transport.inbox import Inbox
 from workbench.runtime.transport.signals import Signals
 from workbench.schedule.action import RECEIVES, Action
+from workbench.schedule.buffers import borrower_of
 from workbench.schedule.graph import partners
 from workbench.schedule.schedule import Schedule
 
@@ -71,26 +72,26 @@ class PeerTransport:
         place = self._place(partner)
         if action.microbatch is None:  # flat weights, one after the other
             place = place[0].split([part.numel() for part in source])
-        self._board.wait(self._index[partner.name], step)
+        self._board.wait_ready(self._index[partner.name], step)
         if self._signals is not None:
             self._signals.wait(self._process(partner), self._moments[partner.name])
         copy_into(place, source)
         self._traffic.between(bytes_of(source), action.kind)
         if self._signals is not None:
             self._signals.record(self._moments[action.name])
-        self._board.publish(self._index[action.name], step)
+        self._board.publish_ready(self._index[action.name], step)
         self._activations.drop(action, step)
 
     def announce(self, action: Action, step: int) -> None:
         """The sender may write."""
         if self._signals is not None:
             self._signals.record(self._moments[action.name])
-        self._board.publish(self._index[action.name], step)
+        self._board.publish_ready(self._index[action.name], step)
 
     def receive(self, action: Action, step: int) -> Bundle:
         """Wait until the sender has written; returns the place."""
         partner = self._partner[action.name]
-        self._board.wait(self._index[partner.name], step)
+        self._board.wait_ready(self._index[partner.name], step)
         if self._signals is not None:
             self._signals.wait(self._process(partner), self._moments[partner.name])
         return self._place(action)
@@ -98,7 +99,7 @@ class PeerTransport:
     def borrower(self, action: Action) -> int:
         """The unit to which a message lends weights, or from which it brings their gradients."""
         receive = action if action.kind in RECEIVES else self._partner[action.name]
-        return int(receive.takes[0].rpartition(".")[2])
+        return borrower_of(receive)
 
     def close(self) -> None:
         """Let go of the inboxes."""
