@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baselines import plain
-from tests.methods.harness import Silent, fork_ranks
+from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import ftpipe
@@ -29,6 +29,8 @@ MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, tied=False)
 @pytest.fixture(autouse=True)
 def _forked(monkeypatch):
     fork_ranks(monkeypatch)
+    made_up = "workbench.methods.ftpipe.run.profile_for"
+    monkeypatch.setattr(made_up, lambda spec, *_: made_up_profile(spec))
 
 
 def spec_of(**kw) -> RunSpec:
@@ -130,9 +132,19 @@ def test_losses_are_those_of_the_declared_versions(case, tmp_path):
     assert "asynchronous" in found.notes[0]
 
 
+def test_the_partitioner_finds_stages_that_train(tmp_path):
+    """FTPipe's own, three blocks for two ranks: two of them on one."""
+    spec = spec_of()
+    found = ftpipe.train(spec, Silent(), tmp_path / "run")
+    settings = found.predicted["settings"]
+    chosen = spec.with_(cut=settings["cut"], map=settings["map"])
+    reference = Reference(chosen, tmp_path)
+    assert found.losses == pytest.approx([reference.step(n) for n in range(7)], rel=1e-5)
+
+
 def test_without_staleness_it_is_plain_training(tmp_path):
     """A supremum of 1 lets no stage be ahead of its own backward passes."""
-    spec = spec_of(stage_order="virtual-stages-1f1b", supremum=1)
+    spec = spec_of(stage_order="virtual-stages-1f1b", supremum=1, cut="3 3")
     found = ftpipe.train(spec, Silent(), tmp_path / "run")
     alone = RunSpec.of(
         method="plain", model=MODEL, batch=4, steps=7, clip=None, microbatches=2, device="cpu"
@@ -145,7 +157,8 @@ def test_without_staleness_it_is_plain_training(tmp_path):
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        ({"map": "0 0"}, "map is '0 0'; give a rank for each of 2 stages"),
+        ({"map": "0 0", "cut": "3 3"}, "map is '0 0'; give a rank for each of 2 stages"),
+        ({"map": "0 1"}, "map is '0 1' without a cut"),
         ({"cut": "2 2"}, "cut is '2 2', 4 units; the model has 6"),
         ({"stage_order": "1f1b"}, "stage_order is '1f1b'; give one of async-1f1b"),
         ({"batch": 5}, "a batch of 5 does not divide into 2 micro-batches"),

@@ -1,4 +1,4 @@
-"""The units of a profiled model as an operator graph, and its partition (section 1.6 of the spec)."""
+"""The units of a profiled model as an operator graph, and its partition (Eliad et al., ATC'21)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def graph_of(profile: Profile, sizes: Sizes) -> Graph:
         nbytes = 2 * sizes.weight_bytes(unit) + sizes.state_bytes(unit)  # weights and gradients
         nodes.append(
             Node(
-                id=str(unit), forward_ms=MS * cost.forward_s, bytes=nbytes + cost.kept_bytes,
+                id=str(unit),
+                forward_ms=MS * cost.forward_s,
+                bytes=nbytes + cost.kept_bytes,
                 backward_ms=MS * cost.from_checkpoint().backward_s,
                 backward_kept_ms=MS * cost.backward_s,
             )  # fmt: skip

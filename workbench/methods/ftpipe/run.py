@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,13 +16,20 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
-from workbench.methods.ftpipe.planner import pipeline_of, stages_of, staleness_note
+from workbench.methods.ftpipe.planner import (
+    pipeline_of,
+    plan,
+    stages_of,
+    staleness_note,
+    with_stages,
+)
 from workbench.methods.ftpipe.stage_sizes import StageSizes
 from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel
 from workbench.model.weighing import weights_of
+from workbench.profile.store import profile_for
 from workbench.runtime.executor.executor import Executor
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
@@ -33,10 +41,11 @@ from workbench.runtime.transport.neighbours import carrier, neighbours
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.schedule.action import Action
+from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.validate import validate
 from workbench.training import trained_ranks
 from workbench.training.history import History
-from workbench.training.run import load_batches, resolve_device
+from workbench.training.run import check_data, load_batches, resolve_device
 
 CLIP_EPS = 1e-6
 """Added to a norm, as torch's clip_grad_norm_ does."""
@@ -57,12 +66,12 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     spec = with_stages(spec, profile)
     planned = replace(plan(spec, profile), spread=profile.hardware.spread)
     if not planned.fits:
-        raise OutOfMemory(planned.binding)
+        raise DoesNotFit(planned.binding, tier=planned.lacking)
     stages = stages_in(model, spec)
-    report.event("plan", settings=planned.settings)
+    report.event("plan", **planned.to_dict())
     teller = spec.options.positions(len(stages), spec.ranks)[-1]
     found = trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
-    return replace(found, predicted=predicted_of(planned))
+    return replace(found, predicted=planned.predicted(found.grad_norms[1:], spec.clip))
 
 
 def stages_in(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
