@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from workbench.cli import stage_orders
+from workbench.methods.ftpipe import orders as ftpipe_orders
 from workbench.methods.pipeline import ideal, orders, quick
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import (
@@ -42,7 +44,9 @@ STRICT, PUBLISHED = "list", "published"
 def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the verb."""
     add = parser.add_argument
-    add("order", metavar="ORDER", help=f"one of {', '.join(orders.ORDERS)}")
+    known = ", ".join((*orders.ORDERS, *ftpipe_orders.ORDERS))
+    add("order", metavar="ORDER", help=f"one of {known}")
+    stage_orders.add_flags(parser)
     add("-P", "--ranks", type=int, default=4, metavar="P", help="ranks (default 4)")
     add("-N", "--microbatches", type=int, default=8, metavar="N", help="micro-batches (default 8)")
     add("--chunks", type=int, metavar="V", help="stages of each rank, interleaved")
@@ -78,8 +82,14 @@ def add_schedule_flags(parser: argparse.ArgumentParser) -> None:
 def show_schedule(arguments: argparse.Namespace) -> None:
     """Print, and draw and export where asked. Raises ValueError for what cannot be."""
     name, ranks, micros = arguments.order, arguments.ranks, arguments.microbatches
+    if name in ftpipe_orders.ORDERS:
+        stage_orders.show(arguments)
+        return
     if name not in orders.ORDERS:
-        raise ValueError(f"unknown order {name!r}; known: {', '.join(orders.ORDERS)}")
+        known = ", ".join((*orders.ORDERS, *ftpipe_orders.ORDERS))
+        raise ValueError(f"unknown order {name!r}; known: {known}")
+    if given := [each for each in stage_orders.OWN if getattr(arguments, each)]:
+        raise ValueError(f"--{given[0].replace('_', '-')} has no meaning for {name}; leave it out")
     counts = {
         "ranks": ranks, "microbatches": micros, "per-host": arguments.per_host,
         "stash": micros if arguments.stash is None else arguments.stash,
