@@ -40,7 +40,8 @@ def show(arguments: argparse.Namespace) -> None:
     deep = depths(stages, name, supremum=supremum, right=arguments.cap == RIGHT)
     made = [passes(name, depth, micros, every) for depth in deep]
     if arguments.json:
-        print(json.dumps({"order": name, "stages": [*map(_row, made)]}, indent=1))
+        rows = ",\n ".join(json.dumps(_row(own)) for own in made)
+        print(f'{{"order": {json.dumps(name)}, "stages": [\n {rows}\n]}}')
         return
     wide = len(str(stages - 1))
     for stage, own in enumerate(made):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from workbench.cli import main
 from workbench.methods.ftpipe.orders import depths, passes, staleness, steady, string, versions
 
 PUBLISHED = [
@@ -67,3 +70,26 @@ def test_orders_that_are_none_are_refused():
         depths(2, "virtual-stages-1f1b", supremum=0)
     with pytest.raises(ValueError, match="0 micro-batches"):
         passes("seq", 0, 0, 1)
+
+
+def test_the_command_prints_what_each_stage_does(capsys):
+    asked = "schedule async-1f1b -P 4 -N 12 --step-every 2 --json"
+    assert main(asked.split()) == 0
+    stages = json.loads(capsys.readouterr().out)["stages"]
+    assert [row["string"] for row in stages] == [
+        string(passes("async-1f1b", depth, 12, 1)) for depth in (3, 2, 1, 0)
+    ]
+    assert stages[0]["staleness"] == [0, 0, 1, 1, 2, 1, 2, 1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("async-1f1b --chunks 2", "--chunks has no meaning for async-1f1b"),
+        ("varuna --versions", "--versions has no meaning for varuna"),
+        ("virtual-stages-1f1b --supremum 0", "supremum of staleness is 0"),
+    ],
+)
+def test_flags_without_meaning_are_refused(flags, sentence, capsys):
+    assert main(["schedule", *flags.split()]) == 2
+    assert sentence in capsys.readouterr().err
