@@ -23,9 +23,9 @@ import numpy as np
 
 from workbench.core.paths import user_path
 from workbench.model.corpus import STDLIB, Corpus, read_corpus
-from workbench.model.custom_data import IGNORED
 from workbench.model.keys import permuted, place_of
 from workbench.model.pairs import HELD_OUT, numbered_lines
+from workbench.model.text import IGNORED
 from workbench.model.tokenize import Bytes, tokenize
 
 if TYPE_CHECKING:
