@@ -3,8 +3,6 @@ bias is relayed that is of no sample, answers differ in length, first and last l
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from baselines.plain_training import PlainTraining
@@ -14,7 +12,6 @@ from tests.methods.pipelines import schedule_for, trained
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
-from workbench.model import units_of
 
 MODEL = ModelSpec(
     family="t5", layers=3, decoder_layers=2, hidden=16, heads=2, head_size=12, seq=24,
