@@ -38,6 +38,7 @@ def schedule_for(
     micros: int,
     *,
     replicas: int = 1,
+    activations: str = "keep",
 ) -> Schedule:
     """Stages of about as many units each; two stages a rank where the order has several."""
     chunks = 2 if order == "interleaved" else 1
@@ -54,6 +55,7 @@ def schedule_for(
         micro_size=-(-samples // micros),
         samples=samples,
         replicas=replicas,
+        activations=activations,
         clipped=spec.clip is not None,
     )
     return Program(pipeline, ProfiledSizes({1: profile}, tied=tied)).schedule()
