@@ -14,6 +14,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
+from workbench.model import units_of
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.runtime.checkpoint import checkpoint
 from workbench.schedule.schedule import Schedule
@@ -37,10 +38,11 @@ def schedule_for(
     micros: int,
     *,
     replicas: int = 1,
+    activations: str = "keep",
 ) -> Schedule:
     """Stages of about as many units each; two stages a rank where the order has several."""
     chunks = 2 if order == "interleaved" else 1
-    stages, units = ranks * chunks, spec.model.layers + 2
+    stages, units = ranks * chunks, units_of(spec.model)
     cuts = [units * stage // stages for stage in range(stages + 1)]
     samples = -(-spec.batch // replicas)
     model = spec.model
@@ -53,6 +55,7 @@ def schedule_for(
         micro_size=-(-samples // micros),
         samples=samples,
         replicas=replicas,
+        activations=activations,
         clipped=spec.clip is not None,
     )
     return Program(pipeline, ProfiledSizes({1: profile}, tied=tied)).schedule()

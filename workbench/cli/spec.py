@@ -98,8 +98,9 @@ def add_spec_flags(
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any other field of the spec, such as family=bert, vgg, resnet, or a function of your "
-        "own, package.module:function, that makes a module and data (workbench/model/custom.py)",
+        help="any other field of the spec, such as family=bert, vgg, resnet, t5 (or t5-small, "
+        "t5-base, t5-large, t5-3b with their sizes), or a function of your own, "
+        "package.module:function, that makes a module and data (workbench/model/custom.py)",
     )
 
     groups: dict[tuple[str, ...], Any] = {}

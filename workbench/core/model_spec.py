@@ -23,13 +23,36 @@ FUNCTION = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
 """A family that a function of the user's makes: ``package.module:function``."""
 ENGINE = "engine:"
 """Begins the family of a module in a user's own loop."""
-MODULES = {"bert": 3, "vgg": 3, "resnet": 2}
+T5_FAMILY = "t5"
+MODULES = {"bert": 3, "vgg": 3, "resnet": 2, T5_FAMILY: 4}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
 HEADLESS = ("vgg", "resnet")
 """Families to which the number of heads means nothing."""
 MOST = {"layers": 2000, "hidden": 1 << 20, "heads": 1 << 20, "seq": 1 << 27, "vocab": 1 << 27}
 """Twice the deepest transformers that were trained; one layer of the widest has 12 trillion
 parameters. What takes time in proportion to one of these ends in seconds."""
+T5_MOST = {
+    "decoder_layers": MOST["layers"], "target_seq": MOST["seq"], "head_size": MOST["hidden"],
+    "feed_forward": MOST["hidden"],
+}  # fmt: skip
+"""Sizes that t5 alone has -> the most of each."""
+T5_ONLY = (*T5_MOST, "gated")
+"""Fields that mean something to t5 alone."""
+T5_SIZES = {
+    "small": (6, 512, 8, 64, 2048),
+    "base": (12, 768, 12, 64, 3072),
+    "large": (24, 1024, 16, 64, 4096),
+    "3b": (24, 1024, 32, 128, 16384),
+}
+"""Published models -> layers of each half, hidden, heads, head_size, feed_forward."""
+NAMED: dict[str, dict[str, Any]] = {
+    f"t5-{name}": {
+        "family": T5_FAMILY, "layers": layers, "hidden": hidden, "heads": heads, "seq": 512,
+        "vocab": 32128, "head_size": head_size, "feed_forward": feed_forward,
+    }
+    for name, (layers, hidden, heads, head_size, feed_forward) in T5_SIZES.items()
+}  # fmt: skip
+"""Published models by a name that may be given as the family -> fields of their specs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +60,9 @@ class ModelSpec:
     """A decoder: GPT of any size, or a Hugging Face configuration (made by `model.hf_config`)."""
 
     family: str = GPT_FAMILY
-    """``gpt``; ``bert``, ``vgg`` or ``resnet`` (families.py); ``package.module:function``, which
-    makes a module (custom.py); or the path of a Hugging Face ``config.json`` (or of the folder that
-    holds it)."""
+    """``gpt``; ``bert``, ``vgg``, ``resnet`` or ``t5`` (families.py); ``package.module:function``,
+    which makes a module (custom.py); or the path of a Hugging Face ``config.json`` (or of the
+    folder that holds it)."""
     layers: int = 16
     """Transformer blocks n; the model has n + 2 units."""
     hidden: int = 2048
@@ -57,22 +80,39 @@ class ModelSpec:
     config_digest: str = ""
     """SHA-256 of the Hugging Face configuration file, or of the file with the function; empty for
     GPT."""
+    decoder_layers: int | None = None
+    """Blocks of t5's decoder; by default as many as `layers`, which are the encoder's."""
+    target_seq: int | None = None
+    """Tokens of an answer of t5, by default 8; `seq` are the source's."""
+    head_size: int | None = None
+    """Width of one attention head of t5; by default hidden / heads."""
+    feed_forward: int | None = None
+    """Width of the feed-forward of t5; by default 4 times hidden."""
+    gated: bool = False
+    """Whether the feed-forward of t5 is gated, as in its version 1.1."""
 
     def __post_init__(self) -> None:
         if not self.family:
             raise ValueError("the model family is empty; use 'gpt' or the path of a config.json")
-        for name in ("layers", "hidden", "heads", "seq", "vocab"):
+        for name, most in (MOST | T5_MOST).items():
             value = getattr(self, name)
+            if value is None and name in T5_MOST:
+                continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}; it must be a whole number")
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-            if value > MOST[name]:
+            if value > most:
                 raise ValueError(
-                    f"{name} is {value}; it must be at most {MOST[name]}, more than any machine "
+                    f"{name} is {value}; it must be at most {most}, more than any machine "
                     "has trained"
                 )
-        if self.hidden % self.heads and self.family not in HEADLESS:
+        for name in T5_ONLY:
+            if (value := getattr(self, name)) and self.family != T5_FAMILY:
+                raise ValueError(
+                    f"{name} is {value}; of the model {self.family} it means nothing, only of t5"
+                )
+        if self.hidden % self.heads and not self.head_size and self.family not in HEADLESS:
             nearest = _nearest_divisor(self.hidden, self.heads)
             raise ValueError(
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "
@@ -82,6 +122,8 @@ class ModelSpec:
             raise ValueError(f"dropout is {self.dropout!r}; it must be at least 0 and below 1")
         if not isinstance(self.tied, bool):
             raise ValueError(f"tied is {self.tied!r}; it must be true or false")
+        if not isinstance(self.gated, bool):
+            raise ValueError(f"gated is {self.gated!r}; it must be true or false")
 
     @property
     def pure(self) -> bool:
@@ -93,7 +135,8 @@ class ModelSpec:
         """Embedding, blocks and head, or the layers of a decomposed module. How many a user's own
         has, only `workbench.model.units_of` can tell: it is made to be counted."""
         assert not self.custom, "count with workbench.model.units_of"
-        return self.layers + MODULES.get(self.family, 2)
+        decoders = (self.decoder_layers or self.layers) if self.family == T5_FAMILY else 0
+        return self.layers + decoders + MODULES.get(self.family, 2)
 
     @property
     def deep(self) -> int | None:
@@ -137,8 +180,9 @@ class ModelSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return asdict(self)
+        """JSON-able; of another model without the sizes that t5 alone has."""
+        left_out = () if self.family == T5_FAMILY else T5_ONLY
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:

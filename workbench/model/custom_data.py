@@ -16,12 +16,10 @@ from torch.nn import functional as F
 
 from workbench.model.drawn import generators
 from workbench.model.keys import key, place_of
-from workbench.model.text import Batches, Text
+from workbench.model.text import IGNORED, Batches, Text
 
 HASHED = 16
 """Samples that the digest is of, and that are looked at before anything runs."""
-IGNORED = -100
-"""The label that torch's cross entropy leaves out."""
 LOGITS = "logits"
 """Name by which libraries call the compared tensor among all outputs of their models."""
 

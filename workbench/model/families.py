@@ -8,6 +8,8 @@ A `ModelSpec` names one by its family. What its numbers mean there:
   is VGG416.
 * ``resnet``: `layers` basic blocks in four groups, the rest alike; n + 2 units. ``layers=512`` is
   ResNet1026.
+* ``t5``: `layers` blocks of the encoder and `decoder_layers` of the decoder, so many units and 4;
+  sources of `seq` tokens, answers of `target_seq`. Data: pairs of texts (answers.py).
 * ``package.module:function``: whatever the function takes them for (custom.py).
 """
 
@@ -24,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
-from workbench.model import bert, custom_model, vision
+from workbench.model import bert, custom_data, custom_model, t5, vision
+from workbench.model.answers import load_answers
 from workbench.model.corpus import STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
@@ -37,6 +40,8 @@ EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
 PICTURES = 4096
 """Synthetic pictures in an epoch."""
+ANSWER = 8
+"""Tokens of an answer where a spec names no number."""
 
 
 class Data(Protocol):
@@ -56,8 +61,11 @@ class Family:
     make: Callable[[ModelSpec], nn.Module]
     initialize: Callable[..., None]
     example: Callable[[ModelSpec], tuple[Tensor, ...]]
+    """Inputs of `EXAMPLE` samples, the targets last."""
     load: Callable[..., Data]
     """``load(spec, source, tokenizer, seed, cache)``."""
+    counted: bool = False
+    """Whether labels of -100 are left out of the loss, so that those of samples are counted."""
 
 
 def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
@@ -68,9 +76,10 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
     family = FAMILIES[spec.family]
     with torch.device("meta"):
         model = make_keyed(family.make(spec))
-        example = family.example(spec)
+        *example, _ = family.example(spec)
+    criterion = custom_data.loss if family.counted else cross_entropy
     with unkeyed():
-        layers = decompose(model, example, criterion=cross_entropy)
+        layers = decompose(model, tuple(example), criterion=criterion)
     made = Decomposed(
         model,
         layers,
@@ -78,7 +87,8 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_seq=spec.seq,
-        targets=torch.zeros(EXAMPLE, dtype=torch.int64),
+        targets=family.example(spec)[-1],
+        left_out=family.counted,
     )
     if made.num_units != spec.units:
         raise ValueError(
@@ -111,11 +121,10 @@ def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
         return custom_model.blank_rows(spec, samples)
     if not spec.decomposed:
         return tuple(torch.zeros(samples, spec.seq, dtype=torch.int64) for _ in range(2))
-    inputs = (
+    return tuple(
         torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
         for part in FAMILIES[spec.family].example(spec)
     )
-    return *inputs, torch.zeros(samples, dtype=torch.int64)
 
 
 @cache
@@ -146,7 +155,12 @@ def _pairs(
 
 def _words(spec: ModelSpec) -> tuple[Tensor, ...]:
     ids = torch.zeros(EXAMPLE, spec.seq, dtype=torch.int64)
-    return ids, ids.clone(), ids.bool()
+    return ids, ids.clone(), ids.bool(), _labels()
+
+
+def _labels() -> Tensor:
+    """One a sample."""
+    return torch.zeros(EXAMPLE, dtype=torch.int64)
 
 
 def _groups(count: int, groups: int) -> tuple[int, ...]:
@@ -174,7 +188,7 @@ def _resnet(spec: ModelSpec) -> nn.Module:
 
 
 def _picture(spec: ModelSpec) -> tuple[Tensor, ...]:
-    return (torch.zeros(EXAMPLE, 3, spec.seq, spec.seq),)
+    return torch.zeros(EXAMPLE, 3, spec.seq, spec.seq), _labels()
 
 
 def _pictures(
@@ -186,8 +200,36 @@ def _pictures(
     return FolderPictures(source, **size)
 
 
+def _t5(spec: ModelSpec) -> nn.Module:
+    return t5.T5(
+        t5.T5Shape(
+            layers=spec.layers, decoder_layers=spec.decoder_layers or spec.layers,
+            hidden=spec.hidden, heads=spec.heads,
+            head_size=spec.head_size or spec.hidden // spec.heads,
+            feed_forward=spec.feed_forward or 4 * spec.hidden, gated=spec.gated, vocab=spec.vocab,
+            tied=spec.tied, dropout=spec.dropout,
+        )
+    )  # fmt: skip
+
+
+def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:
+    ids = torch.zeros(EXAMPLE, spec.seq, dtype=torch.int64)
+    answer = torch.zeros(EXAMPLE, spec.target_seq or ANSWER, dtype=torch.int64)
+    return ids, ids.bool(), answer, answer.clone()
+
+
+def _answers(
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
+) -> Data:
+    return load_answers(
+        source, tokenizer, vocab=spec.vocab, seq=spec.seq, target_seq=spec.target_seq or ANSWER,
+        seed=seed, cache=cache,
+    )  # fmt: skip
+
+
 FAMILIES = {
     "bert": Family(make=_bert, initialize=bert.initialize, example=_words, load=_pairs),
     "vgg": Family(make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures),
     "resnet": Family(make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures),
+    "t5": Family(make=_t5, initialize=t5.initialize, example=_texts, load=_answers, counted=True),
 }

@@ -45,7 +45,7 @@ def read_config(path: str | Path) -> tuple[Any, str]:
         data = read_whole(file, str(file))
     except FileNotFoundError as error:
         raise ValueError(
-            f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, a function "
+            f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, t5, a function "
             "(package.module:name), or the path of a Hugging Face config.json, and "
             f"{str(file)!r} cannot be read: {error.strerror}"
         ) from None

@@ -47,14 +47,17 @@ class Decomposed(LayeredModel):
         targets: Tensor,
         frozen: Collection[str] = (),
         foreign: bool = False,
+        left_out: bool = False,
     ) -> None:
         """`layers` are those of `module`, and end with the loss; `targets` of two samples are an
         example; `frozen` are names of what is not trained (frozen.py), which asks for gradients
-        like the rest; `foreign`: a user's own, of which nobody knows more than is seen. Raises
-        ValueError for parameters that ask for none, and for what no method here can do exactly.
+        like the rest; `foreign`: a user's own, of which nobody knows more than is seen;
+        `left_out`: the loss leaves out labels of -100. Raises ValueError for parameters that ask
+        for none, and for what no method here can do exactly.
         """
         take_over()
         self.foreign, self._targets = foreign, targets
+        self._left_out = left_out or (foreign and not targets.is_floating_point())
         self._module, self._units, self._initialize = module, layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
         for layer in layers:
@@ -204,7 +207,7 @@ class Decomposed(LayeredModel):
 
     @property
     def counts_differ(self) -> bool:
-        return self.foreign and not self._targets.is_floating_point()
+        return self._left_out
 
     def counted(self, targets: Tensor) -> list[int]:
         return counted(targets) if self.counts_differ else super().counted(targets)

@@ -163,7 +163,7 @@ class WordPiece(Tokenizer):
         from tokenizers import models, normalizers, pre_tokenizers
 
         ids: dict[str, int] = {}
-        for number, token in _lines(path):
+        for number, token in numbered_lines(path):
             if number != len(ids) + 1:
                 raise ValueError(f"{path.name} line {len(ids) + 1} is empty; a line is a token")
             if token in ids:
@@ -205,7 +205,7 @@ def _read_mrpc(folder: Path) -> list[Pair]:
         if not folder.is_dir():
             what = f"folder {str(folder)!r}"
         raise ValueError(f"there is no {what}; name a folder in MRPC's format, or 'stdlib'")
-    lines = _lines(path)
+    lines = numbered_lines(path)
     number, header = next(lines, (1, ""))
     if header.split("\t") != COLUMNS:
         raise ValueError(
@@ -230,7 +230,7 @@ def _read_mrpc(folder: Path) -> list[Pair]:
     return pairs
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbers and texts of the lines that are not empty; a byte order mark is left out.
 
     Only a line feed ends a line: sentences may hold the other characters that Python splits at.

@@ -24,6 +24,9 @@ from workbench.model.tokenize import BYTES, Bytes, Tokenizer, bpe_size, tokenize
 if TYPE_CHECKING:
     from torch import Tensor
 
+IGNORED = -100
+"""The label that torch's cross entropy leaves out."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:

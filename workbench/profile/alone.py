@@ -128,19 +128,23 @@ class Alone:
 
     def graph(self) -> tuple[Bundle, Bundle]:
         """Inputs and outputs of a forward pass with autograd."""
-        x = self.x
-        if self.boundary is not None:
-            wanted = zip(x, self.boundary.differentiable, strict=True)
-            x = tuple(t.detach().requires_grad_(d) for t, d in wanted)
+        x = self._inputs()
         with torch.enable_grad():
             return x, self._run(x)
 
     def checkpoint(self) -> tuple[Bundle, Bundle]:
         """Inputs and outputs of a forward pass with autograd that keeps its inputs alone."""
-        ctx = self._context()
-        x = self.x[0].detach().requires_grad_()
+        x, ctx = self._inputs(), self._context()
         with torch.enable_grad():
-            return (x,), bundled(self.template.checkpointed(self.unit, self.module, x, ctx))
+            made = self.template.checkpointed(self.unit, self.module, single(x), ctx)
+            return x, bundled(made)
+
+    def _inputs(self) -> Bundle:
+        """Inputs that ask for gradients where there are some."""
+        if self.boundary is None:
+            return self.x
+        wanted = zip(self.x, self.boundary.differentiable, strict=True)
+        return tuple(t.detach().requires_grad_(d) for t, d in wanted)
 
     def above(self, ends: Sequence[Tensor]) -> list[Tensor] | None:
         """Made-up gradients of outputs; None for the head, whose output is the loss."""

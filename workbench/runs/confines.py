@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES
+from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES, NAMED
 
 INSIDE = "here it must lie in the results folder"
 
@@ -53,7 +53,7 @@ def _refused(name: str, value: str, root: Path) -> str:
         case "results":
             fits = inside(root / path, root)
         case "family":
-            fits = value in (GPT_FAMILY, *MODULES) or inside(path, root)
+            fits = value in (GPT_FAMILY, *MODULES, *NAMED) or inside(path, root)
         case _:
             fits = name != "text" or value == "stdlib" or inside(path, root)
     return "" if fits else INSIDE

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core import methods
-from workbench.core.model_spec import GPT_FAMILY
+from workbench.core.model_spec import GPT_FAMILY, T5_FAMILY
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
+from workbench.model.answers import load_answers
 from workbench.model.corpus import STDLIB
 from workbench.model.hf_config import spec_from_config
 from workbench.model.pairs import load_pairs
@@ -42,6 +43,8 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
         elif text != STDLIB and model.family == "bert":
             load_pairs(text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0)
+        elif text != STDLIB and model.family == T5_FAMILY:
+            load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
 
 
 def check_methods(specs: list[RunSpec]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.core.fields import fields_of
 from workbench.core.files import read_whole
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import NAMED, ModelSpec
 from workbench.core.options import catalogue
 from workbench.core.paths import user_path
 from workbench.core.sealed import parse_sealed
@@ -47,6 +47,7 @@ def make_spec(
         if not isinstance(source, Mapping):
             raise ValueError(f"a run spec is a JSON object, this is a {type(source).__name__}")
         named(source)
+        merged["model"] |= _sizes(source)
         for name, value in source.items():
             if name not in WHOLE:
                 _put(merged, name, value)
@@ -139,7 +140,18 @@ def _put(merged: dict[str, Any], name: str, value: Any, *, inside: str = "") -> 
         raise ValueError(
             f"unknown field {name!r} in {WHOLE[inside]}; known: {', '.join(sorted(owner))}"
         )
-    (merged["model"] if name in MODEL else merged)[name] = field_of(name).check(value)
+    value = field_of(name).check(value)
+    if name == "family" and value in NAMED:
+        value = NAMED[value]["family"]
+    (merged["model"] if name in MODEL else merged)[name] = value
+
+
+def _sizes(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of the published model that a spec's JSON names as its family, where it does."""
+    whole = source.get("model")
+    inner = whole.get("family") if isinstance(whole, Mapping) else None
+    given = (inner, source.get("family"), source.get("model.family"))
+    return next((NAMED[name] for name in given if isinstance(name, str) and name in NAMED), {})
 
 
 def _plain(name: str) -> str:

@@ -55,6 +55,19 @@ def test_halves_equal_the_whole(loss):
         assert torch.equal(ours, theirs)
 
 
+def test_an_output_of_weights_alone_is_part_of_the_whole():
+    """As a bias that a layer adds and passes on: its gradient arrives from both sides."""
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    shared, apart = (nn.Parameter(torch.randn(4)) for _ in range(2))
+    bias, parameters = shared.exp(), [*layer.parameters(), shared, apart]
+    outputs = [layer(x) * bias, bias, apart.exp()]
+    above = [torch.randn_like(y) for y in outputs]
+    whole = torch.autograd.grad(outputs, [x, *parameters], above, retain_graph=True)
+    (first,), rest = input_half(outputs, above, [x], parameters)
+    for ours, theirs in zip([first, *rest.gradients()], whole, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_without_an_input_all_is_the_second_half():
     layer = nn.Embedding(4, 3)
     y = layer(torch.tensor([1, 2]))

@@ -248,6 +248,7 @@ def rows() -> dict[str, Method]:
             summary=order.summary,
             parallel=True,
             portable=True,
+            modules=True,
             driven="" if order.halved else f"{room}.driven:Pipelined",
         )
         for name, order in ORDERS.items()

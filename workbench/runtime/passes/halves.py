@@ -63,15 +63,15 @@ def input_half(
         starts = [whole] if outputs and parameters else []
         grads = tuple(torch.zeros_like(t) for t in inputs)
         return grads, WeightHalf(parameters=parameters, known={}, starts=starts)
-    forks = _forks(outputs, inputs, parameters)
+    forks, beside = _forks(outputs, inputs, parameters)
     met: dict[Node, Sequence[Tensor | None]] = {}
     hooks = [
         node.register_prehook(lambda grads, node=node: met.__setitem__(node, grads))
         for node in forks
     ]
     times = Counter(number for numbers in forks.values() for number in numbers)
-    at_fork = {number for number, count in times.items() if count == 1}
-    rest = sorted(everything - at_fork)  # used in several places, or at no fork
+    at_fork = {number for number, count in times.items() if count == 1} - beside
+    rest = sorted(everything - at_fork)  # used in several places, or not at a fork alone
     wanted = [*inputs, *(parameters[number] for number in rest)]
     try:
         grads = torch.autograd.grad(
@@ -92,9 +92,10 @@ def input_half(
 
 def _forks(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], parameters: Sequence[Tensor]
-) -> dict[Node, frozenset[int]]:
-    """Forks of the graph, each with the numbers of the parameters that its branches lead to. A node
-    of a Python function is none: torch 2.11 starts no backward pass at one."""
+) -> tuple[dict[Node, frozenset[int]], frozenset[int]]:
+    """Forks of the graph, each with the numbers of the parameters that its branches lead to, and
+    the parameters that are reached from an output which depends on no input. A node of a Python
+    function is no fork: torch 2.11 starts no backward pass at one."""
     ends = {get_gradient_edge(t).node for t in inputs}
     leaves: dict[Node, frozenset[int]] = {
         get_gradient_edge(t).node: frozenset([number]) for number, t in enumerate(parameters)
@@ -112,8 +113,10 @@ def _forks(
         reaches[node] = node in ends or any(reaches[child] for child in below)
         branches = (weights[child] for child in below if not reaches[child])
         weights[node] = leaves.get(node, frozenset()).union(*branches)
-    return {
+    found = {
         node: weights[node]
         for node in reaches
         if reaches[node] and weights[node] and not isinstance(node, BackwardCFunction)
     }
+    tops = [get_gradient_edge(t).node for t in outputs]
+    return found, frozenset().union(*(weights[node] for node in tops if not reaches[node]))

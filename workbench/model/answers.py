@@ -1,0 +1,163 @@
+"""Pairs of texts, a source and its answer, as an encoder-decoder reads and writes them.
+
+Read from a file of lines, each a source, a tab and its answer. Where there is no such file there is
+still real text: functions of the standard library that have a docstring, and the question what a
+function that does this is called. The source is a marker, as every task of T5's begins with one,
+and the docstring; the answer is the function's name. Names of Python's own are not read.
+
+A source or an answer that is too long loses its end, and ends with a token of its own all the same.
+The decoder reads the answer moved on by one, and begins with padding, as T5's does. A sample is
+found by its number alone, in a fresh keyed order each epoch, as in `text.Batches`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workbench.core.paths import user_path
+from workbench.model.corpus import STDLIB, Corpus, read_corpus
+from workbench.model.keys import permuted, place_of
+from workbench.model.pairs import HELD_OUT, numbered_lines
+from workbench.model.text import IGNORED
+from workbench.model.tokenize import Bytes, tokenize
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MARKER = "name: "
+"""Begins the source of each pair of the standard library's."""
+FUNCTION = re.compile(
+    r'^[ \t]*def ([a-z]\w*)\([^)]*\)[^\n:]*:\n[ \t]+[rR]?"""((?:(?!""")[^\\]){10,2000})"""',
+    re.MULTILINE,
+)
+"""A function that is no private one, and its docstring."""
+SPECIAL = 2
+"""Tokens beside the tokenizer's: padding, and the end of a text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """Tokenized pairs; sample g of a run is one of them, by the run's seed and g alone."""
+
+    name: str
+    """A description of what was read, for people."""
+    digest: str
+    """SHA-256 of the texts; equal digests and tokenizers mean comparable losses."""
+    seed: int
+    """The run's seed."""
+    ids: np.ndarray
+    """[n, seq] int32: tokens of the sources, and padding."""
+    mask: np.ndarray
+    """[n, seq] bool: False where there is padding."""
+    labels: np.ndarray
+    """[n, target_seq] int32: tokens of the answers, and -100 after their end."""
+    padding: int
+    """The token that the decoder begins with, and that stands for what is ignored."""
+
+    def __len__(self) -> int:
+        """Samples in one epoch."""
+        return len(self.labels)
+
+    def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Ids [len(samples), seq] int64, the mask alike bool, ids for the decoder and labels
+        [len(samples), target_seq] int64, on the CPU: what `T5` takes, the targets last."""
+        import torch
+
+        at = [place_of(sample, len(self), self.seed) for sample in samples]
+        labels = self.labels[at].astype(np.int64)
+        before = np.full_like(labels, self.padding)
+        before[:, 1:] = np.where(labels == IGNORED, self.padding, labels)[:, :-1]
+        return (
+            torch.from_numpy(self.ids[at].astype(np.int64)),
+            torch.from_numpy(self.mask[at]),
+            torch.from_numpy(before),
+            torch.from_numpy(labels),
+        )
+
+
+def load_answers(
+    source: str | Path = STDLIB,
+    tokenizer: str = "",
+    *,
+    vocab: int,
+    seq: int,
+    target_seq: int,
+    seed: int,
+    cache: Path | None = None,
+) -> Answers:
+    """Pairs of ``stdlib`` or of a file of lines, tokenized for sources of `seq` tokens and answers
+    of `target_seq`.
+
+    `tokenizer` is ``bytes`` or ``bpe:N``. Raises ValueError, one sentence with file and line, for
+    what is missing or malformed, and when the tokens are more than the model's `vocab`.
+    """
+    if min(seq, target_seq) < 2:
+        raise ValueError(
+            f"a source of {seq} tokens and an answer of {target_seq}: each needs at least 2, since "
+            "one is for its end"
+        )
+    if source == STDLIB:
+        corpus = read_corpus(STDLIB)
+        name, pairs = corpus.name, _stdlib_pairs(corpus)
+    else:
+        name, pairs = Path(source).name, _read_lines(user_path(source))
+    data = "".join(f"{asked}\t{answer}\n" for asked, answer in pairs).encode()
+    told = Corpus(name=name, data=data, digest=sha256(data).hexdigest())
+    made = Bytes() if tokenizer in ("", Bytes.name) else tokenize(told, tokenizer, cache)[0]
+    if (total := made.vocab + SPECIAL) > vocab:
+        raise ValueError(
+            f"the model's vocabulary of {vocab} is smaller than the {total} tokens of "
+            f"{made.name!r}, padding and the end of a text; use a vocabulary of at least {total}"
+        )
+    padding, end = made.vocab, made.vocab + 1
+    ids = np.full((len(pairs), seq), padding, dtype=np.int32)
+    labels = np.full((len(pairs), target_seq), IGNORED, dtype=np.int32)
+    mask = np.zeros((len(pairs), seq), dtype=bool)
+    for row, (asked, answer) in enumerate(pairs):
+        for table, text in ((ids, asked), (labels, answer)):
+            tokens = made.encode(text.encode())[: table.shape[1] - 1]
+            table[row, : len(tokens) + 1] = [*tokens, end]
+        mask[row] = ids[row] != padding
+    return Answers(
+        name=f"{name}, answers",
+        digest=told.digest,
+        seed=seed,
+        ids=ids,
+        mask=mask,
+        labels=labels,
+        padding=padding,
+    )
+
+
+def _read_lines(path: Path) -> list[tuple[str, str]]:
+    if not path.is_file():
+        raise ValueError(
+            f"there is no file {str(path)!r}; name one of lines, each a source, a tab and its "
+            "answer, or 'stdlib'"
+        )
+    pairs = []
+    for number, line in numbered_lines(path):
+        fields = [field.strip() for field in line.split("\t")]
+        if len(fields) != 2 or not all(fields):
+            raise ValueError(
+                f"{path.name} line {number} is not a source, a tab and its answer, neither empty"
+            )
+        pairs.append((fields[0], fields[1]))
+    if not pairs:
+        raise ValueError(f"{path.name} has no pairs")
+    return pairs
+
+
+def _stdlib_pairs(corpus: Corpus) -> list[tuple[str, str]]:
+    """Each pair once, without a tenth, in an order of their own."""
+    found = FUNCTION.findall(corpus.data.decode())
+    pairs = [*dict.fromkeys((MARKER + " ".join(told.split()), name) for name, told in found)]
+    order = [permuted(i, len(pairs), "answers", "order") for i in range(len(pairs))]
+    return [pairs[i] for i in order[len(order) // HELD_OUT :]]
