@@ -196,7 +196,7 @@ def test_pipelines_are_recorded(tmp_path, one_kernel, order, ranks, activations,
     stages = packs_of({1: [6], 2: [3, 3], 4: [2, 1, 2, 1]}[ranks * chunks])
     line = Pipeline(
         method=order, passes=lists(order, ranks, 6, chunks), stages=stages,
-        micro=1, activations=activations,
+        micro_size=1, activations=activations,
     )  # fmt: skip
     assert line.recordable
 

@@ -95,7 +95,7 @@ def test_without_a_shape_a_round_profiles_and_its_cut_is_trained(job: Training, 
     data = read_sealed(profiles / FILE, "it")
     assert [(one["first"], one["second"]) for one in data["tied"]] == [(0, 4)]
     for slice_, seconds in zip(data["slices"], (0.1, *[0.05] * 4), strict=True):
-        for one in slice_["passes"]:  # best: a stage of the first slice, and one of four
+        for one in slice_["costs"]:  # best: a stage of the first slice, and one of four
             one |= {"forward_s": seconds, "backward_s": seconds}
     data["sums"] = [{"ranks": 2, "nbytes": 1, "seconds": 9.0}]
     data |= {"between": {"latency_s": 1e-4, "bytes_per_s": 1e9}, "jitter": {}}

@@ -79,7 +79,7 @@ class Planner:
     def __init__(self, *, check: Callable[[], None] = go_on) -> None:
         """`check` is called before every schedule that is built, and may raise to end the work."""
         self._check = check
-        self._recent: deque[tuple[RunSpec, EvaluationCache]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[RunSpec, Profile, EvaluationCache]] = deque(maxlen=RECENT)
         self._asked: tuple[RunSpec, Profile] | None = None
         self._before: EarlierChoice | None = None
         self._chosen: EarlierChoice | None = None
