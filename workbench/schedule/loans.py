@@ -3,7 +3,8 @@
 Two messages of a step carry a loan: the borrower's gradients go to the owner, which adds them to
 its own before the norm is taken and the owner is updated, and the new weights come back before the
 borrower's next forward pass. A schedule names its loans by these messages alone, so a loan without
-any is not missed here.
+any is not missed here. Messages that take no place are a library's own, which no runtime of ours
+carries.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def _messages(proof: Proof, kind: Kind) -> dict[Loan, tuple[int, int]]:
     partner = partners(schedule)
     index = {action.name: i for i, action in enumerate(schedule.actions)}
     for i, action in enumerate(schedule.actions):
-        if action.kind is kind and action.microbatch is None and action.samples is None:
+        of_weights = action.microbatch is None and action.samples is None
+        if action.kind is kind and of_weights and action.takes:
             send = partner[action.name]
             ranks = (send.rank, action.rank) if kind is Kind.RECV else (action.rank, send.rank)
             found[action.unit, borrower_of(action), *ranks] = index[send.name], i
