@@ -66,6 +66,7 @@ LOOKS = {
     "interleaved": Look("#E69F00", "h"),
     "zb-h1": Look("#CC79A7", "$Z$"),
     "varuna": Look("#5B3A8C", "$V$"),
+    "ftpipe": Look("#117733", "$F$"),
     "torch-gpipe": Look("#009E73", "d", pale=True),
     "torch-1f1b": Look("#56B4E9", "^", pale=True),
     "torch-interleaved": Look("#E69F00", "H", pale=True),

@@ -68,6 +68,10 @@ class Options(Common):
         if self.stage_order not in ASYNCHRONOUS:
             known = ", ".join(ASYNCHRONOUS)
             raise ValueError(f"stage_order is {self.stage_order!r}; give one of {known}")
+        if self.supremum < 0:
+            raise ValueError(
+                f"supremum is {self.supremum}; it must be 1 or more, or 0 for the number of ranks"
+            )
         if spec.activations == "host":
             raise ValueError(
                 "activations is 'host'; ftpipe keeps inputs on the devices: use recompute or keep"
