@@ -195,7 +195,7 @@ class Step(Program):
         )  # fmt: skip
 
     def _inbox(self, rank: int, drafts: list[ActionDraft]) -> None:
-        """What comes has its memory all the time (`_fixed`)."""
+        """No places: messages of a library have memory of their own all the time (`_fixed`)."""
 
     # -- norm and updates -----------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class Stepping:
         )
 
     def _watched(self, number: int) -> AbstractContextManager[Any]:
-        """What the `number`-th step of this process runs in."""
+        """A context in which the `number`-th step of this process runs."""
         return nullcontext()
 
     def _skipped(self, norm: float | None) -> bool:

@@ -81,7 +81,7 @@ class Cases:
     by_size: Mapping[str, Sequence[Case]]
     """Cases of the published models, and small ones for any machine."""
     settings: Settings = field(default_factory=dict)
-    """What changes of cases begin with."""
+    """The values that all cases share, before a case changes some."""
 
     def entries(
         self, size: str, *, warmup: int, measured: int, only: Iterable[str] = ()
@@ -144,7 +144,7 @@ def _of_steps(changes: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def load(name: str) -> dict[str, Any]:
-    """What a file beside this one says."""
+    """The contents of a TOML file in the folder of the benchmarks."""
     return tomllib.loads((FOLDER / f"{name}.toml").read_text())
 
 
