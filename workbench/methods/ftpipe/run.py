@@ -38,7 +38,7 @@ from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import new_group
 from workbench.runtime.transport.neighbours import carrier, neighbours
-from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
+from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, adamw
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.schedule.action import Action
 from workbench.schedule.plan import DoesNotFit
@@ -175,17 +175,7 @@ class FtpipeTraining:
 
     def _optimizer(self, stage: int, weights: StageWeights) -> StageOptimizer:
         spec, decaying = self._spec, self._stages[stage].decaying()
-        groups = [
-            {
-                "params": [p for name, p in weights.named.items() if (name in decaying) == decays],
-                "weight_decay": spec.weight_decay if decays else 0.0,
-            }
-            for decays in (True, False)
-        ]
-        optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=spec.learning_rate(0),
-            betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=self._device.type == "cuda",
-        )  # fmt: skip
+        optimizer = adamw(spec, weights.named, decaying, self._device)
 
         def prepare(step: int) -> None:
             for group in optimizer.param_groups:

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from workbench.core.stage_map import StageMap
@@ -23,6 +22,7 @@ from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.passes.stage import dtype_of
 from workbench.runtime.transport.groups import as_one, tensors_of_all
 from workbench.runtime.transport.neighbours import carrier
+from workbench.runtime.updates.stage_updates import adamw
 from workbench.training.continues import FROZEN, NO_DECAY, decided_by
 from workbench.training.loop import Steps, Task
 
@@ -91,19 +91,9 @@ class Pipelined(Steps):
         peers.stops += [group.abort for group in self._model.groups]
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()
-        named = [*self._model.named_parameters()]
-        groups = [
-            {
-                "params": [p for name, p in named if (name in objective.no_decay) == left_out],
-                "weight_decay": 0.0 if left_out else spec.weight_decay,
-            }
-            for left_out in (False, True)
-        ]
-        self._optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=spec.learning_rate(0), betas=(spec.beta1, spec.beta2), eps=spec.eps,
-            fused=peers.device.type == "cuda",
-        )  # fmt: skip
+        named = dict(self._model.named_parameters())
+        decaying = named.keys() - objective.no_decay
+        self._optimizer = adamw(spec, named, decaying, peers.device)
         self._model.checkpoints.optimizer = self._optimizer
         frozen = [name for name, p in objective.named_parameters() if not p.requires_grad]
         stay = objective.no_decay.difference(frozen) if spec.weight_decay else ()

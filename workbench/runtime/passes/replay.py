@@ -115,7 +115,7 @@ class Replays:
             torch.cuda.synchronize(self._meter.device)
             torch.cuda.empty_cache()
             for key, chain in forwards.items():
-                with self._recording() as graph, torch.no_grad():
+                with recording(self._pool) as graph, torch.no_grad():
                     y = self._run(chain.modules[0], self._input[: chain.rows])
                 self._forward[key] = graph, _there(y)
                 del y
@@ -211,7 +211,7 @@ class Replays:
         x, passes = self._input[: chain.rows], []
         again, back, grads = [], [], []
         for module in chain.modules:
-            with self._recording() as graph:
+            with recording(self._pool) as graph:
                 passes.append(self._differentiated(module, x))
             again.append(graph)
             x = passes[-1][1]
@@ -219,7 +219,7 @@ class Replays:
         del x
         above = self._output_grad[: chain.rows]
         for parameters in reversed(chain.parameters):
-            with self._recording() as graph:
+            with recording(self._pool) as graph:
                 above, *found = self._gradients(*passes.pop(), parameters, above)
             back.append(graph)
             grads.append([_there(grad) for grad in found])
@@ -235,24 +235,10 @@ class Replays:
         profiles see (profile/variants.py)."""
         (module,), (parameters,) = chain.modules, chain.parameters
         x, y = self._differentiated(module, self._input[: chain.rows], True)
-        with self._recording() as graph:
+        with recording(self._pool) as graph:
             above, *found = self._gradients(x, y, parameters, self._output_grad[: chain.rows])
         grads = [_there(grad) for grad in found]
         return _FromCheckpoint(graph=graph, grads=grads, input_grad=_there(above))
-
-    @contextmanager
-    def _recording(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """Record the work launched within, instead of doing it."""
-        graph = torch.cuda.CUDAGraph()
-        # Autograd launches from a thread of its own, on this stream: it is recorded all the same.
-        graph.capture_begin(self._pool, capture_error_mode="thread_local")
-        try:
-            yield graph
-        except BaseException:
-            with suppress(RuntimeError):  # what broke it is what matters
-                graph.capture_end()
-            raise
-        graph.capture_end()
 
     def _differentiated(
         self, module: nn.Module, x: Tensor, checkpointed: bool = False
@@ -273,6 +259,21 @@ class Replays:
         segments = torch.cuda.memory_snapshot()
         mine = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]
         return sum(s["total_size"] - s["allocated_size"] for s in mine)
+
+
+@contextmanager
+def recording(pool: tuple[int, int]) -> Iterator[torch.cuda.CUDAGraph]:
+    """Record the work launched within, instead of doing it; it works in the pool's memory."""
+    graph = torch.cuda.CUDAGraph()
+    # Autograd launches from a thread of its own, on this stream: it is recorded all the same.
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        yield graph
+    except BaseException:
+        with suppress(RuntimeError):  # what broke it is what matters
+            graph.capture_end()
+        raise
+    graph.capture_end()
 
 
 class _Address:

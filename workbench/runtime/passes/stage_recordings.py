@@ -16,13 +16,13 @@ a pass that asks the device for a number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 import torch
 
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.differentiation import Above
+from workbench.runtime.passes.replay import recording
 from workbench.runtime.passes.stage import Given, Stage
 from workbench.runtime.passes.stage_passes import Key, StagePasses, wants
 
@@ -81,10 +81,10 @@ class RecordedStage:
         torch.cuda.empty_cache()  # what autograd's passes worked in
         if kind == "forward":
             with torch.no_grad():
-                made = self._recorded(self._alone, lambda: self._run(self._came))
+                made = _recorded(self._alone, lambda: self._run(self._came))
             self._recordings[kind] = made
         elif kind == "checkpoint":
-            both = self._recorded(self._alone, lambda: self._backward(*self._differentiated()))
+            both = _recorded(self._alone, lambda: self._backward(*self._differentiated()))
             self._recordings[kind] = both
         else:
             ends: list[Bundle] = []
@@ -93,8 +93,8 @@ class RecordedStage:
                 ends.extend(self._differentiated())
                 return tuple(tensor.detach() for tensor in ends[1])
 
-            self._recordings[kind] = self._recorded(self._pair, keep)
-            back = self._recorded(self._pair, lambda: self._backward(*ends))
+            self._recordings[kind] = _recorded(self._pair, keep)
+            back = _recorded(self._pair, lambda: self._backward(*ends))
             self._recordings["backward"] = back
 
     def forward(self, given: Given, came: Bundle) -> Bundle:
@@ -156,18 +156,11 @@ class RecordedStage:
         for own, tensor in zip(self._above, above.gradients, strict=True):
             own.copy_(tensor)
 
-    def _recorded(self, pool: tuple[int, int], work: Callable[[], Bundle]) -> Recording:
-        graph = torch.cuda.CUDAGraph()
-        # Autograd launches from a thread of its own, on this stream: it is recorded all the same.
-        graph.capture_begin(pool, capture_error_mode="thread_local")
-        try:
-            made = work()
-        except BaseException:
-            with suppress(RuntimeError):  # what broke it is what matters
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return Recording(graph, made)
+
+def _recorded(pool: tuple[int, int], work: Callable[[], Bundle]) -> Recording:
+    with recording(pool) as graph:
+        made = work()
+    return Recording(graph, made)
 
 
 class RecordedPasses(StagePasses):

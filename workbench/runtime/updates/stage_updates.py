@@ -6,11 +6,30 @@ then, and none waits for another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from workbench.core.spec import RunSpec
+
+
+def adamw(
+    spec: RunSpec, named: Mapping[str, nn.Parameter], decaying: Container[str], device: torch.device
+) -> torch.optim.AdamW:
+    """torch's AdamW as a spec has it, fused on a GPU; `decaying` names weights that decay."""
+    groups = [
+        {
+            "params": [weight for name, weight in named.items() if (name in decaying) == decays],
+            "weight_decay": spec.weight_decay if decays else 0.0,
+        }
+        for decays in (True, False)
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=spec.learning_rate(0),
+        betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=device.type == "cuda",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
