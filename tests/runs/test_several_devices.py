@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,20 @@ def test_a_decoder_of_another_library_trains_like_any(method, ranks, tmp_path, m
     record = runner.run(spec, Store(results))
     assert_told(spec, record, Store(results).folder(record.key), rel=1e-5)
     assert links.exists() == (ranks > 1), "links of ranks are measured where they are not known"
+
+
+def test_memory_is_bounded_where_one_lane_fetches_and_another_lets_go(tmp_path, measured):
+    """Activations that a copy brought back are free when the backward pass has read them, not when
+    the next copy begins: other passes were promised their bytes."""
+    results = tmp_path / "results"
+    shutil.copytree(measured, results / "profiles")
+    packs = {"forward_packs": "2 3", "backward_packs": "3 1 1 1"}
+    spec = plain.spec_for(
+        method="harmony-pp", ranks=2, model=replace(plain.MODEL, layers=4), steps=6,
+        forward_size=1, backward_size=2, **packs,
+    )  # fmt: skip
+    record = runner.run(spec, Store(results))
+    assert_told(spec, record, Store(results).folder(record.key), rel=1e-5)
 
 
 def assert_one_clock(events: list[dict]) -> None:

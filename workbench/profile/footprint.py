@@ -7,10 +7,12 @@ asked about on any laptop.
 
 from __future__ import annotations
 
+import gc
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
+from workbench.model.modules import Decomposed
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.as_on_gpu import AttentionAsOnGpu, EmbeddingAsOnGpu
 from workbench.runtime.memory.device_budget import CudaMeter, DeviceMeter, device_meter
@@ -20,8 +22,7 @@ def footprints(
     setting: Setting, *, fake: bool = False, as_on_gpu: bool = False
 ) -> tuple[dict[str, dict[str, int]], int]:
     """The fields of UnitCost that end in ``_bytes``, by kind of a decoder's unit, as the engine of
-    a single device runs them; and the bytes that libraries keep for themselves (on CUDA, matrix
-    products' workspaces).
+    a single device runs them; and the bytes that are there beside all units (`Standing`).
 
     `fake` chooses fake tensors (CPU only): they cost torch's compiler, which takes a second or two
     to import, and then next to nothing. `as_on_gpu`: these take the memory that a GPU would.
@@ -31,9 +32,13 @@ def footprints(
         stack.enter_context(fake_tensors() if fake else nullcontext())
         for mode in (meter, *([AttentionAsOnGpu(), EmbeddingAsOnGpu()] if as_on_gpu else [])):
             stack.enter_context(mode)
+        standing = Standing(setting, meter)
         units = [Alone(setting, unit, meter, slabs=True) for unit in setting.units()]
         found = {alone.kind: alone.weighed() for alone in units}
-        return found, library_bytes_of(meter)
+        for alone in units:
+            standing.see(alone)
+        del units, alone
+        return found, standing.nbytes()
 
 
 def fake_tensors() -> AbstractContextManager:
@@ -41,6 +46,31 @@ def fake_tensors() -> AbstractContextManager:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class Standing:
+    """Device bytes that lie there beside units' weights and activations all the time: workspaces of
+    libraries, what a model keeps for the passes of all its layers (tables of positions, masks), and
+    buffers of modules."""
+
+    def __init__(self, setting: Setting, meter: DeviceMeter) -> None:
+        """Begin to count: no unit is there yet."""
+        library_bytes_of(meter)
+        self._setting, self._meter, self._before, self._buffers = setting, meter, meter.now, 0
+
+    def see(self, alone: Alone) -> None:
+        """Count the buffers of a unit's module. Decomposed units have one each, units of a decoder
+        one for each kind."""
+        model, kind = self._setting.model, alone.kind
+        alike = sum(model.kind(unit) == kind for unit in range(model.num_units))
+        own = sum(buffer.nbytes for buffer in alone.module.buffers())
+        self._buffers += own * (alike if isinstance(model, Decomposed) else 1)
+
+    def nbytes(self) -> int:
+        """The bytes; all units are gone."""
+        gc.collect()  # modules may refer to themselves
+        libraries = library_bytes_of(self._meter)
+        return libraries + max(0, self._meter.now - self._before) + self._buffers
 
 
 def library_bytes_of(meter: DeviceMeter) -> int:

@@ -21,7 +21,7 @@ import torch
 
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.bench import timed, torch_device
-from workbench.profile.footprint import footprints, give_back_workspaces, library_bytes_of
+from workbench.profile.footprint import Standing, footprints, give_back_workspaces, library_bytes_of
 from workbench.profile.loads import Product
 from workbench.profile.profile import Hardware
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
@@ -82,18 +82,20 @@ def unit_costs(
 def kind_costs(
     setting: Setting, tell: Callable[[int, int], None] = lambda done, count: None
 ) -> tuple[dict[str, UnitCost], int]:
-    """Cost by kind of any model's unit, each kind by itself, and the bytes that libraries keep;
-    `tell` is told how many kinds are measured, of how many."""
+    """Cost by kind of any model's unit, each kind by itself, and the bytes beside all units
+    (`Standing`); `tell` is told how many kinds are measured, of how many."""
     costs: dict[str, UnitCost] = {}
     with metered(setting.device) as meter:
+        standing = Standing(setting, meter)
         for unit in setting.units():
             alone = Alone(setting, unit, meter)
             nbytes = alone.weighed()
             timings = _timings([alone], KIND_SECONDS, tries=1, **KIND_STEPS)
             costs[alone.kind] = _cost(setting, unit, [(setting, timings)], nbytes)
+            standing.see(alone)
             del alone
             tell(len(costs), len(setting.units()))
-        return costs, library_bytes_of(meter)
+        return costs, standing.nbytes()
 
 
 @contextmanager

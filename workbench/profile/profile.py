@@ -153,7 +153,8 @@ class Profile:
     weight_bytes: int = 4
     """Bytes of one working weight (and of its gradient): 4 for fp32, 2 for bf16."""
     library_bytes: int = 0
-    """Device memory that libraries keep for themselves once they have been used."""
+    """Device memory in use beside all units once they have run: workspaces of libraries, and
+    tensors that the model keeps for all its passes."""
     note: str = ""
     """A sentence for readers of predictions, e.g. that times were scaled."""
     origin: str = ""

@@ -5,13 +5,16 @@ to another device. The host issues that read long before the device does it. tor
 would free the tensor only when the host sees that the read's event has completed, so a host that
 runs ahead would hold more than the plan proved. A plan says exactly when the memory is free: once
 the lane that made the tensor has waited for the lane that read it, as the next action that takes
-the memory must. A reference is kept here until that wait.
+the memory must. A reference is kept here until that wait. On a CPU a read has ended when its
+action returns, and no reference is kept.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
+
+import torch
 
 from workbench.runtime.passes.bundle import Bundle
 from workbench.schedule.action import Action
@@ -22,7 +25,8 @@ from workbench.schedule.schedule import Schedule
 class DeferredFrees:
     """Bundles of one rank whose last read is issued, by the lane that made them."""
 
-    def __init__(self, schedule: Schedule, rank: int) -> None:
+    def __init__(self, schedule: Schedule, rank: int, device: torch.device) -> None:
+        self._ended_at_once = device.type == "cpu"
         lanes: dict[str, list[str]] = defaultdict(list)
         for action in schedule.actions:
             if action.rank == rank:
@@ -36,7 +40,7 @@ class DeferredFrees:
 
     def hold(self, bundle: Bundle, made_on: str, action: Action, step: int) -> None:
         """Keep a bundle made on lane `made_on`; `action` is the last to read it."""
-        if made_on != action.lane:
+        if made_on != action.lane and not self._ended_at_once:
             end = step * self._sizes[action.lane] + self._number[action.name] + 1
             self._held[made_on][action.lane].append((end, bundle))
 

@@ -55,7 +55,7 @@ class PackEngine:
             unit: Boundary(model.boundary(unit, context.spec.model.seq), dtype)
             for unit in range(1, model.num_units)
         }
-        deferred = DeferredFrees(schedule, self.board.position)
+        deferred = DeferredFrees(schedule, self.board.position, device)
         self._activations = ActivationStore(boundaries, *span, device, deferred)
         self.transport: Transport = PeerTransport(
             schedule, self.board, inbox, self._activations, self.traffic,
