@@ -44,9 +44,10 @@ from workbench.runtime.checkpoint.manifest import Saved, newest, step_name, step
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.updates.adam_step import Diverged
 from workbench.training.continues import OtherTraining
-from workbench.training.loop import OutsideRate, Steps, Task
+from workbench.training.loop import OutsideRate, Steps, Task, whole_state
 from workbench.training.optimizer_settings import in_common, settings_of
 from workbench.training.run import resolve_device
+from workbench.training.streams import Streams
 
 TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""
@@ -54,7 +55,7 @@ MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
 
 
-class Engine(Habits):
+class Engine(Streams, Habits):
     """Trains a module of torch's, whose own weights stay as they are."""
 
     @in_a_sentence()
@@ -83,26 +84,16 @@ class Engine(Habits):
         ``params`` may be groups of the module's parameters, one with and one without weight decay.
         Gradients are clipped by their global norm to `clip`. A batch is computed in `microbatches`
         equal parts, whose rows count as the operations of the loss count them. Where those do not
-        tell, `weight_of(batch)` gives a tensor of how many labels of each row count.
-        Budgets are bytes, or text such as ``24GiB``. `seed`
-        is that of random numbers in forward passes. `results` is where measurements of this machine
-        are kept. What goes on before the first step, and for how long, is told on the standard
-        error stream, of several processes by the first, unless `quiet`.
+        tell, `weight_of(batch)` gives a tensor of how many labels of each row count. Budgets are
+        bytes, or text such as ``24GiB``. `seed` is that of random numbers in forward passes.
+        `results` is where measurements of this machine are kept. What goes on before the first
+        step is told on the standard error stream, by the first process of several, unless `quiet`.
         `options` are the method's own. Where torchrun has started several processes, each
         makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
         all, and pass equal rows. Harmony, the swapping methods and fsdp divide it themselves.
 
         Raises ValueError, one sentence, for what cannot be trained so."""
-        self._row, world = methods.find(method), int(os.environ.get("WORLD_SIZE", 1))
-        if not self._row.driven or (world > 1 and not (self._row.parallel or self._row.sharded)):
-            able = [m for m in methods.known().values() if m.driven]
-            alone = [m.name for m in able if not m.parallel]
-            several = [m.name for m in able if m.parallel or m.sharded]
-            raise ValueError(
-                f"{method} takes no steps of one's own loop in {world} process"
-                f"{'es' * (world > 1)}; {', '.join(alone)} do in one, and {', '.join(several)} in "
-                "those of torchrun"
-            )
+        self._row = methods.driven(method, int(os.environ.get("WORLD_SIZE", 1)))
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
         if not isinstance(optimizer_config, Mapping):
@@ -171,6 +162,18 @@ class Engine(Habits):
         Raises ValueError for what cannot be trained, OutOfMemory where a budget is exceeded. A step
         that raises has changed nothing, or the next call raises ValueError until a checkpoint is
         loaded."""
+        if self._row.asynchronous:
+            raise ValueError(
+                f"{self._row.name} updates stages at different times, so a step has no end of its "
+                "own; use engine.stream(loader, loss_fn), which takes batches ahead"
+            )
+        return self._take(batch, loss_fn)[0]
+
+    @in_a_sentence(calls_users=True)
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def _take(self, batch: Any, loss_fn: LossFunction) -> list[Loss]:
+        """Do a step, or begin one; the losses of steps that have ended."""
         self._check_open()
         taken: list[Batch] = []
 
@@ -188,9 +191,14 @@ class Engine(Habits):
                 ):
                     self._begin(taken[0], loss_fn)
             number = self.steps
-            with self._peers.together(f"in step {number}", check):
+            if self._row.asynchronous:  # who waits for nobody else is not made to
+                check()
+                here = self._peers.watched(f"in step {number}")
+            else:
+                here = self._peers.together(f"in step {number}", check)
+            with here:
                 self._steps.whole = False
-                loss = self._steps.step(taken[-1])
+                losses = [*map(Loss, self._steps.begin(taken[-1]))]
             self._steps.whole = True
         except BaseException as error:
             told = ValueError(str(error)) if isinstance(error, Diverged) else error
@@ -206,7 +214,7 @@ class Engine(Habits):
             self.skipped += 1
             self._report.say(f"step {number} is left out, since its gradients are not finite")
         self.optimizer.stepped()
-        return Loss(loss)
+        return losses
 
     def _alike(self, loss_fn: LossFunction) -> dict[str, Any]:
         """Values that all processes must have alike in the next step."""
@@ -315,14 +323,7 @@ class Engine(Habits):
             with self._peers.together("in state_dict"):
                 self._settle()
                 trained = self._steps.tensors()
-        trained = {name.removeprefix(PREFIX): tensor for name, tensor in trained.items()}
-        own = dict(self._module.named_parameters(remove_duplicate=False))
-        first = {id(own[name]): name for name in trained if name in own}
-        alias = {name: first.get(id(parameter), name) for name, parameter in own.items()}
-        found = {
-            name: trained.get(alias.get(name, name), tensor).detach().cpu().clone()
-            for name, tensor in self._module.state_dict().items()
-        }
+        found = whole_state(self._module, trained)
         if self._steps:
             self._unchanged.handed_out(found)
         return found

@@ -467,3 +467,44 @@ def asynchronous(stages: int, **case) -> dict:
     from tests.ftpipe.stages import trained
 
     return trained(dist.get_rank(), **case)
+
+
+def streamed(stages: int, positions: tuple[int, ...], micros: int, steps: int, how: str) -> dict:
+    """Losses and weights of an engine that takes batches ahead, asked for its weights midway; of
+    ranks of which the last one fails in some way, the words of the error."""
+    from tests.ftpipe.stages import ROWS, Layers, batch
+    from workbench import Engine
+
+    def loader(count: int, seen: int = 0):
+        for step in range(seen, count):
+            if how == "killed" and dist.get_rank() and step == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raises" and dist.get_rank() and step == 4:
+                raise OSError("no such luck")
+            parts = [batch(ROWS, step, micro) for micro in range(micros)]
+            yield {name: torch.cat([part[name] for part in parts]).float() for name in "xy"}
+
+    def distance(outputs, given):
+        return (outputs - given["y"]).square().mean()
+
+    module, how_many = Layers(len(positions)), {"microbatches": micros}
+    kept = {name: value.clone() for name, value in module.state_dict().items()}
+    try:
+        with Engine(
+            module, {"lr": 0.01}, method="ftpipe", device="cpu", quiet=True, **how_many,
+            map=" ".join(map(str, positions)),
+        ) as engine:  # fmt: skip
+            losses = [float(loss) for loss in engine.stream(loader(steps // 2), distance)]
+            engine.state_dict()
+            losses += engine.stream(loader(steps, steps // 2), distance)
+            weights = {name: value.tolist() for name, value in engine.state_dict().items()}
+            said = ""
+            for refused in (partial(engine.step, next(loader(1)), distance),):
+                try:
+                    refused()
+                except ValueError as error:
+                    said = str(error)
+    except Exception as error:
+        return {"said": f"{type(error).__name__}: {error}"}
+    same = all(torch.equal(value, module.state_dict()[name]) for name, value in kept.items())
+    return {"losses": losses, "weights": weights, "said": said, "untouched": same}

@@ -51,6 +51,9 @@ class Method:
     driven: str = ""
     """Maker of steps that a user's own loop asks for (training/loop.py), of a method that has one;
     of one that is `parallel` in the processes of torchrun."""
+    asynchronous: bool = False
+    """Whether its gradients may be of weights that lack updates; others train as one device does,
+    to rounding."""
     sharded: bool = False
     """Whether such steps may also be taken in processes of torchrun, each with rows of its own
     and a part of all weights."""
@@ -143,6 +146,21 @@ def find(name: str) -> Method:
     if found is None:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(known())}")
     return found
+
+
+def driven(name: str, processes: int) -> Method:
+    """The method of that name, for steps of a user's own loop in so many processes. Raises
+    ValueError, naming those that can, for one that cannot."""
+    row = find(name)
+    if row.driven and (processes == 1 or row.parallel or row.sharded):
+        return row
+    able = [each for each in known().values() if each.driven]
+    alone = ", ".join(each.name for each in able if not each.parallel)
+    several = ", ".join(each.name for each in able if each.parallel)
+    raise ValueError(
+        f"{name} takes no steps of one's own loop in {processes} process{'es' * (processes > 1)}; "
+        f"{alone} do in one, and {several} in those of torchrun"
+    )
 
 
 def check_model(method: Method, model: ModelSpec) -> None:

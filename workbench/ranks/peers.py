@@ -130,8 +130,7 @@ class Peers:
         """Do a part of the loop that all do; `where` is told of it. Raises, in all processes, the
         ValueError of one whose `check` raises it, or where checks have not found alike
         (alike.py), and what made one fail in this part."""
-        self._where = where
-        try:
+        with self.watched(where):
             calls, found = zip(*as_one(lambda: (where, check()), self.group), strict=True)
             why = ""
             if {*calls} == {where}:
@@ -149,6 +148,14 @@ class Peers:
             yield
             if self.group is not None:
                 dist.barrier(self.group)
+
+    @contextmanager
+    def watched(self, where: str) -> Iterator[None]:
+        """Do a part of the loop in which processes wait for each other by messages of their own;
+        `where` is told of it. Raises what made one fail in this part."""
+        self._where = where
+        try:
+            yield
         except BaseException as error:
             if self._others and (isinstance(error, Failed) or lost_peer(error)):
                 self._raise_cause(error)

@@ -7,6 +7,7 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core import methods
 from workbench.core.reporter import Reporter
@@ -57,6 +58,14 @@ class Steps(Protocol):
 
     def step(self, batch: Batch) -> float:
         """One optimizer step on a batch; its mean loss."""
+
+    def begin(self, batch: Batch) -> list[float]:
+        """Begin a step, and do it unless steps overlap; losses, in order, of those that ended."""
+        return [self.step(batch)]
+
+    def rest(self) -> list[float]:
+        """End all steps that have begun; their losses."""
+        return []
 
     def forget(self) -> bool:
         """Let go of what a step that failed has left, of a process that is alone; returns whether
@@ -117,6 +126,19 @@ class Task:
     again: Again
     """Makes the objective once more, for another first batch."""
     weight_of: Weigh | None = None
+
+
+def whole_state(module: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU of all that a module's `state_dict` has, by the names there; values that
+    were `trained`, by their names in the `Objective`, instead of the module's own."""
+    trained = {name.removeprefix(PREFIX): tensor for name, tensor in trained.items()}
+    own = dict(module.named_parameters(remove_duplicate=False))
+    first = {id(own[name]): name for name in trained if name in own}
+    alias = {name: first.get(id(parameter), name) for name, parameter in own.items()}
+    return {
+        name: trained.get(alias.get(name, name), tensor).detach().cpu().clone()
+        for name, tensor in module.state_dict().items()
+    }
 
 
 class Given(Draws):

@@ -195,27 +195,11 @@ class StagePipeline:
         self, inputs: Inputs, shares: Shares, scale: float, *, training: bool
     ) -> list[MicroBatch]:
         """Divide this replica's rows into micro-batches."""
-        job, share, rows = self._job, shares.share(self.replica), shares.rows(self.replica)
-        tensors = check_inputs(inputs, len(share))
         self._stages[0].check(inputs)
-        first = self.steps * shares.batch + share.start
-        given, micros = [], []
-        for own in rows:
-            taken = own or range(1)  # an empty micro-batch repeats a row, which does not count
-            part = {
-                name: value[taken.start : taken.stop] if len(value) == len(share) else value
-                for name, value in tensors.items()
-            }
-            weight = float(len(own))
-            if own and job.weight_of is not None and self._stages[-1].last:
-                weight = float(job.weight_of({**inputs, **part}))
-            here = {name: value.to(job.device) for name, value in part.items()}
-            samples = tuple(first + row for row in taken)
-            ctx = Context(
-                seed=job.seed, step=self.steps, unit=0, samples=samples, training=training
-            )
-            given.append(Given(here, ctx))
-            micros.append(MicroBatch(samples=samples, weight=weight))
+        given, micros = divided(
+            inputs, self._job, shares, self.replica, step=self.steps, training=training,
+            weighs=self._stages[-1].last,
+        )  # fmt: skip
         for stage in self._stages:
             stage.begin(self.steps, given)
         self._engine.begin(self.steps, micros, scale / shares.batch, training=training)
@@ -226,3 +210,29 @@ class StagePipeline:
         for stage in self._stages:
             stage.end(self.steps)
         return self._engine.end(self.steps).mean_loss()
+
+
+def divided(
+    inputs: Inputs, job: StageJob, shares: Shares, replica: int, *, step: int, training: bool,
+    weighs: bool,
+) -> tuple[list[Given], list[MicroBatch]]:  # fmt: skip
+    """A replica's rows of a step in micro-batches; where `weighs`, each counts as the job says."""
+    share = shares.share(replica)
+    tensors = check_inputs(inputs, len(share))
+    first = step * shares.batch + share.start
+    given, micros = [], []
+    for own in shares.rows(replica):
+        taken = own or range(1)  # an empty micro-batch repeats a row, which does not count
+        part = {
+            name: value[taken.start : taken.stop] if len(value) == len(share) else value
+            for name, value in tensors.items()
+        }
+        weight = float(len(own))
+        if own and job.weight_of is not None and weighs:
+            weight = float(job.weight_of({**inputs, **part}))
+        here = {name: value.to(job.device) for name, value in part.items()}
+        samples = tuple(first + row for row in taken)
+        ctx = Context(seed=job.seed, step=step, unit=0, samples=samples, training=training)
+        given.append(Given(here, ctx))
+        micros.append(MicroBatch(samples=samples, weight=weight))
+    return given, micros

@@ -27,7 +27,7 @@ def adamw(
         for decays in (True, False)
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=spec.learning_rate(0),
+        [group for group in groups if group["params"]] or groups, lr=spec.learning_rate(0),
         betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=device.type == "cuda",
     )  # fmt: skip
 
