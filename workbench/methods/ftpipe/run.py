@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn import Parameter
 
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -39,6 +40,7 @@ from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import new_group
 from workbench.runtime.transport.neighbours import carrier, neighbours
+from workbench.runtime.updates.stage_loans import StageLoans
 from workbench.runtime.updates.stage_states import StatesTogether
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, optimizer_of
 from workbench.runtime.updates.stage_weights import StageWeights
@@ -78,8 +80,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
 def stages_in(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
     """Units of each stage. Raises ValueError as the planner does."""
-    tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
-    return stages_of(spec, model.num_units, tied)
+    return stages_of(spec, model.num_units)
 
 
 @contextmanager
@@ -121,11 +122,17 @@ class FtpipeTraining:
             for stage, own in self._stages.items()
         }
         made_up = {stage: self._optimizer(stage, own) for stage, own in weights.items()}
-        updates = StageOptimizers(made_up, after=self._updated)
+        self._loans = self._lend(stages)
+        self._borrows = {
+            (loan.owner, loan.borrower): (line.positions[loan.owner], line.positions[loan.borrower])
+            for loan in line.loans
+        }
+        updates = StageOptimizers(made_up, after=self._updated, loans=self._loans)
         self._engine = StageEngine(
-            self._stages, StagePasses(self._stages), weights[mine[0]].gradients, int, updates
-        )
-        everybody = new_group(backend="gloo")
+            self._stages, StagePasses(self._stages), weights[mine[0]].gradients, int, updates,
+            self._loans,
+        )  # fmt: skip
+        self._everybody = everybody = new_group(backend="gloo")
         places = StageMap.of(spec.ranks, 1)
         pairs = dict.fromkeys(zip(line.positions, line.positions[1:], strict=False))
         links = [(front, back) for front, back in pairs if front != back]
@@ -167,6 +174,7 @@ class FtpipeTraining:
 
     def _segment(self, first: int, end: int) -> None:
         """Steps between which the pipeline never drains."""
+        self._loans.spread(self._borrows, self._everybody)
         self._ended_s = time.monotonic()
         self._executor.run(first, end - first)
         for step in [*self._left]:
@@ -193,9 +201,25 @@ class FtpipeTraining:
         self._executor.close()
         self._engine.close()
 
+    def _lend(self, stages: Sequence[range]) -> StageLoans:
+        """Weights that stages here lend to others, and borrow."""
+        stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
+        lent: dict[tuple[int, int], dict[tuple[int, str], Parameter]] = {}
+        borrowed: dict[tuple[int, int], list[Parameter]] = {}
+        for (unit, _), (owner, name) in self._model.tied().items():
+            pair = stage_of[owner], stage_of[unit]
+            if pair[0] != pair[1] and pair[0] in self._stages:
+                weight = self._stages[pair[0]].modules[owner].get_parameter(name)
+                lent.setdefault(pair, {})[owner, name] = weight
+        for stage, own in self._stages.items():
+            for (owner, _), copy in own.borrowed.items():
+                borrowed.setdefault((stage_of[owner], stage), []).append(copy)
+        return StageLoans({pair: [*own.values()] for pair, own in lent.items()}, borrowed)
+
     def _optimizer(self, stage: int, weights: StageWeights) -> StageOptimizer:
         spec, decaying = self._spec, self._stages[stage].decaying()
-        optimizer = optimizer_of("adamw", spec, weights.named, decaying, self._device)
+        named = {n: p for own in self._stages[stage].parameters.values() for n, p in own.items()}
+        optimizer = optimizer_of("adamw", spec, named, decaying, self._device)
 
         def prepare(step: int) -> None:
             for group in optimizer.param_groups:
