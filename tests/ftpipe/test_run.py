@@ -160,6 +160,40 @@ def test_losses_are_those_of_the_declared_versions(case, tmp_path):
     assert "asynchronous" in found.notes[0]
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"stage_order": "gpipe-lifo", "cut": "2 1 1 2", "map": "0 1 0 1", "save_every": 2},
+        {"stage_order": "sync-1f1b", "cut": "2 2 2", "map": "0 1 0", "microbatches": 4},
+        {"stage_order": "seq", "cut": "3 3", "activations": "keep"},
+    ],
+)
+def test_synchronous_orders_are_plain_training(case, tmp_path):
+    """With tied weights and the norm of the whole model."""
+    spec = spec_of(model=TIED, clip=0.5, **case)
+    found = ftpipe.train(spec, Silent(), tmp_path / "run")
+    alone = RunSpec.of(
+        method="plain", model=TIED, batch=4, steps=7, clip=0.5, microbatches=2, device="cpu"
+    )
+    wanted = plain.train(alone, Silent(), tmp_path / "plain")
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
+    assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-5)
+    assert max(found.grad_norms) > 0.5
+
+
+@pytest.mark.parametrize("order", ["sync-1f1b", "async-1f1b"])
+def test_gradients_that_are_not_finite_update_nothing(order, tmp_path):
+    """A synchronous step is left out as a whole, as with other methods; else each stage decides."""
+    wild = {"lr": 1e18, "lr_schedule": "constant", "steps": 4, "clip": 1.0}
+    found = ftpipe.train(spec_of(stage_order=order, cut="3 3", **wild), Silent(), tmp_path / "run")
+    alone = RunSpec.of(method="plain", model=MODEL, batch=4, device="cpu", **wild)
+    skipped = plain.train(alone, Silent(), tmp_path / "plain").skipped_steps
+    assert skipped
+    assert found.skipped_steps == (skipped if order == "sync-1f1b" else [])
+    left_out = "updates of single stages were left out" in " ".join(found.notes)
+    assert left_out == (order == "async-1f1b")
+
+
 def test_a_run_that_is_killed_goes_on_as_if_undisturbed(tmp_path):
     """After a saving at which the pipeline drains, which the reference knows."""
     before, spec = children(), spec_of(cut="2 1 1 2", map="0 1 0 1", save_every=3, steps=60)

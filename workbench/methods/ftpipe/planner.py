@@ -9,6 +9,7 @@ from dataclasses import replace
 from workbench.core.bytesize import format_bytes
 from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
+from workbench.methods.ftpipe.orders import SYNCHRONOUS, passes
 from workbench.methods.ftpipe.parts import cut_and_map, partitioned
 from workbench.methods.ftpipe.stage_sizes import StageSizes
 from workbench.methods.pipeline.asynchronous import schedule
@@ -62,12 +63,17 @@ def pipeline_of(
     spec: RunSpec, stages: Sequence[range], sizes: StageSizes, weight_bytes: int = 4
 ) -> Asynchronous:
     """The pipeline of a spec."""
-    options = spec.options
+    options, micros = spec.options, spec.microbatches
+    depths = options.depths(len(stages), spec.ranks)
+    made = [passes(options.stage_order, depth, micros, micros) for depth in depths]
+    kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD}
+    turns = [[(kinds[each.kind], each.micro) for each in own] for own in made]
     return Asynchronous(
         label=options.stage_order,
         positions=options.positions(len(stages), spec.ranks),
-        depths=options.depths(len(stages), spec.ranks),
-        micros=spec.microbatches,
+        depths=depths,
+        passes=turns if options.synchronous else (),
+        micros=micros,
         samples=spec.microbatch,
         sizes=sizes,
         recompute=spec.activations != "keep",
@@ -137,6 +143,9 @@ def _busiest(made: Schedule, costs: DeviceCosts) -> tuple[int, float]:
 def staleness_note(made: Schedule) -> str:
     """How stale the weights of forward passes are, in words."""
     stale = [action.stale for action in made.actions if action.kind is Kind.FORWARD]
+    if not max(stale):
+        how = "synchronous" if made.name in SYNCHRONOUS else "asynchronous"
+        return f"{how}: no forward pass reads weights that lack an update"
     return (
         f"asynchronous: forward passes read weights that lack up to {max(stale)} updates, "
         f"{sum(stale) / len(stale):.3g} on the mean"

@@ -88,7 +88,7 @@ class _Writer:
     def _update(self, stage: int, micro: int) -> None:
         """The update behind the backward pass of a micro-batch, with messages of lent weights."""
         line, after, frees, stale = self.line, [], [], 0
-        for number, loan in enumerate(line.loans):
+        for number, loan in enumerate(line.lends):
             if loan.borrower == stage:
                 after += self._borrow(number, loan, micro)
                 local = not self._apart(loan)
@@ -206,7 +206,7 @@ class _Writer:
         uses = [name.weights(stage), name.gradients(stage)]
         if stage:
             frees.append(name.activation(stage, micro))
-        for loan in line.loans if micro == line.last(stage) else ():
+        for loan in line.lends if micro == line.last(stage) else ():
             if loan.borrower == stage and not self._apart(loan):  # leaves its part of a gradient
                 takes.append(name.lent_gradients(loan.owner, stage))
                 after.append(act(U, loan.owner, rank=line.positions[stage], step=-1))

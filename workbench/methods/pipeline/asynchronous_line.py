@@ -50,7 +50,13 @@ class Asynchronous:
     loans: Sequence[Loan] = ()
     """Owners in front of their borrowers."""
     passes: Sequence[Sequence[Turn]] = ()
-    """Passes of each stage in a step, for pipelines that drain with each step."""
+    """Passes of each stage in a step, for pipelines that drain with each step, whose end (the norm,
+    gradients of shared weights) is not in their schedule."""
+
+    @property
+    def lends(self) -> Sequence[Loan]:
+        """Loans with messages in the schedule."""
+        return () if self.passes else self.loans
 
     def turns(self, stage: int) -> Sequence[Turn]:
         """Passes of a stage in a step, those of earlier steps' micro-batches among them."""

@@ -56,8 +56,9 @@ class StageOptimizer:
     optimizer: torch.optim.Optimizer
     gradients: Tensor
     """Of its weights, flat: each parameter's `grad` is a view."""
-    before: Callable[[int], object] = int
-    """Called with the step before each update, such as for the rate of the step."""
+    before: Callable[[int], bool] = lambda step: True
+    """Called with the step before each update, such as for the rate of the step; returns whether
+    there is to be one."""
 
 
 class StageOptimizers:
@@ -78,8 +79,8 @@ class StageOptimizers:
         """Update the weights of a stage by the gradients that have been added up."""
         stage = self._of[unit]
         self._loans.before(unit, step)
-        stage.before(step)
-        stage.optimizer.step()
+        if stage.before(step):
+            stage.optimizer.step()
         stage.gradients.zero_()
         self._loans.after(unit)
         if self._after is not None:
