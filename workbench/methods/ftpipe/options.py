@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from workbench.core.model_spec import ENGINE
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
-from workbench.methods.ftpipe.orders import ASYNCHRONOUS, depths
+from workbench.methods.ftpipe.orders import ORDERS, SYNCHRONOUS, depths
 from workbench.methods.options import numbers_of_units
 
 EXAMPLE, MAP = "5 4 4 3", "0 1 0 1"
@@ -16,12 +16,11 @@ EXAMPLE, MAP = "5 4 4 3", "0 1 0 1"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """FTPipe's options. Gradients are clipped by the norm of each stage's own: stages have no step
-    in common."""
+    """FTPipe's options."""
 
     stage_order: str = "async-1f1b"
-    """Order of passes: ``async-1f1b``, ``pipedream`` (equal passes), or ``virtual-stages-1f1b``
-    with a `supremum`."""
+    """Order of passes: ``async-1f1b``, ``pipedream`` (equal passes), ``virtual-stages-1f1b`` with a
+    `supremum`; or, as plain training, ``seq``, ``gpipe-lifo`` and ``sync-1f1b``."""
     cut: str = ""
     """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; where none are
     given, the `partitioner` finds stages and their ranks."""
@@ -64,10 +63,15 @@ class Options(Common):
         supremum = self.supremum or ranks
         return depths(stages, self.stage_order, supremum=supremum)
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether the pipeline drains with each step, and nothing is stale."""
+        return self.stage_order in SYNCHRONOUS
+
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
-        if self.stage_order not in ASYNCHRONOUS:
-            known = ", ".join(ASYNCHRONOUS)
+        if self.stage_order not in ORDERS:
+            known = ", ".join(ORDERS)
             raise ValueError(f"stage_order is {self.stage_order!r}; give one of {known}")
         if self.supremum < 0:
             raise ValueError(

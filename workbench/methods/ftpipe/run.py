@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn import Parameter
 
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
@@ -32,19 +34,23 @@ from workbench.model.weighing import weights_of
 from workbench.profile.store import profile_for
 from workbench.runtime.executor.executor import Executor
 from workbench.runtime.memory.storage import DTYPES
-from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
+from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine, StageStep
 from workbench.runtime.passes.stage_passes import StagePasses
 from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
+from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.group_transport import GroupTransport
-from workbench.runtime.transport.groups import new_group
-from workbench.runtime.transport.neighbours import carrier, neighbours
-from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, adamw
+from workbench.runtime.transport.groups import as_one, new_group
+from workbench.runtime.transport.neighbours import carrier, group, neighbours
+from workbench.runtime.updates.stage_loans import StageLoans
+from workbench.runtime.updates.stage_states import StatesTogether
+from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, optimizer_of
 from workbench.runtime.updates.stage_weights import StageWeights
+from workbench.runtime.updates.step_end import Tie, agree
 from workbench.schedule.action import Action
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.validate import validate
 from workbench.training import trained_ranks
-from workbench.training.history import History
+from workbench.training.history import History, check_start
 from workbench.training.run import check_data, load_batches, resolve_device
 
 CLIP_EPS = 1e-6
@@ -57,8 +63,8 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Profile this machine, find stages where none are given, and train; the process with the last
     stage tells of the steps. Raises ValueError for stages that cannot be, OutOfMemory past a
     device's budget, RankFailed."""
-    check_data(spec, report, folder)
-    model = make_model(spec.model, spec.seed)
+    model = check_data(spec, report, folder)
+    check_start(spec, folder, model)
     if spec.options.sizes:
         stages_in(model, spec)  # refused before minutes of measuring
     report.phase("profiling")
@@ -76,8 +82,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
 def stages_in(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
     """Units of each stage. Raises ValueError as the planner does."""
-    tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
-    return stages_of(spec, model.num_units, tied)
+    return stages_of(spec, model.num_units)
 
 
 @contextmanager
@@ -114,18 +119,27 @@ class FtpipeTraining:
             )
             for stage in mine
         }  # fmt: skip
+        named = {stage: own.named_parameters() for stage, own in self._stages.items()}
+        sizes = [sum(weight.numel() for weight in own.values()) for own in named.values()]
+        self._gradients = flat = torch.zeros(sum(sizes), device=device)
+        """Of all stages here, flat, fp32."""
         weights = {
-            stage: StageWeights([own], dict.fromkeys(own.named_parameters(), True))
-            for stage, own in self._stages.items()
+            stage: StageWeights([self._stages[stage]], dict.fromkeys(named[stage], True), part)
+            for stage, part in zip(named, flat.split(sizes), strict=True)
         }
-        updates = StageOptimizers(
-            {stage: self._optimizer(stage, own) for stage, own in weights.items()},
-            after=self._updated,
-        )
+        self._optimizers = {stage: self._optimizer(stage, own) for stage, own in weights.items()}
+        self._loans = self._lend(stages)
+        self._borrows = {
+            (loan.owner, loan.borrower): (line.positions[loan.owner], line.positions[loan.borrower])
+            for loan in line.loans
+        }
+        updates = StageOptimizers(self._optimizers, after=self._updated, loans=self._loans)
+        if spec.options.synchronous:  # whose updates wait for the norm of all stages
+            updates = OutsideUpdates()
         self._engine = StageEngine(
-            self._stages, StagePasses(self._stages), weights[mine[0]].gradients, int, updates
+            self._stages, StagePasses(self._stages), flat, int, updates, self._loans
         )
-        everybody = new_group(backend="gloo")
+        self._everybody = everybody = new_group(backend="gloo")
         places = StageMap.of(spec.ranks, 1)
         pairs = dict.fromkeys(zip(line.positions, line.positions[1:], strict=False))
         links = [(front, back) for front, back in pairs if front != back]
@@ -142,21 +156,73 @@ class FtpipeTraining:
             on_failure=lambda _: self._engine.transport.stop(),
         )  # fmt: skip
         self._last = len(stages) - 1
+        of = [
+            (self._stages[stage].parameters, o.optimizer) for stage, o in self._optimizers.items()
+        ]
+        self._holder = StatesTogether(of, over=everybody, lead=line.positions[-1])
+        self._ties = self._tie(stages, line.positions) if spec.options.synchronous else []
+        self._left_out: list[tuple[int, int]] = []
+        """Steps and stages here of which an update was left out."""
         self._lock = threading.Lock()
         self._left: dict[int, set[int]] = {}
         """Step that has begun here -> stages that it has not updated yet."""
         self._ended_s = 0.0
 
     def run(self) -> None:
-        """All steps, in one segment: the pipeline fills and drains once."""
+        """All steps that are left. The pipeline fills and drains once, or between two savings, so a
+        run that goes on from a checkpoint finds the weights that an undisturbed one has there."""
+        spec, history, holder = self._spec, self.history, self._holder
+        first = history.resume(holder, self._report)
+        every = spec.save_every or spec.steps
+        while first < spec.steps:
+            end = min(spec.steps, first - first % every + every)
+            self._segment(first, end)
+            if spec.save_every:
+                done = end - len(history.skipped)
+                holder.save(partial(history.save, end, done, holder, self._report))
+            first = end
+
+    def _segment(self, first: int, end: int) -> None:
+        """Steps between which an asynchronous pipeline never drains."""
+        self._loans.spread(self._borrows, self._everybody)
         self._ended_s = time.monotonic()
-        self._executor.run(0, self._spec.steps)
+        if self._spec.options.synchronous:
+            for step in range(first, end):
+                self._step(step)
+            return
+        self._executor.run(first, end - first)
+        for step in [*self._left]:
+            self._forget(step)
+        told = as_one(lambda: self._left_out, self._everybody)
+        self._left_out = []
+        if left_out := sorted((step, stage) for each in told for step, stage in each):
+            step, stage = left_out[0]
+            self.history.notes.append(
+                f"{len(left_out)} updates of single stages were left out, for gradients that were "
+                f"not finite; the first: of stage {stage} in step {step}"
+            )
+
+    def _step(self, step: int) -> None:
+        """One step of a pipeline that drains with it, which ends for all stages together."""
+        spec = self._spec
+        self._executor.run(step, 1)
+        losses, weight = self._forget(step).mean_loss()
+        ended = agree(
+            self._gradients, self._ties, losses=losses, weight=weight, first=True, wanted=False,
+            scale=1.0, nominal=spec.microbatches, clip=spec.clip, everybody=self._everybody,
+        )  # fmt: skip
+        if not ended.overflow:
+            for own in self._optimizers.values():
+                own.before(step)
+                own.optimizer.step()
+            self._loans.spread(self._borrows, self._everybody)
+        self._tell(step, ended.loss, ended.norm, skipped=ended.overflow)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
         cuda = self._device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self._device) if cuda else None
-        notes = [staleness_note(self._schedule)]
+        notes = [*self.history.notes, staleness_note(self._schedule)]
         if not cuda:
             notes.append("device peak: not measured on a processor")
         return Outcome(
@@ -173,18 +239,60 @@ class FtpipeTraining:
         self._executor.close()
         self._engine.close()
 
+    def _lend(self, stages: Sequence[range]) -> StageLoans:
+        """Weights that stages here lend to others, and borrow."""
+        stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
+        lent: dict[tuple[int, int], dict[tuple[int, str], Parameter]] = {}
+        borrowed: dict[tuple[int, int], list[Parameter]] = {}
+        for (unit, _), (owner, name) in self._model.tied().items():
+            pair = stage_of[owner], stage_of[unit]
+            if pair[0] != pair[1] and pair[0] in self._stages:
+                weight = self._stages[pair[0]].modules[owner].get_parameter(name)
+                lent.setdefault(pair, {})[owner, name] = weight
+        for stage, own in self._stages.items():
+            for (owner, _), copy in own.borrowed.items():
+                borrowed.setdefault((stage_of[owner], stage), []).append(copy)
+        return StageLoans({pair: [*own.values()] for pair, own in lent.items()}, borrowed)
+
     def _optimizer(self, stage: int, weights: StageWeights) -> StageOptimizer:
         spec, decaying = self._spec, self._stages[stage].decaying()
-        optimizer = adamw(spec, weights.named, decaying, self._device)
+        named = {n: p for own in self._stages[stage].parameters.values() for n, p in own.items()}
+        optimizer = optimizer_of("adamw", spec, named, decaying, self._device)
 
-        def prepare(step: int) -> None:
-            for group in optimizer.param_groups:
-                group["lr"] = spec.learning_rate(step)
+        def prepare(step: int) -> bool:
+            for each in optimizer.param_groups:
+                each["lr"] = spec.learning_rate(step)
+            if spec.options.synchronous:
+                return True
+            norm = torch.linalg.vector_norm(weights.gradients, dtype=torch.float64)
+            if not norm.isfinite():
+                self._left_out.append((step, stage))
+                return False
             if spec.clip is not None:
-                norm = weights.gradients.norm()
                 weights.gradients.mul_((spec.clip / (norm + CLIP_EPS)).clamp(max=1.0))
+            return True
 
         return StageOptimizer(optimizer, weights.gradients, before=prepare)
+
+    def _tie(self, stages: Sequence[range], positions: Sequence[int]) -> list[Tie]:
+        """Weights that several stages use, whose gradients are added up at the end of a step."""
+        stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
+        users: dict[tuple[int, str], set[int]] = {}
+        for (unit, _), lender in self._model.tied().items():
+            users.setdefault(lender, {stage_of[lender[0]]}).add(stage_of[unit])
+        found = []
+        for (owner, lent), held in users.items():
+            ranks = {positions[stage] for stage in held}
+            others = group(ranks, "gloo") if len(held) > 1 else None
+            if self.rank not in ranks or len(held) == 1:
+                continue
+            copies = [own.borrowed.get((owner, lent)) for own in self._stages.values()]
+            here = [copy.grad for copy in copies if copy is not None]
+            if owns := stage_of[owner] in self._stages:
+                module = self._stages[stage_of[owner]].modules[owner]
+                here.insert(0, module.get_parameter(lent).grad)
+            found.append(Tie(here[0], others, here[1:], owns))
+        return found
 
     def _perform(self, action: Action, step: int) -> None:
         self._begin(step)
@@ -220,11 +328,12 @@ class FtpipeTraining:
         self._engine.begin(step, given, 1 / micros)
         self._left[step] = {*self._stages}
 
-    def _forget(self, step: int) -> None:
-        """Let go of a step."""
+    def _forget(self, step: int) -> StageStep:
+        """Let go of a step; returns its losses."""
+        del self._left[step]
         for own in self._stages.values():
             own.end(step)
-        self._engine.end(step)
+        return self._engine.end(step)
 
     def _updated(self, stage: int, step: int) -> None:
         """A stage has been updated, the last action of a step on it."""
@@ -232,11 +341,17 @@ class FtpipeTraining:
             self._left[step].discard(stage)
             done = not self._left[step]
         if stage == self._last:
-            loss = self._engine.loss(step) / self._spec.microbatches
-            now = time.monotonic()
-            seconds, self._ended_s = now - self._ended_s, now
-            self.history.ended(step, loss, seconds, None, skipped=False, report=self._report)
+            self._tell(step, self._engine.loss(step) / self._spec.microbatches, None)
         elif self._last not in self._stages and done:
-            self._report.step(step, float("nan"), 0.0)
+            self._tell(step, float("nan"), None)
         if done and step - 1 in self._engine:  # whose messages have gone, too
             self._forget(step - 1)
+
+    def _tell(self, step: int, loss: float, norm: float | None, *, skipped: bool = False) -> None:
+        """A step has ended; the process with the last stage keeps the history."""
+        if self._last not in self._stages:
+            self._report.step(step, float("nan"), 0.0)
+            return
+        now = time.monotonic()
+        seconds, self._ended_s = now - self._ended_s, now
+        self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self._report)

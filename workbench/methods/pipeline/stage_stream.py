@@ -196,12 +196,14 @@ class StageStream:
     ) -> StageOptimizer:
         optimizer = make(weights.named)
 
-        def prepare(step: int) -> None:
+        def prepare(step: int) -> bool:
+            """Whether the stage's gradients are finite, which are clipped then."""
             for group in optimizer.param_groups:
                 group["lr"] = self._flight[step].rate
-            if self._clip is not None and weights.gradients.numel():
-                norm = weights.gradients.norm()
+            norm = weights.gradients.norm()
+            if self._clip is not None:
                 weights.gradients.mul_((self._clip / (norm + CLIP_EPS)).clamp(max=1.0))
+            return bool(norm.isfinite())
 
         return StageOptimizer(optimizer, weights.gradients, before=prepare)
 
