@@ -48,6 +48,12 @@ class Asynchronous:
     """Whether stages compute activations again, but for the last one."""
     stashes: bool = False
     """Whether a backward pass reads the weights that its forward pass read."""
+    predicts: bool = False
+    """Whether a forward pass reads a prediction of the weights of its backward pass."""
+    nesterov: bool = False
+    """Whether, with `predicts`, one whose weights lack no update looks one ahead."""
+    averages: bool = False
+    """Whether states have a mean of squared steps, of the size of the weights."""
 
     def lag(self, stage: int, micro: int) -> int:
         """Steps between the forward and the backward pass of a micro-batch."""
@@ -56,6 +62,19 @@ class Asynchronous:
     def stale(self, stage: int, micro: int) -> int:
         """Updates that a forward pass lacks (spec 1.11: the closed form)."""
         return max(0, -(-(self.depths[stage] - micro) // self.micros))
+
+    def predicted(self, stage: int, micro: int) -> range | None:
+        """Micro-batches of a step that read one prediction, this one among them; None where it
+        reads the weights themselves."""
+        ahead = self.stale(stage, micro)
+        if not self.predicts or not (ahead or self.nesterov):
+            return None
+        same = [other for other in range(self.micros) if self.stale(stage, other) == ahead]
+        return range(same[0], same[-1] + 1)
+
+    def holds_predicted(self, stage: int) -> bool:
+        """Whether backward passes read predictions, too: they are stashed, or graphs have them."""
+        return self.stashes or not self.recompute or not self.depths[stage]
 
     def copies(self, stage: int) -> int:
         """Steps of which a stage holds the input of a micro-batch at a time."""
@@ -106,10 +125,12 @@ class _Writer:
     def stage(self, stage: int) -> None:
         """Passes, messages and updates of a stage, slot by slot."""
         line, sizes = self.line, self.line.sizes
-        versions = line.stale(stage, 0) if line.stashes else 0
+        versions = line.stale(stage, 0) if line.stashes and not line.predicts else 0
+        versions += bool(versions) and line.averages  # an update measures how far they have moved
+        states = sizes.state_bytes(stage) + line.averages * sizes.weight_bytes(stage)
         self._lay(stage, name.weights(stage), sizes.weight_bytes(stage), 1 + versions, True)
         self._lay(stage, name.gradients(stage), sizes.visit_bytes(stage), 1, True)
-        self._lay(stage, name.states(stage), sizes.state_bytes(stage), 1, True)
+        self._lay(stage, name.states(stage), states, 1, True)
         for slot in range(line.micros):
             self._forward(stage, slot)
             if self._behind(stage):
@@ -123,7 +144,7 @@ class _Writer:
                 )  # fmt: skip
 
     def _forward(self, stage: int, micro: int) -> None:
-        line, last = self.line, stage + 1 == len(self.line.positions)
+        line, sizes, last = self.line, self.line.sizes, stage + 1 == len(self.line.positions)
         cost = line.sizes.cost(stage, line.samples)
         kept = line.keeps(stage, micro)
         again = kept == name.checkpoint(stage, micro)
@@ -144,8 +165,18 @@ class _Writer:
             takes.append(self._lay_input(stage + 1, micro))
             after.append(self._input_is_free(stage + 1, micro))
         scratch = cost.forward_scratch_bytes if again else cost.recompute_scratch_bytes
+        frees: list[str] = []
+        if same := line.predicted(stage, micro):
+            predicted = name.predicted(stage, same[0])
+            if micro == same[0]:
+                held = line.depths[stage] if line.holds_predicted(stage) else 0
+                copies = (len(same) - 1 + held) // line.micros + 1
+                self._lay(stage, predicted, sizes.weight_bytes(stage), copies)
+            (takes if micro == same[0] else uses).append(predicted)
+            if micro == same[-1] and not line.holds_predicted(stage):
+                frees.append(predicted)
         self._pass(
-            F, stage, micro, scratch, after=after, takes=takes, uses=uses,
+            F, stage, micro, scratch, after=after, takes=takes, uses=uses, frees=frees,
             stale=line.stale(stage, micro),
         )  # fmt: skip
         if self._behind(stage):
@@ -181,10 +212,14 @@ class _Writer:
             takes.append(name.output_gradient(stage - 1, micro))
             self._lay(stage - 1, takes[-1], nbytes, 1)
             after.append(self._gradient_is_free(stage - 1, micro))
+        same = line.predicted(stage, micro) if line.holds_predicted(stage) else None
+        if same:
+            ends = micro == same[-1]
+            (frees if ends else uses).append(name.predicted(stage, same[0]))
         scratch = cost.backward_scratch_bytes + (cost.kept_bytes if again else 0)
         self._pass(
             B, stage, micro, scratch, after=after, takes=takes, uses=uses, frees=frees, lag=lag,
-            stale=line.stale(stage, micro) if line.stashes else 0,
+            stale=line.stale(stage, micro) if line.stashes and same is None else 0,
         )  # fmt: skip
         if sends:
             self._add(
