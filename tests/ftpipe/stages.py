@@ -35,7 +35,7 @@ from workbench.schedule.schedule import Schedule
 ROWS, WIDE = 3, 8
 OPTIMIZERS: dict[str, Callable] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-    "momentum-decay": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
+    "sgd-decay": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adam-decay": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
@@ -44,7 +44,7 @@ OPTIMIZERS: dict[str, Callable] = {
 
 def rate(optimizer: str, step: int) -> float:
     """Rates of some steps, of which one is 0."""
-    return (0.05 if optimizer.startswith(("sgd", "mom")) else 0.01) * (1, 0.5, 0, 2)[step % 4]
+    return (0.05 if optimizer.startswith("sgd") else 0.01) * (1, 0.5, 0, 2)[step % 4]
 
 
 class Net(nn.Module):
@@ -70,10 +70,10 @@ def batch(rows: int, step: int = 0, micro: int = 0) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """The weights that passes read."""
+    """The weights that passes read, as the method's options name them."""
 
-    stashes: bool = False
-    prediction: str = ""
+    weight_stashing: bool = False
+    prediction: str = "none"
     gap_aware: bool = False
     recompute: bool = True
 
@@ -88,8 +88,8 @@ def pipeline(positions: Sequence[int], micros: int, how: How) -> Schedule:
             micros=micros,
             samples=ROWS,
             sizes=IdealSizes(),
-            stashes=how.stashes,
-            predicts=bool(how.prediction),
+            stashes=how.weight_stashing,
+            predicts=how.prediction != "none",
             nesterov=how.prediction == "nag",
             averages=how.gap_aware,
             recompute=how.recompute,
@@ -115,7 +115,7 @@ def trained(
     optimizers = {n: OPTIMIZERS[optimizer](own.named.values()) for n, own in weights.items()}
     versions = {
         n: versions_of(
-            one, stages[n].modules, prediction=how.prediction, gap_aware=how.gap_aware,
+            one, stages[n].modules, how,
             copies=plan.buffers[name.on_rank(rank, name.weights(n))].copies,
             rate=partial(rate, optimizer),
         )
@@ -196,7 +196,7 @@ class Delayed:
         for stage, optimizer in enumerate(self._optimizers):
             optimizer.param_groups[0]["lr"] = rate(self._optimizer, step)
             if self._how.gap_aware:
-                self._close_gaps(stage, self._read(stage, 0, step, since))
+                self._close_gaps(stage, self._read(stage, 0, step, since), step)
             optimizer.step()
             if self._how.gap_aware and isinstance(optimizer, torch.optim.Adam):
                 for theta, running in zip(self._now[stage], self._running[stage], strict=True):
@@ -214,7 +214,7 @@ class Delayed:
         above = 2 * (x - given["y"]) / x.numel() / self._micros
         for stage in reversed(range(len(self._now))):
             newest, read = self._kept[stage][step].weights, self._read(stage, micro, step, since)
-            if stage + 1 == len(self._now) or self._how.stashes:
+            if stage + 1 == len(self._now) or self._how.weight_stashing:
                 newest = made = read
             else:  # kept activations are of the forward pass, weights of now
                 made = newest if self._how.recompute else read
@@ -234,7 +234,7 @@ class Delayed:
         kept, ahead = self._kept[stage][version], step - version
         if kind == "nag":
             ahead = max(ahead, 1)
-        if not kind or not ahead:
+        if kind == "none" or not ahead:
             return kept.weights
         first = next(m for m in range(self._micros) if self._stale[stage, m] == stale)
         behind = len(self._now) - 1 - stage
@@ -266,7 +266,7 @@ class Delayed:
             )  # fmt: skip
         return found
 
-    def _close_gaps(self, stage: int, used: list[torch.Tensor]) -> None:
+    def _close_gaps(self, stage: int, used: list[torch.Tensor], step: int) -> None:
         """Make gradients of weights that have moved smaller."""
         optimizer = self._optimizers[stage]
         (group,) = optimizer.param_groups
@@ -275,16 +275,12 @@ class Delayed:
                 if "momentum_buffer" not in optimizer.state.get(theta, {}):
                     continue
                 running.add(optimizer.state[theta]["momentum_buffer"], 0.999)
-                largest = max(rate(self._optimizer, n) for n in range(4))
-                usual = (0.05, 0.999, 1e-8) if running.count < 3 else (largest, 0.999, 1e-8)
+                usual = {"lr_max": max(rate(self._optimizer, n) for n in range(step + 1))}
             else:
-                usual = 1.0, 0.999, group["eps"]
+                usual = {"lr_max": 1.0, "eps": group["eps"]}
             if not running.count:
                 continue
-            penalty = gap_penalty(
-                theta - old, running.mean, count=running.count, lr_max=usual[0], decay=usual[1],
-                eps=usual[2],
-            )  # fmt: skip
+            penalty = gap_penalty(theta - old, running.mean, count=running.count, **usual)
             theta.grad /= penalty
             decay = group["weight_decay"] * (1 - penalty) / penalty
             if self._optimizer == "adamw":

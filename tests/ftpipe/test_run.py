@@ -120,6 +120,7 @@ def adamw(spec, model, modules) -> torch.optim.Optimizer:
     [
         {"map": "0 1 0 1", "cut": "2 1 1 2"},
         {"microbatches": 1, "cut": "2 2 1 1", "map": "0 1 1 0"},
+        {"microbatches": 1, "cut": "2 2 2", "map": "0 1 0", "weight_stashing": True},
         {"cut": "2 2 2", "map": "0 1 0", "stage_order": "virtual-stages-1f1b", "supremum": 3},
     ],
 )
@@ -130,6 +131,20 @@ def test_losses_are_those_of_the_declared_versions(case, tmp_path):
     wanted = [reference.step(step) for step in range(spec.steps)]
     assert found.losses == pytest.approx(wanted, rel=1e-5)
     assert "asynchronous" in found.notes[0]
+
+
+def test_predictions_are_trained_with_and_their_memory_is_proved(tmp_path):
+    common = {"cut": "2 2 2", "map": "0 1 0", "microbatches": 1}
+    runs = {
+        kind: ftpipe.train(spec_of(**common, prediction=kind), Silent(), tmp_path / kind)
+        for kind in ("none", "msnag")
+    }
+    stale, predicted = runs["none"], runs["msnag"]
+    assert predicted.losses[0] == stale.losses[0], "no update is lacking at first"
+    assert predicted.losses[-1] != stale.losses[-1]
+    assert "weights that msnag predicts" in predicted.notes[1]
+    peaks = [found.predicted["peak_bytes"]["device"] for found in (stale, predicted)]
+    assert peaks[1] > peaks[0]
 
 
 def test_the_partitioner_finds_stages_that_train(tmp_path):
@@ -167,6 +182,10 @@ def test_without_staleness_it_is_plain_training(tmp_path):
             "unit 5 has a weight of unit 0, in stages 1 and 0",
         ),
         ({"save_every": 2}, "does not write checkpoints yet"),
+        ({"gap_aware": True}, "gap_aware with 2 micro-batches an update"),
+        ({"gap_aware": True, "microbatches": 1}, "gap_aware without weight_stashing"),
+        ({"prediction": "nag", "activations": "keep"}, "'nag' with activations kept and without"),
+        ({"dtype": "bf16", "activations": "keep"}, "kept in bf16 without weight_stashing"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(case, sentence, tmp_path):

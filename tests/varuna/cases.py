@@ -462,8 +462,8 @@ def train_around(
     return {"losses": losses, "norms": norms, "weights": weights, "evaluated": evaluated}
 
 
-def asynchronous(stages: int, **case) -> dict:
-    """Stages that are updated by themselves."""
+def asynchronous(stages: int, cases: list[dict]) -> dict:
+    """Stages that are updated by themselves, case after case."""
     from tests.ftpipe.stages import trained
 
-    return trained(dist.get_rank(), **case)
+    return {"each": [trained(dist.get_rank(), **case) for case in cases]}

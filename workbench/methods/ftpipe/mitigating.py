@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from workbench.methods.ftpipe.mitigation import gap_penalty, predict_adam, predict_sgd
+from workbench.methods.ftpipe.options import Options
 from workbench.runtime.updates.weight_versions import WeightVersions
 
 PIECE = 1 << 20
 """Elements of a parameter that are predicted at a time: their intermediate values are small."""
 SQUARE, COUNT, LARGEST = "gap_square", "gap_count", "gap_lr_max"
-"""States of a gap-aware optimizer."""
+"""States of a gap-aware optimizer, and of its groups the largest rate so far."""
 NOT_KNOWN = ("dampening", "nesterov", "amsgrad", "maximize")
 """Settings that the formulas do not have."""
 
@@ -36,15 +37,16 @@ def check_optimizer(optimizer: Optimizer, use: str) -> None:
 
 
 def versions_of(
-    optimizer: Optimizer, modules: Iterable[nn.Module], *, copies: int, prediction: str,
-    gap_aware: bool, rate: Callable[[int], float],
+    optimizer: Optimizer, modules: Iterable[nn.Module], options: Options, *, copies: int,
+    rate: Callable[[int], float],
 ) -> WeightVersions:  # fmt: skip
-    """Versions of the weights of a stage, whose modules an optimizer trains: so many copies, with a
-    `Prediction` of this kind where it names one. Raises ValueError as that does."""
+    """Versions of the weights of a stage, whose modules an optimizer trains: so many copies, and
+    what the options say of predictions and gaps. Raises ValueError as those do."""
+    kind = options.prediction
     parameters = [theta for group in optimizer.param_groups for theta in group["params"]]
-    predict = Prediction(optimizer, prediction, rate) if prediction else None
+    predict = None if kind == "none" else Prediction(optimizer, kind, rate)
     versions = WeightVersions(parameters, modules, copies=copies, predict=predict)
-    if gap_aware:
+    if options.gap_aware:
         GapAware(optimizer, versions.differentiated)
     return versions
 
@@ -111,6 +113,7 @@ class GapAware:
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         used = dict(self._used())
         for group in optimizer.param_groups:
+            group[LARGEST] = max(group["lr"], group.get(LARGEST, 0.0))
             for theta in group["params"]:
                 penalty = _penalty(optimizer, theta, group, used[theta])
                 if penalty is None:
@@ -138,10 +141,9 @@ def _penalty(optimizer: Optimizer, theta: Tensor, group: dict, used: Tensor) -> 
         return None
     state = optimizer.state[theta]
     _average(state, velocity, 0.999)
-    state[LARGEST] = max(group["lr"], state.get(LARGEST, 0.0))
-    if not state[LARGEST]:  # the weights have not moved
+    if not group[LARGEST]:  # the weights have not moved
         return None
-    return gap_penalty(gap, state[SQUARE], count=state[COUNT], lr_max=state[LARGEST])
+    return gap_penalty(gap, state[SQUARE], count=state[COUNT], lr_max=group[LARGEST])
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,13 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
+from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.planner import (
     pipeline_of,
     plan,
     stages_of,
     staleness_note,
+    weights_notes,
     with_stages,
 )
 from workbench.methods.ftpipe.stage_sizes import StageSizes
@@ -40,7 +42,9 @@ from workbench.runtime.transport.groups import new_group
 from workbench.runtime.transport.neighbours import carrier, neighbours
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, adamw
 from workbench.runtime.updates.stage_weights import StageWeights
+from workbench.runtime.updates.weight_versions import VersionedStages
 from workbench.schedule.action import Action
+from workbench.schedule.buffers import on_rank, weights
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.validate import validate
 from workbench.training import trained_ranks
@@ -114,17 +118,15 @@ class FtpipeTraining:
             )
             for stage in mine
         }  # fmt: skip
-        weights = {
+        held = {
             stage: StageWeights([own], dict.fromkeys(own.named_parameters(), True))
             for stage, own in self._stages.items()
         }
-        updates = StageOptimizers(
-            {stage: self._optimizer(stage, own) for stage, own in weights.items()},
-            after=self._updated,
-        )
+        optimizers = {stage: self._optimizer(stage, own) for stage, own in held.items()}
         self._engine = StageEngine(
-            self._stages, StagePasses(self._stages), weights[mine[0]].gradients, int, updates
-        )
+            self._stages, StagePasses(self._stages), held[mine[0]].gradients, int,
+            StageOptimizers(optimizers, after=self._updated), self._versions(optimizers),
+        )  # fmt: skip
         everybody = new_group(backend="gloo")
         places = StageMap.of(spec.ranks, 1)
         pairs = dict.fromkeys(zip(line.positions, line.positions[1:], strict=False))
@@ -156,7 +158,7 @@ class FtpipeTraining:
         """The measured half of the record."""
         cuda = self._device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self._device) if cuda else None
-        notes = [staleness_note(self._schedule)]
+        notes = [staleness_note(self._schedule), *weights_notes(self._spec)]
         if not cuda:
             notes.append("device peak: not measured on a processor")
         return Outcome(
@@ -185,6 +187,16 @@ class FtpipeTraining:
                 weights.gradients.mul_((spec.clip / (norm + CLIP_EPS)).clamp(max=1.0))
 
         return StageOptimizer(optimizer, weights.gradients, before=prepare)
+
+    def _versions(self, optimizers: Mapping[int, StageOptimizer]) -> VersionedStages:
+        """The versions of weights that the schedule has, of each stage."""
+        spec, buffers, found = self._spec, self._schedule.buffers, {}
+        for stage, own in optimizers.items():
+            found[stage] = versions_of(
+                own.optimizer, self._stages[stage].modules.values(), spec.options,
+                copies=buffers[on_rank(self.rank, weights(stage))].copies, rate=spec.learning_rate,
+            )  # fmt: skip
+        return VersionedStages(found)
 
     def _perform(self, action: Action, step: int) -> None:
         self._begin(step)

@@ -23,6 +23,7 @@ from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, Buffer, Schedule
 
 F, B, U = Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE
+FP32_BYTES = 4
 FIRST_LANE = 2
 """Number of the lane of a position's second stage: the first one's has none, and 1 takes turns."""
 
@@ -76,6 +77,10 @@ class Asynchronous:
         """Whether backward passes read predictions, too: they are stashed, or graphs have them."""
         return self.stashes or not self.recompute or not self.depths[stage]
 
+    def copy_bytes(self, stage: int) -> int:
+        """Bytes of a copy of a stage's weights as they are updated: fp32."""
+        return FP32_BYTES * self.sizes.cost(stage, self.samples).parameters
+
     def copies(self, stage: int) -> int:
         """Steps of which a stage holds the input of a micro-batch at a time."""
         return self.depths[stage] // self.micros + 1
@@ -127,8 +132,9 @@ class _Writer:
         line, sizes = self.line, self.line.sizes
         versions = line.stale(stage, 0) if line.stashes and not line.predicts else 0
         versions += bool(versions) and line.averages  # an update measures how far they have moved
-        states = sizes.state_bytes(stage) + line.averages * sizes.weight_bytes(stage)
-        self._lay(stage, name.weights(stage), sizes.weight_bytes(stage), 1 + versions, True)
+        nbytes = line.copy_bytes(stage) if versions else sizes.weight_bytes(stage)
+        states = sizes.state_bytes(stage) + line.averages * line.copy_bytes(stage)
+        self._lay(stage, name.weights(stage), nbytes, 1 + versions, True)
         self._lay(stage, name.gradients(stage), sizes.visit_bytes(stage), 1, True)
         self._lay(stage, name.states(stage), states, 1, True)
         for slot in range(line.micros):
@@ -144,7 +150,7 @@ class _Writer:
                 )  # fmt: skip
 
     def _forward(self, stage: int, micro: int) -> None:
-        line, sizes, last = self.line, self.line.sizes, stage + 1 == len(self.line.positions)
+        line, last = self.line, stage + 1 == len(self.line.positions)
         cost = line.sizes.cost(stage, line.samples)
         kept = line.keeps(stage, micro)
         again = kept == name.checkpoint(stage, micro)
@@ -171,7 +177,7 @@ class _Writer:
             if micro == same[0]:
                 held = line.depths[stage] if line.holds_predicted(stage) else 0
                 copies = (len(same) - 1 + held) // line.micros + 1
-                self._lay(stage, predicted, sizes.weight_bytes(stage), copies)
+                self._lay(stage, predicted, line.copy_bytes(stage), copies)
             (takes if micro == same[0] else uses).append(predicted)
             if micro == same[-1] and not line.holds_predicted(stage):
                 frees.append(predicted)

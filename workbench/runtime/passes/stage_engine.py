@@ -71,7 +71,7 @@ class StageEngine:
     ) -> None:  # fmt: skip
         """`stages`: unit of the schedule -> the stage; `passes` performs their passes. `gradients`
         of all their weights, flat: each parameter's `grad` is a view. `add_up` makes them the sum
-        of all replicas'. `versions` of the stages' weights, where passes read others than the newest."""
+        of all replicas'. `versions` of weights, where passes read others than the newest."""
         self._stages, self._gradients, self._add_up = stages, gradients, add_up
         self._updates, self._passes = updates, passes
         self._versions = versions or NewestWeights()

@@ -2,10 +2,10 @@
 
 An optimizer updates a stage's parameters in place. Passes run on leaves of their own, each with the
 gradient of its parameter and memory that they share with it: autograd does not mind, then, that an
-update comes between a forward and a backward pass, and whoever declares the pass says what it finds.
-With one copy the update overwrites the weights of graphs on their way. With several it is made on
-the next copy of a ring, and a backward pass finds the weights of its forward pass. Validators prove
-that there are enough copies (schedule/rules.py).
+update comes between a forward and a backward pass. With one copy the update overwrites the weights
+of graphs on their way. With several it is made on the next copy of a ring, and a backward pass
+finds the weights of its forward pass. Validators prove that there are enough copies
+(schedule/rules.py).
 
 Forward passes may read weights of later updates, as someone predicts them from the newest. A
 prediction is made for all passes of a step that are as many updates ahead, when the first of them
