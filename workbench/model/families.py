@@ -8,6 +8,9 @@ A `ModelSpec` names one by its family. What its numbers mean there:
   is VGG416.
 * ``resnet``: `layers` basic blocks in four groups, the rest alike; n + 2 units. ``layers=512`` is
   ResNet1026.
+* ``wide-resnet``: `layers` blocks in three groups, of n each at a depth of 6 n + 4; `hidden`
+  channels of the first group, 16 times the factor k; `dropout` inside blocks, `group_norm`; n + 2
+  units. ``wrn_28x10_c100_dr03_gn`` and the like are names with published sizes.
 * ``t5``: `layers` blocks of the encoder and `decoder_layers` of the decoder, so many units and 4;
   sources of `seq` tokens, answers of `target_seq`. Data: pairs of texts (answers.py).
 * ``package.module:function``: whatever the function takes them for (custom.py).
@@ -26,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
-from workbench.model import bert, custom_data, custom_model, t5, vision
+from workbench.model import bert, custom_data, custom_model, t5, vision, wide_resnet
 from workbench.model.answers import load_answers
 from workbench.model.corpus import STDLIB
 from workbench.model.decompose import decompose
@@ -187,6 +190,15 @@ def _resnet(spec: ModelSpec) -> nn.Module:
     return vision.ResNet(shape)
 
 
+def _wide_resnet(spec: ModelSpec) -> nn.Module:
+    return wide_resnet.WideResNet(
+        wide_resnet.WideResNetShape(
+            blocks=_groups(spec.layers, 3), width=spec.hidden, classes=spec.vocab,
+            dropout=spec.dropout, group_norm=spec.group_norm,
+        )
+    )  # fmt: skip
+
+
 def _picture(spec: ModelSpec) -> tuple[Tensor, ...]:
     return torch.zeros(EXAMPLE, 3, spec.seq, spec.seq), _labels()
 
@@ -231,5 +243,8 @@ FAMILIES = {
     "bert": Family(make=_bert, initialize=bert.initialize, example=_words, load=_pairs),
     "vgg": Family(make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures),
     "resnet": Family(make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures),
+    "wide-resnet": Family(
+        make=_wide_resnet, initialize=vision.initialize, example=_picture, load=_pictures
+    ),
     "t5": Family(make=_t5, initialize=t5.initialize, example=_texts, load=_answers, counted=True),
 }
