@@ -27,8 +27,8 @@ T5_FAMILY = "t5"
 WIDE_RESNET = "wide-resnet"
 MODULES = {"bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, T5_FAMILY: 4}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
-HEADLESS = ("vgg", "resnet", WIDE_RESNET)
-"""Families to which the number of heads means nothing."""
+PICTURED = ("vgg", "resnet", WIDE_RESNET)
+"""Families of pictures, to which the number of heads means nothing."""
 MOST = {"layers": 2000, "hidden": 1 << 20, "heads": 1 << 20, "seq": 1 << 27, "vocab": 1 << 27}
 """Twice the deepest transformers that were trained; one layer of the widest has 12 trillion
 parameters. What takes time in proportion to one of these ends in seconds."""
@@ -124,7 +124,7 @@ class ModelSpec:
                     f"{name} is {value}; of the model {self.family} it means nothing, only of "
                     f"{family}"
                 )
-        if self.hidden % self.heads and not self.head_size and self.family not in HEADLESS:
+        if self.hidden % self.heads and not self.head_size and self.family not in PICTURED:
             nearest = _nearest_divisor(self.hidden, self.heads)
             raise ValueError(
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "

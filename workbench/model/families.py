@@ -29,15 +29,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
-from workbench.model import bert, custom_data, custom_model, t5, vision, wide_resnet
+from workbench.core.paths import user_path
+from workbench.model import (
+    bert,
+    cifar,
+    custom_data,
+    custom_model,
+    digits,
+    t5,
+    vision,
+    wide_resnet,
+)
 from workbench.model.answers import load_answers
-from workbench.model.corpus import STDLIB
+from workbench.model.corpus import DIGITS, STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.pairs import load_pairs
-from workbench.model.pictures import FolderPictures, SyntheticPictures
+from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
@@ -209,7 +219,26 @@ def _pictures(
     size: dict[str, Any] = {"size": (spec.seq, spec.seq), "seed": seed}
     if source == STDLIB:
         return SyntheticPictures(classes=spec.vocab, count=PICTURES, **size)
-    return FolderPictures(source, **size)
+    if source == DIGITS:
+        pictures, labels = digits.read_digits()
+        found: Pictures = ArrayPictures(
+            [(pictures[:, None], labels)], name=DIGITS, digest=digits.digest_of(),
+            classes=digits.CLASSES, **size,
+        )  # fmt: skip
+    elif at := cifar.cifar_at(user_path(source)):
+        version, files = at
+        found = ArrayPictures(
+            cifar.read_cifar(version, files), name=version.name, digest=cifar.digest_of(files),
+            classes=version.classes, **size,
+        )  # fmt: skip
+    else:
+        found = FolderPictures(source, **size)
+    if len(found.classes) > spec.vocab:
+        raise ValueError(
+            f"{found.name} has {len(found.classes)} classes, and the model tells {spec.vocab} "
+            f"apart; use vocab={len(found.classes)}"
+        )
+    return found
 
 
 def _t5(spec: ModelSpec) -> nn.Module:
