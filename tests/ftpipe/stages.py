@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from workbench.methods.ftpipe.mitigating import versions_of
+from workbench.methods.ftpipe.mitigation import gap_penalty, predict_adam, predict_sgd
 from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model.base import Context
@@ -22,15 +27,24 @@ from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import new_group
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
 from workbench.runtime.updates.stage_weights import StageWeights
+from workbench.runtime.updates.weight_versions import VersionedStages
+from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 
 ROWS, WIDE = 3, 8
 OPTIMIZERS: dict[str, Callable] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "sgd-decay": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "adam-decay": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
 }
+
+
+def rate(optimizer: str, step: int) -> float:
+    """Rates of some steps, of which one is 0."""
+    return (0.05 if optimizer.startswith("sgd") else 0.01) * (1, 0.5, 0, 2)[step % 4]
 
 
 class Net(nn.Module):
@@ -64,7 +78,17 @@ def batch(rows: int, step: int = 0, micro: int = 0) -> dict[str, torch.Tensor]:
     return {n: torch.randn(rows, WIDE, generator=made, dtype=torch.float64) for n in "xy"}
 
 
-def pipeline(positions: Sequence[int], micros: int, *, stashes: bool = False) -> Schedule:
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """The weights that passes read, as the method's options name them."""
+
+    weight_stashing: bool = False
+    prediction: str = "none"
+    gap_aware: bool = False
+    recompute: bool = True
+
+
+def pipeline(positions: Sequence[int], micros: int, how: How) -> Schedule:
     """The schedule of a stage a layer."""
     return schedule(
         Asynchronous(
@@ -74,15 +98,22 @@ def pipeline(positions: Sequence[int], micros: int, *, stashes: bool = False) ->
             micros=micros,
             samples=ROWS,
             sizes=IdealSizes(),
-            stashes=stashes,
+            stashes=how.weight_stashing,
+            predicts=how.prediction != "none",
+            nesterov=how.prediction == "nag",
+            averages=how.gap_aware,
+            recompute=how.recompute,
         )  # fmt: skip
     )
 
 
-def trained(rank: int, positions: list[int], micros: int, steps: int, optimizer: str) -> dict:
+def trained(
+    rank: int, positions: list[int], micros: int, steps: int, optimizer: str, how: dict
+) -> dict:
     """The weights of a process's stages and its losses after so many steps."""
     torch.set_default_dtype(torch.float64)
-    plan = pipeline(positions, micros)
+    how = How(**how)
+    plan = pipeline(positions, micros, how)
     slices = Slices(Net(len(positions)), batch)
     cut = slices.stages(len(positions))
     mine = [number for number, at in enumerate(positions) if at == rank]
@@ -91,13 +122,27 @@ def trained(rank: int, positions: list[int], micros: int, steps: int, optimizer:
         for number in mine
     }
     weights = {n: StageWeights([stages[n]], slices.learning(cut[n])) for n in mine}
-    updates = {
-        n: StageOptimizer(OPTIMIZERS[optimizer](own.named.values()), own.gradients)
-        for n, own in weights.items()
-    }
+    optimizers = {n: OPTIMIZERS[optimizer](own.named.values()) for n, own in weights.items()}
+    versions = {
+        n: versions_of(
+            one, stages[n].modules, how,
+            copies=plan.buffers[name.on_rank(rank, name.weights(n))].copies,
+            rate=partial(rate, optimizer),
+        )
+        for n, one in optimizers.items()
+    }  # fmt: skip
+
+    def updated(n: int) -> StageOptimizer:
+        def prepare(step: int) -> bool:
+            optimizers[n].param_groups[0]["lr"] = rate(optimizer, step)
+            return True
+
+        return StageOptimizer(optimizers[n], weights[n].gradients, before=prepare)
+
     engine = StageEngine(
-        stages, StagePasses(stages), weights[mine[0]].gradients, int, StageOptimizers(updates)
-    )
+        stages, StagePasses(stages), weights[mine[0]].gradients, int,
+        StageOptimizers({n: updated(n) for n in mine}), versions=VersionedStages(versions),
+    )  # fmt: skip
     group = new_group(backend="gloo")
     channels = {
         (peer, forward, front): group
@@ -129,67 +174,164 @@ def trained(rank: int, positions: list[int], micros: int, steps: int, optimizer:
                 stage.end(step)
             losses.append(engine.end(step).mean_loss()[0] / micros)
     executor.close()
-    named = {name: p.tolist() for own in weights.values() for name, p in own.named.items()}
+    named = {label: p.tolist() for own in weights.values() for label, p in own.named.items()}
     engine.close()
     return {"losses": losses, "weights": named}
 
 
 class Delayed:
-    """The reference."""
+    """The reference: layers by hand, on the weights that the schedule declares."""
 
-    def __init__(self, schedule: Schedule, optimizer: str) -> None:
-        net = Net(schedule.num_units).double()
-        self._schedule, self._now = schedule, list(net.layers)
-        self._kept = [{0: copy.deepcopy(layer)} for layer in self._now]
-        self._optimizers = [OPTIMIZERS[optimizer](layer.parameters()) for layer in self._now]
+    def __init__(self, schedule: Schedule, optimizer: str, how: How) -> None:
+        self._optimizer, self._how, self._micros = optimizer, how, schedule.num_microbatches
+        layers = Net(schedule.num_units).double().layers
+        self._now = [[layer.weight, layer.bias] for layer in layers]
+        self._optimizers = [OPTIMIZERS[optimizer](own) for own in self._now]
         self._stale = {
-            (a.kind, a.unit, a.microbatch): a.stale
-            for a in schedule.actions
-            if a.kind in (Kind.FORWARD, Kind.BACKWARD)
+            (a.unit, a.microbatch): a.stale for a in schedule.actions if a.kind is Kind.FORWARD
         }
+        self._kept: list[list[Version]] = [[] for _ in layers]
+        """Of each stage its weights before each step."""
+        self._running = [[RunningMean() for _ in own] for own in self._now]
 
+    @torch.no_grad()
     def step(self, step: int, since: int) -> float:
         """One step; of a segment that began with a step, the first ones find no stale weights."""
-        micros, total = self._schedule.num_microbatches, 0.0
-        for micro in range(micros):
-            given, crossing = batch(ROWS, step, micro), []
-            x = given["x"]
-            for stage in range(len(self._now)):
-                crossing.append(x)
-                layer = self._version(Kind.FORWARD, stage, micro, step, since)
-                x = layer(x).tanh().detach()
-            gradient = None
-            for stage in reversed(range(len(self._now))):
-                layer = self._version(Kind.BACKWARD, stage, micro, step, since)
-                x = crossing[stage].clone().requires_grad_()
-                out = layer(x).tanh()
-                if gradient is None:
-                    loss = (out - given["y"]).square().mean()
-                    total += loss.item() / micros
-                    (loss / micros).backward()
-                else:
-                    out.backward(gradient)
-                gradient = x.grad
-                for own, used in zip(
-                    self._now[stage].parameters(), layer.parameters(), strict=True
-                ):
-                    own.grad = used.grad.clone() if own.grad is None else own.grad + used.grad
-                    used.grad = None
+        for own, optimizer, kept in zip(self._now, self._optimizers, self._kept, strict=True):
+            states = [copy.deepcopy(optimizer.state.get(theta, {})) for theta in own]
+            kept.append(Version([theta.clone() for theta in own], states, []))
+        for own in self._now:
+            for theta in own:
+                theta.grad = torch.zeros_like(theta)
+        loss = sum(self._micro_batch(micro, step, since) for micro in range(self._micros))
         for stage, optimizer in enumerate(self._optimizers):
+            optimizer.param_groups[0]["lr"] = rate(self._optimizer, step)
+            if self._how.gap_aware:
+                self._close_gaps(stage, self._read(stage, 0, step, since), step)
             optimizer.step()
-            optimizer.zero_grad()
-            self._kept[stage][step + 1] = copy.deepcopy(self._now[stage])
-        return total
+            if self._how.gap_aware and isinstance(optimizer, torch.optim.Adam):
+                for theta, running in zip(self._now[stage], self._running[stage], strict=True):
+                    running.add(adam_step(optimizer, theta), 0.999)
+        return loss / self._micros
 
-    def _version(self, kind: Kind, stage: int, micro: int, step: int, since: int) -> nn.Module:
-        """The weights that a pass reads: copies, whose gradients are nobody's."""
-        stale = self._stale[kind, stage, micro]
-        return self._kept[stage][max(since, step - stale)]
+    def _micro_batch(self, micro: int, step: int, since: int) -> float:
+        given, crossing = batch(ROWS, step, micro), []
+        x = given["x"]
+        for stage in range(len(self._now)):
+            crossing.append(x)
+            weight, bias = self._read(stage, micro, step, since)
+            x = (x @ weight.T + bias).tanh()
+        loss = (x - given["y"]).square().mean().item()
+        above = 2 * (x - given["y"]) / x.numel() / self._micros
+        for stage in reversed(range(len(self._now))):
+            newest, read = self._kept[stage][step].weights, self._read(stage, micro, step, since)
+            if stage + 1 == len(self._now) or self._how.weight_stashing:
+                newest = made = read
+            else:  # kept activations are of the forward pass, weights of now
+                made = newest if self._how.recompute else read
+            out = (crossing[stage] @ made[0].T + made[1]).tanh()
+            back = above * (1 - out**2)
+            above = back @ newest[0]
+            self._now[stage][0].grad += back.T @ crossing[stage]
+            self._now[stage][1].grad += back.sum(0)
+            added = [theta.grad.clone() for theta in self._now[stage]]
+            self._kept[stage][step].added.append(added)
+        return loss
+
+    def _read(self, stage: int, micro: int, step: int, since: int) -> list[torch.Tensor]:
+        """The weights that a forward pass reads."""
+        stale, kind = self._stale[stage, micro], self._how.prediction
+        version = max(since, step - stale)
+        kept, ahead = self._kept[stage][version], step - version
+        if kind == "nag":
+            ahead = max(ahead, 1)
+        if kind == "none" or not ahead:
+            return kept.weights
+        first = next(m for m in range(self._micros) if self._stale[stage, m] == stale)
+        behind = len(self._now) - 1 - stage
+        done = max(0, (step - since) * self._micros + first - behind)  # backward passes by then
+        added = done % self._micros
+        gradients = kept.added[added - 1] if kind == "aggmsnag" and added else [None, None]
+        if kind == "aggmsnag" and not added:
+            gradients = [torch.zeros_like(theta) for theta in kept.weights]
+        (group,) = self._optimizers[stage].param_groups
+        common = {
+            "lr": [rate(self._optimizer, version + n) for n in range(ahead)],
+            "steps": ahead, "weight_decay": group["weight_decay"],
+        }  # fmt: skip
+        found = []
+        for theta, state, known in zip(kept.weights, kept.states, gradients, strict=True):
+            zero = torch.zeros_like(theta)
+            if "momentum" in group:
+                velocity = state.get("momentum_buffer", zero)
+                found.append(
+                    predict_sgd(theta, velocity, momentum=0.9, gradient=known, **common)
+                )  # fmt: skip
+                continue
+            found.append(
+                predict_adam(
+                    theta, state.get("exp_avg", zero), state.get("exp_avg_sq", zero),
+                    betas=group["betas"], eps=group["eps"], done=version, gradient=known,
+                    decoupled=self._optimizer == "adamw", **common,
+                )
+            )  # fmt: skip
+        return found
+
+    def _close_gaps(self, stage: int, used: list[torch.Tensor], step: int) -> None:
+        """Make gradients of weights that have moved smaller."""
+        optimizer = self._optimizers[stage]
+        (group,) = optimizer.param_groups
+        for theta, old, running in zip(self._now[stage], used, self._running[stage], strict=True):
+            if isinstance(optimizer, torch.optim.SGD):
+                if "momentum_buffer" not in optimizer.state.get(theta, {}):
+                    continue
+                running.add(optimizer.state[theta]["momentum_buffer"], 0.999)
+                usual = {"lr_max": max(rate(self._optimizer, n) for n in range(step + 1))}
+            else:
+                usual = {"lr_max": 1.0, "eps": group["eps"]}
+            if not running.count:
+                continue
+            penalty = gap_penalty(theta - old, running.mean, count=running.count, **usual)
+            theta.grad /= penalty
+            decay = group["weight_decay"] * (1 - penalty) / penalty
+            if self._optimizer == "adamw":
+                theta *= 1 - group["lr"] * decay
+            else:
+                theta.grad += decay * theta
 
     def weights(self) -> dict[str, torch.Tensor]:
         """By their names in the module."""
         return {
-            f"layers.{number}.{name}": parameter.detach()
-            for number, layer in enumerate(self._now)
-            for name, parameter in layer.named_parameters()
+            f"layers.{number}.{local}": theta.detach()
+            for number, own in enumerate(self._now)
+            for local, theta in zip(("weight", "bias"), own, strict=True)
         }
+
+
+class Version(NamedTuple):
+    """Of a stage before a step."""
+
+    weights: list[torch.Tensor]
+    states: list[dict]
+    added: list[list[torch.Tensor]]
+    """Its gradients after each micro-batch of the step."""
+
+
+@dataclass
+class RunningMean:
+    """A decaying mean of squares."""
+
+    mean: torch.Tensor | float = 0.0
+    count: int = 0
+
+    def add(self, step: torch.Tensor, decay: float) -> None:
+        self.mean, self.count = decay * self.mean + (1 - decay) * step**2, self.count + 1
+
+
+def adam_step(optimizer: torch.optim.Adam, theta: torch.Tensor) -> torch.Tensor:
+    """The last step, without decay of weights."""
+    state, (group,) = optimizer.state[theta], optimizer.param_groups
+    done = int(state["step"])
+    mean = state["exp_avg"] / (1 - 0.9**done)
+    spread = (state["exp_avg_sq"] / (1 - 0.999**done)).sqrt() + group["eps"]
+    return group["lr"] * mean / spread

@@ -143,6 +143,7 @@ def adamw(spec, model, modules) -> torch.optim.Optimizer:
     [
         {"map": "0 1 0 1", "cut": "2 1 1 2"},
         {"microbatches": 1, "cut": "2 2 1 1", "map": "0 1 1 0"},
+        {"microbatches": 1, "cut": "2 2 2", "map": "0 1 0", "weight_stashing": True},
         {"cut": "2 2 2", "map": "0 1 0", "stage_order": "virtual-stages-1f1b", "supremum": 3},
         {"model": TIED, "cut": "3 3", "save_every": 4},
         {"model": TIED, "cut": "2 1 1 2", "map": "0 1 0 1", "microbatches": 1},
@@ -226,6 +227,18 @@ def test_weights_go_on_under_another_method(first, tmp_path):
     assert found.losses == pytest.approx(whole, rel=1e-5)
 
 
+def test_predictions_are_trained_with_and_their_memory_is_proved(tmp_path):
+    spec = spec_of(cut="2 2 2", map="0 1 0", microbatches=1)
+    ahead = spec.with_(prediction="msnag", weight_stashing=True)
+    stale = ftpipe.train(spec, Silent(), tmp_path / "stale")
+    predicted = ftpipe.train(ahead, Silent(), tmp_path / "predicted")
+    assert predicted.losses[0] == stale.losses[0], "no update is lacking at first"
+    assert predicted.losses[-1] != stale.losses[-1]
+    assert "weights that msnag predicts" in predicted.notes[1]
+    peaks = [found.predicted["peak_bytes"]["device"] for found in (stale, predicted)]
+    assert peaks[1] > peaks[0]
+
+
 def test_the_partitioner_finds_stages_that_train(tmp_path):
     """FTPipe's own, three blocks for two ranks: two of them on one."""
     spec = spec_of()
@@ -256,6 +269,15 @@ def test_without_staleness_it_is_plain_training(tmp_path):
         ({"cut": "2 2"}, "cut is '2 2', 4 units; the model has 6"),
         ({"stage_order": "1f1b"}, "stage_order is '1f1b'; give one of async-1f1b"),
         ({"batch": 5}, "a batch of 5 does not divide into 2 micro-batches"),
+        ({"stage_order": "seq", "prediction": "nag"}, "'seq', in which no weights are stale"),
+        (
+            {"model": TIED, "cut": "3 3", "weight_stashing": True},
+            "stages 0 and 1 share a weight, of which neither older nor predicted versions",
+        ),
+        ({"gap_aware": True}, "gap_aware with 2 micro-batches an update"),
+        ({"gap_aware": True, "microbatches": 1}, "gap_aware without weight_stashing"),
+        ({"prediction": "nag", "activations": "keep"}, "'nag' with activations kept and without"),
+        ({"dtype": "bf16", "activations": "keep"}, "kept in bf16 without weight_stashing"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(case, sentence, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.ftpipe.stages import Delayed, pipeline
+from tests.ftpipe.stages import Delayed, How, pipeline
 from tests.varuna.workers import Workers
 from workbench import Engine
 
@@ -16,7 +16,7 @@ STEPS = 8
 @pytest.mark.parametrize(("positions", "micros"), [((0, 1, 0, 1), 2), ((1, 0, 0), 1)])
 def test_losses_and_weights_are_those_of_the_declared_versions(positions, micros):
     half = STEPS // 2
-    reference = Delayed(pipeline(positions, micros), "adamw")
+    reference = Delayed(pipeline(positions, micros, How()), "adamw", How())
     losses = [reference.step(step, since=step // half * half) for step in range(STEPS)]
     with Workers() as workers:
         told = workers.run(

@@ -462,21 +462,22 @@ def train_around(
     return {"losses": losses, "norms": norms, "weights": weights, "evaluated": evaluated}
 
 
-def asynchronous(stages: int, **case) -> dict:
-    """Stages that are updated by themselves."""
+def asynchronous(stages: int, cases: list[dict]) -> dict:
+    """Stages that are updated by themselves, case after case."""
     from tests.ftpipe.stages import trained
 
-    return trained(dist.get_rank(), **case)
+    return {"each": [trained(dist.get_rank(), **case) for case in cases]}
 
 
 def streamed(stages: int, positions: tuple[int, ...], micros: int, steps: int, how: str) -> dict:
     """Losses and weights of an engine that takes batches ahead, asked for its weights midway; of
     ranks of which the last one fails in some way, the words of the error."""
-    from tests.ftpipe.stages import ROWS, Layers, batch
+    from tests.ftpipe.stages import ROWS, Layers, batch, rate
     from workbench import Engine
 
     def loader(count: int, seen: int = 0):
         for step in range(seen, count):
+            engine.optimizer.param_groups[0]["lr"] = rate("adamw", step)
             if how == "killed" and dist.get_rank() and step == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "raises" and dist.get_rank() and step == 4:
@@ -487,11 +488,11 @@ def streamed(stages: int, positions: tuple[int, ...], micros: int, steps: int, h
     def distance(outputs, given):
         return (outputs - given["y"]).square().mean()
 
-    module, how_many = Layers(len(positions)), {"microbatches": micros}
+    module, config = Layers(len(positions)), {"lr": 0.01, "weight_decay": 0.1}
     kept = {name: value.clone() for name, value in module.state_dict().items()}
     try:
         with Engine(
-            module, {"lr": 0.01}, method="ftpipe", device="cpu", quiet=True, **how_many,
+            module, config, method="ftpipe", device="cpu", quiet=True, microbatches=micros,
             map=" ".join(map(str, positions)),
         ) as engine:  # fmt: skip
             losses = [float(loss) for loss in engine.stream(loader(steps // 2), distance)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, product
 from math import isqrt
 from typing import Any
 
@@ -24,10 +24,11 @@ FUNCTION = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
 ENGINE = "engine:"
 """Begins the family of a module in a user's own loop."""
 T5_FAMILY = "t5"
-MODULES = {"bert": 3, "vgg": 3, "resnet": 2, T5_FAMILY: 4}
+WIDE_RESNET = "wide-resnet"
+MODULES = {"bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, T5_FAMILY: 4}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
-HEADLESS = ("vgg", "resnet")
-"""Families to which the number of heads means nothing."""
+PICTURED = ("vgg", "resnet", WIDE_RESNET)
+"""Families of pictures, to which the number of heads means nothing."""
 MOST = {"layers": 2000, "hidden": 1 << 20, "heads": 1 << 20, "seq": 1 << 27, "vocab": 1 << 27}
 """Twice the deepest transformers that were trained; one layer of the widest has 12 trillion
 parameters. What takes time in proportion to one of these ends in seconds."""
@@ -36,8 +37,8 @@ T5_MOST = {
     "feed_forward": MOST["hidden"],
 }  # fmt: skip
 """Sizes that t5 alone has -> the most of each."""
-T5_ONLY = (*T5_MOST, "gated")
-"""Fields that mean something to t5 alone."""
+ONLY = dict.fromkeys((*T5_MOST, "gated"), T5_FAMILY) | {"group_norm": WIDE_RESNET}
+"""Fields that mean something to one family alone -> the family."""
 T5_SIZES = {
     "small": (6, 512, 8, 64, 2048),
     "base": (12, 768, 12, 64, 3072),
@@ -51,6 +52,14 @@ NAMED: dict[str, dict[str, Any]] = {
         "vocab": 32128, "head_size": head_size, "feed_forward": feed_forward,
     }
     for name, (layers, hidden, heads, head_size, feed_forward) in T5_SIZES.items()
+} | {
+    f"wrn_{depth}x{widening}_c{classes}{'_dr03' * drops}{'_gn' * grouped}": {
+        "family": WIDE_RESNET, "layers": (depth - 4) // 2, "hidden": 16 * widening, "heads": 1,
+        "seq": 32, "vocab": classes, "dropout": 0.3 * drops, "tied": False,
+        "group_norm": bool(grouped),
+    }
+    for depth, widening in ((16, 4), (28, 10))
+    for classes, drops, grouped in product((10, 100), (0, 1), (0, 1))
 }  # fmt: skip
 """Published models by a name that may be given as the family -> fields of their specs."""
 
@@ -60,9 +69,9 @@ class ModelSpec:
     """A decoder: GPT of any size, or a Hugging Face configuration (made by `model.hf_config`)."""
 
     family: str = GPT_FAMILY
-    """``gpt``; ``bert``, ``vgg``, ``resnet`` or ``t5`` (families.py); ``package.module:function``,
-    which makes a module (custom.py); or the path of a Hugging Face ``config.json`` (or of the
-    folder that holds it)."""
+    """``gpt``; ``bert``, ``vgg``, ``resnet``, ``wide-resnet`` or ``t5`` (families.py);
+    ``package.module:function``, which makes a module (custom.py); or the path of a Hugging Face
+    ``config.json`` (or of the folder that holds it)."""
     layers: int = 16
     """Transformer blocks n; the model has n + 2 units."""
     hidden: int = 2048
@@ -90,6 +99,8 @@ class ModelSpec:
     """Width of the feed-forward of t5; by default 4 times hidden."""
     gated: bool = False
     """Whether the feed-forward of t5 is gated, as in its version 1.1."""
+    group_norm: bool = False
+    """Whether norms of wide-resnet are GroupNorm, which needs no statistics, not BatchNorm."""
 
     def __post_init__(self) -> None:
         if not self.family:
@@ -107,12 +118,13 @@ class ModelSpec:
                     f"{name} is {value}; it must be at most {most}, more than any machine "
                     "has trained"
                 )
-        for name in T5_ONLY:
-            if (value := getattr(self, name)) and self.family != T5_FAMILY:
+        for name, family in ONLY.items():
+            if (value := getattr(self, name)) and self.family != family:
                 raise ValueError(
-                    f"{name} is {value}; of the model {self.family} it means nothing, only of t5"
+                    f"{name} is {value}; of the model {self.family} it means nothing, only of "
+                    f"{family}"
                 )
-        if self.hidden % self.heads and not self.head_size and self.family not in HEADLESS:
+        if self.hidden % self.heads and not self.head_size and self.family not in PICTURED:
             nearest = _nearest_divisor(self.hidden, self.heads)
             raise ValueError(
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "
@@ -120,10 +132,9 @@ class ModelSpec:
             )
         if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}; it must be at least 0 and below 1")
-        if not isinstance(self.tied, bool):
-            raise ValueError(f"tied is {self.tied!r}; it must be true or false")
-        if not isinstance(self.gated, bool):
-            raise ValueError(f"gated is {self.gated!r}; it must be true or false")
+        for name in ("tied", "gated", "group_norm"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} is {value!r}; it must be true or false")
 
     @property
     def pure(self) -> bool:
@@ -180,9 +191,9 @@ class ModelSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; of another model without the sizes that t5 alone has."""
-        left_out = () if self.family == T5_FAMILY else T5_ONLY
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        """JSON-able, without the fields that other families alone have."""
+        fields = asdict(self).items()
+        return {name: value for name, value in fields if ONLY.get(name, self.family) == self.family}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:

@@ -27,8 +27,8 @@ class RunSpec:
     method: str
     model: ModelSpec = field(default_factory=ModelSpec)
     text: str = "stdlib"
-    """``stdlib`` (the Python standard library's sources), a text file, or a folder of WikiText, for
-    bert of MRPC."""
+    """``stdlib`` (the Python standard library's sources), a text file, or a folder of WikiText; for
+    bert of MRPC or SuperGLUE; of pictures ``digits``, or a folder of CIFAR or of class folders."""
     tokenizer: str = "bytes"
     """``bytes``, or ``bpe:N`` for a byte-level BPE of N tokens trained on the text; ``wordpiece``
     of pairs."""

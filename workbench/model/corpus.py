@@ -24,7 +24,9 @@ from workbench.core.files import read_whole
 from workbench.core.paths import user_path
 from workbench.core.sources import file_digest
 
-STDLIB = "stdlib"
+STDLIB, DIGITS = "stdlib", "digits"
+BUNDLED = (STDLIB, DIGITS)
+"""Sources that are no path: this Python's library, and the pictures of digits.py."""
 BOM = b"\xef\xbb\xbf"
 """The byte order mark in UTF-8: no text, but editors of some systems write it."""
 STDLIB_BYTES = 8 << 20
@@ -41,8 +43,9 @@ FIRST_LINE = re.compile(rb"(?:%s)?\s*([{[][^\n]*)" % BOM)
 """Of a text that may be rows of JSON."""
 MAGIC = (b"PAR1", b"ARROW1")
 """First bytes of Parquet and of Arrow."""
-TEXTS, PICTURES = (".txt", ".tsv", ".tokens", ".raw"), (".png", ".jpg", ".jpeg")
-"""Endings of files in a folder that runs read: texts, sentence pairs (pairs.py), pictures."""
+TEXTS = (".txt", ".tsv", ".tokens", ".raw", ".jsonl", ".json")
+PICTURES = (".png", ".jpg", ".jpeg", ".bin")
+"""Endings of files in a folder that runs read: texts and pairs (pairs.py, glue.py), pictures."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,8 @@ def read_corpus(source: str | Path = STDLIB) -> Corpus:
     """
     if source == STDLIB:
         name, data = f"standard library of Python {platform.python_version()}", _read_stdlib()
+    elif source == DIGITS:
+        raise ValueError(f"{DIGITS!r} are pictures, and the model reads a text")
     else:
         path = user_path(source)
         name, data = path.name, b"".join(_read_text(file) for file in _files(path))
@@ -75,6 +80,8 @@ def source_digest(source: str | Path) -> str:
     folders below by name, size and time. Empty where there is nothing to read."""
     if source == STDLIB:
         return f"{STDLIB} of Python {platform.python_version()}"
+    if source == DIGITS:
+        return DIGITS
     path, told = Path(source), []
     try:
         if not path.is_dir():

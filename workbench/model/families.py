@@ -8,6 +8,9 @@ A `ModelSpec` names one by its family. What its numbers mean there:
   is VGG416.
 * ``resnet``: `layers` basic blocks in four groups, the rest alike; n + 2 units. ``layers=512`` is
   ResNet1026.
+* ``wide-resnet``: `layers` blocks in three groups, of n each at a depth of 6 n + 4; `hidden`
+  channels of the first group, 16 times the factor k; `dropout` inside blocks, `group_norm`; n + 2
+  units. ``wrn_28x10_c100_dr03_gn`` and the like are names with published sizes.
 * ``t5``: `layers` blocks of the encoder and `decoder_layers` of the decoder, so many units and 4;
   sources of `seq` tokens, answers of `target_seq`. Data: pairs of texts (answers.py).
 * ``package.module:function``: whatever the function takes them for (custom.py).
@@ -26,15 +29,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
-from workbench.model import bert, custom_data, custom_model, t5, vision
+from workbench.core.paths import user_path
+from workbench.model import (
+    bert,
+    cifar,
+    custom_data,
+    custom_model,
+    digits,
+    t5,
+    vision,
+    wide_resnet,
+)
 from workbench.model.answers import load_answers
-from workbench.model.corpus import STDLIB
+from workbench.model.corpus import DIGITS, STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.pairs import load_pairs
-from workbench.model.pictures import FolderPictures, SyntheticPictures
+from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
@@ -187,6 +200,15 @@ def _resnet(spec: ModelSpec) -> nn.Module:
     return vision.ResNet(shape)
 
 
+def _wide_resnet(spec: ModelSpec) -> nn.Module:
+    return wide_resnet.WideResNet(
+        wide_resnet.WideResNetShape(
+            blocks=_groups(spec.layers, 3), width=spec.hidden, classes=spec.vocab,
+            dropout=spec.dropout, group_norm=spec.group_norm,
+        )
+    )  # fmt: skip
+
+
 def _picture(spec: ModelSpec) -> tuple[Tensor, ...]:
     return torch.zeros(EXAMPLE, 3, spec.seq, spec.seq), _labels()
 
@@ -197,7 +219,26 @@ def _pictures(
     size: dict[str, Any] = {"size": (spec.seq, spec.seq), "seed": seed}
     if source == STDLIB:
         return SyntheticPictures(classes=spec.vocab, count=PICTURES, **size)
-    return FolderPictures(source, **size)
+    if source == DIGITS:
+        pictures, labels = digits.read_digits()
+        found: Pictures = ArrayPictures(
+            [(pictures[:, None], labels)], name=DIGITS, digest=digits.digest_of(),
+            classes=digits.CLASSES, **size,
+        )  # fmt: skip
+    elif at := cifar.cifar_at(user_path(source)):
+        version, files = at
+        found = ArrayPictures(
+            cifar.read_cifar(version, files), name=version.name, digest=cifar.digest_of(files),
+            classes=version.classes, **size,
+        )  # fmt: skip
+    else:
+        found = FolderPictures(source, **size)
+    if len(found.classes) > spec.vocab:
+        raise ValueError(
+            f"{found.name} has {len(found.classes)} classes, and the model tells {spec.vocab} "
+            f"apart; use vocab={len(found.classes)}"
+        )
+    return found
 
 
 def _t5(spec: ModelSpec) -> nn.Module:
@@ -231,5 +272,8 @@ FAMILIES = {
     "bert": Family(make=_bert, initialize=bert.initialize, example=_words, load=_pairs),
     "vgg": Family(make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures),
     "resnet": Family(make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures),
+    "wide-resnet": Family(
+        make=_wide_resnet, initialize=vision.initialize, example=_picture, load=_pictures
+    ),
     "t5": Family(make=_t5, initialize=t5.initialize, example=_texts, load=_answers, counted=True),
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import MODULES, ModelSpec
 from workbench.core.paths import user_path
 
 
@@ -45,7 +45,7 @@ def read_config(path: str | Path) -> tuple[Any, str]:
         data = read_whole(file, str(file))
     except FileNotFoundError as error:
         raise ValueError(
-            f"the model {str(path)!r} is not known: it is gpt, bert, vgg, resnet, t5, a function "
+            f"the model {str(path)!r} is not known: it is gpt, {', '.join(MODULES)}, a function "
             "(package.module:name), or the path of a Hugging Face config.json, and "
             f"{str(file)!r} cannot be read: {error.strerror}"
         ) from None

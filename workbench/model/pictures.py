@@ -1,10 +1,11 @@
-"""Labelled pictures: a folder of class folders, or synthetic ones that can be learnt.
+"""Labelled pictures: a folder of class folders, arrays, or synthetic ones that can be learnt.
 
 A folder is laid out as ImageNet usually is: one folder a class, PNG or JPEG files in it. Pictures
 are scaled so that they just cover the wanted size, cut to it in the middle, and normed with
-ImageNet's mean and deviation; there is no random augmentation. A synthetic picture is the smooth
-random pattern of its class plus noise, both keyed, so that training has something to find and
-nothing is stored.
+ImageNet's mean and deviation; there is no random augmentation. Pictures of arrays (CIFAR, digits)
+are normed with the mean and deviation of their own, of every tenth. A synthetic picture is the
+smooth random pattern of its class plus noise, both keyed, so that training has something to find
+and nothing is stored.
 
 A sample is found by its number alone, in a fresh keyed order each epoch, as in `text.Batches`.
 """
@@ -28,6 +29,8 @@ ENDINGS = {".png", ".jpg", ".jpeg"}
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 """Of ImageNet's training pictures, for red, green and blue in [0, 1]."""
+LOOKED_AT = 10
+"""Of so many pictures of arrays one counts in their mean and deviation."""
 PATTERN = 4
 """A class's pattern has so many random values a side, smoothly enlarged."""
 
@@ -153,6 +156,46 @@ class FolderPictures(Pictures):
         values = torch.from_numpy(np.array(fitted)).permute(2, 0, 1).float() / 255.0
         mean, deviation = (torch.tensor(three).view(3, 1, 1) for three in (MEAN, DEVIATION))
         return (values - mean) / deviation
+
+
+class ArrayPictures(Pictures):
+    """Pictures of bytes, scaled where the model's have another size; as many arrays as files."""
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[np.ndarray, np.ndarray]],
+        *,
+        name: str,
+        digest: str,
+        classes: int,
+        size: tuple[int, int],
+        seed: int,
+    ) -> None:
+        """`parts`: pictures [n, 3 or 1, height, width] uint8, of one colour three times the same,
+        and labels [n], of each file."""
+        self.name, self.digest, self.size, self.seed = name, digest, size, seed
+        self.classes = tuple(map(str, range(classes)))
+        self._pictures = [pictures for pictures, _ in parts]
+        self._labels = np.concatenate([labels for _, labels in parts])
+        self._ends = np.cumsum([len(pictures) for pictures in self._pictures])
+        seen = np.concatenate([each[::LOOKED_AT] for each in self._pictures]).astype(np.float32)
+        self._mean, self._deviation = (
+            torch.from_numpy(of(seen, axis=(0, 2, 3))).view(-1, 1, 1) for of in (np.mean, np.std)
+        )
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def label(self, index: int) -> int:
+        return int(self._labels[index])
+
+    def picture(self, index: int) -> Tensor:
+        file = int(np.searchsorted(self._ends, index, side="right"))
+        values = self._pictures[file][index - int(self._ends[file])]  # from the end of its file
+        picture = (torch.tensor(values).float() - self._mean) / self._deviation.clamp(min=1e-6)
+        if picture.shape[1:] != self.size:
+            picture = F.interpolate(picture[None], self.size, mode="bilinear", antialias=True)[0]
+        return picture.expand(3, -1, -1)
 
 
 def _drawn(*shape: int, seed: int) -> Tensor:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES, NAMED
+from workbench.model.corpus import BUNDLED
 
 INSIDE = "here it must lie in the results folder"
 
@@ -55,5 +56,5 @@ def _refused(name: str, value: str, root: Path) -> str:
         case "family":
             fits = value in (GPT_FAMILY, *MODULES, *NAMED) or inside(path, root)
         case _:
-            fits = name != "text" or value == "stdlib" or inside(path, root)
+            fits = name != "text" or value in BUNDLED or inside(path, root)
     return "" if fits else INSIDE

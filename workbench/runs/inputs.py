@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core import methods
-from workbench.core.model_spec import GPT_FAMILY, T5_FAMILY
+from workbench.core.model_spec import GPT_FAMILY, PICTURED, T5_FAMILY
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.answers import load_answers
-from workbench.model.corpus import STDLIB
+from workbench.model.cifar import cifar_at, read_cifar
+from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.hf_config import spec_from_config
 from workbench.model.pairs import load_pairs
 from workbench.model.text import check_text
@@ -39,8 +40,13 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             if model.family != GPT_FAMILY:
                 make_model(spec_from_config(model.family, seq=model.seq))
             check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
-        elif text != STDLIB and not user_path(text).exists():
+        elif text == DIGITS and not model.custom and model.family not in PICTURED:
+            raise ValueError(f"text is {DIGITS!r}, which are pictures; {model.family} reads texts")
+        elif text not in BUNDLED and not user_path(text).exists():
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
+        elif text not in BUNDLED and model.family in PICTURED:
+            if at := cifar_at(user_path(text)):
+                read_cifar(*at)
         elif text != STDLIB and model.family == "bert":
             load_pairs(text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0)
         elif text != STDLIB and model.family == T5_FAMILY:

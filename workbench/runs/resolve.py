@@ -39,7 +39,9 @@ def resolve(spec: RunSpec) -> RunSpec:
     elif file := config_file(spec.model):
         changes["model"] = replace(spec.model, family=str(file))
     text = user_path(spec.text)
-    if spec.text != "stdlib" and text.exists():  # the key must not depend on the folder we are in
+    if (
+        spec.text not in corpus.BUNDLED and text.exists()
+    ):  # the key must not depend on the folder we are in
         changes["text"] = str(text.resolve())
     if spec.start_from and (run := user_path(spec.start_from)).is_dir():
         changes["start_from"] = str(run.resolve())

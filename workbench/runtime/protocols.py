@@ -1,4 +1,4 @@
-"""Interfaces that the engine of a rank uses: a carrier of messages, and an optimizer.
+"""Interfaces that the engine of a rank uses: a carrier of messages, an optimizer, and weights.
 
 Between ranks of one host messages are copies into mapped memory (peer_transport.py), and the host
 updates (host_updates.py). Another carrier, or an optimizer on the device alone, offers the methods
@@ -8,6 +8,7 @@ here, and the engine does not change.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from torch import Tensor
@@ -77,6 +78,27 @@ class OutsideUpdates:
 
     def update(self, unit: int, step: int) -> None:
         """The optimizer comes later."""
+
+
+class WeightsRead(Protocol):
+    """Versions of the weights of stages."""
+
+    def reading(self, action: Action, step: int) -> AbstractContextManager:
+        """While a pass of a training step runs, its stage has the weights that the pass reads."""
+
+    def renew(self, unit: int, step: int) -> None:
+        """Before the update of a stage by a step's gradients."""
+
+
+class NewestWeights:
+    """All passes read the newest weights. A `WeightsRead`."""
+
+    def reading(self, action: Action, step: int) -> AbstractContextManager:
+        """The stage has them always."""
+        return nullcontext()
+
+    def renew(self, unit: int, step: int) -> None:
+        """The update overwrites them."""
 
 
 class Updates(Protocol):

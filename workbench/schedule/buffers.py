@@ -33,6 +33,19 @@ def states(unit: int, turn: int = 0) -> str:
     return f"o{unit}" + (f"+{turn}" if turn else "")
 
 
+def predicted(unit: int, micro: int) -> str:
+    """Weights of a unit as forward passes expect them to be at the backward passes, of micro-batch
+    `micro` and those that follow it with as many updates between."""
+    return f"p{unit}.{micro}"
+
+
+def prediction(action: Action) -> str | None:
+    """The `predicted` weights that a pass reads; None where it reads the unit's own."""
+    begins = f"p{action.unit}."
+    texts = (*action.takes, *action.uses, *action.frees)
+    return next((text for text in texts if text.rpartition(":")[2].startswith(begins)), None)
+
+
 def activation(unit: int, micro: int, turn: int = 0) -> str:
     """Input of a unit on the device; turn 1 is the copy fetched back for the backward pass."""
     return f"x{unit}.{micro}" + (f"+{turn}" if turn else "")

@@ -27,14 +27,14 @@ SHAPES = [((0, 1), 1), ((0, 1, 2), 2), ((0, 1, 0, 1), 1), ((0, 1, 1, 0), 3)]
 
 
 class Sizes(IdealSizes):
-    """A byte of weights, and what is kept."""
+    """One fp32 weight, and what is kept."""
 
     def weight_bytes(self, unit: int) -> int:
-        return 1
+        return 4
 
     def cost(self, unit: int, samples: int) -> UnitCost:
         return UnitCost(
-            kind="stage", parameters=0, forward_s=1, recompute_s=1, backward_s=2, kept_bytes=KEPT
+            kind="stage", parameters=1, forward_s=1, recompute_s=1, backward_s=2, kept_bytes=KEPT
         )
 
 
@@ -72,7 +72,7 @@ def test_any_map_is_proved(positions, micros, stashes):
     for stage, at in enumerate(positions):
         depth = len(positions) - 1 - stage
         versions = 1 + (-(-depth // micros) if stashes else 0)
-        wanted[at] += versions + KEPT * (depth + 1)
+        wanted[at] += 4 * versions + KEPT * (depth + 1)
     if len({*positions}) == len(positions):  # else two stages may not be full at one time
         assert {at: peaks[at][DEVICE] for at in wanted} == wanted
     assert all(peaks[at][DEVICE] <= most for at, most in wanted.items())

@@ -34,6 +34,16 @@ class Options(Common):
     """Updates that a first stage's weights may lack, and one, with ``virtual-stages-1f1b``; 0 is
     the number of ranks."""
 
+    weight_stashing: bool = False
+    """Whether a backward pass reads the weights that its forward pass read; else the newest."""
+    prediction: Literal["none", "msnag", "aggmsnag", "nag"] = "none"
+    """Weights that forward passes read in place of stale ones: those that the optimizer would make
+    by the backward pass, with gradients of zero (``msnag``), or with those that have been added up
+    (``aggmsnag``); ``nag`` is msnag that looks one step ahead where no update is lacking."""
+    gap_aware: bool = False
+    """Whether gradients are divided by how far the weights have moved since their forward pass, in
+    steps of the usual size; with `weight_stashing`, and 1 micro-batch an update."""
+
     checkpointed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -81,9 +91,47 @@ class Options(Common):
             raise ValueError(
                 "activations is 'host'; ftpipe keeps inputs on the devices: use recompute or keep"
             )
+        self._check_weights(spec)
         if spec.model.family.startswith(ENGINE):  # a loop of one's own knows its processes later
             return
         if self.map and not self.sizes:
             raise ValueError(f"map is {self.map!r} without a cut; give both, or neither")
         if self.sizes:
             self.positions(len(self.sizes), spec.ranks)
+
+    def _check_weights(self, spec: RunSpec) -> None:
+        """Raise ValueError for weights of passes that cannot be."""
+        mitigates = self.weight_stashing or self.gap_aware or self.prediction != "none"
+        if mitigates and self.synchronous:
+            raise ValueError(
+                f"stage_order is {self.stage_order!r}, in which no weights are stale; leave "
+                "weight_stashing, prediction and gap_aware off"
+            )
+        if self.gap_aware and spec.microbatches > 1:
+            raise ValueError(
+                f"gap_aware with {spec.microbatches} micro-batches an update: they are computed "
+                "with weights of several ages, and the gap is that of one; give 1, or leave it off"
+            )
+        if self.gap_aware and not self.weight_stashing:
+            raise ValueError(
+                "gap_aware without weight_stashing: backward passes read the newest weights, and "
+                "there is no gap; give both, or neither"
+            )
+        if self.gap_aware and spec.save_every:
+            raise ValueError(
+                "gap_aware with save_every: checkpoints do not hold its mean of steps; leave one"
+            )
+        if self.weight_stashing or spec.activations != "keep":
+            return
+        if self.prediction != "none":
+            raise ValueError(
+                f"prediction is {self.prediction!r} with activations kept and without "
+                "weight_stashing: the backward pass would read other weights than the kept "
+                "activations; give weight_stashing, or recompute"
+            )
+        if spec.dtype != "fp32":
+            raise ValueError(
+                f"activations are kept in {spec.dtype} without weight_stashing: graphs keep 16-bit "
+                "weights of the forward pass, unknown to the schedule; give weight_stashing, or "
+                "recompute, or fp32"
+            )

@@ -78,6 +78,10 @@ def pipeline_of(
         sizes=sizes,
         recompute=spec.activations != "keep",
         loans=loans_of(spec, stages, weight_bytes),
+        stashes=options.weight_stashing,
+        predicts=options.prediction != "none",
+        nesterov=options.prediction == "nag",
+        averages=options.gap_aware,
     )
 
 
@@ -126,7 +130,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         else f"passes of rank {slowest}: {min(1.0, busy / step):.0%} of a step of {step:.4g} s",
         lacking=lacking,
         settings={"cut": spec.options.cut, "map": made.settings["positions"]},
-        notes=(staleness_note(made),),
+        notes=(staleness_note(made), *weights_notes(spec)),
     )
 
 
@@ -150,3 +154,20 @@ def staleness_note(made: Schedule) -> str:
         f"asynchronous: forward passes read weights that lack up to {max(stale)} updates, "
         f"{sum(stale) / len(stale):.3g} on the mean"
     )
+
+
+def weights_notes(spec: RunSpec) -> list[str]:
+    """The weights that passes read, in words, where they are not the published default's."""
+    options, notes = spec.options, []
+    if options.prediction != "none":
+        notes.append(f"forward passes read weights that {options.prediction} predicts")
+    if options.weight_stashing:
+        notes.append("weight stashing: backward passes read the weights of their forward passes")
+    elif spec.activations == "keep":
+        notes.append(
+            "gradients mix two versions of weights: kept activations are of the forward pass, "
+            "weights of the backward pass"
+        )
+    if options.gap_aware:
+        notes.append("gradients are divided by their gap-aware penalty")
+    return notes

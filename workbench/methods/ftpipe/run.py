@@ -18,11 +18,13 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
+from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.planner import (
     pipeline_of,
     plan,
     stages_of,
     staleness_note,
+    weights_notes,
     with_stages,
 )
 from workbench.methods.ftpipe.stage_sizes import StageSizes
@@ -46,7 +48,9 @@ from workbench.runtime.updates.stage_states import StatesTogether
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, optimizer_of
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.runtime.updates.step_end import Tie, agree
+from workbench.runtime.updates.weight_versions import VersionedStages
 from workbench.schedule.action import Action
+from workbench.schedule.buffers import on_rank, weights
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.validate import validate
 from workbench.training import trained_ranks
@@ -137,8 +141,9 @@ class FtpipeTraining:
         if spec.options.synchronous:  # whose updates wait for the norm of all stages
             updates = OutsideUpdates()
         self._engine = StageEngine(
-            self._stages, StagePasses(self._stages), flat, int, updates, self._loans
-        )
+            self._stages, StagePasses(self._stages), flat, int, updates, self._loans,
+            self._versions(),
+        )  # fmt: skip
         self._everybody = everybody = new_group(backend="gloo")
         places = StageMap.of(spec.ranks, 1)
         pairs = dict.fromkeys(zip(line.positions, line.positions[1:], strict=False))
@@ -222,7 +227,9 @@ class FtpipeTraining:
         """The measured half of the record."""
         cuda = self._device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self._device) if cuda else None
-        notes = [*self.history.notes, staleness_note(self._schedule)]
+        notes = [
+            *self.history.notes, staleness_note(self._schedule), *weights_notes(self._spec),
+        ]  # fmt: skip
         if not cuda:
             notes.append("device peak: not measured on a processor")
         return Outcome(
@@ -293,6 +300,16 @@ class FtpipeTraining:
                 here.insert(0, module.get_parameter(lent).grad)
             found.append(Tie(here[0], others, here[1:], owns))
         return found
+
+    def _versions(self) -> VersionedStages:
+        """The versions of weights that the schedule has, of each stage."""
+        spec, buffers, found = self._spec, self._schedule.buffers, {}
+        for stage, own in self._optimizers.items():
+            found[stage] = versions_of(
+                own.optimizer, self._stages[stage].modules.values(), spec.options,
+                copies=buffers[on_rank(self.rank, weights(stage))].copies, rate=spec.learning_rate,
+            )  # fmt: skip
+        return VersionedStages(found)
 
     def _perform(self, action: Action, step: int) -> None:
         self._begin(step)

@@ -35,13 +35,19 @@ SEND_GRAD, RECV_GRAD = Kind.SEND_GRAD, Kind.RECV_GRAD
 
 
 def schedule(line: Asynchronous) -> Schedule:
-    """One step of the pipeline. Raises ValueError for a last stage that waits, and for an owner of
-    lent weights behind its borrower."""
+    """One step of the pipeline. Raises ValueError for a last stage that waits, for an owner of
+    lent weights behind its borrower, and for lent weights of several versions."""
     for loan in line.loans:
         if line.late(loan) < 0 or loan.owner > loan.borrower:
             raise ValueError(
                 f"stage {loan.borrower} borrows a weight of stage {loan.owner} behind it; the "
                 "owner of a shared weight must be the first of its users"
+            )
+    for loan in line.lends:
+        if line.stashes or line.predicts:
+            raise ValueError(
+                f"stages {loan.owner} and {loan.borrower} share a weight, of which neither older "
+                "nor predicted versions can be read; put its users in one stage"
             )
     if line.depths[-1]:
         raise ValueError(f"the last stage's depth is {line.depths[-1]}; its loss is there, give 0")
@@ -70,12 +76,14 @@ class _Writer:
     def stage(self, stage: int) -> None:
         """Passes, messages and updates of a stage, slot by slot."""
         line, sizes = self.line, self.line.sizes
-        versions = line.stale(stage, 0) if line.stashes else 0
+        versions = line.stale(stage, 0) if line.stashes and not line.predicts else 0
+        versions += bool(versions) and line.averages  # an update measures how far they have moved
         borrowed = sum(loan.nbytes for loan in line.loans if loan.borrower == stage)
-        weights = sizes.weight_bytes(stage) + borrowed
+        weights = line.copy_bytes(stage) if versions else sizes.weight_bytes(stage) + borrowed
+        states = sizes.state_bytes(stage) + line.averages * line.copy_bytes(stage)
         self._lay(stage, name.weights(stage), weights, 1 + versions, True)
         self._lay(stage, name.gradients(stage), sizes.visit_bytes(stage) + borrowed, 1, True)
-        self._lay(stage, name.states(stage), sizes.state_bytes(stage), 1, True)
+        self._lay(stage, name.states(stage), states, 1, True)
         for kind, micro in line.turns(stage):
             (self._forward if kind is F else self._backward)(stage, micro)
             if kind is B and micro == line.last(stage):
@@ -185,8 +193,18 @@ class _Writer:
             takes.append(self._lay_input(stage + 1, micro))
             after.append(self._input_is_free(stage + 1, micro))
         scratch = cost.forward_scratch_bytes if again else cost.recompute_scratch_bytes
+        frees: list[str] = []
+        if same := line.predicted(stage, micro):
+            predicted = name.predicted(stage, same[0])
+            if micro == same[0]:
+                held = line.depths[stage] if line.holds_predicted(stage) else 0
+                copies = (len(same) - 1 + held) // line.micros + 1
+                self._lay(stage, predicted, line.copy_bytes(stage), copies)
+            (takes if micro == same[0] else uses).append(predicted)
+            if micro == same[-1] and not line.holds_predicted(stage):
+                frees.append(predicted)
         self._pass(
-            F, stage, micro, scratch, after=after, takes=takes, uses=uses,
+            F, stage, micro, scratch, after=after, takes=takes, uses=uses, frees=frees,
             stale=line.stale(stage, micro),
         )  # fmt: skip
         if self._behind(stage):
@@ -226,10 +244,14 @@ class _Writer:
             takes.append(name.output_gradient(stage - 1, micro))
             self._lay(stage - 1, takes[-1], nbytes, 1)
             after.append(self._gradient_is_free(stage - 1, micro))
+        same = line.predicted(stage, micro) if line.holds_predicted(stage) else None
+        if same:
+            ends = micro == same[-1]
+            (frees if ends else uses).append(name.predicted(stage, same[0]))
         scratch = cost.backward_scratch_bytes + (cost.kept_bytes if again else 0)
         self._pass(
             B, stage, micro, scratch, after=after, takes=takes, uses=uses, frees=frees, lag=lag,
-            stale=line.stale(stage, micro) if line.stashes else 0,
+            stale=line.stale(stage, micro) if line.stashes and same is None else 0,
         )  # fmt: skip
         if sends:
             self._add(

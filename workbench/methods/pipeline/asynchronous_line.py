@@ -14,6 +14,7 @@ from workbench.schedule.action import COMPUTE, Kind
 F, B = Kind.FORWARD, Kind.BACKWARD
 Turn = tuple[Kind, int]
 """A forward or a backward pass, and its micro-batch."""
+FP32_BYTES = 4
 FIRST_LANE = 2
 """Number of the lane of a position's second stage: the first one's has none, and 1 takes turns."""
 
@@ -47,6 +48,12 @@ class Asynchronous:
     """Whether stages compute activations again, but for the last one."""
     stashes: bool = False
     """Whether a backward pass reads the weights that its forward pass read."""
+    predicts: bool = False
+    """Whether a forward pass reads a prediction of the weights of its backward pass."""
+    nesterov: bool = False
+    """Whether, with `predicts`, one whose weights lack no update looks one ahead."""
+    averages: bool = False
+    """Whether states have a mean of squared steps, of the size of the weights."""
     loans: Sequence[Loan] = ()
     """Owners in front of their borrowers."""
     passes: Sequence[Sequence[Turn]] = ()
@@ -82,6 +89,23 @@ class Asynchronous:
     def stale(self, stage: int, micro: int) -> int:
         """Updates that a forward pass lacks (spec 1.11: the closed form)."""
         return 0 if self.passes else max(0, -(-(self.depths[stage] - micro) // self.micros))
+
+    def predicted(self, stage: int, micro: int) -> range | None:
+        """Micro-batches of a step that read one prediction, this one among them; None where it
+        reads the weights themselves."""
+        ahead = self.stale(stage, micro)
+        if not self.predicts or not (ahead or self.nesterov):
+            return None
+        same = [other for other in range(self.micros) if self.stale(stage, other) == ahead]
+        return range(same[0], same[-1] + 1)
+
+    def holds_predicted(self, stage: int) -> bool:
+        """Whether backward passes read predictions, too: they are stashed, or graphs have them."""
+        return self.stashes or not self.recompute or not self.depths[stage]
+
+    def copy_bytes(self, stage: int) -> int:
+        """Bytes of a copy of a stage's weights as they are updated: fp32."""
+        return FP32_BYTES * self.sizes.cost(stage, self.samples).parameters
 
     def copies(self, stage: int) -> int:
         """Steps of which a stage holds the input of a micro-batch at a time."""

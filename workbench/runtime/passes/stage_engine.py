@@ -19,7 +19,13 @@ from torch import Tensor
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.differentiation import Above
 from workbench.runtime.passes.stage_passes import Key, StageModule, StagePasses, there, wants
-from workbench.runtime.protocols import Loans, StageUpdates, Transport
+from workbench.runtime.protocols import (
+    Loans,
+    NewestWeights,
+    StageUpdates,
+    Transport,
+    WeightsRead,
+)
 from workbench.runtime.transport.group_transport import Form
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
@@ -67,13 +73,16 @@ class StageEngine:
     def __init__(
         self, stages: Mapping[int, StageModule], passes: StagePasses, gradients: Tensor,
         add_up: Callable[[Tensor], object], updates: StageUpdates, loans: Loans | None = None,
+        versions: WeightsRead | None = None,
     ) -> None:  # fmt: skip
         """`stages`: unit of the schedule -> the stage; `passes` performs their passes. `gradients`
         of all their weights, flat: each parameter's `grad` is a view. `add_up` makes them the sum
-        of all replicas'. `loans` are weights that stages lend each other in the schedule."""
+        of all replicas'. `loans` are weights that stages lend each other in the schedule;
+        `versions` of weights, where passes read others than the newest."""
         self._loans = loans
         self._stages, self._gradients, self._add_up = stages, gradients, add_up
         self._updates, self._passes = updates, passes
+        self._versions = versions or NewestWeights()
         self._steps: dict[int, StageStep] = {}
         self._inputs: dict[Key, Bundle] = {}
         """Outputs of the stage before, until the backward pass of the one that they enter."""
@@ -94,7 +103,7 @@ class StageEngine:
             Kind.STASH: self._stash,
             Kind.FETCH: self._fetch,
             Kind.REDUCE: self._reduce,
-            Kind.UPDATE: lambda action, step: updates.update(action.unit, step),
+            Kind.UPDATE: self._update,
         }
 
     def begin(
@@ -158,7 +167,9 @@ class StageEngine:
         keeps = state.training and name.keeps(action) and not name.checkpoints(action)
         came = there(self._inputs.get((unit, micro, step), ()))
         samples = self._samples(action, step)
-        made = self._passes.forward((unit, micro, step), came, samples, keeps=keeps)
+        weights = self._versions if state.training else NewestWeights()
+        with weights.reading(action, step):
+            made = self._passes.forward((unit, micro, step), came, samples, keeps=keeps)
         if self._stages[unit].last:
             state.losses[micro] = made[0].detach()
         elif action.kind is Kind.FORWARD:
@@ -178,7 +189,8 @@ class StageEngine:
             back = wants(self._stages[unit].goes(samples))
             above = Above(there(self._above.pop((unit + 1, micro, step))), back)
         into = self._above if unit - 1 in self._stages else self._below
-        into[key] = self._passes.backward(key, came, samples, above)
+        with self._versions.reading(action, step):
+            into[key] = self._passes.backward(key, came, samples, above)
         for pair in filter(None, map(name.loan_of, action.takes)):
             self._loans.leave(pair, step)
 
@@ -214,6 +226,10 @@ class StageEngine:
     def _fetch(self, action: Action, step: int) -> None:
         key, device = (action.unit, action.microbatch, step), self._gradients.device
         self._inputs[key] = tuple(t.to(device, non_blocking=True) for t in self._inputs[key])
+
+    def _update(self, action: Action, step: int) -> None:
+        self._versions.renew(action.unit, step)
+        self._updates.update(action.unit, step)
 
     def _reduce(self, action: Action, step: int) -> None:
         """Once the gradients of all stages here are complete."""
