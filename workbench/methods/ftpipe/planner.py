@@ -74,7 +74,7 @@ def pipeline_of(
         depths=depths,
         passes=turns if options.synchronous else (),
         micros=micros,
-        samples=spec.microbatch,
+        samples=-(-spec.batch // micros),
         sizes=sizes,
         recompute=spec.activations != "keep",
         loans=loans_of(spec, stages, weight_bytes),
@@ -105,7 +105,8 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     check_profile(profile, spec)
     spec, units = with_stages(spec, profile), len(profile.units)
     stages = stages_of(spec, units)
-    sizes = StageSizes(ProfiledSizes({profile.microbatch: profile}, tied={}), stages)
+    profiled = ProfiledSizes({profile.microbatch: profile}, tied={})
+    sizes = StageSizes(profiled, stages, spec.options.state_values)
     made = schedule(pipeline_of(spec, stages, sizes, profile.weight_bytes))
     server = server_of(profile, spec)
     proved = validate(made).peak_bytes

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import Parameter
 
+from workbench.core.division import micro_span
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
@@ -35,6 +36,7 @@ from workbench.model.base import Context, LayeredModel
 from workbench.model.weighing import weights_of
 from workbench.profile.store import profile_for
 from workbench.runtime.executor.executor import Executor
+from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine, StageStep
 from workbench.runtime.passes.stage_passes import StagePasses
@@ -105,7 +107,7 @@ class FtpipeTraining:
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
         self._spec, self._report = spec, report
         self.rank, device = dist.get_rank(), resolve_device(spec.device)
-        self._device = device
+        self._device, self._meter = device, device_meter(device, spec.device_memory)
         self._model = model = make_model(spec.model, spec.seed)
         self._batches = load_batches(spec, model, folder / "cache")
         self.history = History(spec, folder, self._batches, model=model)
@@ -116,16 +118,13 @@ class FtpipeTraining:
             validate(made)
         report.phase("making the stages")
         mine = [stage for stage, at in enumerate(line.positions) if at == self.rank]
-        self._stages = {
-            stage: UnitStage(
-                model, stages[stage], seed=spec.seed, seq=spec.model.seq, device=device,
-                dtype=DTYPES[spec.dtype],
-            )
-            for stage in mine
-        }  # fmt: skip
+        like = {"seed": spec.seed, "seq": spec.model.seq, "device": device}
+        like["dtype"] = DTYPES[spec.dtype]
+        with self._meter:
+            self._stages = {stage: UnitStage(model, stages[stage], **like) for stage in mine}
         named = {stage: own.named_parameters() for stage, own in self._stages.items()}
         sizes = [sum(weight.numel() for weight in own.values()) for own in named.values()]
-        self._gradients = flat = torch.zeros(sum(sizes), device=device)
+        self._gradients = flat = self._meter.zeros(sum(sizes), torch.float32)
         """Of all stages here, flat, fp32."""
         weights = {
             stage: StageWeights([self._stages[stage]], dict.fromkeys(named[stage], True), part)
@@ -219,22 +218,19 @@ class FtpipeTraining:
         if not ended.overflow:
             for own in self._optimizers.values():
                 own.before(step)
-                own.optimizer.step()
+                with self._meter:
+                    own.optimizer.step()
             self._loans.spread(self._borrows, self._everybody)
         self._tell(step, ended.loss, ended.norm, skipped=ended.overflow)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        cuda = self._device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self._device) if cuda else None
         notes = [
             *self.history.notes, staleness_note(self._schedule), *weights_notes(self._spec),
         ]  # fmt: skip
-        if not cuda:
-            notes.append("device peak: not measured on a processor")
         return Outcome(
             **self.history.measured(),
-            peak_bytes={"device": peak, "host": 0, "disk": 0},
+            peak_bytes={"device": self._meter.peak, "host": 0, "disk": 0},
             moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
             parameters=self._model.parameters_count(),
             engine="workbench",
@@ -245,6 +241,7 @@ class FtpipeTraining:
         """End what is left, and let go of all tensors."""
         self._executor.close()
         self._engine.close()
+        self._meter.close()
 
     def _lend(self, stages: Sequence[range]) -> StageLoans:
         """Weights that stages here lend to others, and borrow."""
@@ -264,19 +261,27 @@ class FtpipeTraining:
     def _optimizer(self, stage: int, weights: StageWeights) -> StageOptimizer:
         spec, decaying = self._spec, self._stages[stage].decaying()
         named = {n: p for own in self._stages[stage].parameters.values() for n, p in own.items()}
-        optimizer = optimizer_of("adamw", spec, named, decaying, self._device)
+        how = spec.options
+        optimizer = optimizer_of(
+            how.optimizer, spec, named, decaying, self._device, momentum=how.momentum,
+            nesterov=how.nesterov,
+        )  # fmt: skip
+        limit = spec.clip
+        if how.stage_clip == "local-prop":
+            own = sum(weight.numel() for weight in named.values())
+            limit *= own / self._model.parameters_count()
 
         def prepare(step: int) -> bool:
             for each in optimizer.param_groups:
                 each["lr"] = spec.learning_rate(step)
-            if spec.options.synchronous:
+            if how.synchronous:
                 return True
             norm = torch.linalg.vector_norm(weights.gradients, dtype=torch.float64)
             if not norm.isfinite():
                 self._left_out.append((step, stage))
                 return False
-            if spec.clip is not None:
-                weights.gradients.mul_((spec.clip / (norm + CLIP_EPS)).clamp(max=1.0))
+            if limit is not None:
+                weights.gradients.mul_((limit / (norm + CLIP_EPS)).clamp(max=1.0))
             return True
 
         return StageOptimizer(optimizer, weights.gradients, before=prepare)
@@ -312,12 +317,14 @@ class FtpipeTraining:
         return VersionedStages(found)
 
     def _perform(self, action: Action, step: int) -> None:
-        self._begin(step)
-        self._engine.perform(action, step)
+        with self._meter:
+            self._begin(step)
+            self._engine.perform(action, step)
 
     def _announce(self, action: Action, step: int) -> None:
-        self._begin(step)
-        self._engine.transport.announce(action, step)
+        with self._meter:
+            self._begin(step)
+            self._engine.transport.announce(action, step)
 
     def _begin(self, step: int) -> None:
         """Get a step's rows, for the first action of a step here."""
@@ -328,9 +335,10 @@ class FtpipeTraining:
     def _read(self, step: int) -> None:
         spec, batches = self._spec, self._batches
         samples, micros = batches.samples(step), spec.microbatches
-        parts = [samples[n * spec.microbatch : (n + 1) * spec.microbatch] for n in range(micros)]
+        spans = [micro_span(spec.batch, micro, micros) for micro in range(micros)]
+        parts = [samples[first:end] for first, end in spans]
         read = [batches.rows(part) for part in parts]
-        weights = [1.0] * micros
+        weights = [len(part) * micros / spec.batch for part in parts]
         if self._model.counts_differ:
             weights = weights_of(self._model, batches, step, [rows[-1] for rows in read])
         rows = []
