@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.orders import ASYNCHRONOUS, depths
 from workbench.methods.options import numbers_of_units
+from workbench.partition.registered import read
 
 EXAMPLE, MAP = "5 4 4 3", "0 1 0 1"
 
@@ -30,6 +32,9 @@ class Options(Common):
     partitioner: Literal["mpipe", "pipedream", "exact", "acyclic", "metis"] = "mpipe"
     """Finder of stages: ``mpipe`` is FTPipe's own, whose ranks may have stages that are no
     neighbours; with ``pipedream`` and ``acyclic`` each rank has one."""
+    partition: str = ""
+    """Name of a registered partition (``workbench partition --list``), whose cut and map are
+    taken."""
     supremum: int = 0
     """Updates that a first stage's weights may lack, and one, with ``virtual-stages-1f1b``; 0 is
     the number of ranks."""
@@ -44,6 +49,13 @@ class Options(Common):
     def sizes(self) -> list[int]:
         """Units of each stage, where the user gave them; else empty."""
         return numbers_of_units("cut", self.cut or "auto", EXAMPLE)
+
+    def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
+        """Cut and map of the registered partition, where one is named."""
+        if not self.partition:
+            return {}
+        found = read(results, self.partition).stages_for(spec.model, spec.ranks)
+        return {"partition": "", **dict(zip(("cut", "map"), found, strict=True))}
 
     def positions(self, stages: int, ranks: int) -> list[int]:
         """Rank of each stage. Raises ValueError for a map of other stages or ranks."""
@@ -78,6 +90,10 @@ class Options(Common):
             )
         if spec.save_every:
             raise ValueError("save_every is set; ftpipe does not write checkpoints yet: give 0")
+        if self.partition and (self.cut or self.map):
+            raise ValueError(
+                f"partition is {self.partition!r}, which has a cut and a map; give none beside it"
+            )
         if self.map and not self.sizes:
             raise ValueError(f"map is {self.map!r} without a cut; give both, or neither")
         if self.sizes:
