@@ -74,7 +74,7 @@ def main(words: Sequence[str]) -> int:
     if as_json:
         print(json.dumps(made.to_dict(), indent=1))
     else:
-        print("\n".join([*lines_of(made), f"train it: {shlex.join(run)}"]))
+        print("\n".join([*lines_of(made), *([f"train it: {shlex.join(run)}"] if run else [])]))
     return 0
 
 

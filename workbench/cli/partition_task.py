@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.division import packs_of
 from workbench.core.model_spec import FUNCTION, GPT_FAMILY, NAMED, T5_FAMILY
 from workbench.core.spec import RunSpec, field_of
 from workbench.partition import registered
@@ -23,7 +24,6 @@ from workbench.partition.registered import Registered
 from workbench.runs.overrides import FLAGS, flag, make_spec, parse_setting, twice, words_of
 
 if TYPE_CHECKING:
-    from workbench.profile.profile import Profile
     from workbench.runs.store import Store
 
 METHOD = "ftpipe"
@@ -99,8 +99,6 @@ SWITCHES = {
 FIELDS = (*FLAGS["model"], "target_seq", "decoder_layers", "text", "tokenizer", "device", "dtype")
 REFUSED = {
     "n_iter": "a timing goes on until it is steady",
-    "depth": "the nodes are the layers that workbench layers shows",
-    "basic_blocks": "the nodes are the layers that workbench layers shows",
     "use_network_profiler": "layers are measured one at a time",
     "disable_op_profiling": "nodes are layers, and all of them are measured",
     "force_no_recomputation_scopes": "--no_recomputation is for all stages, or for none",
@@ -147,6 +145,9 @@ def add_task_flags(add: Callable[..., None]) -> None:
     for name in FIELDS:
         about = field_of(name).about.replace("%", "%%")
         add(name, *(["-l"] if name == "layers" else []), metavar="VALUE", help=about)
+    told = "nodes are calls, not layers, and modules of these classes are one"
+    add("basic_blocks", nargs="+", metavar="CLASS", help=told)
+    add("depth", type=int, metavar="N", help="nodes are calls, and modules below N others are one")
     for name, about in SWITCHES.items():
         add(name, action="store_true", help=about)
     for name in REFUSED:
@@ -156,7 +157,15 @@ def add_task_flags(add: Callable[..., None]) -> None:
 def task_flags() -> set[str]:
     """Names of the flags that only tasks have."""
     own = {name for task in TASKS.values() for name in task.flags}
-    more = ("partitioning_batch_size", "output_file", "model", "model_name_or_path", "set")
+    more = (
+        "basic_blocks",
+        "depth",
+        "partitioning_batch_size",
+        "output_file",
+        "model",
+        "model_name_or_path",
+        "set",
+    )
     return own | {*FIELDS, *SWITCHES, *REFUSED, *more}
 
 
@@ -220,14 +229,18 @@ def register(
 ) -> tuple[Registered, list[str]]:
     """Measure, partition, compare and register; returns the partition and the words of the run that
     trains it. Raises ValueError, and then has written nothing but measurements."""
+    from workbench.methods.ftpipe.operator_graph import Traced
     from workbench.methods.ftpipe.parts import cut_and_map, graph_of
     from workbench.model import make_model
+    from workbench.profile.machine import this_machine
+    from workbench.profile.store import profile_for, stored_profile
     from workbench.profile.unit_costs import ProfiledSizes
     from workbench.runs.inputs import check_inputs
     from workbench.runs.resolve import resolve
-    from workbench.training.cut_check import check_stages
+    from workbench.training.cut_check import check_order, check_stages
 
     model_named = given.get("model") or given.get("model_name_or_path")
+    calls = {key: given.pop(key) for key in ("basic_blocks", "depth") if key in given}
     force, fresh = given.pop("force", False), given.pop("overwrite_profiles_cache", False)
     unchecked, name = given.pop("no_check", False), given.pop("output_file", None)
     for same in ("save_memory_mode", "sanity_check"):
@@ -241,54 +254,69 @@ def register(
         registered.check_free(store.root, name)
     spec = resolve(asked)
     check_inputs([spec], store)
-    model = make_model(spec.model, spec.seed)
-    if ask.devices > model.num_units:
-        raise ValueError(
-            f"{ask.devices} devices are asked for; {task} has {model.num_units} layers that can be "
-            f"apart, so give 1 to {model.num_units}"
-        )
-    profile = measured(spec, store, fresh=fresh)
-    tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
-    sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
     recompute = spec.activations != "keep"
-    graph = graph_of(profile, sizes, recompute=recompute, tied=tied)
+    if calls:
+        traced = Traced(spec, basic=calls.get("basic_blocks", ()), depth=calls.get("depth"))
+        _check_devices(ask, task, len(traced.operators), "calls")
+        graph = measured(
+            spec,
+            store,
+            lambda *_: traced.graph(store.root, _tell, recompute=recompute, fresh=fresh),
+        )
+    else:
+        model = make_model(spec.model, spec.seed)
+        _check_devices(ask, task, model.num_units, "layers")
+        if fresh and (old := stored_profile(spec, store.root)) is not None:
+            Path(old.origin).unlink(missing_ok=True)
+        profile = measured(spec, store, profile_for)
+        tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
+        sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
+        graph = graph_of(profile, sizes, recompute=recompute, tied=tied)
     found = partition(graph, ask, settings)
-    cut, devices = (list(map(int, text.split())) for text in cut_and_map(found))
-    ends = [sum(cut[:stage]) for stage in range(len(cut) + 1)]
-    stages = [range(*pair) for pair in zip(ends, ends[1:], strict=False)]
-    told = "not compared: --no_check" if unchecked else check_stages(spec.model, stages, spec.seed)
+    cut = [] if calls else list(map(int, cut_and_map(found)[0].split()))
+    if unchecked:
+        told = "not compared: --no_check"
+    elif calls:
+        told = check_order(traced.module, traced.inputs, traced.operators, found.stage)
+    else:
+        told = check_stages(spec.model, packs_of(cut), spec.seed)
     made = registered.made(
-        name=name, task=task, model=spec.model, samples=profile.microbatch, dtype=spec.dtype,
-        ask=ask, settings=asdict(settings), costs=_origin(profile), graph=rows_of(graph),
-        stage=found.stage, device=found.device, cut=cut, map=devices,
+        name=name, task=task, model=spec.model, samples=spec.microbatch, dtype=spec.dtype,
+        ask=ask, settings=asdict(settings), costs=f"measured on {this_machine(spec.device).name}",
+        graph=rows_of(graph), stage=found.stage, device=found.device, cut=cut,
+        map=found.stage_to_device, checked=told,
         analysis=analyse(graph, found, bandwidth=ask.bandwidth, cheap_last=ask.cheap_last),
-        checked=told,
     )  # fmt: skip
     registered.write(store.root, made, force=force)
     run = asked.with_(ranks=ask.devices, partition=name)
-    return made, ["workbench", "run", "-m", METHOD, *words_of(run, always="batch")]
+    return made, ["workbench", "run", "-m", METHOD, *words_of(run, always="batch")] if cut else []
 
 
-def measured(spec: RunSpec, store: Store, *, fresh: bool) -> Profile:
-    """The profile of the spec's layers on this machine, measured unless it is stored, or `fresh`.
-    Raises ValueError where it cannot be."""
-    from workbench.profile.store import profile_for, stored_profile
+def _check_devices(ask: Ask, task: str, count: int, what: str) -> None:
+    if ask.devices > count:
+        raise ValueError(
+            f"{ask.devices} devices are asked for; {task} has {count} {what} that can be apart, so "
+            f"give 1 to {count}"
+        )
+
+
+def measured(spec: RunSpec, store: Store, timing: Callable[..., Any]) -> Any:
+    """What `timing` gives of the spec while this process holds its device. Raises ValueError where
+    it cannot be measured."""
     from workbench.runs.planning import measure
+
+    heard: list[str] = []
 
     def tell(text: str) -> None:
         heard.append(text)
-        print(text, file=sys.stderr)
+        _tell(text)
 
-    heard: list[str] = []
-    found: list[Profile] = []
-    if fresh and (old := stored_profile(spec, store.root)) is not None:
-        Path(old.origin).unlink(missing_ok=True)
-    measure([spec], store, tell, lambda *given: found.append(profile_for(*given)))
+    found: list[Any] = []
+    measure([spec], store, tell, lambda *given: found.append(timing(*given)))
     if not found:
-        raise ValueError(heard[-1] if heard else "the layers cannot be measured here")
+        raise ValueError(heard[-1] if heard else "nothing can be measured here")
     return found[0]
 
 
-def _origin(profile: Profile) -> str:
-    note = f"; {profile.note}" if profile.note else ""
-    return f"{profile.hardware.source} on {profile.hardware.name}{note}"
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from workbench.core.model_spec import HEADLESS, ModelSpec
 from workbench.model import make_model
 from workbench.model.base import Context, LayeredModel, set_parameter
+from workbench.model.decompose.operators import Operator
+from workbench.model.decompose.plan import Ref, flatten
 from workbench.model.whole import Whole, make_whole
 from workbench.runtime.passes.differentiation import Above
 from workbench.runtime.passes.stage_passes import StagePasses, wants
@@ -117,3 +121,36 @@ def _by_stages(stages: Sequence[UnitStage], rows: Rows, ctx: Context) -> Seen:
         for module in stage.modules.values():
             module.zero_grad()
     return seen
+
+
+def check_order(
+    module: nn.Module, inputs: Sequence[Tensor], found: Sequence[Operator], stage: dict[str, int]
+) -> str:
+    """Compare a module with its operators in the order of their stages; returns as `check_stages`,
+    and raises ValueError as that does. Nothing is drawn: the module evaluates."""
+    module.cpu().eval()
+    ordered = sorted(found, key=lambda one: stage[one.name])  # stable: calls keep their order
+    if any(one.program.plan.mode is True for one in found):
+        return "not compared with the module, which does other things in evaluation"
+
+    def seen(out: Any) -> Seen:
+        tensors = [t for t in flatten(out)[0] if isinstance(t, Tensor) and t.is_floating_point()]
+        loss = sum(t.float().square().mean() for t in tensors)
+        loss.backward()
+        grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+        module.zero_grad()
+        return {LOSS: loss.detach(), **grads}
+
+    def by_operators(_: Context) -> Seen:
+        values = {n: tensor.clone() for n, tensor in enumerate(inputs)}
+        for one in ordered:
+            one.program.cpu().eval()
+            extra = [] if one.sized else [torch.zeros(len(inputs[0]))]
+            made = one.program(*(values[n] for n in one.reads), *extra)
+            values.update(zip(one.makes, made, strict=True))
+        leaves = found[-1].program.plan.output[1]
+        return seen([values[leaf.number] for leaf in leaves if isinstance(leaf, Ref)])
+
+    contexts = [Context(seed=0, step=0, unit=0, samples=(0,))]
+    agree(lambda _: seen(module(*(t.clone() for t in inputs))), by_operators, contexts, "stages")
+    return "outputs and gradients of the operators, stage by stage, are those of the module"
