@@ -10,32 +10,25 @@ from workbench.partition.registered import Registered
 
 def lines_of(made: Registered) -> list[str]:
     """A line a stage, one a device, and how good the partition is."""
-    found = made.analysis
-    rows = [
-        ("stage", "device", "nodes", "forward ms", "backward ms", "memory", "receives", "sends")
-    ]
-    for number, stage in enumerate(found.stages):
-        rows.append(
-            (
-                str(number), str(stage.device), str(stage.nodes), f"{stage.forward_ms:.4g}",
-                f"{stage.backward_ms:.4g}", format_bytes(stage.bytes),
-                format_bytes(stage.received_bytes), format_bytes(stage.sent_bytes),
-            )
-        )  # fmt: skip
-    devices = [("device", "stages", "work ms", "utilization", "memory")]
+    found, devices = made.analysis, len(made.analysis.loads_ms)
+    stages = [("stage", "device", "nodes", "forward ms", "backward ms", "memory", "gets", "sends")]
+    for number, one in enumerate(found.stages):
+        counts = (str(number), str(one.device), str(one.nodes))
+        times = (f"{one.forward_ms:.4g}", f"{one.backward_ms:.4g}")
+        sizes = (one.bytes, one.received_bytes, one.sent_bytes)
+        stages.append((*counts, *times, *map(format_bytes, sizes)))
+    rows = [("device", "stages", "work ms", "busy", "memory")]
     each = zip(found.loads_ms, found.utilization, found.bytes, strict=True)
     for device, (load, share, held) in enumerate(each):
         own = " ".join(str(stage) for stage, at in enumerate(made.map) if at == device)
-        devices.append((str(device), own, f"{load:.4g}", f"{share:.0%}", format_bytes(held)))
+        rows.append((str(device), own, f"{load:.4g}", f"{share:.0%}", format_bytes(held)))
     return [
-        *aligned(rows),
-        "",
-        *aligned(devices),
-        "",
+        *_aligned(stages),
+        *_aligned(rows),
         f"slowest stage {found.objective_ms:.4g} ms a micro-batch of {made.samples}, at least "
-        f"{found.bound_ms:.4g} ms on any {len(found.loads_ms)} devices ({found.gap:.2%} over)",
-        f"expected of a full pipeline: {found.balance:.3g} of {len(found.loads_ms)} devices at "
-        f"work, {found.speedup:.3g} times one device without recomputation "
+        f"{found.bound_ms:.4g} ms on any {devices} devices ({found.gap:.2%} over)",
+        f"expected of a full pipeline: {found.balance:.3g} of {devices} devices at work, "
+        f"{found.speedup:.3g} times one device without recomputation "
         f"({found.speedup_without_messages:.3g} without messages)",
         f"costs: {made.costs}",
         f"check: {made.checked}",
@@ -46,22 +39,15 @@ def lines_of(made: Registered) -> list[str]:
 def table_of(found: Mapping[str, Registered | str]) -> list[str]:
     """A line a partition; of one that cannot be read, why. Empty where there is none."""
     rows = [("name", "task", "method", "devices", "stages", "slowest ms", "gap", "map")]
-    broken = []
     for name, one in found.items():
-        if isinstance(one, str):
-            broken.append(one)
-            continue
-        rows.append(
-            (
-                name, one.task, one.ask.method, str(one.ask.devices), str(len(one.map)),
-                f"{one.analysis.objective_ms:.4g}", f"{one.analysis.gap:.1%}",
-                " ".join(map(str, one.map)),
-            )
-        )  # fmt: skip
-    return [*(aligned(rows) if len(rows) > 1 else []), *broken]
+        if isinstance(one, Registered):
+            counts, good = (str(one.ask.devices), str(len(one.map))), one.analysis
+            how = (f"{good.objective_ms:.4g}", f"{good.gap:.1%}", " ".join(map(str, one.map)))
+            rows.append((name, one.task, one.ask.method, *counts, *how))
+    broken = [one for one in found.values() if isinstance(one, str)]
+    return [*(_aligned(rows) if rows[1:] else []), *broken]
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines, columns of equal width."""
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, wide)).rstrip() for row in rows]

@@ -19,7 +19,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.schema import read_as
 from workbench.core.sealed import read_sealed, write_sealed
 from workbench.partition.analysis import Analysis
-from workbench.partition.graph import Graph, GraphRows, graph_of_rows
+from workbench.partition.graph import GraphRows, graph_of_rows
 from workbench.partition.methods import Ask
 
 FORMAT = 1
@@ -59,21 +59,16 @@ class Registered:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise ValueError(f"format is {self.format}; this version reads {FORMAT}")
-        names = {node.id for node in self.nodes.nodes}
-        if names != {*self.stage} or names != {*self.device}:
-            raise ValueError("stage and device must name the nodes of the graph, each of them")
-        if {*self.stage.values()} != {*range(len(self.map))}:
-            raise ValueError(f"the map has {len(self.map)} stages, the nodes others")
-        if any(self.map[stage] != self.device[name] for name, stage in self.stage.items()):
+        graph, stages = graph_of_rows(self.graph, "its graph"), range(len(self.map))
+        if {node.id for node in graph.nodes} != {*self.stage} or {*self.stage.values()} != {
+            *stages
+        }:
+            raise ValueError("stage must have each node of the graph and each stage of the map")
+        if self.device != {name: self.map[stage] for name, stage in self.stage.items()}:
             raise ValueError("the devices of the map are not those of the nodes")
         counts = Counter(self.stage.values())
-        if self.cut and self.cut != [counts[stage] for stage in range(len(self.map))]:
+        if self.cut and self.cut != [counts[stage] for stage in stages]:
             raise ValueError("the cut is not that of the nodes' stages")
-
-    @property
-    def nodes(self) -> Graph:
-        """The operator graph."""
-        return graph_of_rows(self.graph, f"the graph of {self.name}")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
