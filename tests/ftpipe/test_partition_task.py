@@ -154,7 +154,10 @@ SMALL = "gpt2 -l 2 --hidden 16 --heads 2 --seq 8 --vocab 256 -m mpipe --device c
         (f"{SMALL} -p 2 --memory 1KiB", "node '0' needs 70.12 KiB, 69.12 KiB more than the 1 KiB"),
         (f"{SMALL} -p 2 --memory 90KiB", "more than the 180 KiB that all devices have"),
         (f"{SMALL} -p 2 --crop 8", "--crop has no meaning for gpt2"),
-        (f"{SMALL} -p 2 --ct cache", "--trace_cache_name has no meaning: RESULTS has measurements by"),
+        (
+            f"{SMALL} -p 2 --ct cache",
+            "--trace_cache_name has no meaning: RESULTS has measurements by",
+        ),
         (f"{SMALL} -p 2 --rounds 3", "--rounds has no meaning for mpipe; it is for acyclic"),
         (f"{SMALL} -p 2 -o ../x", "'../x' is no name of a partition"),
         (f"{SMALL} -p 2 --layers two", "layers is 'two'"),

@@ -56,31 +56,33 @@ def stored_costs(
 
     def measured() -> OperatorCosts:
         echo(f"measuring {len(kinds)} kinds of operators at a micro-batch of {spec.microbatch}")
-        for one in found:
-            one.program.to(machine.device)
-        there = [tensor.to(machine.device) for tensor in inputs]
-        return OperatorCosts(machine=machine, costs=operator_costs(found, there))
+        return OperatorCosts(machine=machine, costs=operator_costs(found, inputs, machine.device))
 
     return kept(path, machine, OperatorCosts, echo, measured, holds=lambda _: not fresh)
 
 
-def operator_costs(found: Sequence[Operator], inputs: Sequence[Tensor]) -> dict[str, OperatorCost]:
-    """Cost by kind. `inputs` are a micro-batch of what the module is called with, and where they
-    lie operators run. Operators that write to memory take no time of their own."""
+def operator_costs(
+    found: Sequence[Operator], inputs: Sequence[Tensor], device: str
+) -> dict[str, OperatorCost]:
+    """Cost by kind. `inputs` are a micro-batch of what the module is called with. The device has
+    one operator at a time, so that a model need not fit there. Operators that write to memory take
+    no time of their own."""
     values: dict[int, Tensor] = dict(enumerate(inputs))
     grads = dict.fromkeys(values, False)
     last = {n: at for at, one in enumerate(found) for n in one.reads}
     costs: dict[str, OperatorCost] = {}
     for at, one in enumerate(found):
-        given = [values[n] for n in one.reads]
-        extra = [] if one.sized else [inputs[0].new_zeros(len(inputs[0]))]
+        given = [values[n].to(device) for n in one.reads]
+        extra = [] if one.sized else [torch.zeros(len(inputs[0]), device=device)]
+        one.program.to(device)
         with torch.no_grad():
             made = one.program(*given, *extra)
         if one.kind not in costs:
             costs[one.kind] = _cost(one, given, [grads[n] for n in one.reads], extra, made)
         flags = costs[one.kind].differentiable
         for n, tensor, flag in zip(one.makes, made, flags, strict=True):
-            values[n], grads[n] = tensor, flag
+            values[n], grads[n] = tensor.cpu(), flag
+        one.program.cpu()
         for n in {*one.reads, *one.makes}:
             if last.get(n, -1) <= at:
                 del values[n]
