@@ -116,7 +116,7 @@ def test_calls_in_a_wrong_order_are_told(command) -> None:
     [
         ("-p 2 --basic_blocks Twix", "no module is a 'Twix'; the model has Linear, ModuleList"),
         ("-p 2 --depth 0", "depth is 0; it must be at least 1"),
-        ("-p 99 --depth 9", "99 devices are asked for; branches:make has 21 calls"),
+        ("-p 99 --depth 9", "99 devices are asked for; the model has 21 calls"),
     ],
 )
 def test_wrong_words_are_one_sentence(command, tmp_path, words: str, told: str) -> None:

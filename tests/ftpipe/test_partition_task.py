@@ -150,7 +150,7 @@ SMALL = "gpt2 -l 2 --hidden 16 --heads 2 --seq 8 --vocab 256 -m mpipe --device c
         ("t7 -p 2", "unknown task 't7'; known: t5, gpt2, bert_squad, glue, vision, or package"),
         ("vision --model wrn_1", "unknown model 'wrn_1' of vision; known: vgg16_bn"),
         (f"{SMALL} -p 2 -m simplex", "unknown method 'simplex'"),
-        (f"{SMALL} -p 7", "7 devices are asked for; gpt2 has 4 layers that can be apart"),
+        (f"{SMALL} -p 7", "7 devices are asked for; the model has 4 layers that can be apart"),
         (f"{SMALL} -p 2 --memory 1KiB", "node '0' needs 70.12 KiB, 69.12 KiB more than the 1 KiB"),
         (f"{SMALL} -p 2 --memory 90KiB", "more than the 180 KiB that all devices have"),
         (f"{SMALL} -p 2 --crop 8", "--crop has no meaning for gpt2"),

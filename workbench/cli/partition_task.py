@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ from workbench.core.model_spec import FUNCTION, GPT_FAMILY, NAMED, T5_FAMILY
 from workbench.core.spec import RunSpec, field_of
 from workbench.partition import registered
 from workbench.partition.analysis import analyse
-from workbench.partition.graph import rows_of
-from workbench.partition.methods import Ask, partition
+from workbench.partition.graph import Graph, rows_of
+from workbench.partition.methods import Ask, Partition, partition
 from workbench.partition.registered import Registered
 from workbench.runs.overrides import FLAGS, flag, make_spec, parse_setting, twice, words_of
 
@@ -144,16 +145,8 @@ def add_task_flags(add: Callable[..., None]) -> None:
 def task_flags() -> set[str]:
     """Names of the flags that only tasks have."""
     own = {name for task in TASKS.values() for name in task.flags}
-    more = (
-        "basic_blocks",
-        "depth",
-        "partitioning_batch_size",
-        "output_file",
-        "model",
-        "model_name_or_path",
-        "set",
-    )
-    return own | {*FIELDS, *SWITCHES, *REFUSED, *more}
+    more = "basic_blocks depth partitioning_batch_size output_file model model_name_or_path set"
+    return own | {*FIELDS, *SWITCHES, *REFUSED, *more.split()}
 
 
 def spec_of(task: str, given: dict[str, Any]) -> RunSpec:
@@ -215,18 +208,12 @@ def register(
     task: str, given: dict[str, Any], ask: Ask, settings: Any, store: Store
 ) -> tuple[Registered, list[str]]:
     """Measure, partition, compare and register; returns the partition and the words of the run that
-    trains it. Raises ValueError, and then has written nothing but measurements."""
-    from workbench.methods.ftpipe.operator_graph import Traced
-    from workbench.methods.ftpipe.parts import cut_and_map, graph_of
-    from workbench.model import make_model
+    trains it, or none. Raises ValueError, and then has written nothing but measurements."""
     from workbench.profile.machine import this_machine
-    from workbench.profile.store import profile_for, stored_profile
-    from workbench.profile.unit_costs import ProfiledSizes
     from workbench.runs.inputs import check_inputs
     from workbench.runs.resolve import resolve
-    from workbench.training.cut_check import check_order, check_stages
 
-    model_named = given.get("model") or given.get("model_name_or_path")
+    model = given.get("model") or given.get("model_name_or_path")
     calls = {key: given.pop(key) for key in ("basic_blocks", "depth") if key in given}
     force, fresh = given.pop("force", False), given.pop("overwrite_profiles_cache", False)
     unchecked, name = given.pop("no_check", False), given.pop("output_file", None)
@@ -234,44 +221,23 @@ def register(
         given.pop(same, None)
     asked = spec_of(task, given)
     assert not given, given
-    name = name or name_of(task, model_named, ask)
-    if force:
-        registered.path_of(store.root, name)
-    else:
-        registered.check_free(store.root, name)
+    name = name or name_of(task, model, ask)
+    (registered.path_of if force else registered.check_free)(store.root, name)
     spec = resolve(asked)
     check_inputs([spec], store)
-    recompute = spec.activations != "keep"
     if calls:
-        traced = Traced(spec, basic=calls.get("basic_blocks", ()), depth=calls.get("depth"))
-        _check_devices(ask, task, len(traced.operators), "calls")
-        graph = measured(
-            spec,
-            store,
-            lambda *_: traced.graph(store.root, _tell, recompute=recompute, fresh=fresh),
-        )
+        graph, compare = _of_calls(spec, ask, store, fresh, **calls)
     else:
-        model = make_model(spec.model, spec.seed)
-        _check_devices(ask, task, model.num_units, "layers")
-        if fresh and (old := stored_profile(spec, store.root)) is not None:
-            Path(old.origin).unlink(missing_ok=True)
-        profile = measured(spec, store, profile_for)
-        tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
-        sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
-        graph = graph_of(profile, sizes, recompute=recompute, tied=tied)
+        graph, compare = _of_layers(spec, ask, store, fresh)
     found = partition(graph, ask, settings)
-    cut = [] if calls else list(map(int, cut_and_map(found)[0].split()))
-    if unchecked:
-        told = "not compared: --no_check"
-    elif calls:
-        told = check_order(traced.module, traced.inputs, traced.operators, found.stage)
-    else:
-        told = check_stages(spec.model, packs_of(cut), spec.seed)
+    counts = Counter(found.stage.values())
+    cut = [] if calls else [counts[stage] for stage in range(len(found.stage_to_device))]
     made = registered.made(
         name=name, task=task, model=spec.model, samples=spec.microbatch, dtype=spec.dtype,
         ask=ask, settings=asdict(settings), costs=f"measured on {this_machine(spec.device).name}",
         graph=rows_of(graph), stage=found.stage, device=found.device, cut=cut,
-        map=found.stage_to_device, checked=told,
+        map=found.stage_to_device,
+        checked="not compared: --no_check" if unchecked else compare(found),
         analysis=analyse(graph, found, bandwidth=ask.bandwidth, cheap_last=ask.cheap_last),
     )  # fmt: skip
     registered.write(store.root, made, force=force)
@@ -279,11 +245,57 @@ def register(
     return made, ["workbench", "run", "-m", METHOD, *words_of(run, always="batch")] if cut else []
 
 
-def _check_devices(ask: Ask, task: str, count: int, what: str) -> None:
-    if ask.devices > count:
+def _of_layers(
+    spec: RunSpec, ask: Ask, store: Store, fresh: bool
+) -> tuple[Graph, Callable[[Partition], str]]:
+    """The graph of a model's layers, and what compares a partition with the module."""
+    from workbench.methods.ftpipe.parts import cut_and_map, graph_of
+    from workbench.model import make_model
+    from workbench.profile.store import profile_for, stored_profile
+    from workbench.profile.unit_costs import ProfiledSizes
+    from workbench.training.cut_check import check_stages
+
+    model = make_model(spec.model, spec.seed)
+    _check_devices(ask, model.num_units, "layers")
+    if fresh and (old := stored_profile(spec, store.root)) is not None:
+        Path(old.origin).unlink(missing_ok=True)
+    profile = measured(spec, store, profile_for)
+    tied = [(unit, owner) for (unit, _), (owner, _) in model.tied().items()]
+    sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
+    graph = graph_of(profile, sizes, recompute=spec.activations != "keep", tied=tied)
+
+    def compare(found: Partition) -> str:
+        cut = map(int, cut_and_map(found)[0].split())
+        return check_stages(spec.model, packs_of([*cut]), spec.seed)
+
+    return graph, compare
+
+
+def _of_calls(
+    spec: RunSpec, ask: Ask, store: Store, fresh: bool, *,
+    basic_blocks: Sequence[str] = (), depth: int | None = None,
+) -> tuple[Graph, Callable[[Partition], str]]:  # fmt: skip
+    """As `_of_layers`, of a module's calls."""
+    from workbench.methods.ftpipe.operator_graph import Traced
+    from workbench.training.cut_check import check_order
+
+    traced, keeps = Traced(spec, basic=basic_blocks, depth=depth), spec.activations == "keep"
+    _check_devices(ask, len(traced.operators), "calls")
+
+    def graph_of(*_: Any) -> Graph:
+        return traced.graph(store.root, _tell, recompute=not keeps, fresh=fresh)
+
+    def compare(found: Partition) -> str:
+        return check_order(traced.module, traced.inputs, traced.operators, found.stage)
+
+    return measured(spec, store, graph_of), compare
+
+
+def _check_devices(ask: Ask, count: int, what: str) -> None:
+    if not 1 <= ask.devices <= count:
         raise ValueError(
-            f"{ask.devices} devices are asked for; {task} has {count} {what} that can be apart, so "
-            f"give 1 to {count}"
+            f"{ask.devices} devices are asked for; the model has {count} {what} that can be apart, "
+            f"so give 1 to {count}"
         )
 
 
