@@ -52,7 +52,7 @@ def run(
     with _one_sentence():
         store = _store(results)
         _must_be("timeout", timeout, (int, float, None), "seconds")
-        resolved = resolve(make_spec(_fields(spec), fields))
+        resolved = resolve(make_spec(_fields(spec), fields), store.root)
         check_inputs([resolved], store)
         check_methods([resolved])
         return run_spec(resolved, store, force=force, timeout=timeout, on_event=on_event)

@@ -183,7 +183,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.method is None and arguments.spec is None:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.known())}, or all")
     store = Store(arguments.results)
-    specs = [resolve(spec) for spec in specs_from(arguments, window=PUBLISHED_WINDOW)]
+    specs = [resolve(s, store.root) for s in specs_from(arguments, window=PUBLISHED_WINDOW)]
     check_inputs(specs, store)
     check_methods(specs)
     check_modules(specs)

@@ -1,13 +1,14 @@
 """``workbench partition``: stages of an operator graph, and the device of each.
 
-The flags are those of the published compiler, with dashes or underscores; one that the method does
-not read is refused. Nothing is written.
+The graph is a file's, or a model's, whose partition is registered (partition_task.py). The flags
+are those of the published compiler, with dashes or underscores; one that is not read is refused.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -15,6 +16,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from workbench.cli.partition_table import lines_of, table_of
+from workbench.cli.partition_task import KEEPS, TASKS, add_task_flags, register, task_flags
 from workbench.cli.spec import Parser
 from workbench.core.bytesize import format_bytes, parse_bytes
 from workbench.core.jsonfile import parse_json
@@ -22,6 +25,8 @@ from workbench.core.paths import user_path
 from workbench.core.schema import docstrings, read_as
 from workbench.partition.graph import read_graph
 from workbench.partition.methods import METHODS, Ask, Partition, partition
+from workbench.partition.registered import Registered, known, read
+from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 PRESETS: dict[str, dict[str, Any]] = {
     "ftpipe": {"cheap_last": True},
@@ -44,19 +49,57 @@ GONE = {
 def main(words: Sequence[str]) -> int:
     """Partition, and print. Raises ValueError for input that is wrong."""
     given = vars(_parser().parse_args(words))
-    graph_file, as_json = given.pop("graph"), given.pop("json")
+    task, graph_file = given.pop("task"), given.pop("graph")
+    as_json, listed = given.pop("json"), given.pop("list")
+    store = Store(given.pop("results", REPOSITORY_RESULTS))
+    if [task is not None, graph_file is not None, listed].count(True) != 1:
+        raise ValueError("give a task, or --graph FILE, or --list; see workbench partition --help")
+    if listed:
+        return _list(store, given, as_json)
     for name, why in GONE.items():
         if given.pop(name, None) is not None:
             raise ValueError(f"--{name} has no meaning: {why}")
+    own = {name: given.pop(name) for name in task_flags() & given.keys()}
+    if graph_file is not None:
+        for name in sorted(own):
+            raise ValueError(f"--{name} has no meaning for a graph; it is for a task")
+        ask = _ask(given)
+        found = partition(read_graph(user_path(graph_file)), ask, _settings(ask.method, given))
+        print(json.dumps(asdict(found), indent=1) if as_json else "\n".join(_lines(found)))
+        return 0
+    if KEEPS not in own and "preset" not in given:
+        given["async_pipeline"] = True
     ask = _ask(given)
-    settings = _settings(ask.method, given)
-    found = partition(read_graph(user_path(graph_file)), ask, settings)
-    print(json.dumps(asdict(found), indent=1) if as_json else "\n".join(_lines(found)))
+    made, run = register(task, own, ask, _settings(ask.method, given), store)
+    if as_json:
+        print(json.dumps(made.to_dict(), indent=1))
+    else:
+        print("\n".join([*lines_of(made), *([f"train it: {shlex.join(run)}"] if run else [])]))
     return 0
 
 
+def _list(store: Store, given: dict[str, Any], as_json: bool) -> int:
+    for name in sorted(given):
+        raise ValueError(f"--{name} has no meaning for --list")
+    found = {name: _read(store, name) for name in known(store.root)}
+    if as_json:
+        told = {n: one if isinstance(one, str) else one.to_dict() for n, one in found.items()}
+        print(json.dumps(told, indent=1))
+    else:
+        print("\n".join(table_of(found)) or "none; workbench partition TASK makes one")
+    return 0
+
+
+def _read(store: Store, name: str) -> Registered | str:
+    """A partition, or why it cannot be read."""
+    try:
+        return read(store.root, name)
+    except ValueError as error:
+        return str(error)
+
+
 def _parser() -> Parser:
-    parser = Parser(prog="workbench partition", description="Partition an operator graph.")
+    parser = Parser(prog="workbench partition", description="Partition a model, or a graph.")
 
     def add(name: str, *short: str, **options: Any) -> None:
         dashed = [f"--{name.replace('_', '-')}"] if "_" in name else []
@@ -64,8 +107,12 @@ def _parser() -> Parser:
         parser.add_argument(*short, f"--{name}", *dashed, dest=name, **options)
 
     told = "JSON: nodes {id, forward_ms, backward_ms, bytes}, edges {from, to, bytes}"
-    add("graph", type=Path, required=True, metavar="FILE", help=told)
+    names = f"{', '.join(TASKS)}, or package.module:function, which makes a module"
+    parser.add_argument("task", nargs="?", metavar="TASK", help=names)
+    add("graph", type=Path, default=None, metavar="FILE", help=told)
+    add("list", action="store_true", default=False, help="partitions that are registered")
     add("json", action="store_true", default=False, help="print JSON, and nothing else")
+    add_task_flags(add)
     add("n_partitions", "-p", "-P", type=int, metavar="P", help="devices (default 4)")
     known = ", ".join(METHODS)
     add("partitioning_method", "-m", metavar="METHOD", help=f"{known} (default acyclic)")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from workbench.core.fields import Field, fields_of
@@ -38,6 +39,11 @@ class Options:
 
     def check(self, spec: Any) -> None:
         """Raise ValueError for an option that does not go with the other fields of its RunSpec."""
+
+    def settled(self, spec: Any, results: Path) -> dict[str, Any]:
+        """Fields of a RunSpec that options name a file of the results for -> their values. Raises
+        ValueError for a file that is not there or does not go with the spec."""
+        return {}
 
     def micro_sizes(self, spec: Any) -> set[int]:
         """Samples of a run's micro-batches, where its spec says them and no planner chooses."""

@@ -140,6 +140,19 @@ def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
     )
 
 
+def module_of(spec: ModelSpec, seed: int) -> nn.Module:
+    """The module of a spec as its author wrote it, with weights. Raises ValueError for a decoder,
+    of which there is none here."""
+    if spec.custom:
+        return custom_model.make(spec, seed).module
+    if spec.family not in FAMILIES:
+        raise ValueError(
+            f"{spec.family} has layers and no module, whose calls could be nodes: leave out "
+            "--basic_blocks and --depth"
+        )
+    return FAMILIES[spec.family].make(spec)
+
+
 @cache
 def counted_units(spec: ModelSpec) -> int:
     """Units of a model that has to be made to be counted."""

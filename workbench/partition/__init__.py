@@ -4,5 +4,6 @@ Which layers a device keeps, and which visit it, is a method's choice (methods/s
 methods/harmony/search.py); how a module becomes a chain of layers, model/decompose.
 
 Chains of units: `chain.py` and `stages.py`. Operator graphs: `graph.py` is the data, `problem.py`
-its costs, `placement.py` stages on devices, and `methods.py` the ways to find them by name.
+its costs, `placement.py` stages on devices, and `methods.py` the ways to find them by name;
+`analysis.py` what they take, and `registered.py` the stages of a model in files.
 """

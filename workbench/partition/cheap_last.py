@@ -18,14 +18,19 @@ SUFFIXES = 32
 
 
 def with_cheap_last(
-    problem: Problem, last_work: Sequence[float], find: Callable[[Problem], Placement]
+    problem: Problem,
+    last_work: Sequence[float],
+    find: Callable[[Problem], Placement],
+    *,
+    known: Placement | None = None,
 ) -> Placement:
     """The best placement, and its costs, where the items of the last stage take `last_work`.
 
     `find` partitions with the cheaper costs for a set of items; that its last stage holds is the
-    next set, until they agree. Where they hardly do, suffixes of the last stage are tried, too.
+    next set, until they agree. Where they hardly do, suffixes of the last stage are tried, too. No
+    placement is returned that is worse than a `known` one of this kind.
     """
-    best: Placement | None = None
+    best = known
 
     def tried(assumed: set[int]) -> set[int]:
         """Partition for a set; returns the items of the last stage."""
@@ -48,6 +53,8 @@ def with_cheap_last(
         items = sorted(assumed)
         for start in range(0, len(items), -(-len(items) // SUFFIXES)):
             tried(set(items[start:]))
+    if known is not None:
+        tried(_last(known))
     assert best is not None
     return best
 

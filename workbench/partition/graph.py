@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import isfinite
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from workbench.core.jsonfile import read_object
 from workbench.core.schema import read_as
@@ -132,7 +132,11 @@ def topological_order(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]
 def read_graph(path: Path) -> Graph:
     """Read the graph that a JSON file holds. Raises ValueError for any other content."""
     where = f"the graph {path}"
-    rows = read_as(_GraphRow, read_object(path, where), where)
+    return graph_of_rows(read_as(GraphRows, read_object(path, where), where), where)
+
+
+def graph_of_rows(rows: GraphRows, where: str) -> Graph:
+    """Make a graph of the content of a file. Raises ValueError as `Graph`, with `where`."""
     try:
         return Graph(
             nodes=[replace(node, id=str(node.id)) for node in rows["nodes"]],
@@ -143,6 +147,15 @@ def read_graph(path: Path) -> Graph:
         )
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def rows_of(graph: Graph) -> dict[str, Any]:
+    """Content of a file of the graph, as JSON."""
+    edges = []
+    for edge in graph.edges:
+        row = asdict(edge)
+        edges.append({"from": row.pop("source"), "to": row.pop("target"), **row})
+    return {"nodes": [asdict(node) for node in graph.nodes], "edges": edges}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +171,9 @@ class _EdgeRow(_Ends, total=False):
     sendable: bool
 
 
-class _GraphRow(TypedDict):
+class GraphRows(TypedDict):
+    """Content of a file."""
+
     nodes: list[_NodeRow]
     edges: list[_EdgeRow]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -89,6 +90,8 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+BOUNDED = ("mpipe", "exact")
+"""Methods that give nothing worse than the best contiguous cut, but for the published rules."""
 LEAST = {"epsilon": 0, "rounds": 0, "n_clusters": 1, "THRESHOLD": 0, "metis_attempts": 1}
 """Setting -> the least that it can be."""
 
@@ -111,7 +114,14 @@ def partition(graph: Graph, ask: Ask, settings: Any = None) -> Partition:
     def find(problem: Problem) -> Placement:
         return method.place(problem, own, ask.seed).numbered()
 
-    found = with_cheap_last(problem, last_work, find) if ask.cheap_last else find(problem)
+    if ask.cheap_last:
+        cut = None
+        if ask.method in BOUNDED and getattr(own, "packing", "best") == "best":
+            with suppress(ValueError):  # no cut fits in memory
+                cut = with_cheap_last(problem, last_work, contiguous)
+        found = with_cheap_last(problem, last_work, find, known=cut).numbered()
+    else:
+        found = find(problem)
     bound, objective = found.bound, found.objective()
     if ask.cheap_last:
         bound = cheapest(problem, last_work).bound

@@ -3,8 +3,8 @@
 Costs of units of any grain have one form (units.py): those of one micro-batch, with the other ways
 to run a unit's passes as variants, and between several sizes in proportion. One bench times and
 weighs passes (bench.py): those of a unit by itself (alone.py), of a decoder's small step or of each
-kind of unit (measure.py), halved, from a checkpoint and recorded (variants.py), and of a slice of a
-user's module (slice_timing.py).
+kind of unit (measure.py), of a module's calls (operators.py), halved, from a checkpoint and
+recorded (variants.py), and of a slice of a user's module (slice_timing.py).
 
 Updates and both ways of the link meet at the host's memory: all three are measured at once, each
 with a slowdown of its own (interference.py), besides the slowdowns of pairs; of several GPUs of one

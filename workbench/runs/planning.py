@@ -21,7 +21,7 @@ from workbench.core.spec import RunSpec
 from workbench.profile.machine import USABLE
 from workbench.profile.profile import Hardware, Profile
 from workbench.runs import device_locks
-from workbench.runs.resolve import check_method, resolve
+from workbench.runs.resolve import check_method, resolve, settled
 from workbench.runs.store import Store
 from workbench.schedule.plan import CLIPPED, DoesNotFit, Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
@@ -86,6 +86,7 @@ def answer(
     that takes a while.
     """
     check_method(spec, gpus=machine is None)
+    spec = settled(spec, store.root)
     heard: list[str] = []
     profiles = choose_profiles(spec, store, machine, heard.append)
     profile = profiles[min(profiles)]
@@ -218,7 +219,7 @@ def measure(
 
     for spec in specs:
         try:
-            spec = resolve(spec)
+            spec = resolve(spec, store.root)
         except ValueError:
             continue
         among = device_locks.lockable_devices(spec.device)

@@ -89,7 +89,7 @@ class RayExecutor:
         accept: Iterable[Status] = RESULTS,
     ) -> RayWork | None:
         """See `Executor`. Raises ValueError for an unknown method or a device that is not here."""
-        spec, accept = resolve(spec), frozenset(accept)
+        spec, accept = resolve(spec, self._store.root), frozenset(accept)
         work = RayWork(self._ray, self._store, key_of(spec), accept)
         if not force and work.take_cached():
             return work

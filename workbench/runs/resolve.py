@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from workbench.core import host, methods
 from workbench.core.paths import user_path
@@ -20,11 +21,11 @@ WEIGHTS = re.compile(
 """Names of files that hold a model's weights, or a shard, or list these."""
 
 
-def resolve(spec: RunSpec) -> RunSpec:
-    """The spec as it would run here: its device and text decided, and of a user's own module what
-    its file says now.
+def resolve(spec: RunSpec, results: Path | None = None) -> RunSpec:
+    """The spec as it would run here: its device and text decided, of a user's own module what its
+    file says now, and of options that name a file among `results` what that says.
 
-    Raises ValueError for an unknown method, or a device or module that is not here.
+    Raises ValueError for an unknown method, or a device, module or file that is not here.
     """
     changes = {"device": host.resolve_device(spec.device)}
     method = check_method(spec)
@@ -45,7 +46,15 @@ def resolve(spec: RunSpec) -> RunSpec:
         changes["text"] = str(text.resolve())
     if spec.start_from and (run := user_path(spec.start_from)).is_dir():
         changes["start_from"] = str(run.resolve())
-    return spec.with_(**changes)
+    spec = spec.with_(**changes)
+    return spec if results is None else settled(spec, results)
+
+
+def settled(spec: RunSpec, results: Path) -> RunSpec:
+    """The spec with what files among `results` say that its options name. Raises ValueError for one
+    that is not there or does not go with it."""
+    changes = spec.options.settled(spec, results)
+    return spec.with_(**changes) if changes else spec
 
 
 def check_method(spec: RunSpec, *, gpus: bool = True) -> methods.Method:

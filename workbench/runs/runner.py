@@ -107,7 +107,7 @@ class Job(Work):
         Raises ValueError for an unknown method, or a device that is not here.
         """
         check_timeout(timeout)
-        self.spec = resolve(spec)
+        self.spec = resolve(spec, store.root)
         super().__init__(store, key_of(self.spec), accept)
         self.devices: HeldDevices | None = None
         """Devices it runs on, held until it has ended; to be set before the first poll."""

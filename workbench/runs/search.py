@@ -84,7 +84,7 @@ class Search(PolledRuns):
         """`how` as of `PolledRuns`. Raises ValueError for an unknown method or a device that is not
         here."""
         super().__init__(store, "a search for the largest model", **how)
-        self.spec, self.limit = resolve(spec), limit
+        self.spec, self.limit = resolve(spec, store.root), limit
         self._guess: int | None = None
         self.points = [] if self._force else self._known()
 

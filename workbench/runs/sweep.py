@@ -32,7 +32,7 @@ from workbench.core.spec import RunSpec
 from workbench.runs.events import Event
 from workbench.runs.overrides import WHOLE, make_spec, named, read_object, twice
 from workbench.runs.polled import Point, PolledRuns
-from workbench.runs.resolve import Keys
+from workbench.runs.resolve import Keys, settled
 from workbench.runs.store import REPOSITORY_RESULTS, Store
 
 VERSION = 2
@@ -211,6 +211,7 @@ class Sweep(PolledRuns):
         """
         super().__init__(store, "a sweep", **how)
         keys = Keys()
+        specs = [settled(spec, store.root) for spec in specs]
         unique = {keys.of(spec): spec for spec in specs}
         self.points = [Point(spec=spec, key=key) for key, spec in unique.items()]
         # A cancelled run is one that nobody let finish, so it never counts as done.

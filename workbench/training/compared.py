@@ -107,11 +107,11 @@ def _rows(spec: RunSpec, model: LayeredModel, wanted: Sequence[int]) -> Rows:
     return rows
 
 
-def made_up_rows(spec: ModelSpec) -> Rows:
-    """Samples of the right shapes for a model whose data nobody asks for: noise, and whole numbers
-    that are ids and labels everywhere."""
+def made_up_rows(spec: ModelSpec, most: int = TOKENS) -> Rows:
+    """Samples of the right shapes for a model whose data nobody asks for, of `most` tokens: noise,
+    and whole numbers that are ids and labels everywhere."""
     generator = torch.Generator().manual_seed(0)
-    short = spec if spec.custom else replace(spec, seq=min(TOKENS, spec.seq))
+    short = spec if spec.custom else replace(spec, seq=min(most, spec.seq))
     return tuple(
         torch.randn(row.shape, generator=generator)
         if row.is_floating_point()

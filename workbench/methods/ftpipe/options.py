@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from workbench.core.model_spec import ENGINE
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.orders import ORDERS, SYNCHRONOUS, depths
 from workbench.methods.options import numbers_of_units
+from workbench.partition.registered import read
 
 EXAMPLE, MAP = "5 4 4 3", "0 1 0 1"
 
@@ -31,6 +33,9 @@ class Options(Common):
     partitioner: Literal["mpipe", "pipedream", "exact", "acyclic", "metis"] = "mpipe"
     """Finder of stages: ``mpipe`` is FTPipe's own, whose ranks may have stages that are no
     neighbours; with ``pipedream`` and ``acyclic`` each rank has one."""
+    partition: str = ""
+    """Name of a registered partition (``workbench partition --list``), whose cut and map are
+    taken."""
     supremum: int = 0
     """Updates that a first stage's weights may lack, and one, with ``virtual-stages-1f1b``; 0 is
     the number of ranks."""
@@ -67,6 +72,13 @@ class Options(Common):
     def sizes(self) -> list[int]:
         """Units of each stage, where the user gave them; else empty."""
         return numbers_of_units("cut", self.cut or "auto", EXAMPLE)
+
+    def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
+        """Cut and map of the registered partition, where one is named."""
+        if not self.partition:
+            return {}
+        found = read(results, self.partition).stages_for(spec.model, spec.ranks)
+        return {"partition": "", **dict(zip(("cut", "map"), found, strict=True))}
 
     def positions(self, stages: int, ranks: int) -> list[int]:
         """Rank of each stage. Raises ValueError for a map of other stages or ranks."""
@@ -132,6 +144,10 @@ class Options(Common):
         self._check_weights(spec)
         if spec.model.family.startswith(ENGINE):  # a loop of one's own knows its processes later
             return
+        if self.partition and (self.cut or self.map):
+            raise ValueError(
+                f"partition is {self.partition!r}, which has a cut and a map; give none beside it"
+            )
         if self.map and not self.sizes:
             raise ValueError(f"map is {self.map!r} without a cut; give both, or neither")
         if self.sizes:

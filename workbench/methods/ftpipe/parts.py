@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from workbench.core.spec import RunSpec
 from workbench.partition.graph import Edge, Graph, Node
@@ -14,21 +15,31 @@ from workbench.profile.unit_costs import Sizes
 MS, GB = 1e3, 1e9
 
 
-def graph_of(profile: Profile, sizes: Sizes) -> Graph:
-    """A node a unit, and an edge for what flows between two. Backward passes compute activations
-    again, but in the last stage."""
+def graph_of(
+    profile: Profile, sizes: Sizes, *, recompute: bool = True, tied: Iterable[tuple[int, int]] = ()
+) -> Graph:
+    """A node a unit, and an edge for what flows between two. With `recompute` backward passes
+    compute activations again, but in the last stage. `tied` are pairs of units, the second of which
+    lends the first a weight."""
     samples, nodes, edges = profile.microbatch, [], []
+    shared: dict[int, list[str]] = {}
+    for pair in tied:
+        for unit in pair:
+            shared.setdefault(unit, []).append(f"weight of unit {pair[1]}")
     for unit in range(len(profile.units)):
         cost = sizes.cost(unit, samples)
         nbytes = 2 * sizes.weight_bytes(unit) + sizes.state_bytes(unit)  # weights and gradients
+        again = cost.from_checkpoint() if recompute else cost
         nodes.append(
             Node(
                 id=str(unit),
                 forward_ms=MS * cost.forward_s,
                 bytes=nbytes + cost.kept_bytes,
-                backward_ms=MS * cost.from_checkpoint().backward_s,
+                backward_ms=MS * again.backward_s,
                 backward_kept_ms=MS * cost.backward_s,
-            )  # fmt: skip
+                scope=f"{cost.kind}[{unit}]",
+                shared=sorted({*shared.get(unit, [])}),
+            )
         )
         if unit:
             nbytes = sizes.input_bytes(unit, samples)
@@ -39,12 +50,12 @@ def graph_of(profile: Profile, sizes: Sizes) -> Graph:
 def partitioned(spec: RunSpec, profile: Profile, sizes: Sizes, server: Server) -> Partition:
     """The partition of a model over the spec's ranks, within the memory of the server's devices.
     Raises ValueError where none is found."""
+    recompute = spec.activations != "keep"
     ask = Ask(
         method=spec.options.partitioner, devices=spec.ranks, memory=server.device_bytes,
-        bandwidth=server.message_bytes_per_s / GB, seed=spec.seed,
-        cheap_last=spec.activations != "keep",
+        bandwidth=server.message_bytes_per_s / GB, seed=spec.seed, cheap_last=recompute,
     )  # fmt: skip
-    return partition(graph_of(profile, sizes), ask)
+    return partition(graph_of(profile, sizes, recompute=recompute), ask)
 
 
 def cut_and_map(found: Partition) -> tuple[str, str]:

@@ -4,7 +4,7 @@
 
 The layers call the model's own submodules, which are not copied, and give its outputs and
 gradients bit for bit at any batch size. `probe` finds the model's calls, `cut` says where layers
-begin, `layer` and `program` are what comes out.
+begin, `layer` and `program` are what comes out. `operators` has each call by itself.
 """
 
 from __future__ import annotations

@@ -51,6 +51,14 @@ def cut(
     return _Cutter(trace, blocks, model, at).pieces()
 
 
+def singles(trace: Trace, blocks: set[str], model: nn.Module) -> list[tuple[int, Plan]]:
+    """Each call that depends on inputs or weights, by its place in the trace, as a plan that takes
+    the tensors that the call reads and puts out those that it makes. Where none of these has the
+    batch size, the plan takes a tensor [B] besides."""
+    cutter = _Cutter(trace, blocks, model, None)
+    return [(i, cutter.single(position)) for position, i in enumerate(cutter.order)]
+
+
 class _Cutter:
     """Positions are places in `order`, the calls that depend on inputs or weights."""
 
@@ -230,6 +238,24 @@ class _Cutter:
             output=(self.trace.output[0], tuple(map(self._now, self.trace.output[1]))),
         )
         return Piece(name, plan, inputs, outputs)
+
+    def single(self, position: int) -> Plan:
+        """The plan of one call."""
+        i = self.order[position]
+        call = self.trace.calls[i]
+        takes = sorted({n for n in call.refs() if n in self.born})
+        forms = [self.samples[n] for n in takes]
+        grown = (k for k, form in enumerate(forms) if form and form[1] is not None)
+        if (sized := next(grown, None)) is None:
+            batch_from, takes = (len(takes), 0, 1), [*takes, len(self.names)]
+        else:
+            batch_from = (sized, *forms[sized][1:])
+        own = sorted({i, *self._constants([i], min(position + 1, self.end - 1))})
+        gives = [Ref(n) for n in call.results]
+        return Plan(
+            takes=takes, gives=gives, calls=[self.trace.calls[k] for k in own],
+            batch_from=batch_from, output=self.trace.output,
+        )  # fmt: skip
 
     def _clones(self, takes: list[int], own: list[int]) -> list[Call]:
         """Copies of inputs that the layer's calls write to; later layers get the copies."""

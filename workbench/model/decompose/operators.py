@@ -1,0 +1,99 @@
+"""The calls of a module as operators, each of which runs by itself.
+
+A module without children is one operator, and so is one that is named as a block; outside of these
+each function is one. What depends on no input and no weight is made again by each operator that
+reads it. Operators that share memory which one of them writes to are to stay together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from workbench.model.decompose.cut import singles
+from workbench.model.decompose.plan import Hole, State
+from workbench.model.decompose.probe import record
+from workbench.model.decompose.program import Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """One call."""
+
+    name: str
+    scope: str
+    """``Class[attribute]`` segments from the model to the module that is called."""
+    kind: str
+    """Operators of one kind do equal work."""
+    program: Program
+    """Takes the tensors of the numbers `reads`, and a tensor [B] where `sized` is false."""
+    reads: tuple[int, ...]
+    sized: bool
+    makes: tuple[int, ...]
+    writes: bool
+    """Whether it writes to memory that was there before; its gradient is then not asked for."""
+    memory: frozenset[int]
+    """What it touches of the memory that some operator writes to."""
+
+
+def operators(
+    model: nn.Module, inputs: tuple[Tensor, ...], *, basic: Collection[str] = (),
+    depth: int | None = None,
+) -> list[Operator]:  # fmt: skip
+    """The operators in the order of their calls; tensors are numbered, the inputs first. Modules of
+    a class in `basic`, and those below `depth` others, are one operator. Raises ValueError for
+    calls that cannot be found, and for a class that no module has."""
+    paths = dict(model.named_modules())
+    classes = {type(module).__name__ for module in paths.values()}
+    if lost := sorted({*basic} - classes):
+        known = ", ".join(sorted(classes))
+        raise ValueError(f"no module is a {lost[0]!r}; the model has {known}")
+    blocks = {
+        path for path, module in paths.items()
+        if path and (type(module).__name__ in basic or path.count(".") + 1 == depth)
+    }  # fmt: skip
+    trace, mode = record(model, inputs, {}, blocks, grow=True)
+    written = [frozenset().union(*a.written) for a in trace.aliasing]
+    found: list[Operator] = []
+    for i, plan in singles(trace, blocks, model):
+        call, own = trace.calls[i], isinstance(trace.calls[i].target, str)
+        plan.mode = mode
+        parts = {c.target: paths[c.target] for c in plan.calls if isinstance(c.target, str)}
+        keys = [leaf.key for leaf in plan.leaves() if isinstance(leaf, State)]
+        program = Program(plan, parts, {key: trace.tensors[key] for key in keys})
+        program.training = model.training
+        sized = len(trace.names) not in plan.takes
+        reads = tuple(n for n in plan.takes if n < len(trace.names))
+        memory = frozenset(
+            storage
+            for a, hot in zip(trace.aliasing, written, strict=True)
+            for storage in hot & ({a.storage[n] for n in (*reads, *call.results)} | a.written[i])
+        )
+        shapes = [str((trace.shapes[n], trace.dtypes[n])) for n in reads]
+        plain = [repr(leaf) for leaf in call.leaves if not isinstance(leaf, Hole)]
+        name = call.target if own else getattr(call.target, "__name__", "call")
+        what = _looks(paths[name]) if own else f"{name} {plain}"
+        found.append(
+            Operator(
+                name=f"{i}.{name}", scope=_scope(model, call.target) if own else "",
+                kind=f"{what} {shapes}", program=program, reads=reads, sized=sized,
+                makes=call.results, writes=any(a.written[i] for a in trace.aliasing),
+                memory=memory,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _looks(module: nn.Module) -> str:
+    shapes = [tuple(parameter.shape) for parameter in module.parameters()]
+    return f"{type(module).__qualname__} {module.extra_repr()} {shapes}"
+
+
+def _scope(model: nn.Module, path: str) -> str:
+    scope, at = f"{type(model).__name__}[model]", model
+    for name in path.split("."):
+        at = at.get_submodule(name)
+        scope += f"/{type(at).__name__}[{name}]"
+    return scope
