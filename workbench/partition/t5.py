@@ -115,6 +115,7 @@ class _Model:
             id=node, scope=scope, shared=[shared] if shared else [],
             forward_ms=forward, backward_ms=3 * forward, backward_kept_ms=2 * forward,
             bytes=had.bytes + parameters * self.shape.bytes_per_parameter,
+            weight_bytes=had.weight_bytes + parameters * FP32,
         )  # fmt: skip
         for source in read:
             ends = self._node(source)[0], node

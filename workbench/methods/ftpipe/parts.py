@@ -26,6 +26,7 @@ def graph_of(profile: Profile, sizes: Sizes) -> Graph:
                 id=str(unit),
                 forward_ms=MS * cost.forward_s,
                 bytes=nbytes + cost.kept_bytes,
+                weight_bytes=sizes.weight_bytes(unit),
                 backward_ms=MS * cost.from_checkpoint().backward_s,
                 backward_kept_ms=MS * cost.backward_s,
             )  # fmt: skip
@@ -42,7 +43,7 @@ def partitioned(spec: RunSpec, profile: Profile, sizes: Sizes, server: Server) -
     ask = Ask(
         method=spec.options.partitioner, devices=spec.ranks, memory=server.device_bytes,
         bandwidth=server.message_bytes_per_s / GB, seed=spec.seed,
-        cheap_last=spec.activations != "keep",
+        cheap_last=spec.activations != "keep", in_flight=spec.microbatches,
     )  # fmt: skip
     return partition(graph_of(profile, sizes), ask)
 
