@@ -78,7 +78,7 @@ class OverBlocks(FtpipeExhibit):
             for method, source in parts
         ]
         drawing.place_legend(figure, keys)
-        graph = "a node an operator" if "small" in {*rows["size"]} else "whole blocks"
+        graph = "a node an operator" if "small" in set(rows["size"]) else "whole blocks"
         drawing.small_print(figure, self.printed(graph=graph))
 
 
