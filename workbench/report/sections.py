@@ -25,7 +25,7 @@ COUNTED = (
 )
 """Beginnings of verdicts, and words for one and for several of them."""
 
-KINDS = HERE, COMMITTED, SIMULATED, COUNTED = (
+KINDS = HERE, COMMITTED, SIMULATED, ESTIMATES = (
     "measured here", "committed rows", "simulated", "by counted operations",
 )  # fmt: skip
 """Kinds of numbers that a claim is judged by."""
@@ -53,7 +53,7 @@ def verdicts_of(exhibits: Iterable[Shown]) -> pd.DataFrame:
         if "verdict" in verdicts:
             judged = verdicts.get("judged", pd.Series("", verdicts.index))
             # A series that was measured and has a variant is of named hardware.
-            own = {MEASURED: HERE if session.exhibit.runs else COMMITTED, ESTIMATED: COUNTED}
+            own = {MEASURED: HERE if session.exhibit.runs else COMMITTED, ESTIMATED: ESTIMATES}
             kinds = [
                 SIMULATED if s.startswith(SIMULATED) else own.get(s, COMMITTED) for s in judged
             ]
