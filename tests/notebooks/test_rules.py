@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.exhibits import EXHIBITS, HARDWARE, HARMONY, VARUNA, find
+from workbench.exhibits import EXHIBITS, FTPIPE, HARDWARE, HARMONY, VARUNA, find
 from workbench.exhibits.dials import SIZES
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 
@@ -39,7 +39,7 @@ def test_six_cells(figure: str) -> None:
     exhibit, told = find(figure), " ".join(title.source.split())
     assert [c.cell_type for c in (title, parameters)] == ["markdown", "code"]
     heads = dict.fromkeys(HARDWARE, exhibit.title) | dict.fromkeys(HARMONY, "Harmony, ")
-    heads |= dict.fromkeys(VARUNA, "Varuna, ")
+    heads |= dict.fromkeys(VARUNA, "Varuna, ") | dict.fromkeys(FTPIPE, "FTPipe, ")
     assert told.startswith(f"# {heads.get(figure, f'STRONGHOLD, figure {figure}')}")
     assert "**Claim**" in told or " ".join(exhibit.claim.split()) in told
     assert exhibit.section in told

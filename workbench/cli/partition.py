@@ -119,6 +119,9 @@ def _parser() -> Parser:
     add("preset", metavar="PRESET", help=f"{', '.join(PRESETS)}: what a schedule asks for")
     add("memory", metavar="BYTES", help="memory of a device, such as 11GB (default: any)")
     add("bw", type=float, metavar="GB/S", help="bandwidth between devices (default 12)")
+    told = "micro-batches of an update: memory counts inputs in flight (default: none)"
+    add("in_flight", type=int, metavar="K", help=told)
+    add("versions", action="store_true", help="memory counts the weights that stages stash")
     add("seed", type=int, metavar="S", help="of all that is drawn (default 0)")
     ratio = "weight of backward times (default 1; negative: these alone)"
     add("bwd_to_fwd_ratio", type=float, metavar="R", help=ratio)
@@ -148,6 +151,7 @@ def _ask(given: dict[str, Any]) -> Ask:
     for flag, name in (
         ("partitioning_method", "method"), ("n_partitions", "devices"), ("bw", "bandwidth"),
         ("seed", "seed"), ("bwd_to_fwd_ratio", "ratio"), ("async_pipeline", "cheap_last"),
+        ("in_flight", "in_flight"), ("versions", "versions"),
     ):  # fmt: skip
         if flag in given:
             asked[name] = given.pop(flag)

@@ -55,7 +55,14 @@ VARUNA = {
     "varuna_scaling": "varuna.scaling",
 }
 """Exhibits of Varuna (EuroSys'22)."""
-EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA
+FTPIPE = {
+    "ftpipe_balance": "ftpipe.balance",
+    "ftpipe_blocks": "ftpipe.blocks",
+    "ftpipe_partitions": "ftpipe.partitions",
+    "ftpipe_schedules": "ftpipe.schedules",
+}
+"""Exhibits of FTPipe (ATC'21)."""
+EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA | FTPIPE
 
 
 def find(figure: str) -> Exhibit:

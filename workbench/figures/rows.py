@@ -37,8 +37,8 @@ NUMBERS = {
 """Columns of numbers; `TRUTHS` are of truths and gaps, all others of texts."""
 TRUTHS = {"sound", "calibrated"}
 
-SOURCES = PUBLISHED, REFERENCE, FORMULA, SIMULATED, MEASURED = (
-    "published", "reference estimate", "formula", "simulated", "measured",
+SOURCES = PUBLISHED, REFERENCE, FORMULA, ESTIMATED, SIMULATED, MEASURED = (
+    "published", "reference estimate", "formula", "estimated", "simulated", "measured",
 )  # fmt: skip
 """Kinds of numbers: no mark stands for two of them."""
 EXACT = "as this code runs it"

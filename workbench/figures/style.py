@@ -2,10 +2,11 @@
 from.
 
 Published values and reference estimates are hollow, simulated ones hatched (in lines: half filled),
-measured ones filled, and no mark mixes two of them. Colours are Okabe and Ito's and darker tones of
-them, safe for colour-blind readers; every method also has a marker of its own, so that a grey print
-still tells them apart. Widths are those of a column (3.3 in) and of a page (7 in) of the usual
-two-column papers, so a figure is printed at the size it was drawn for.
+those of counted operations (estimated) dotted, measured ones filled, and no mark mixes two of them.
+Colours are Okabe and Ito's and darker tones of them, safe for colour-blind readers; every method
+also has a marker of its own, so that a grey print still tells them apart. Widths are those of a
+column (3.3 in) and of a page (7 in) of the usual two-column papers, so a figure is printed at the
+size it was drawn for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.methods import known
 from workbench.figures.rows import (
     BEFORE,
+    ESTIMATED,
     EXACT,
     HERE,
     OUR_PLAN,
@@ -67,6 +69,13 @@ LOOKS = {
     "zb-h1": Look("#CC79A7", "$Z$"),
     "varuna": Look("#5B3A8C", "$V$"),
     "ftpipe": Look("#117733", "$F$"),
+    "mpipe": Look("#117733", "o"),
+    "mpipe-faithful": Look("#117733", "D", pale=True),
+    "pipedream": Look("#0072B2", "s"),
+    "acyclic": Look("#56B4E9", "^"),
+    "2dbin": Look("#CC79A7", "X"),
+    "metis": Look("#E69F00", "v"),
+    "exact": Look("#000000", "P"),
     "torch-gpipe": Look("#009E73", "d", pale=True),
     "torch-1f1b": Look("#56B4E9", "^", pale=True),
     "torch-interleaved": Look("#E69F00", "H", pale=True),
@@ -83,7 +92,7 @@ LOOKS = {
 }
 """Look of every method, in the order in which figures draw and name them. Methods that share a
 colour (of systems that no figure shows together) differ in their markers; one that keeps state on a
-disk, or is a library's pipeline, is paler."""
+disk, is a library's pipeline, or follows published rules, is paler. Some partition graphs."""
 LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
 ORDER = tuple(LOOKS)
 
@@ -171,6 +180,8 @@ def bar_look(color: str, source: str, variant: str = "") -> dict[str, Any]:
         return {**look, "linewidth": 1.3}
     if source == REFERENCE:
         return {**look, "linewidth": 1.3, "linestyle": ":"}
+    if source == ESTIMATED:
+        return {**look, "hatch": "....", "facecolor": lighter(color, 0.25)}
     if source == "simulated":
         return {**look, "hatch": SIMULATED.get(variant, AS_PUBLISHED).hatch}
     # On named hardware, beside what the machine at hand measured: filled too, with a black edge.
@@ -185,6 +196,8 @@ def line_look(method: str, source: str, variant: str = "") -> dict[str, Any]:
     if source in (PUBLISHED, REFERENCE):
         wide = {"markersize": 5.5} if source == PUBLISHED else {}
         return {**base, **wide, "markerfacecolor": "white", "markeredgewidth": 1.1, "ls": ":"}
+    if source == ESTIMATED:
+        return {**base, "markerfacecolor": lighter(look.color, 0.4), "ls": (0, (1, 1))}
     if source == "simulated":
         own = SIMULATED.get(variant, AS_PUBLISHED)
         half = {"fillstyle": own.half, "markerfacecoloralt": "white", "markeredgewidth": 0.7}

@@ -5,7 +5,8 @@ number partitioning", IJCAI 2009). Sets are cut off where a device has more work
 placement known, more bytes than memory, or so little that the devices left could not take the rest.
 The first search proves the least load: it skips equal items and sets that could hold one more item,
 since messages are not in it. Where messages of the placement it finds make a stage slower than the
-loads, a second search looks at all sets by their true costs; the bound stays that of the loads.
+loads, or inputs in flight count as memory, a second search looks at all sets by their true costs;
+the bound stays that of the loads, and with inputs in flight that of the problem.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def exact(problem: Problem, seed: int) -> Placement:
     if items <= MOST:
         search = _Search(problem, best, messages=False)
         best = search.run()
-        if search.left > 0 and not best.over():
+        if search.left > 0 and not best.over() and not problem.micros:
             bound = max(bound, search.limit)
-        if best.objective() > search.limit * (1 + SAME):
+        if problem.micros or best.objective() > search.limit * (1 + SAME):
             best = _Search(problem, best, messages=True).run()
     if best.over():
         raise ValueError(f"no placement {'was found that ' * (items > MOST)}fits in memory")
@@ -138,5 +139,6 @@ class _Search:
         self.left -= PLACED * len(self.where)
         if better(placement.key()[:2], self.best.key()[:2]):
             self.best = placement
-        reached = placement.objective() if self.messages else max(placement.load)
-        self.limit = min(self.limit, reached)
+        if not placement.over():
+            reached = placement.objective() if self.messages else max(placement.load)
+            self.limit = min(self.limit, reached)

@@ -29,6 +29,8 @@ class Node:
     """With the recomputation, where the operator's activations are recomputed."""
     bytes: float
     """All memory of the node: weights, gradients, optimizer state, activations."""
+    weight_bytes: float = 0.0
+    """Bytes of weights among them, of which a stage may keep several versions."""
     backward_kept_ms: float | None = None
     """Backward time in the last stage, which keeps its activations; None where it is the same."""
     scope: str = ""
@@ -73,7 +75,7 @@ class Graph:
         ]
         if twice:
             raise ValueError(f"the id {twice[0]!r} stands twice; ids of nodes must differ")
-        costs = ("forward_ms", "backward_ms", "backward_last_ms", "bytes")
+        costs = ("forward_ms", "backward_ms", "backward_last_ms", "bytes", "weight_bytes")
         for node in self.nodes:
             _check(f"node {node.id!r}", node, costs)
         known = {node.id for node in self.nodes}

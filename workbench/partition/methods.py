@@ -49,6 +49,11 @@ class Ask:
     """Weight of backward against forward times; see `problem_of`."""
     cheap_last: bool = False
     """Whether the last stage keeps its activations, and so takes the nodes' `backward_kept_ms`."""
+    in_flight: int = 0
+    """Micro-batches of an update of an asynchronous pipeline, whose inputs in flight then count as
+    memory; 0: none count."""
+    versions: bool = False
+    """Whether memory counts the versions of weights that stages stash meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +113,9 @@ def partition(graph: Graph, ask: Ask, settings: Any = None) -> Partition:
         if not least <= value < float("inf"):
             raise ValueError(f"{name} is {value}; it must be a number from {least} on")
     problem, item_of, last_work = problem_of(
-        graph, ask.devices, memory=ask.memory, bandwidth=ask.bandwidth, ratio=ask.ratio
-    )
+        graph, ask.devices, memory=ask.memory, bandwidth=ask.bandwidth, ratio=ask.ratio,
+        in_flight=ask.in_flight, versions=ask.versions,
+    )  # fmt: skip
 
     def find(problem: Problem) -> Placement:
         return method.place(problem, own, ask.seed).numbered()
@@ -122,6 +128,8 @@ def partition(graph: Graph, ask: Ask, settings: Any = None) -> Partition:
         found = with_cheap_last(problem, last_work, find, known=cut).numbered()
     else:
         found = find(problem)
+    if found.over():
+        raise ValueError("inputs in flight and versions of weights do not fit in memory: give more")
     bound, objective = found.bound, found.objective()
     if ask.cheap_last:
         bound = cheapest(problem, last_work).bound

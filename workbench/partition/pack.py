@@ -142,6 +142,7 @@ class _Packing:
 
     def _take(self, placement: Placement) -> None:
         self.key, self.load, self.held = placement.key(), placement.load, placement.held
+        self.needed = placement.needed
         stages = range(len(placement.device_of))
         self.slowest = placement.device_of[max(stages, key=placement.cost)]
 
@@ -158,13 +159,14 @@ class _Packing:
                 yield from ((item, self.where[other], other) for other in others)
 
     def _tried(self, change: tuple[int, int, int | None]) -> bool:
-        """Make a change if it helps. Loads alone, which no message makes less, rule most out."""
+        """Make a change if it helps. Loads and bytes of items alone, which messages and inputs in
+        flight only add to, rule most out."""
         item, target, back = change
         problem, home = self.problem, self.where[item]
         work, needs = problem.work[item], problem.needs[item]
         if back is not None:
             work, needs = work - problem.work[back], needs - problem.needs[back]
-        loads, held = list(self.load), list(self.held)
+        loads, held = list(self.load), list(self.needed)
         loads[home] -= work
         loads[target] += work
         held[home] -= needs

@@ -43,11 +43,16 @@ class _Cuts:
         self.least[0, 0] = 0.0
         work = np.concatenate([[0.0], np.cumsum(problem.work)])
         held = np.concatenate([[0.0], np.cumsum(problem.needs)])
-        for end, sent, received in self._messages():
+        weights = np.concatenate([[0.0], np.cumsum(problem.weights)])
+        behind = range(stages - 1, -1, -1)
+        in_flight, versions = map(np.array, zip(*map(self._kept, behind), strict=True))
+        for end, sent, received, inputs in self._messages():
             own = work[end] - work[:end]
             cost = np.maximum(own, sent) + np.maximum(own, received) - own
-            cost[held[end] - held[:end] > problem.limit] = np.inf
-            slowest = np.maximum(self.least[:end, :-1], cost[:, None])
+            needs = (held[end] - held[:end])[:, None] + inputs[:, None] * in_flight
+            needs += (weights[end] - weights[:end])[:, None] * versions
+            costs = np.where(needs > problem.limit, np.inf, cost[:, None])
+            slowest = np.maximum(self.least[:end, :-1], costs)
             self.start[end, 1:] = slowest.argmin(axis=0)
             self.least[end, 1:] = slowest.min(axis=0)
 
@@ -86,13 +91,18 @@ class _Cuts:
         stage_of = [bisect_right(starts, item) - 1 for item in range(len(self.problem.work))]
         return Placement(self.problem, stage_of, range(len(starts)))
 
+    def _kept(self, behind: int) -> tuple[int, int]:
+        """Inputs and older versions of weights that a stage holds."""
+        return self.problem.in_flight(behind), self.problem.versions(behind)
+
     def _milliseconds(self, nbytes: float) -> float:
         return self.problem.milliseconds(nbytes, same_device=False)
 
-    def _messages(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each end: the milliseconds that a stage up to it sends and receives, by its start."""
+    def _messages(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+        """For each end: the milliseconds that a stage up to it sends and receives, and the bytes of
+        its inputs, by its start."""
         items = len(self.problem.work)
-        sends, received = np.zeros(items), np.zeros(items)
+        sends, received, inputs = np.zeros(items), np.zeros(items), np.zeros(items)
         read: list[list[Tensor]] = [[] for _ in range(items)]
         for tensor in self.problem.tensors:
             sends[tensor.source] += self._milliseconds(max(use[1] for use in tensor.uses))
@@ -106,27 +116,30 @@ class _Cuts:
                 most = max(own[1], later)
                 sends[tensor.source] -= self._milliseconds(most - later)
                 # A stage that begins after an earlier reader does not hold that reader.
-                end, most = item + 1, 0.0
                 earlier = sorted((use for use in uses if use[0] < item), reverse=True)
-                for reader, _, backward in [*earlier, (tensor.source, 0.0, own[2])]:
-                    received[reader + 1 : end] += self._milliseconds(max(0.0, own[2] - most))
-                    end, most = reader + 1, max(most, backward)
+                for sums, way, scaled in ((received, 2, self._milliseconds), (inputs, 1, float)):
+                    end, most = item + 1, 0.0
+                    for use in [*earlier, (tensor.source, 0.0, 0.0)]:
+                        sums[use[0] + 1 : end] += scaled(max(0.0, own[way] - most))
+                        end, most = use[0] + 1, max(most, use[way])
             sent = np.cumsum(sends[item::-1])[::-1]
-            yield item + 1, sent, received[: item + 1]
+            yield item + 1, sent, received[: item + 1], inputs[: item + 1]
 
     def _last_stages(self, starts: tuple[int, ...], most: float) -> Iterator[tuple[int, float]]:
         """(start, milliseconds) of each stage that may lie before the given ones."""
         problem = self.problem
         end = starts[0] if starts else len(problem.work)
-        work = held = sent = received = 0.0
-        incoming: dict[int, float] = {}  # by identity of a tensor that is made before the stage
+        in_flight, versions = self._kept(len(starts))
+        work = held = sent = received = inputs = 0.0
+        # Milliseconds and bytes by identity of a tensor that is made before the stage.
+        incoming: dict[int, tuple[float, float]] = {}
         for start in range(end - 1, problem.devices - len(starts) - 2, -1):
             work += problem.work[start]
-            held += problem.needs[start]
+            held += problem.needs[start] + versions * problem.weights[start]
             if held > problem.limit or work >= most:
                 return
             for tensor in problem.touching[start]:
-                had = incoming.pop(id(tensor), 0.0)
+                had = incoming.pop(id(tensor), (0.0, 0.0))
                 if tensor.source == start:
                     stages: dict[int, float] = {}
                     for reader, forward, _ in tensor.uses:
@@ -134,9 +147,12 @@ class _Cuts:
                             stage = bisect_right(starts, reader)
                             stages[stage] = max(stages.get(stage, 0.0), forward)
                     sent += sum(map(self._milliseconds, stages.values()))
-                    received -= had
+                    received, inputs = received - had[0], inputs - had[1]
                 else:
                     own = next(use for use in tensor.uses if use[0] == start)
-                    incoming[id(tensor)] = max(had, self._milliseconds(own[2]))
-                    received += incoming[id(tensor)] - had
-            yield start, max(work, sent) + max(work, received) - work
+                    most_ms = max(had[0], self._milliseconds(own[2]))
+                    incoming[id(tensor)] = most_ms, max(had[1], own[1])
+                    received += most_ms - had[0]
+                    inputs += max(had[1], own[1]) - had[1]
+            if held + in_flight * inputs <= problem.limit:
+                yield start, max(work, sent) + max(work, received) - work

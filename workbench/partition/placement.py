@@ -22,6 +22,11 @@ class Placement:
         """Milliseconds by device."""
         self.held = [0.0] * problem.devices
         """Bytes by device."""
+        self.needed = [0.0] * problem.devices
+        """Bytes by device of items alone, without inputs in flight and versions of weights."""
+        behind = [*reversed(range(len(self.device_of)))]
+        self.in_flight = [problem.in_flight(stages) for stages in behind]
+        self.versions = [problem.versions(stages) for stages in behind]
         self.sent = [0.0] * len(self.device_of)
         self.received = [0.0] * len(self.device_of)
         self.members = [0] * len(self.device_of)
@@ -86,7 +91,9 @@ class Placement:
     def _hold(self, item: int, stage: int, sign: int) -> None:
         device = self.device_of[stage]
         self.load[device] += sign * self.problem.work[item]
-        self.held[device] += sign * self.problem.needs[item]
+        needs, versions = self.problem.needs[item], self.versions[stage]
+        self.needed[device] += sign * needs
+        self.held[device] += sign * (needs + versions * self.problem.weights[item])
         self.members[stage] += sign
 
     def _send(self, tensor: Tensor, sign: int) -> None:
@@ -95,6 +102,7 @@ class Placement:
             same = self.device_of[home] == self.device_of[stage]
             self.sent[home] += sign * self.problem.milliseconds(forward, same_device=same)
             self.received[stage] += sign * self.problem.milliseconds(backward, same_device=same)
+            self.held[self.device_of[stage]] += sign * self.in_flight[stage] * forward
 
 
 def better(one: Sequence[float], other: Sequence[float]) -> bool:

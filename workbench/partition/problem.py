@@ -4,6 +4,11 @@ Every method works on a `Problem`, whether its items are the nodes of a graph or
 stage takes the work of its device, and what its messages take beyond that: messages forward and
 messages backward are hidden behind the device's work (Eliad et al., ATC 2021). A tensor travels
 once to each stage that reads it.
+
+A device holds the bytes of its items. Where micro-batches are in flight, a stage with d stages
+behind it also holds the inputs of micros * (d // micros + 1) of them, and under weight stashing the
+versions of its weights that its forward passes lack, ceil(d / micros): as the schedule declares
+them (methods/pipeline/asynchronous.py).
 """
 
 from __future__ import annotations
@@ -49,6 +54,20 @@ class Problem:
     scopes: tuple[str, ...]
     shared: tuple[frozenset[str], ...]
     """Names of the shared weights that each item uses."""
+    weights: tuple[float, ...]
+    """Bytes of each item's weights."""
+    micros: int = 0
+    """Micro-batches of an update, of a pipeline that never drains; 0: no inputs in flight count."""
+    stashes: bool = False
+    """Whether stages keep versions of weights."""
+
+    def in_flight(self, behind: int) -> int:
+        """Micro-batches whose inputs a stage holds, with so many stages behind it."""
+        return self.micros * (behind // self.micros + 1) if self.micros else 0
+
+    def versions(self, behind: int) -> int:
+        """Older versions of its weights that a stage holds."""
+        return -(-behind // self.micros) if self.stashes else 0
 
     @property
     def limit(self) -> float:
@@ -99,10 +118,12 @@ class Problem:
         """The problem whose items are blocks: `block_of` gives each item's, numbered in an order
         that no edge goes against."""
         count = max(block_of) + 1
-        work, needs, shared = [0.0] * count, [0.0] * count, [frozenset[str]()] * count
+        work, needs, weights = [0.0] * count, [0.0] * count, [0.0] * count
+        shared = [frozenset[str]()] * count
         for item, block in enumerate(block_of):
             work[block] += self.work[item]
             needs[block] += self.needs[item]
+            weights[block] += self.weights[item]
             shared[block] |= self.shared[item]
         tensors = []
         for tensor in self.tensors:
@@ -111,8 +132,8 @@ class Problem:
                 uses = tuple((block, *sizes) for block, sizes in most.items())
                 tensors.append(Tensor(block_of[tensor.source], uses))
         return replace(
-            self, work=tuple(work), needs=tuple(needs), tensors=tuple(tensors),
-            shared=tuple(shared), scopes=("",) * count,
+            self, work=tuple(work), needs=tuple(needs), weights=tuple(weights),
+            tensors=tuple(tensors), shared=tuple(shared), scopes=("",) * count,
         )  # fmt: skip
 
     def check(self, names: Sequence[str]) -> None:
@@ -198,14 +219,22 @@ def problem_of(
     memory: float | None = None,
     bandwidth: float = 12.0,
     ratio: float | None = 1.0,
+    in_flight: int = 0,
+    versions: bool = False,
 ) -> tuple[Problem, dict[str, int], tuple[float, ...]]:
     """Make the problem of a graph; returns it, the item of each node, and the work of each item in
     the last stage.
 
     `ratio` weighs backward against forward times: negative counts the backward pass alone, and None
-    makes each node's own, (f^2 + b^2) / (f + b). Nodes between which a value cannot be sent are one
-    item. Raises ValueError where no placement is possible.
+    makes each node's own, (f^2 + b^2) / (f + b). `in_flight` are the micro-batches of an update
+    whose inputs count, `versions` says whether stages stash weights. Nodes between which a value
+    cannot be sent are one item. Raises ValueError where no placement is possible.
     """
+    if in_flight < 0 or (versions and not in_flight):
+        raise ValueError(
+            f"in_flight is {in_flight}; give the micro-batches of an update, 1 or more, or 0 where "
+            "neither inputs in flight nor versions of weights count"
+        )
     order = graph.topological()
     nodes = [graph.nodes[place] for place in order]
     at = {node.id: item for item, node in enumerate(nodes)}
@@ -222,6 +251,7 @@ def problem_of(
         devices=devices, memory=memory, bandwidth=bandwidth,
         scopes=tuple(node.scope for node in nodes),
         shared=tuple(frozenset(node.shared) for node in nodes),
+        weights=tuple(node.weight_bytes for node in nodes), micros=in_flight, stashes=versions,
     )  # fmt: skip
     block_of = ordered_blocks(pairs, range(len(nodes)))
     last = [0.0] * (max(block_of) + 1)

@@ -1,5 +1,5 @@
-"""An encoder-decoder as a graph whose costs are counted, not measured: T5 (Raffel et al., JMLR
-2020).
+"""Transformers as graphs whose costs are counted, not measured: T5 (Raffel et al., JMLR 2020), and
+an encoder or a decoder alone.
 
 Times are floating-point operations over one rate, and so say how parts of the model relate, not how
 long they take on a machine. Element-wise operators move their tensor at one bandwidth.
@@ -32,7 +32,10 @@ class Shape:
     source: int = 512
     """Tokens into the encoder."""
     target: int = 4
-    """Tokens into the decoder."""
+    """Tokens into the decoder; 0: the model is the first stack alone, and has no bias of
+    positions."""
+    outputs: int = 0
+    """Width of the head; 0: the vocabulary, and the embedding's weight."""
     batch: int = 4
     bytes_per_parameter: int = 16
     """Weight, gradient and two states of the optimizer in fp32."""
@@ -41,9 +44,11 @@ class Shape:
 def t5_graph(shape: Shape, *, blocks: bool = False) -> Graph:
     """The operators; `blocks`: one node a transformer block."""
     model = _Model(shape, blocks)
-    source = model.stack("encoder", shape.source, None)
-    target = model.stack("decoder", shape.target, source)
-    model.linear("head", [target], shape.target, shape.hidden, shape.vocab, "embedding")
+    out = model.stack("encoder", shape.source, None)
+    if shape.target:
+        out = model.stack("decoder", shape.target, out)
+    wide, shared = shape.outputs or shape.vocab, "" if shape.outputs else "embedding"
+    model.linear("head", [out], shape.target or shape.source, shape.hidden, wide, shared)
     edges = [Edge(source=a, target=b, bytes=size) for (a, b), size in model.edges.items()]
     return Graph(nodes=[*model.nodes.values()], edges=edges)
 
@@ -60,8 +65,9 @@ class _Model:
         """The encoder or the decoder; returns its output."""
         shape, numbers = self.shape, tokens * self.shape.hidden
         here = self.linear(f"{name}.embedding", [], tokens, 0, shape.hidden, "embedding")
-        # One for all samples.
-        bias = self.operator(f"{name}.bias", [], shape.heads * tokens * tokens / shape.batch)
+        bias = None
+        if shape.target:  # one for all samples
+            bias = self.operator(f"{name}.bias", [], shape.heads * tokens * tokens / shape.batch)
         for layer in range(shape.layers):
             at = f"{name}.block{layer}"
             here = self.attention(f"{at}.self", here, here, tokens, tokens, bias)
@@ -115,6 +121,7 @@ class _Model:
             id=node, scope=scope, shared=[shared] if shared else [],
             forward_ms=forward, backward_ms=3 * forward, backward_kept_ms=2 * forward,
             bytes=had.bytes + parameters * self.shape.bytes_per_parameter,
+            weight_bytes=had.weight_bytes + parameters * FP32,
         )  # fmt: skip
         for source in read:
             ends = self._node(source)[0], node

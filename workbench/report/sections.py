@@ -8,7 +8,7 @@ import pandas as pd
 
 from workbench.exhibits import find
 from workbench.exhibits.session import Session
-from workbench.figures.rows import MEASURED
+from workbench.figures.rows import ESTIMATED, MEASURED
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 from workbench.report.outcomes import Outcome, how_it_ended
 from workbench.report.page import Cell, Html, drawing, facts, table, tag, without_empty
@@ -25,7 +25,9 @@ COUNTED = (
 )
 """Beginnings of verdicts, and words for one and for several of them."""
 
-KINDS = HERE, COMMITTED, SIMULATED = "measured here", "committed rows", "simulated"
+KINDS = HERE, COMMITTED, SIMULATED, ESTIMATES = (
+    "measured here", "committed rows", "simulated", "by counted operations",
+)  # fmt: skip
 """Kinds of numbers that a claim is judged by."""
 
 Shown = tuple[Session, pd.DataFrame]
@@ -51,7 +53,7 @@ def verdicts_of(exhibits: Iterable[Shown]) -> pd.DataFrame:
         if "verdict" in verdicts:
             judged = verdicts.get("judged", pd.Series("", verdicts.index))
             # A series that was measured and has a variant is of named hardware.
-            own = {MEASURED: HERE if session.exhibit.runs else COMMITTED}
+            own = {MEASURED: HERE if session.exhibit.runs else COMMITTED, ESTIMATED: ESTIMATES}
             kinds = [
                 SIMULATED if s.startswith(SIMULATED) else own.get(s, COMMITTED) for s in judged
             ]

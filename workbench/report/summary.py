@@ -16,7 +16,10 @@ from workbench.report.outcomes import Outcome
 from workbench.report.page import Html, join, tag
 from workbench.report.sections import HERE, KINDS, Shown, counted, failing, verdicts_of
 
-TITLE = "STRONGHOLD (SC'22), Harmony (VLDB'22) and Varuna (EuroSys'22) beside their baselines"
+TITLE = (
+    "STRONGHOLD (SC'22), Harmony (VLDB'22), Varuna (EuroSys'22) and FTPipe (ATC'21) beside their "
+    "baselines"
+)
 OWN = "This project's goals"
 
 

@@ -201,7 +201,7 @@ def test_ranks_go_through_all_policies_at_a_pace():
 
 def test_a_paced_schedule_is_simulated_as_its_policy():
     for draws, policy in product(paced.Options(jitter="5/40").draws(2), POLICIES.values()):
-        made, pace = paced.schedule(policy), paced.Pace(draws, 1.0)
+        made, pace = paced.schedule(policy), paced.Jittered(draws, 1.0)
         validate(made)
         costs = Table({action.name: pace.seconds(action) for action in made.actions})
         ran = simulate(made, costs, steps=1, in_flight=quick.IN_FLIGHT)

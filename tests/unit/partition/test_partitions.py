@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.partition.made_up import chain, check, objective, random_graph
+from tests.unit.partition.made_up import chain, check, held, objective, random_graph
 from workbench.partition.acyclic import Acyclic
 from workbench.partition.graph import Edge, Graph, Node
 from workbench.partition.methods import METHODS, Ask, partition
@@ -29,7 +30,8 @@ def asked(graph: Graph, method: str, devices: int, settings: Any = None, **more:
     if method == "metis":
         pytest.importorskip("pymetis", reason="pymetis is an extra")
     found = partition(graph, Ask(method=method, devices=devices, **more), settings)
-    check(graph, found, devices, more.get("memory"))
+    kept = {name: more[name] for name in ("in_flight", "versions") if name in more}
+    check(graph, found, devices, more.get("memory"), **kept)
     return found
 
 
@@ -73,6 +75,44 @@ def test_pipedream_equals_all_cuts(nbytes: float, memory: float | None) -> None:
         else:
             found = asked(graph, "pipedream", 3, memory=memory)
             assert found.objective_ms == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_inputs_in_flight_and_versions_count_as_memory(method: str) -> None:
+    """A limit that the items alone keep is not enough; every answer within one is."""
+    for seed in range(3):
+        graph, kept = random_graph(24, seed, 0.05), {"in_flight": 2, "versions": True}
+        free = asked(graph, method, 3, **kept)
+        assert sum(free.memory_bytes) > sum(node.bytes for node in graph.nodes)
+        with suppress(ValueError):
+            asked(graph, method, 3, memory=0.9 * max(free.memory_bytes), **kept)
+    with pytest.raises(ValueError, match="in_flight is 0; give the micro-batches"):
+        asked(graph, method, 3, versions=True)
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_memory_in_flight_equals_all_cuts_and_placements(in_flight: int) -> None:
+    kept, memory = {"in_flight": in_flight, "versions": True}, 70
+    for seed in range(8):
+        graph = random_graph(8, seed, 0.2)
+        order = [graph.nodes[place].id for place in graph.topological()]
+        cuts = [
+            {name: sum(at >= c for c in cut) for at, name in enumerate(order)}
+            for cut in combinations(range(1, 8), 2)
+        ]
+        fit = [cut for cut in cuts if max(held(graph, cut, cut, **kept).values()) <= memory]
+        if not fit:
+            with pytest.raises(ValueError, match="fits in"):
+                asked(graph, "pipedream", 3, memory=memory, **kept)
+            continue
+        best = min(objective(graph, cut, cut) for cut in fit)
+        found = asked(graph, "pipedream", 3, memory=memory, **kept)
+        assert found.objective_ms == pytest.approx(best)
+        problem = problem_of(graph, 3, memory=memory, **kept)[0]
+        every = [placed(problem, each) for each in product(range(3), repeat=8)]
+        least = min(one.objective() for one in every if not one.over())
+        exact = asked(graph, "exact", 3, memory=memory, **kept)
+        assert exact.bound_ms <= exact.objective_ms <= least * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("nbytes", [0, 5e6])

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
+from workbench.exhibits.chart import draw_chart
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
@@ -23,7 +24,6 @@ from workbench.methods.pipeline.policies import POLICIES
 from workbench.published.tables import FOLDER
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
-from workbench.schedule.draw import LABEL_PT, fill, letters_pt
 from workbench.schedule.looks import LOOKS
 from workbench.schedule.simulate import Event
 
@@ -98,7 +98,8 @@ class Schedules(VarunaExhibit):
             if pd.isna(step.value):
                 drawing.empty(axes, f"measured: {drawing.missing_words(step.status)}", 110)
                 continue
-            _draw_chart(axes, pick(passes, chart=step.chart, source=step.source), until[step.unit])
+            part = pick(passes, chart=step.chart, source=step.source)
+            draw_chart(axes, part, until[step.unit], row="rank", letters=True)
             drawing.title(axes, f"{step.chart}, {step.source}: {step.value:.4g} {step.unit}")
             axes.tick_params(labelbottom=step.Index in last, labelsize=6)
             axes.set_xlabel(f"time ({step.unit})" if step.Index in last else "", fontsize=7)
@@ -166,27 +167,6 @@ def _step(spans: list[Span], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for rank, kind, micro, start, end in spans:
         span = {"rank": rank, "kind": str(kind), "micro": micro, "start": start, "end": end}
         yield about | {"quantity": PASS, "value": end - start, **span}
-
-
-def _draw_chart(axes: Any, passes: pd.DataFrame, until: float) -> None:
-    point = until / (PAGE_IN - 0.6) / 72
-    for each in passes.itertuples():
-        look, width = LOOKS[each.kind], each.end - each.start
-        axes.barh(
-            each.rank, width - min(0.5 * point, width / 3), left=each.start, height=0.84,
-            **fill(look.color, each.source),
-        )  # fmt: skip
-        words = f"{each.kind.lower()}{each.micro:g}"
-        if letters_pt(words) <= width / point:
-            axes.text(
-                each.start + width / 2, each.rank, words, color=look.ink, fontsize=LABEL_PT,
-                ha="center", va="center", bbox={"fc": look.color, "lw": 0, "pad": 0.4},
-            )  # fmt: skip
-    ranks = 1 + int(passes["rank"].max())
-    axes.set(xlim=(0, until * 1.005), ylim=(ranks - 0.5, -0.5))
-    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False)
 
 
 EXHIBIT = Schedules()

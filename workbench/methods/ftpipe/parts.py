@@ -35,6 +35,7 @@ def graph_of(
                 id=str(unit),
                 forward_ms=MS * cost.forward_s,
                 bytes=nbytes + cost.kept_bytes,
+                weight_bytes=sizes.weight_bytes(unit),
                 backward_ms=MS * again.backward_s,
                 backward_kept_ms=MS * cost.backward_s,
                 scope=f"{cost.kind}[{unit}]",
@@ -54,6 +55,8 @@ def partitioned(spec: RunSpec, profile: Profile, sizes: Sizes, server: Server) -
     ask = Ask(
         method=spec.options.partitioner, devices=spec.ranks, memory=server.device_bytes,
         bandwidth=server.message_bytes_per_s / GB, seed=spec.seed, cheap_last=recompute,
+        in_flight=0 if spec.options.synchronous else spec.microbatches,
+        versions=spec.options.weight_stashing,
     )  # fmt: skip
     return partition(graph_of(profile, sizes, recompute=recompute), ask)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -91,11 +92,33 @@ def schedule(policy: Policy) -> Schedule:
     return made if rule.turns else replace(made, actions=tuple(map(strict, made.actions)))
 
 
-class Pace:
-    """What the ranks do: passes sleep, messages are sent and come late."""
+class Pace(ABC):
+    """What a rank does: passes sleep, messages are sent and come late."""
+
+    transport: GroupTransport
+
+    @abstractmethod
+    def seconds(self, action: Action) -> float:
+        """Of a pass, or by which a message comes after its sending."""
+
+    def work(self, seconds: float) -> None:
+        """A pass."""
+        time.sleep(seconds)
+
+    def perform(self, action: Action, step: int) -> None:
+        """Do one action."""
+        if action.kind in SECONDS:
+            self.work(self.seconds(action))
+        elif action.kind in SENDS:
+            self.transport.send(action, (torch.zeros(1),), step)
+        elif action.kind in RECEIVES:
+            self.transport.receive(action, step)
+
+
+class Jittered(Pace):
+    """The pace of a policy's step."""
 
     def __init__(self, jitter: Jitter, scale: float) -> None:
-        self.transport: GroupTransport
         self._scale, self._draws = scale, jitter.draws(RANKS, MICROS)
 
     def seconds(self, action: Action) -> float:
@@ -108,22 +131,13 @@ class Pace:
             return SEND_S * self._scale + drawn
         return 0.0
 
-    def perform(self, action: Action, step: int) -> None:
-        """Do one action."""
-        if action.kind in SECONDS:
-            time.sleep(self.seconds(action))
-        elif action.kind in SENDS:
-            self.transport.send(action, (torch.zeros(1),), step)
-        elif action.kind in RECEIVES:
-            self.transport.receive(action, step)
-
 
 def _rank(rank: int, folder: Path, draws: list[Jitter], scale: float) -> None:
     torch.set_num_threads(1)
     loopback.join(torch.device("cpu"), file=folder / "ranks", rank=rank, ranks=RANKS)
-    _step(rank, schedule(POLICIES["varuna"]), Pace(Jitter(), 0.0))  # connects all
+    run(rank, schedule(POLICIES["varuna"]), Jittered(Jitter(), 0.0))  # connects all
     found = [
-        _step(rank, made, Pace(jitter, scale))
+        run(rank, made, Jittered(jitter, scale))
         for made in map(schedule, POLICIES.values())
         for jitter in draws
     ]
@@ -132,10 +146,11 @@ def _rank(rank: int, folder: Path, draws: list[Jitter], scale: float) -> None:
     dist.destroy_process_group()
 
 
-def _step(rank: int, made: Schedule, pace: Pace) -> float:
-    """Seconds from the first beginning of the ranks to the last end."""
+def run(rank: int, made: Schedule, pace: Pace, steps: int = 1) -> float:
+    """Run steps of a schedule on a rank at a pace; returns the seconds from the first beginning of
+    the ranks to the last end."""
     world, device = dist.group.WORLD, torch.device("cpu")
-    channels = product((rank - 1, rank + 1), (True, False), (True, False))
+    channels = product({*range(made.num_ranks)} - {rank}, (True, False), (True, False))
     pace.transport = GroupTransport(
         dict.fromkeys(channels, world), world,
         process=lambda position: position, device=device, latency=pace.seconds,
@@ -148,7 +163,7 @@ def _step(rank: int, made: Schedule, pace: Pace) -> float:
     )  # fmt: skip
     dist.barrier()
     began = time.monotonic()
-    executor.run(0, 1)
+    executor.run(0, steps)
     took = torch.tensor([-began, time.monotonic()], dtype=torch.float64)
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return float(took.sum())
