@@ -1,6 +1,7 @@
 """Pairs of texts, a source and its answer, as an encoder-decoder reads and writes them.
 
-Read from a file of lines, each a source, a tab and its answer. Where there is no such file there is
+Read from a file of lines, each a source, a tab and its answer, or from SuperGLUE's or SQuAD's files
+(glue.py). Where there is no such file there is
 still real text: functions of the standard library that have a docstring, and the question what a
 function that does this is called. The source is a marker, as every task of T5's begins with one,
 and the docstring; the answer is the function's name. Names of Python's own are not read.
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.core.paths import user_path
-from workbench.model.corpus import STDLIB, Corpus, read_corpus
+from workbench.model.corpus import STDLIB, Corpus, numbered_lines, read_corpus
+from workbench.model.glue import examples_at, read_asked
 from workbench.model.keys import permuted, place_of
-from workbench.model.pairs import HELD_OUT, numbered_lines
+from workbench.model.pairs import HELD_OUT
 from workbench.model.text import IGNORED
 from workbench.model.tokenize import Bytes, tokenize
 
@@ -137,10 +139,12 @@ def load_answers(
 
 
 def _read_lines(path: Path) -> list[tuple[str, str]]:
+    if examples := examples_at(path):
+        return read_asked(examples)
     if not path.is_file():
         raise ValueError(
             f"there is no file {str(path)!r}; name one of lines, each a source, a tab and its "
-            "answer, or 'stdlib'"
+            "answer, a folder or file of SuperGLUE or SQuAD, or 'stdlib'"
         )
     pairs = []
     for number, line in numbered_lines(path):
