@@ -291,10 +291,11 @@ def _tokenized(
         first = tokenizer.encode(pair.first.encode())
         second = tokenizer.encode(pair.second.encode())
         kept_first, kept_second = _kept(len(first), len(second), seq - 3)
-        tokens = [cls, *first[:kept_first], sep, *second[:kept_second], sep]
-        ids[row, : len(tokens)] = tokens
-        segments[row, kept_first + 2 : len(tokens)] = 1
-        mask[row, : len(tokens)] = True
+        middle, end = kept_first + 1, kept_first + kept_second + 2
+        ids[row, 0], ids[row, middle], ids[row, end] = cls, sep, sep
+        ids[row, 1:middle], ids[row, middle + 1 : end] = first[:kept_first], second[:kept_second]
+        segments[row, middle + 1 : end + 1] = 1
+        mask[row, : end + 1] = True
     return ids, segments, mask
 
 
