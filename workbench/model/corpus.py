@@ -14,6 +14,7 @@ import platform
 import re
 import resource
 import sysconfig
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -96,6 +97,27 @@ def source_digest(source: str | Path) -> str:
     except OSError:  # the run that reads it says so
         return ""
     return sha256("\n".join(sorted(told)).encode(errors="replace")).hexdigest()
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbers and texts of the lines that are not empty; a byte order mark is left out.
+
+    Only a line feed ends a line: sentences may hold the other characters that Python splits at.
+    """
+    try:
+        data = read_whole(path, str(path), most_bytes()).removeprefix(BOM)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        try:
+            text = line.decode().rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path.name} line {number} is not UTF-8: its byte {error.start} is "
+                f"0x{line[error.start]:02x}"
+            ) from None
+        if text:
+            yield number, text
 
 
 def _files(path: Path) -> list[Path]:

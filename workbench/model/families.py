@@ -48,6 +48,7 @@ from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
+from workbench.model.t5_folder import TrainedT5
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
@@ -93,10 +94,18 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
     criterion = custom_data.loss if family.counted else cross_entropy
     with unkeyed():
         layers = decompose(model, tuple(example), criterion=criterion)
+    trained = TrainedT5(spec.pretrained, t5_shape(spec)) if spec.pretrained else None
+
+    def initialize(module: nn.Module, unit: int, seed: int) -> None:
+        if trained is None:
+            family.initialize(module, unit=unit, seed=seed)
+        else:
+            trained.fill(module, layers[unit].state)
+
     made = Decomposed(
         model,
         layers,
-        lambda module, unit, seed: family.initialize(module, unit=unit, seed=seed),
+        initialize,
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_seq=spec.seq,
@@ -254,16 +263,19 @@ def _pictures(
     return found
 
 
-def _t5(spec: ModelSpec) -> nn.Module:
-    return t5.T5(
-        t5.T5Shape(
-            layers=spec.layers, decoder_layers=spec.decoder_layers or spec.layers,
-            hidden=spec.hidden, heads=spec.heads,
-            head_size=spec.head_size or spec.hidden // spec.heads,
-            feed_forward=spec.feed_forward or 4 * spec.hidden, gated=spec.gated, vocab=spec.vocab,
-            tied=spec.tied, dropout=spec.dropout,
-        )
+def t5_shape(spec: ModelSpec) -> t5.T5Shape:
+    """Sizes of the T5 that a spec describes."""
+    return t5.T5Shape(
+        layers=spec.layers, decoder_layers=spec.decoder_layers or spec.layers,
+        hidden=spec.hidden, heads=spec.heads,
+        head_size=spec.head_size or spec.hidden // spec.heads,
+        feed_forward=spec.feed_forward or 4 * spec.hidden, gated=spec.gated, vocab=spec.vocab,
+        tied=spec.tied, dropout=spec.dropout,
     )  # fmt: skip
+
+
+def _t5(spec: ModelSpec) -> nn.Module:
+    return t5.T5(t5_shape(spec))
 
 
 def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:
