@@ -6,7 +6,7 @@ on under another method, and the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -49,10 +49,10 @@ class ModuleHolder:
         save()
 
     @torch.no_grad()
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""
         for unit in self._masters:
-            write_unit(folder, unit, self._tensors(unit))
+            write_unit(folder, unit, self._tensors(unit, kinds))
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:
@@ -69,9 +69,9 @@ class ModuleHolder:
         for label, tensor in self._tensors(unit):
             read(label, tensor)
 
-    def _tensors(self, unit: int) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self, unit: int, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, Tensor]]:
         for local, master in self._masters[unit].items():
-            for kind in KINDS:
+            for kind in kinds:
                 label = label_of(kind, self._model, unit, local)
                 yield label, master if kind == "weight" else self._moment(master, kind)
 
@@ -96,14 +96,15 @@ class Together:
             save()
             of_first(None, self.over)
             return
-        while (folder := of_first(None, self.over)) is not None:
+        while (asked := of_first(None, self.over)) is not None:
             with suppress(OSError):
-                as_one(partial(super().write, Path(folder)), self.over or dist.group.WORLD)
+                write = partial(super().write, Path(asked[0]), asked[1])
+                as_one(write, self.over or dist.group.WORLD)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`, on the first rank, inside its `save`."""
-        of_first(str(folder), self.over)
-        as_one(partial(super().write, folder), self.over or dist.group.WORLD)
+        of_first([str(folder), list(kinds)], self.over)
+        as_one(partial(super().write, folder, kinds), self.over or dist.group.WORLD)
 
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`, on every rank."""

@@ -33,7 +33,7 @@ from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
-from workbench.model.pairs import load_pairs
+from workbench.model.pairs import holds_out, load_pairs
 from workbench.model.pictures import FolderPictures, SyntheticPictures
 
 EXAMPLE = 2
@@ -53,6 +53,12 @@ class Data(Protocol):
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """Inputs of the model, the targets last."""
 
+    def at(self, places: Sequence[int], samples: Sequence[int]) -> tuple[Tensor, ...]:
+        """As `rows`, at some places of the data; `samples` are for what a sample draws."""
+
+    def __len__(self) -> int:
+        """Samples in one epoch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -64,6 +70,8 @@ class Family:
     """Inputs of `EXAMPLE` samples, the targets last."""
     load: Callable[..., Data]
     """``load(spec, source, tokenizer, seed, cache)``."""
+    held_out: Callable[..., Data | None] = lambda *_: None
+    """As `load`: the part of the data that is for evaluations; None where it has none."""
     counted: bool = False
     """Whether labels of -100 are left out of the loss, so that those of samples are counted."""
 
@@ -115,6 +123,15 @@ def load_data(
     return FAMILIES[spec.family].load(spec, source, tokenizer, seed, cache)
 
 
+def load_held_out(
+    spec: ModelSpec, source: str | Path, tokenizer: str, *, seed: int, cache: Path | None
+) -> Data | None:
+    """The part of a family's data that is for evaluations; None where the data has none."""
+    if spec.custom:
+        return None
+    return FAMILIES[spec.family].held_out(spec, source, tokenizer, seed, cache)
+
+
 def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
     """Inputs and targets of so many samples of any model: their shapes and dtypes, and zeros."""
     if spec.custom:
@@ -148,9 +165,17 @@ def _bert(spec: ModelSpec) -> nn.Module:
 
 
 def _pairs(
-    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
-) -> Data:
-    return load_pairs(source, tokenizer, vocab=spec.vocab, seq=spec.seq, seed=seed, cache=cache)
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None,
+    held_out: bool = False,
+) -> Data:  # fmt: skip
+    return load_pairs(
+        source, tokenizer, vocab=spec.vocab, seq=spec.seq, seed=seed, cache=cache,
+        held_out=held_out,
+    )  # fmt: skip
+
+
+def _held_out_pairs(spec: ModelSpec, source: str | Path, *more: Any) -> Data | None:
+    return _pairs(spec, source, *more, held_out=True) if holds_out(source) else None
 
 
 def _words(spec: ModelSpec) -> tuple[Tensor, ...]:
@@ -219,17 +244,28 @@ def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:
 
 
 def _answers(
-    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
-) -> Data:
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None,
+    held_out: bool = False,
+) -> Data:  # fmt: skip
     return load_answers(
         source, tokenizer, vocab=spec.vocab, seq=spec.seq, target_seq=spec.target_seq or ANSWER,
-        seed=seed, cache=cache,
+        seed=seed, cache=cache, held_out=held_out,
     )  # fmt: skip
 
 
+def _held_out_answers(spec: ModelSpec, source: str | Path, *more: Any) -> Data | None:
+    return _answers(spec, source, *more, held_out=True) if source == STDLIB else None
+
+
 FAMILIES = {
-    "bert": Family(make=_bert, initialize=bert.initialize, example=_words, load=_pairs),
+    "bert": Family(
+        make=_bert, initialize=bert.initialize, example=_words, load=_pairs,
+        held_out=_held_out_pairs,
+    ),
     "vgg": Family(make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures),
     "resnet": Family(make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures),
-    "t5": Family(make=_t5, initialize=t5.initialize, example=_texts, load=_answers, counted=True),
-}
+    "t5": Family(
+        make=_t5, initialize=t5.initialize, example=_texts, load=_answers,
+        held_out=_held_out_answers, counted=True,
+    ),
+}  # fmt: skip

@@ -37,7 +37,7 @@ from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
 from workbench.runs import legacy
-from workbench.runs.events import EventLog, EventReader, of_attempt, steps_of
+from workbench.runs.events import EventLog, EventReader, evaluations_of, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
 from workbench.runs.planning import library_prediction
 from workbench.runs.starts import TOLD_S, start_of
@@ -214,10 +214,12 @@ def make_record(
 def unfinished(folder: Path, job: JobFile) -> Outcome:
     """Outcome of a run whose `train` did not return: the steps it reported."""
     every = EventReader(folder / "events.jsonl").read()
-    losses, seconds = steps_of(every if job.resume else of_attempt(every, job.started))
+    events = every if job.resume else of_attempt(every, job.started)
+    losses, seconds = steps_of(events)
     return Outcome(
-        losses=losses, step_seconds=seconds, peak_bytes={}, moved_bytes={}, parameters=None
-    )
+        losses=losses, step_seconds=seconds, evaluations=evaluations_of(events), peak_bytes={},
+        moved_bytes={}, parameters=None,
+    )  # fmt: skip
 
 
 def classify(error: BaseException) -> tuple[Status, str]:
