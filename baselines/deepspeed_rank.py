@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from baselines import deepspeed_ops
-from baselines.states import Together
 from workbench.core.reporter import Reporter
 from workbench.model.base import LayeredModel
 from workbench.runtime.checkpoint.checkpoint import KINDS, write_weights
 from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.transport.loopback import join
 
 

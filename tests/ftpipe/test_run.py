@@ -10,6 +10,7 @@ import torch
 
 from baselines import plain
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
+from tests.methods.test_parallel_baselines import Disturbing, children, kill
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import ftpipe
@@ -20,6 +21,7 @@ from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
 from workbench.model.base import Context
+from workbench.ranks.failures import RankFailed
 from workbench.schedule.action import Kind
 from workbench.training.run import load_batches
 
@@ -39,7 +41,8 @@ def spec_of(**kw) -> RunSpec:
 
 
 class Reference:
-    """One process that knows which weights each pass reads, and nothing of pipelines."""
+    """One process that knows which weights each pass reads, and nothing of pipelines. After each
+    saving nothing is stale."""
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
         self._spec, self._model = spec, make_model(spec.model, spec.seed)
@@ -71,7 +74,8 @@ class Reference:
 
         def passed(kind: Kind, stage: int, x: torch.Tensor) -> tuple[dict, torch.Tensor]:
             """The weights that a pass of a stage reads, and what comes out."""
-            modules = self._kept[stage][max(0, step - self._stale[kind, stage, micro])]
+            since = step - step % (self._spec.save_every or self._spec.steps)
+            modules = self._kept[stage][max(since, step - self._stale[kind, stage, micro])]
             for unit, module in modules.items():
                 ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=samples)
                 last = targets if unit == self._model.head else None
@@ -132,6 +136,38 @@ def test_losses_are_those_of_the_declared_versions(case, tmp_path):
     assert "asynchronous" in found.notes[0]
 
 
+def test_a_run_that_is_killed_goes_on_as_if_undisturbed(tmp_path):
+    """After a saving at which the pipeline drains, which the reference knows."""
+    before, spec = children(), spec_of(cut="2 1 1 2", map="0 1 0 1", save_every=3, steps=60)
+    with pytest.raises(RankFailed, match="rank 0 was killed by SIGKILL"):
+        ftpipe.train(spec, Disturbing(4, lambda: kill(0)), tmp_path / "run")
+    assert children() <= before
+    report = Silent()
+    found = ftpipe.train(spec, report, tmp_path / "run")
+    kinds = [kind for kind, _ in report.events]
+    assert "resumed" in kinds
+    assert 0 < kinds.count("step") < spec.steps
+    reference = Reference(spec, tmp_path)
+    wanted = [reference.step(step) for step in range(spec.steps)]
+    assert found.losses == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("first", ["plain", "ftpipe"])
+def test_weights_go_on_under_another_method(first, tmp_path):
+    """Without staleness the second half is that of plain training, whichever makes the first."""
+    ours = spec_of(stage_order="virtual-stages-1f1b", supremum=1, cut="3 3", steps=6)
+    alone = RunSpec.of(method="plain", model=MODEL, batch=4, steps=6, clip=None, device="cpu")
+    whole = plain.train(alone, Silent(), tmp_path / "whole").losses
+    specs = {"ftpipe": (ftpipe, ours), "plain": (plain, alone)}
+    (begins, one), (ends, other) = specs.pop(first), *specs.values()
+    half = one.with_(steps=3, save_every=3, lr_decay_steps=6)
+    begins.train(half, Silent(), tmp_path / "half")
+    found = ends.train(
+        other.with_(start_from=str(tmp_path / "half"), lr_decay_steps=6), Silent(), tmp_path / "end"
+    )
+    assert found.losses == pytest.approx(whole, rel=1e-5)
+
+
 def test_the_partitioner_finds_stages_that_train(tmp_path):
     """FTPipe's own, three blocks for two ranks: two of them on one."""
     spec = spec_of()
@@ -166,7 +202,6 @@ def test_without_staleness_it_is_plain_training(tmp_path):
             {"model": ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256)},
             "unit 5 has a weight of unit 0, in stages 1 and 0",
         ),
-        ({"save_every": 2}, "does not write checkpoints yet"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(case, sentence, tmp_path):

@@ -33,7 +33,8 @@ from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
-from workbench.model.pairs import holds_out, load_pairs
+from workbench.model.pairs import holds_out as pairs_held_out
+from workbench.model.pairs import load_pairs
 from workbench.model.pictures import FolderPictures, SyntheticPictures
 
 EXAMPLE = 2
@@ -70,8 +71,9 @@ class Family:
     """Inputs of `EXAMPLE` samples, the targets last."""
     load: Callable[..., Data]
     """``load(spec, source, tokenizer, seed, cache)``."""
-    held_out: Callable[..., Data | None] = lambda *_: None
-    """As `load`: the part of the data that is for evaluations; None where it has none."""
+    holds_out: Callable[[str | Path], bool] = lambda source: False
+    """Whether a source has a part for evaluations, which `load` gives where ``held_out`` is True.
+    """
     counted: bool = False
     """Whether labels of -100 are left out of the loss, so that those of samples are counted."""
 
@@ -114,22 +116,21 @@ def load_data(
     seed: int,
     cache: Path | None,
     classes: int | None = None,
+    held_out: bool = False,
 ) -> Data:
-    """The data set of a model's family; of a user's own, labels must be among so many classes."""
+    """The data set of a model's family; of a user's own, labels must be among so many classes.
+    `held_out`: its part for evaluations, where `holds_out` says that it has one."""
     if spec.custom:
         return custom_model.load_data(
             spec, source, tokenizer, seed=seed, cache=cache, classes=classes
         )
-    return FAMILIES[spec.family].load(spec, source, tokenizer, seed, cache)
+    part = {"held_out": True} if held_out else {}
+    return FAMILIES[spec.family].load(spec, source, tokenizer, seed, cache, **part)
 
 
-def load_held_out(
-    spec: ModelSpec, source: str | Path, tokenizer: str, *, seed: int, cache: Path | None
-) -> Data | None:
-    """The part of a family's data that is for evaluations; None where the data has none."""
-    if spec.custom:
-        return None
-    return FAMILIES[spec.family].held_out(spec, source, tokenizer, seed, cache)
+def holds_out(spec: ModelSpec, source: str | Path) -> bool:
+    """Whether the data of a model's family has a part for evaluations."""
+    return not spec.custom and FAMILIES[spec.family].holds_out(source)
 
 
 def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
@@ -172,10 +173,6 @@ def _pairs(
         source, tokenizer, vocab=spec.vocab, seq=spec.seq, seed=seed, cache=cache,
         held_out=held_out,
     )  # fmt: skip
-
-
-def _held_out_pairs(spec: ModelSpec, source: str | Path, *more: Any) -> Data | None:
-    return _pairs(spec, source, *more, held_out=True) if holds_out(source) else None
 
 
 def _words(spec: ModelSpec) -> tuple[Tensor, ...]:
@@ -253,19 +250,15 @@ def _answers(
     )  # fmt: skip
 
 
-def _held_out_answers(spec: ModelSpec, source: str | Path, *more: Any) -> Data | None:
-    return _answers(spec, source, *more, held_out=True) if source == STDLIB else None
-
-
 FAMILIES = {
     "bert": Family(
         make=_bert, initialize=bert.initialize, example=_words, load=_pairs,
-        held_out=_held_out_pairs,
+        holds_out=pairs_held_out,
     ),
     "vgg": Family(make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures),
     "resnet": Family(make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures),
     "t5": Family(
         make=_t5, initialize=t5.initialize, example=_texts, load=_answers,
-        held_out=_held_out_answers, counted=True,
+        holds_out=lambda source: source == STDLIB, counted=True,
     ),
 }  # fmt: skip

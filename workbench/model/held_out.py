@@ -38,17 +38,15 @@ def load_part(
         )
         batches = Batches(text.tokens, spec.model.seq, spec.batch, spec.seed)
         return _of_text(batches, share, held_out) if share else batches
-    from workbench.model.families import load_data, load_held_out
+    from workbench.model.families import holds_out, load_data
 
+    own = share and holds_out(spec.model, spec.text)
     data = load_data(
-        spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache, classes=model.classes
-    )
-    if share:
-        own = load_held_out(spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache)
-        if own is None:
-            data = _divided(data, share, held_out)
-        elif held_out:
-            data = own
+        spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache, classes=model.classes,
+        held_out=bool(own and held_out),
+    )  # fmt: skip
+    if share and not own:
+        data = _divided(data, share, held_out)
     return Draws(data, spec.batch)
 
 

@@ -16,7 +16,7 @@ from workbench.model import make_model
 from workbench.model.answers import load_answers
 from workbench.model.corpus import STDLIB
 from workbench.model.hf_config import spec_from_config
-from workbench.model.pairs import load_pairs
+from workbench.model.pairs import holds_out, load_pairs
 from workbench.model.text import check_text
 from workbench.runs.store import Store
 
@@ -33,8 +33,10 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             )
         if not (run / "checkpoints").is_dir():
             raise ValueError(f"start_from is {start!r}; there are no checkpoints in {run}")
-    alike = [(spec.text, spec.tokenizer, replace(spec.model, layers=1)) for spec in specs]
-    for text, tokenizer, model in dict.fromkeys(alike):
+    alike = [
+        (spec.text, spec.tokenizer, replace(spec.model, layers=1), spec.evaluates) for spec in specs
+    ]
+    for text, tokenizer, model, evaluates in dict.fromkeys(alike):
         if not model.decomposed:
             if model.family != GPT_FAMILY:
                 make_model(spec_from_config(model.family, seq=model.seq))
@@ -42,7 +44,10 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
         elif text != STDLIB and not user_path(text).exists():
             raise ValueError(f"there is nothing at {text!r}; name a file or a folder, or 'stdlib'")
         elif text != STDLIB and model.family == "bert":
-            load_pairs(text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0)
+            for held_out in (False, True)[: 1 + (evaluates and holds_out(text))]:
+                load_pairs(
+                    text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0, held_out=held_out
+                )
         elif text != STDLIB and model.family == T5_FAMILY:
             load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
 

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -25,7 +26,9 @@ from workbench.core.record import Evaluation
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, set_parameter
+from workbench.model.draws import Draws
 from workbench.model.held_out import load_part
+from workbench.model.text import Batches
 from workbench.model.whole import Whole
 from workbench.runtime.checkpoint.checkpoint import WEIGHTS, file_of, label_of
 from workbench.runtime.passes.statistics import take_up
@@ -38,20 +41,25 @@ ROWS = 16
 class Evaluator:
     """Evaluates weights on the held-out data of a run."""
 
-    def __init__(
-        self, spec: RunSpec, model: LayeredModel | None, folder: Path, *, epoch: int
-    ) -> None:
-        """`folder` is the run's own; `epoch` counts the samples that are trained on. Raises
-        ValueError for data of which no part can be held out."""
-        self._spec, self._epoch = spec, epoch
-        model = model or make_model(spec.model, spec.seed)
-        self._batches = load_part(spec, model, folder / "cache", held_out=True)
-        self._model: LayeredModel | None = None
+    def __init__(self, spec: RunSpec, folder: Path, *, epoch: int) -> None:
+        """`folder` is the run's own; `epoch` counts the samples that are trained on. The first
+        evaluation makes the model and reads the data: of several ranks one evaluates."""
+        self._spec, self._epoch, self._cache = spec, epoch, folder / "cache"
+
+    @cached_property
+    def _model(self) -> LayeredModel:
+        """Another one than that which is trained."""
+        return make_model(self._spec.model, self._spec.seed)
+
+    @cached_property
+    def _batches(self) -> Batches | Draws:
+        return load_part(self._spec, self._model, self._cache, held_out=True)
 
     def evaluate(self, folder: Path, statistics: dict[str, Tensor], steps: int) -> Evaluation:
         """Figures of the weights in the units' files of a folder, and of BatchNorm's running
         `statistics` by their names in the whole model, after so many steps. Raises OSError or
-        SafetensorError where they cannot be read."""
+        SafetensorError where they cannot be read, ValueError for held-out data that cannot be
+        used."""
         spec, began = self._spec, time.monotonic()
         with _apart(on_gpu=spec.device == "cuda"):
             whole = self._whole(folder, statistics)
@@ -64,8 +72,6 @@ class Evaluator:
 
     def _whole(self, folder: Path, statistics: dict[str, Tensor]) -> Whole:
         """The model, its weights lying in the files."""
-        if self._model is None:
-            self._model = make_model(self._spec.model, self._spec.seed)
         model, units = self._model, []
         for unit in range(model.num_units):
             path, module = folder / file_of(unit), model.empty_module(unit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
 from typing import Any
 
 from safetensors import SafetensorError
@@ -54,7 +53,7 @@ class History:
         self._epoch = len(batches) if spec.evaluates else 0
         self._evaluator: Evaluator | None = None
         if spec.evaluates:
-            self._evaluator = Evaluator(spec, model, folder, epoch=self._epoch)
+            self._evaluator = Evaluator(spec, folder, epoch=self._epoch)
         self.updates_done = 0
         self.statistics: dict[str, Tensor] = {}
         """Running ones, of the checkpoint that the run continues."""
@@ -129,8 +128,10 @@ class History:
         """Evaluate the weights that `write`, as `Holder.write`, puts into a folder. A disk that has
         no room for them has not harmed the run, which goes on."""
         report.event("evaluating", next_step=steps)
-        folder = Path(mkdtemp(prefix=".evaluation-", dir=self.folder.parent))
+        folder = self.folder.parent / f".evaluation-{steps}"
+        rmtree(folder, ignore_errors=True)
         try:
+            folder.mkdir(parents=True)
             write(folder, checkpoint.WEIGHTS)
             found = self._evaluator.evaluate(folder, statistics or {}, steps)
         except (OSError, SafetensorError) as error:

@@ -76,8 +76,6 @@ class Options(Common):
             raise ValueError(
                 "activations is 'host'; ftpipe keeps inputs on the devices: use recompute or keep"
             )
-        if spec.save_every:
-            raise ValueError("save_every is set; ftpipe does not write checkpoints yet: give 0")
         if self.map and not self.sizes:
             raise ValueError(f"map is {self.map!r} without a cut; give both, or neither")
         if self.sizes:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,16 +37,18 @@ from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
 from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.runtime.transport.group_transport import GroupTransport
-from workbench.runtime.transport.groups import new_group
+from workbench.runtime.transport.groups import as_one, new_group
 from workbench.runtime.transport.neighbours import carrier, neighbours
-from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, adamw
+from workbench.runtime.updates.stage_states import StatesTogether
+from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, optimizer_of
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.schedule.action import Action
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.validate import validate
 from workbench.training import trained_ranks
-from workbench.training.history import History
+from workbench.training.history import History, check_start
 from workbench.training.run import check_data, load_batches, resolve_device
+from workbench.training.snapshots import Snapshots
 
 CLIP_EPS = 1e-6
 """Added to a norm, as torch's clip_grad_norm_ does."""
@@ -57,8 +60,8 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     """Profile this machine, find stages where none are given, and train; the process with the last
     stage tells of the steps. Raises ValueError for stages that cannot be, OutOfMemory past a
     device's budget, RankFailed."""
-    check_data(spec, report, folder)
-    model = make_model(spec.model, spec.seed)
+    model = check_data(spec, report, folder)
+    check_start(spec, folder, model)
     if spec.options.sizes:
         stages_in(model, spec)  # refused before minutes of measuring
     report.phase("profiling")
@@ -69,6 +72,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         raise DoesNotFit(planned.binding, tier=planned.lacking)
     stages = stages_in(model, spec)
     report.event("plan", **planned.to_dict())
+    Snapshots(folder, model).clear()
     teller = spec.options.positions(len(stages), spec.ranks)[-1]
     found = trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
     return replace(found, predicted=planned.predicted(found.grad_norms[1:], spec.clip))
@@ -118,10 +122,8 @@ class FtpipeTraining:
             stage: StageWeights([own], dict.fromkeys(own.named_parameters(), True))
             for stage, own in self._stages.items()
         }
-        updates = StageOptimizers(
-            {stage: self._optimizer(stage, own) for stage, own in weights.items()},
-            after=self._updated,
-        )
+        made_up = {stage: self._optimizer(stage, own) for stage, own in weights.items()}
+        updates = StageOptimizers(made_up, after=self._updated)
         self._engine = StageEngine(
             self._stages, StagePasses(self._stages), weights[mine[0]].gradients, int, updates
         )
@@ -142,21 +144,54 @@ class FtpipeTraining:
             on_failure=lambda _: self._engine.transport.stop(),
         )  # fmt: skip
         self._last = len(stages) - 1
+        self._holder = StatesTogether(
+            [(self._stages[stage].parameters, own.optimizer) for stage, own in made_up.items()],
+            over=everybody, lead=line.positions[-1],
+        )  # fmt: skip
         self._lock = threading.Lock()
         self._left: dict[int, set[int]] = {}
         """Step that has begun here -> stages that it has not updated yet."""
         self._ended_s = 0.0
+        self._snapshots = Snapshots(folder, model)
 
     def run(self) -> None:
-        """All steps, in one segment: the pipeline fills and drains once."""
+        """All steps that are left. The pipeline fills and drains once, or between two savings, so a
+        run that goes on from a checkpoint finds the weights that an undisturbed one has there."""
+        spec, history, holder = self._spec, self.history, self._holder
+        first = history.resume(holder, self._report)
+        every = spec.save_every or spec.steps
+        while first < spec.steps:
+            end = min(spec.steps, first - first % every + every)
+            self._segment(first, end)
+            if spec.save_every:
+                done = end - len(history.skipped)
+                holder.save(partial(history.save, end, done, holder, self._report))
+            first = end
+        as_one(lambda: None, holder.over)  # all snapshots are written
+        self._evaluate()
+        if self._last in self._stages:
+            self._snapshots.clear()
+
+    def _segment(self, first: int, end: int) -> None:
+        """Steps between which the pipeline never drains."""
         self._ended_s = time.monotonic()
-        self._executor.run(0, self._spec.steps)
+        self._executor.run(first, end - first)
+        for step in [*self._left]:
+            self._forget(step)
+
+    def _evaluate(self) -> None:
+        """Evaluate what all stages have written, where the last one is here. The pipeline does not
+        drain for that, which would make other weights stale."""
+        if self._last in self._stages:
+            for steps, write in self._snapshots.ready():
+                self.history.evaluate(steps, write, self._report)
+                self._ended_s = time.monotonic()
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
         cuda = self._device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self._device) if cuda else None
-        notes = [staleness_note(self._schedule)]
+        notes = [*self.history.notes, staleness_note(self._schedule)]
         if not cuda:
             notes.append("device peak: not measured on a processor")
         return Outcome(
@@ -175,7 +210,7 @@ class FtpipeTraining:
 
     def _optimizer(self, stage: int, weights: StageWeights) -> StageOptimizer:
         spec, decaying = self._spec, self._stages[stage].decaying()
-        optimizer = adamw(spec, weights.named, decaying, self._device)
+        optimizer = optimizer_of("adamw", spec, weights.named, decaying, self._device)
 
         def prepare(step: int) -> None:
             for group in optimizer.param_groups:
@@ -222,6 +257,7 @@ class FtpipeTraining:
 
     def _forget(self, step: int) -> None:
         """Let go of a step."""
+        del self._left[step]
         for own in self._stages.values():
             own.end(step)
         self._engine.end(step)
@@ -231,11 +267,14 @@ class FtpipeTraining:
         with self._lock:
             self._left[step].discard(stage)
             done = not self._left[step]
+        if self.history.evaluates_at(step + 1):
+            self._snapshots.put(step + 1, self._stages[stage].parameters)
         if stage == self._last:
             loss = self._engine.loss(step) / self._spec.microbatches
             now = time.monotonic()
             seconds, self._ended_s = now - self._ended_s, now
             self.history.ended(step, loss, seconds, None, skipped=False, report=self._report)
+            self._evaluate()
         elif self._last not in self._stages and done:
             self._report.step(step, float("nan"), 0.0)
         if done and step - 1 in self._engine:  # whose messages have gone, too

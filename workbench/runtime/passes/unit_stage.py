@@ -45,13 +45,22 @@ class UnitStage:
         ]
         self._steps: dict[int, Sequence[UnitRows]] = {}
 
+    @property
+    def parameters(self) -> dict[int, dict[str, nn.Parameter]]:
+        """unit -> name in the whole model -> parameter that the unit owns."""
+        tied = self.model.tied()
+        return {
+            unit: {
+                self.model.state_name(unit, local): parameter
+                for local, parameter in module.named_parameters()
+                if (unit, local) not in tied
+            }
+            for unit, module in self.modules.items()
+        }
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The stage's parameters by their names in the whole model."""
-        named = {}
-        for unit, module in self.modules.items():
-            for local, parameter in module.named_parameters():
-                named.setdefault(self.model.state_name(unit, local), parameter)
-        return named
+        return {name: own for named in self.parameters.values() for name, own in named.items()}
 
     def decaying(self) -> set[str]:
         """Names of the parameters that decay."""

@@ -13,12 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.spec import RunSpec
+from workbench.runtime.updates.sgd_tf import SgdTf
 
 
 def adamw(
     spec: RunSpec, named: Mapping[str, nn.Parameter], decaying: Container[str], device: torch.device
 ) -> torch.optim.AdamW:
     """torch's AdamW as a spec has it, fused on a GPU; `decaying` names weights that decay."""
+    return optimizer_of("adamw", spec, named, decaying, device)
+
+
+def optimizer_of(
+    kind: str, spec: RunSpec, named: Mapping[str, nn.Parameter], decaying: Container[str],
+    device: torch.device, *, momentum: float = 0.0, nesterov: bool = False,
+) -> torch.optim.Optimizer:  # fmt: skip
+    """An optimizer of a kind, with the rate, the decay and the betas of a spec; `momentum` and
+    `nesterov` are SGD's. `decaying` names weights that decay: Adam and SGD add the decay to the
+    gradient, AdamW and Adafactor take it off the weights. AdamW and Adam are fused on a GPU."""
     groups = [
         {
             "params": [weight for name, weight in named.items() if (name in decaying) == decays],
@@ -26,10 +37,15 @@ def adamw(
         }
         for decays in (True, False)
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=spec.learning_rate(0),
-        betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=device.type == "cuda",
-    )  # fmt: skip
+    groups, lr = [group for group in groups if group["params"]], spec.learning_rate(0)
+    if kind in ("adamw", "adam"):
+        made = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+        betas, fused = (spec.beta1, spec.beta2), device.type == "cuda"
+        return made(groups, lr=lr, betas=betas, eps=spec.eps, fused=fused)
+    if kind == "adafactor":
+        return torch.optim.Adafactor(groups, lr=lr)
+    made = {"sgd": torch.optim.SGD, "sgd-tf": SgdTf}[kind]
+    return made(groups, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
 @dataclass(frozen=True)
