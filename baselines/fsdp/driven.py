@@ -7,7 +7,7 @@ first process writes them; to take one up, each reads all and keeps its part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
