@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +18,11 @@ from workbench.core import methods
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import HELD_OUT, Outcome
 from workbench.core.spec import RunSpec
+from workbench.model import make_model
+from workbench.model.held_out import load_part
 from workbench.model.pairs import COLUMNS
 from workbench.ranks.launcher import RankLauncher
+from workbench.training import answered
 
 NEAR = 1e-5
 MODELS = {
@@ -43,8 +48,9 @@ def later(*one):
 def spec_of(method: str, model: str, **changes) -> RunSpec:
     """Four steps, held out after the third and the last."""
     return RunSpec.of(**{
-        "method": method, "model": MODELS[model], "text": TEXTS[model], "batch": 4, "microbatches": 2,
-        "steps": 4, "device": "cpu", "lr": 1e-3, "eval_every": 3, "eval_samples": 8, **changes,
+        "method": method, "model": MODELS[model], "text": TEXTS[model], "batch": 4,
+        "microbatches": 2, "steps": 4, "device": "cpu", "lr": 1e-3, "eval_every": 3,
+        "eval_samples": 8, **changes,
     })  # fmt: skip
 
 
@@ -140,3 +146,49 @@ def test_an_asynchronous_pipeline_does_not_drain_for_an_evaluation(train):
         last = theirs.evaluations[-1]
         (same,) = (e for e in ours.evaluations if e["step"] == last["step"])
         assert same | {"seconds": 0} == last | {"seconds": 0}
+
+
+def test_evaluations_change_nothing_and_stay_with_a_run_that_goes_on(train, tmp_path):
+    """Of pairs with a part for evaluations training has all others, evaluated or not."""
+    every = train(spec_of("plain", "bert", eval_every=1, save_every=2), "every")
+    assert every.losses == train(spec_of("plain", "bert", eval_every=0), "never").losses
+    for path in (tmp_path / "runs/every/checkpoints").glob("step-*4"):
+        shutil.rmtree(path)
+    again = train(spec_of("plain", "bert", eval_every=1, save_every=2), "every")
+    told = [{**one, "seconds": 0} for one in again.evaluations]
+    assert told == [{**one, "seconds": 0} for one in every.evaluations]
+    assert [one["step"] for one in told] == [1, 2, 3, 4]
+    assert not [*(tmp_path / "runs/every").glob(".evaluation*")]
+
+
+def test_what_is_held_out_is_not_trained_on():
+    spec = spec_of("plain", "decoder", eval_share=0.25)
+    model = make_model(spec.model)
+    kept, held = load_part(spec, model), load_part(spec, model, held_out=True)
+    whole = load_part(spec.with_(eval_every=0), model)
+    assert [*kept.tokens, *held.tokens] == [*whole.tokens]
+    assert len(held.tokens) == round(len(whole.tokens) / 4)
+    assert spec.key() != spec.with_(eval_every=0).key()
+    answers = spec_of("plain", "t5", eval_share=0.1)
+    model = make_model(answers.model)
+    kept, held = load_part(answers, model), load_part(answers, model, held_out=True)
+    assert (len(kept), len(held)) == (54, 6)
+    labels = [{*map(tuple, part.rows(range(len(part)))[-1].tolist())} for part in (kept, held)]
+    assert len(labels[1]) == 6
+    assert not labels[0] & labels[1]
+    long = spec.with_(model=replace(spec.model, seq=len(whole.tokens) // 2))
+    with pytest.raises(ValueError, match="too few to hold a sample of"):
+        load_part(long, make_model(long.model))
+
+
+def test_epochs_say_when_to_evaluate():
+    spec = spec_of("plain", "decoder", eval_every=0, eval_epochs=2, steps=20)
+    assert [n for n in range(1, 21) if spec.evaluates_at(n, 10)] == [5, 10, 15, 20]
+    assert [n for n in range(1, 21) if spec.evaluates_at(n, 13)] == [7, 13, 20]
+
+
+def test_answers_are_compared_by_their_words():
+    assert answered.exact("The cat's mat.", "cats mat") == 1
+    assert answered.f1("a red hat", "the red coat") == 0.5
+    assert answered.f1("", "the") == 1
+    assert answered.f1("", "red") == 0
