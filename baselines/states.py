@@ -6,7 +6,7 @@ on under another method, and the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -46,10 +46,10 @@ class ModuleHolder:
         save()
 
     @torch.no_grad()
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""
         for unit in self._masters:
-            write_unit(folder, unit, self._tensors(unit))
+            write_unit(folder, unit, self._tensors(unit, kinds))
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:
@@ -66,9 +66,9 @@ class ModuleHolder:
         for label, tensor in self._tensors(unit):
             read(label, tensor)
 
-    def _tensors(self, unit: int) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self, unit: int, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, Tensor]]:
         for local, master in self._masters[unit].items():
-            for kind in KINDS:
+            for kind in kinds:
                 label = label_of(kind, self._model, unit, local)
                 yield label, master if kind == "weight" else self._moment(master, kind)
 

@@ -7,7 +7,7 @@ first process writes them; to take one up, each reads all and keeps its part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -137,10 +137,11 @@ class Parts(ModuleHolder):
         self.over, self._rank, self._ranks = gloo, dist.get_rank(), dist.get_world_size()
 
     @torch.no_grad()
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`; the first process does, when it has all parts."""
         for unit in self._masters:
-            tensors = [(label, whole_of(part, self.over)) for label, part in self._tensors(unit)]
+            parts = self._tensors(unit, kinds)
+            tensors = [(label, whole_of(part, self.over)) for label, part in parts]
             write = partial(write_unit, folder, unit, tensors)
             as_one(int if self._rank else write, self.over)
 

@@ -26,6 +26,8 @@ from workbench.model.corpus import most_bytes, numbered_lines
 
 FILES = ("train.jsonl", "train-v2.0.json", "train-v1.1.json")
 """Of a folder; the first that is there is read."""
+HELD_OUT = ("val.jsonl", "dev-v2.0.json", "dev-v1.1.json")
+"""For evaluations, alike."""
 LINES, DOCUMENT = ".jsonl", ".json"
 SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s)|$)", re.DOTALL)
 NONE = "unanswerable"
@@ -72,11 +74,13 @@ MULTIRC = Task(
 TASKS = (BOOLQ, RTE, WIC, MULTIRC)
 
 
-def examples_at(path: Path) -> Path | None:
-    """The file of examples that a path means: itself, or one of `FILES` in a folder."""
+def examples_at(path: Path, *, held_out: bool = False) -> Path | None:
+    """The file of examples that a path means: itself, or one of `FILES` in a folder; `HELD_OUT`
+    are for evaluations, of which a file by itself has none."""
     if path.suffix in (LINES, DOCUMENT) and path.is_file():
-        return path
-    return next((path / name for name in FILES if (path / name).is_file()), None)
+        return None if held_out else path
+    files = HELD_OUT if held_out else FILES
+    return next((path / name for name in files if (path / name).is_file()), None)
 
 
 def read_labelled(path: Path) -> list[tuple[int, str, str]]:

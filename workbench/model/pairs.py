@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MRPC_FILES = ("msr_paraphrase_train.txt", "train.tsv")
 """The first that is there is read."""
+MRPC_HELD_OUT = ("msr_paraphrase_test.txt", "dev.tsv")
+"""For evaluations, alike."""
 COLUMNS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
 WORDPIECE = "wordpiece"
 WORDPIECE_FILE = "vocab.txt"
@@ -85,9 +87,15 @@ class Pairs:
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ids and segments [len(samples), seq] int64, the mask alike bool, and labels
         [len(samples)] int64, on the CPU: what `Bert` takes, the targets last."""
+        return self.at([place_of(sample, len(self), self.seed) for sample in samples], samples)
+
+    def at(
+        self, places: Sequence[int], samples: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `rows`, of the pairs at some places."""
         import torch
 
-        at = [place_of(sample, len(self), self.seed) for sample in samples]
+        at = [*places]
         return (
             torch.from_numpy(self.ids[at].astype(np.int64)),
             torch.from_numpy(self.segments[at].astype(np.int64)),
@@ -104,8 +112,10 @@ def load_pairs(
     seq: int,
     seed: int,
     cache: Path | None = None,
+    held_out: bool = False,
 ) -> Pairs:
-    """Pairs of ``stdlib`` or of a folder, tokenized for samples of `seq` tokens.
+    """Pairs of ``stdlib`` or of a folder, tokenized for samples of `seq` tokens; those that are
+    `held_out` are of the tenth that is not trained on, or of the folder's file for evaluations.
 
     `tokenizer` is ``bytes``, ``bpe:N``, or ``wordpiece``, which
     needs a ``vocab.txt`` in the folder and is the default where there is one, else ``bytes`` is.
@@ -117,9 +127,9 @@ def load_pairs(
         raise ValueError(f"samples of {seq} tokens have no room for two sentences; use at least 5")
     if source == STDLIB:
         corpus = read_corpus(STDLIB)
-        name, pairs = corpus.name, _stdlib_pairs(corpus)
+        name, pairs = corpus.name, _stdlib_pairs(corpus, held_out)
     else:
-        name, pairs = Path(source).name, _read(Path(source))
+        name, pairs = Path(source).name, _read(Path(source), held_out=held_out)
     made = _tokenizer(source, tokenizer, cache)
     special = made.special if isinstance(made, WordPiece) else range(made.vocab, made.vocab + 3)
     total = max(made.vocab, special[-1] + 1)
@@ -131,7 +141,7 @@ def load_pairs(
     ids, segments, mask = _tokenized(pairs, made, tuple(special), seq)
     labels = np.array([pair.label for pair in pairs], dtype=np.int64)
     return Pairs(
-        name=f"{name}, train",
+        name=f"{name}, {'held out' if held_out else 'train'}",
         digest=_sentences(name, pairs).digest,
         vocab=total,
         seed=seed,
@@ -140,6 +150,11 @@ def load_pairs(
         mask=mask,
         labels=labels,
     )
+
+
+def holds_out(source: str | Path) -> bool:
+    """Whether pairs have a part for evaluations."""
+    return source == STDLIB or _file_of(Path(source), True) is not None
 
 
 class WordPiece(Tokenizer):
@@ -181,6 +196,9 @@ class WordPiece(Tokenizer):
     def encode(self, text: bytes) -> np.ndarray:
         return np.asarray(self.inner.encode(text.decode()).ids, dtype=np.uint32)
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.inner.decode([*tokens])
+
 
 def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
     words = None if source == STDLIB else _beside(Path(source)) / WORDPIECE_FILE
@@ -203,12 +221,19 @@ def _beside(source: Path) -> Path:
     return source.parent if source.is_file() else source
 
 
-def _read(source: Path) -> list[Pair]:
-    path = next((source / name for name in MRPC_FILES if (source / name).is_file()), None)
-    if path is not None:
+def _file_of(source: Path, held_out: bool) -> Path | None:
+    """The file of a folder's pairs, or the source itself; None where there is none."""
+    files = MRPC_HELD_OUT if held_out else MRPC_FILES
+    found = next((source / name for name in files if (source / name).is_file()), None)
+    return found or examples_at(source, held_out=held_out)
+
+
+def _read(source: Path, *, held_out: bool = False) -> list[Pair]:
+    path = _file_of(source, held_out)
+    if path is not None and path.name in MRPC_FILES + MRPC_HELD_OUT:
         return _read_mrpc(path)
-    if examples := examples_at(source):
-        labelled = read_labelled(examples)
+    if path is not None:
+        labelled = read_labelled(path)
         return [Pair(label=label, first=first, second=second) for label, first, second in labelled]
     what = f"folder {str(source)!r}"
     if source.is_dir():
@@ -244,8 +269,8 @@ def _read_mrpc(path: Path) -> list[Pair]:
     return pairs
 
 
-def _stdlib_pairs(corpus: Corpus) -> list[Pair]:
-    """The pairs of neighbours but for a tenth, each in both orders."""
+def _stdlib_pairs(corpus: Corpus, held_out: bool) -> list[Pair]:
+    """The pairs of neighbours but for a tenth, or that tenth, each in both orders."""
     text = corpus.data.decode()
     neighbours: list[tuple[str, str]] = []
     used: set[str] = set()
@@ -261,7 +286,8 @@ def _stdlib_pairs(corpus: Corpus) -> list[Pair]:
         before = match
     order = [permuted(i, len(neighbours), "pairs", "order") for i in range(len(neighbours))]
     pairs = []
-    for first, second in (neighbours[i] for i in order[len(order) // HELD_OUT :]):
+    tenth = len(order) // HELD_OUT
+    for first, second in (neighbours[i] for i in (order[:tenth] if held_out else order[tenth:])):
         pairs.append(Pair(label=1, first=first, second=second))
         pairs.append(Pair(label=0, first=second, second=first))
     return pairs

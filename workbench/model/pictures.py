@@ -64,10 +64,13 @@ class Pictures(ABC):
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Pictures [len(samples), 3, height, width] fp32 and labels [len(samples)] int64, on the
         CPU. Raises ValueError for a file that is no picture."""
-        at = [place_of(sample, len(self), self.seed) for sample in samples]
+        return self.at([place_of(sample, len(self), self.seed) for sample in samples], samples)
+
+    def at(self, places: Sequence[int], samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """As `rows`, of the pictures at some places."""
         with ThreadPoolExecutor() as pool:  # decoding and drawing leave Python's lock alone
-            pictures = torch.stack(list(pool.map(self.picture, at)))
-        return pictures, torch.tensor([self.label(index) for index in at])
+            pictures = torch.stack(list(pool.map(self.picture, places)))
+        return pictures, torch.tensor([self.label(index) for index in places])
 
 
 class SyntheticPictures(Pictures):

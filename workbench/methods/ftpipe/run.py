@@ -58,6 +58,7 @@ from workbench.schedule.validate import validate
 from workbench.training import trained_ranks
 from workbench.training.history import History, check_start
 from workbench.training.run import check_data, load_batches, resolve_device
+from workbench.training.snapshots import Snapshots
 
 CLIP_EPS = 1e-6
 """Added to a norm, as torch's clip_grad_norm_ does."""
@@ -81,6 +82,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         raise DoesNotFit(planned.binding, tier=planned.lacking)
     stages = stages_in(model, spec)
     report.event("plan", **planned.to_dict())
+    Snapshots(folder, model).clear()
     teller = spec.options.positions(len(stages), spec.ranks)[-1]
     found = trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
     return replace(found, predicted=planned.predicted(found.grad_norms[1:], spec.clip))
@@ -171,6 +173,7 @@ class FtpipeTraining:
         self._left: dict[int, set[int]] = {}
         """Step that has begun here -> stages that it has not updated yet."""
         self._ended_s = 0.0
+        self._snapshots = Snapshots(folder, model)
 
     def run(self) -> None:
         """All steps that are left. The pipeline fills and drains once, or between two savings, so a
@@ -185,6 +188,10 @@ class FtpipeTraining:
                 done = end - len(history.skipped)
                 holder.save(partial(history.save, end, done, holder, self._report))
             first = end
+        as_one(lambda: None, holder.over)  # all snapshots are written
+        self._evaluate()
+        if self._last in self._stages:
+            self._snapshots.clear()
 
     def _segment(self, first: int, end: int) -> None:
         """Steps between which an asynchronous pipeline never drains."""
@@ -222,6 +229,14 @@ class FtpipeTraining:
                     own.optimizer.step()
             self._loans.spread(self._borrows, self._everybody)
         self._tell(step, ended.loss, ended.norm, skipped=ended.overflow)
+
+    def _evaluate(self) -> None:
+        """Evaluate what all stages have written, where the last one is here. The pipeline does not
+        drain for that, which would make other weights stale."""
+        if self._last in self._stages:
+            for steps, write in self._snapshots.ready():
+                self.history.evaluate(steps, write, self._report)
+                self._ended_s = time.monotonic()
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
@@ -365,8 +380,11 @@ class FtpipeTraining:
         with self._lock:
             self._left[step].discard(stage)
             done = not self._left[step]
+        if self.history.evaluates_at(step + 1):
+            self._snapshots.put(step + 1, self._stages[stage].parameters)
         if stage == self._last:
             self._tell(step, self._engine.loss(step) / self._spec.microbatches, None)
+            self._evaluate()
         elif self._last not in self._stages and done:
             self._tell(step, float("nan"), None)
         if done and step - 1 in self._engine:  # whose messages have gone, too

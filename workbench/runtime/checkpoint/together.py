@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
 
+from workbench.runtime.checkpoint.checkpoint import KINDS
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.transport.groups import as_one
 
@@ -28,14 +29,15 @@ class Together:
             save()
             self._told(None)
             return
-        while (folder := self._told(None)) is not None:
+        while (asked := self._told(None)) is not None:
+            folder, *kinds = asked
             with suppress(OSError):
-                as_one(partial(super().write, Path(folder)), self._all)
+                as_one(partial(super().write, Path(folder), kinds), self._all)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`, on the lead, inside its `save`."""
-        self._told(str(folder))
-        as_one(partial(super().write, folder), self._all)
+        self._told([str(folder), *kinds])
+        as_one(partial(super().write, folder, kinds), self._all)
 
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`, on every rank."""
@@ -45,6 +47,6 @@ class Together:
     def _all(self) -> dist.ProcessGroup:
         return self.over or dist.group.WORLD
 
-    def _told(self, text: str | None) -> str | None:
-        """The lead's text, on every rank."""
-        return as_one(lambda: text, self._all)[self.lead]
+    def _told(self, asked: list[str] | None) -> list[str] | None:
+        """The lead's words, on every rank."""
+        return as_one(lambda: asked, self._all)[self.lead]

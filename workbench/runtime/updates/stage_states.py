@@ -33,8 +33,12 @@ class StageStates:
         self._stages = stages
 
     @torch.no_grad()
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""
+        if len(kinds) < len(KINDS):
+            for parameters, _ in self._stages:
+                write_own(folder, parameters)
+            return
         for parameters, optimizer in self._stages:
             tensors, numbers = optimizer_tensors(optimizer, parameters)
             for unit, named in parameters.items():
@@ -57,6 +61,14 @@ class StageStates:
                     if parameter in groups:
                         state = _state(optimizer, groups[parameter], parameter, name, found, saved)
                         optimizer.state[parameter] = state
+
+
+@torch.no_grad()
+def write_own(folder: Path, parameters: Parameters) -> None:
+    """Units' files of weights alone, of the units that own some."""
+    for unit, named in parameters.items():
+        if named:
+            write_unit(folder, unit, [(f"weight/{name}", own) for name, own in named.items()])
 
 
 class StatesTogether(Together, StageStates):

@@ -1,0 +1,207 @@
+"""A run from a configuration of the original system: JSON in its keys, as a spec of ours.
+
+Pure translation of plain data: what has no meaning here is named, and what would train otherwise is
+refused. Where names differ: the original's `1f1b` is asynchronous, its `gpipe` takes backward
+passes last in, first out, its `bs_train` is a micro-batch. Which options there are, their class
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from workbench.core.model_spec import NAMED
+from workbench.core.options import takes
+from workbench.core.schema import read_as
+from workbench.methods.ftpipe.orders import ASYNCHRONOUS
+
+METHOD = "ftpipe"
+UNUSED = """dataset logdir out_dir out_filename auto_file_name distributed_backend nprocs statistics
+num_data_workers num_chunks flush_rate max_buffers keep_buffers_alive log_frequency model_type
+cudnn_benchmark deterministic_mode verbose_comm checkpoints_save_dir nnodes master_port debug
+checkpoints_save_name_prefix load_model_one_by_one mixture_or_task_name preproc_batch_size
+precomputed_masks do_lower_case overwrite_cache dont_drop_last single_worker_eval_batch_size
+data_propagator explicit_eval_cp eval_device"""
+"""Keys without a meaning here."""
+WHY = {
+    "loss_multiplier": "losses are means",
+    "patience": "no run stops early",
+    "ddp_sim_num_gpus": "replicas are not simulated",
+    "train_batches_limit": "give steps, which count updates",
+    "nesterov_set_for_last_partition": "all stages have one optimizer",
+}
+"""Keys that would change the training -> why nothing but their default is possible."""
+ORDERS = {
+    "1f1b": "async-1f1b", "pipedream": "pipedream", "virtual_stages_1f1b": "virtual-stages-1f1b",
+    "seq": "seq", "gpipe": "gpipe-lifo", "sync_1f1b": "sync-1f1b",
+}  # fmt: skip
+OPTIMIZERS = {"sgd1": "sgd", "sgd2": "sgd-tf", "adam": "adam", "adamw": "adamw",
+              "adafactor": "adafactor"}  # fmt: skip
+TASKS = ("cv_per_step_lr_scheduler", "cv", "lm", "squad", "glue", "t5", "cep")
+LOCAL, SHARED, GLOBAL, AWARE = NORMS = (
+    "_local_grad_norm", "_local_grad_norm_prop", "_global_grad_norm", "_gap_aware"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a configuration that has settings of its own."""
+
+    type: str = ""
+    policy: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+    preproc_args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Keys that mean something here, as the original documents them."""
+
+    model: str = ""
+    model_name_or_path: str = ""
+    data_dir: str = ""
+    stage_to_device_map: list[int] = field(default_factory=list)
+    trainer: Part = Part(type="cv")
+    optimizer: Part = Part(type="adamw")
+    lr_scheduler: Part | None = None
+    weight_prediction: Part | None = None
+    gap_aware: Part | None = None
+    weight_stashing: bool = False
+    work_scheduler: Literal[
+        "1f1b", "pipedream", "virtual_stages_1f1b", "seq", "gpipe", "sync_1f1b"
+    ] = "1f1b"
+    supremum_staleness: int | Literal["auto"] | None = None
+    epochs: int = -1
+    steps: int = -1
+    step_every: int = 1
+    bs_train: int = 128
+    bs_test: int = 200
+    test_batches_limit: int = -1
+    seed: int = 42
+    cpu: bool = False
+    no_recomputation: bool = False
+    save_checkpoints: bool = False
+    save_checkpoint_every_x_steps: int | None = None
+    max_seq_length: int | None = None
+    answer_max_seq_length: int | None = None
+    loss_multiplier: float = 1.0
+    patience: int | None = None
+    ddp_sim_num_gpus: int = 1
+    train_batches_limit: int = -1
+    nesterov_set_for_last_partition: bool = False
+
+
+KEYS = frozenset({*UNUSED.split(), *(key.name for key in fields(Configuration))})
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Fields and options of a spec by their names, and what was left out, for people."""
+
+    values: dict[str, Any]
+    epochs: int | None
+    """In the place of steps, of which the data say how many they are."""
+    notes: list[str]
+
+
+def translate(given: Mapping[str, Any]) -> Translation:
+    """What a configuration trains, as a spec's fields. Raises ValueError naming the key whose value
+    this system cannot train."""
+    unused = sorted({*given} & {*UNUSED.split()})
+    own = {key: value for key, value in given.items() if key not in unused}
+    config: Configuration = read_as(Configuration, own, "the configuration")
+    for key in fields(config):
+        value = getattr(config, key.name)
+        if key.name in WHY and value != key.default:
+            why = WHY[key.name]
+            raise ValueError(f"{key.name} is {value!r}; {why}: leave it at {key.default}")
+    epochs, steps, every = config.epochs, config.steps, config.step_every
+    if (epochs > 0) == (steps > 0):
+        raise ValueError(f"epochs is {epochs} and steps is {steps}; one is above 0, the other -1")
+    order = ORDERS[config.work_scheduler]
+    values = {
+        "method": METHOD, "eval_epochs": 1, "microbatches": every, "seed": config.seed,
+        "batch": config.bs_train * every, "stage_order": order, "clip": None,
+        "activations": "keep" if config.no_recomputation else "recompute",
+        "weight_stashing": config.weight_stashing,
+    }  # fmt: skip
+    if (name := config.model_name_or_path) or not config.model:
+        values |= NAMED.get(name, {"family": name} if name else {})
+    devices = sorted({*config.stage_to_device_map})
+    if config.test_batches_limit >= 0:
+        values["eval_samples"] = max(1, config.test_batches_limit * config.bs_test)
+    asked = {
+        "steps": max(0, steps), "text": config.data_dir, "seq": config.max_seq_length,
+        "target_seq": config.answer_max_seq_length, "device": "cpu" * config.cpu,
+        "supremum": {"auto": 0}.get(config.supremum_staleness, config.supremum_staleness),
+        "save_every": config.save_checkpoints and config.save_checkpoint_every_x_steps,
+        "ranks": len(devices), "partition": config.model, "gap_aware": config.gap_aware is not None,
+        "map": "" if config.model  # a registered partition has its own
+        else " ".join(str(devices.index(device)) for device in config.stage_to_device_map),
+    }  # fmt: skip
+    values |= {name: value for name, value in asked.items() if value}
+    values |= _optimizer(config) | _rates(config.lr_scheduler) | _trainer(config.trainer, order)
+    if predicted := config.weight_prediction:
+        kind = predicted.args.get("pred_type", "msnag")
+        nag = predicted.args.get("nag_with_predictor") and kind == "msnag"
+        values["prediction"] = "nag" if nag else kind
+    for name in ("weight_stashing", "prediction", "gap_aware", "partition", "optimizer",
+                 "momentum", "nesterov"):  # fmt: skip
+        if values.get(name) and not takes(METHOD, name):
+            raise ValueError(f"{name} is {values[name]!r}; {METHOD} has no such option yet")
+        if not values.get(name):
+            values.pop(name, None)
+    notes = [f"left out, without a meaning here: {', '.join(unused)}"] if unused else []
+    if order != config.work_scheduler:
+        notes.append(f"work_scheduler {config.work_scheduler} is called {order} here")
+    return Translation(values, epochs if epochs > 0 else None, notes)
+
+
+def _optimizer(config: Configuration) -> dict[str, Any]:
+    asked = config.optimizer
+    if asked.type not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        raise ValueError(f"optimizer.type is {asked.type!r}; known: {known}")
+    values, names = dict(asked.args), ("lr", "eps", "weight_decay", "momentum", "nesterov", "betas")
+    if unknown := sorted(values.keys() - {*names}):
+        raise ValueError(f"optimizer.args has {unknown[0]!r}; known: {', '.join(names)}")
+    if "betas" in values:
+        values |= dict(zip(("beta1", "beta2"), values.pop("betas"), strict=True))
+    return values if asked.type == "adamw" else values | {"optimizer": OPTIMIZERS[asked.type]}
+
+
+def _rates(asked: Part | None) -> dict[str, Any]:
+    """The schedule of the learning rate, which ends at 0 where it falls."""
+    kind = asked.type.lower() if asked else "constant"
+    shape = next((name for name in ("constant", "linear", "cosine") if name in kind), None)
+    if shape is None:
+        raise ValueError(f"lr_scheduler.type is {kind!r}; it must be constant, linear or cosine")
+    args = asked.args if asked else {}
+    counts = {"warmup_steps": args.get("num_warmup_steps"),
+              "lr_decay_steps": args.get("num_training_steps")}  # fmt: skip
+    found = {name: count for name, count in counts.items() if isinstance(count, int) and count > 0}
+    return {"lr_schedule": shape, "min_lr": 0.0, **found}
+
+
+def _trainer(asked: Part, order: str) -> dict[str, Any]:
+    """Clipping, which trainers have in their names."""
+    suffix = next((norm for norm in NORMS if asked.type.endswith(norm)), "")
+    why, told = "", f"trainer.type is {asked.type!r}"
+    if asked.type.removesuffix(suffix) not in TASKS:
+        why = f"known are {', '.join(TASKS)}, each alone or with {', '.join(NORMS)}"
+    elif suffix == GLOBAL and order in ASYNCHRONOUS:
+        why = (
+            f"in the asynchronous order {order} stages have no step in common whose norm could be "
+            f"taken; use {LOCAL}, or a work_scheduler of gpipe, sync_1f1b or seq"
+        )
+    elif suffix == LOCAL and order not in ASYNCHRONOUS:
+        why = f"in the order {order} the norm is the whole model's; use {GLOBAL}"
+    elif suffix == SHARED:
+        why = f"norms by a stage's share of parameters are not taken here; use {LOCAL}"
+    if why:
+        raise ValueError(f"{told}; {why}")
+    if suffix in ("", AWARE):
+        return {"gap_aware": True} if suffix else {}
+    return {"clip": asked.args.get("max_grad_norm", 1.0)}
