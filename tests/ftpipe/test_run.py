@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from baselines import plain
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from tests.methods.test_parallel_baselines import Disturbing, children, kill
+from tests.methods.test_t5 import MODEL as T5
 from workbench.core.division import micro_span
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
@@ -25,11 +27,13 @@ from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
 from workbench.model.base import Context, set_parameter
 from workbench.ranks.failures import RankFailed
+from workbench.runtime.checkpoint.checkpoint import STATISTICS
+from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit
 from workbench.training import trained_ranks
-from workbench.training.run import load_batches
+from workbench.training.run import check_data, load_batches
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, tied=False)
 TIED = replace(MODEL, tied=True)
@@ -203,6 +207,24 @@ def test_synchronous_orders_are_plain_training(case, tmp_path):
     assert max(found.grad_norms) > 0.5
 
 
+@pytest.mark.thorough
+def test_an_encoder_decoder_trains_alike_on_any_map(tmp_path):
+    """With dropout, and a table of words that three ranks have in common, or one has twice."""
+    (tmp_path / "pairs.tsv").write_text("".join(f"doubles {n}\ttwo {n}s\n" for n in range(40)))
+    same = {"model": T5, "text": str(tmp_path / "pairs.tsv"), "clip": 0.5, "steps": 4}
+    alone = RunSpec.of(method="plain", batch=4, microbatches=2, device="cpu", **same)
+    wanted = plain.train(alone, Silent(), tmp_path / "plain").losses
+    found = {}
+    for order, places, ranks in (
+        ("sync-1f1b", "0 1 0", 2), ("async-1f1b", "0 1 0", 2), ("async-1f1b", "0 1 2", 3),
+    ):  # fmt: skip
+        spec = spec_of(cut="4 3 2", map=places, ranks=ranks, order=order, **same)
+        found[order, places] = ftpipe.train(spec, Silent(), tmp_path / order / places).losses
+    assert found.pop(("sync-1f1b", "0 1 0")) == pytest.approx(wanted, rel=1e-5)
+    one, other = found.values()
+    assert one == other
+
+
 @pytest.mark.parametrize("order", ["sync-1f1b", "async-1f1b"])
 def test_gradients_that_are_not_finite_update_nothing(order, tmp_path):
     """A synchronous step is left out as a whole, as with other methods; else each stage decides."""
@@ -296,11 +318,30 @@ def test_states_of_every_optimizer_go_on(kind, tmp_path):
     assert last[0] == pytest.approx(last[1], rel=1e-5)
 
 
+def test_statistics_of_batchnorm_go_on(tmp_path):
+    """Of a module that is cut into layers, some of which keep theirs as they are."""
+    family = "tests.methods.kinds:half_frozen"
+    model = ModelSpec(family=family, layers=3, hidden=12, heads=2, seq=6, vocab=256, tied=False)
+    whole = check_data(spec_of(model=model), Silent(), tmp_path).num_units
+    sizes = {"cut": f"2 {whole - 3} 1", "map": "0 1 0", "lr_decay_steps": 4}
+    spec = spec_of(model=model, save_every=2, steps=4, **sizes)
+    expected = ftpipe.train(spec, Silent(), tmp_path / "whole").losses
+    ftpipe.train(spec.with_(steps=2), Silent(), tmp_path / "run")
+    assert ftpipe.train(spec, Silent(), tmp_path / "run").losses == expected
+    found, wanted = (
+        load_file(tmp_path / name / "checkpoints" / step_name(4) / STATISTICS)
+        for name in ("run", "whole")
+    )
+    assert any(value.any() for value in wanted.values())
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
 def test_a_stage_over_the_memory_of_its_device_is_named(tmp_path):
     spec = spec_of(cut="3 3", device_memory=200_000)
     with pytest.raises((OutOfMemory, DoesNotFit), match="device"):
         ftpipe.train(spec, Silent(), tmp_path / "planned")
-    with pytest.raises(OutOfMemory, match="device tier is out of memory: .* of rank [01] "):
+    with pytest.raises(OutOfMemory, match=r"device tier is out of memory: .* of rank \d "):
         trained_ranks.train("workbench.methods.ftpipe", spec, Silent(), tmp_path / "run")
 
 
