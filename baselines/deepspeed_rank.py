@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from baselines import deepspeed_ops
-from baselines.states import Together
 from workbench.core.reporter import Reporter
 from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.transport.loopback import join
 
 

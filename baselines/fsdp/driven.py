@@ -20,13 +20,14 @@ from torch import Tensor
 from baselines.adamw import global_norm
 from baselines.common import named_units
 from baselines.fsdp.run import FsdpTraining, refuse
-from baselines.states import ModuleHolder, Together, masters_by_unit
+from baselines.states import ModuleHolder, masters_by_unit
 from workbench.core.spec import RunSpec
 from workbench.model.draws import Draws
 from workbench.model.keyed import norms_in
 from workbench.model.modules import Decomposed
 from workbench.model.objective import PREFIX
 from workbench.runtime.checkpoint.checkpoint import KINDS, write_unit
+from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.transport.groups import as_one, tensors_of_all
 from workbench.training.history import History
