@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -54,6 +55,7 @@ class Options(Common):
 
     checkpointed: ClassVar[bool] = True
     uneven: ClassVar[bool] = True
+    synonyms: ClassVar[Mapping[str, str]] = {"order": "stage_order"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -112,7 +112,8 @@ class Asynchronous:
     def copy_bytes(self, stage: int) -> int:
         """Bytes of a copy of a stage's weights as they are updated, fp32, and of borrowed ones."""
         borrowed = sum(loan.nbytes for loan in self.loans if loan.borrower == stage)
-        return FP32_BYTES * self.sizes.cost(stage, self.samples).parameters + borrowed
+        full = FP32_BYTES * self.sizes.cost(stage, self.samples).parameters
+        return max(full, self.sizes.weight_bytes(stage)) + borrowed
 
     def copies(self, stage: int) -> int:
         """Steps of which a stage holds the input of a micro-batch at a time."""
