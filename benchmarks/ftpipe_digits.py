@@ -22,7 +22,8 @@ from torch.nn.functional import cross_entropy
 
 from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.options import Options
-from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model.digits import read_digits
 from workbench.runtime.executor.executor import Executor

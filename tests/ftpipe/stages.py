@@ -14,7 +14,8 @@ from torch import nn
 
 from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.mitigation import gap_penalty, predict_adam, predict_sgd
-from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model.base import Context
 from workbench.model.cut_point import CutPoint
@@ -25,6 +26,7 @@ from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import new_group
+from workbench.runtime.updates.sgd_tf import SgdTf
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.runtime.updates.weight_versions import VersionedStages
@@ -36,6 +38,7 @@ ROWS, WIDE = 3, 8
 OPTIMIZERS: dict[str, Callable] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "sgd-decay": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
+    "sgd-tf": lambda p: SgdTf(p, lr=0.05, momentum=0.9, weight_decay=0.1),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adam-decay": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
@@ -263,10 +266,9 @@ class Delayed:
         for theta, state, known in zip(kept.weights, kept.states, gradients, strict=True):
             zero = torch.zeros_like(theta)
             if "momentum" in group:
-                velocity = state.get("momentum_buffer", zero)
-                found.append(
-                    predict_sgd(theta, velocity, momentum=0.9, gradient=known, **common)
-                )  # fmt: skip
+                velocity = state.get("momentum_buffer", state.get("velocity", zero))
+                common["scaled"] = self._optimizer == "sgd-tf"
+                found.append(predict_sgd(theta, velocity, momentum=0.9, gradient=known, **common))
                 continue
             found.append(
                 predict_adam(
@@ -282,11 +284,13 @@ class Delayed:
         optimizer = self._optimizers[stage]
         (group,) = optimizer.param_groups
         for theta, old, running in zip(self._now[stage], used, self._running[stage], strict=True):
-            if isinstance(optimizer, torch.optim.SGD):
-                if "momentum_buffer" not in optimizer.state.get(theta, {}):
+            if "momentum" in group:
+                state = optimizer.state.get(theta, {})
+                if not state:
                     continue
-                running.add(optimizer.state[theta]["momentum_buffer"], 0.999)
-                usual = {"lr_max": max(rate(self._optimizer, n) for n in range(step + 1))}
+                running.add(state.get("momentum_buffer", state.get("velocity")), 0.999)
+                largest = max(rate(self._optimizer, n) for n in range(step + 1))
+                usual = {"lr_max": 1.0 if "velocity" in state else largest}
             else:
                 usual = {"lr_max": 1.0, "eps": group["eps"]}
             if not running.count:

@@ -11,7 +11,8 @@ from torch.optim import SGD, Adafactor, Adam, AdamW
 
 from workbench.methods.ftpipe import mitigating
 from workbench.methods.ftpipe.mitigating import GapAware, Prediction
-from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.schedule.validate import validate
 

@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from workbench.methods.ftpipe.mitigation import gap_penalty, predict_adam, predict_sgd
 from workbench.methods.ftpipe.options import Options
+from workbench.runtime.updates.sgd_tf import VELOCITY, SgdTf
 from workbench.runtime.updates.weight_versions import WeightVersions
 
 PIECE = 1 << 20
@@ -28,7 +29,7 @@ NOT_KNOWN = ("dampening", "nesterov", "amsgrad", "maximize")
 def check_optimizer(optimizer: Optimizer, use: str) -> None:
     """Raise ValueError for an optimizer whose steps the formulas are not."""
     kind = type(optimizer).__name__
-    if not isinstance(optimizer, SGD | Adam):
+    if not isinstance(optimizer, SGD | SgdTf | Adam):
         raise ValueError(f"{use} with {kind}: its steps are not known, use SGD, Adam or AdamW")
     for group in optimizer.param_groups:
         for setting in NOT_KNOWN:
@@ -43,7 +44,8 @@ def versions_of(
     """Versions of the weights of a stage, whose modules an optimizer trains: so many copies, and
     what the options say of predictions and gaps. Raises ValueError as those do."""
     kind = options.prediction
-    parameters = [theta for group in optimizer.param_groups for theta in group["params"]]
+    modules = [*modules]
+    parameters = dict.fromkeys(theta for module in modules for theta in module.parameters())
     predict = None if kind == "none" else Prediction(optimizer, kind, rate)
     versions = WeightVersions(parameters, modules, copies=copies, predict=predict)
     if options.gap_aware:
@@ -57,7 +59,7 @@ class Prediction:
     def __init__(self, optimizer: Optimizer, kind: str, rate: Callable[[int], float]) -> None:
         """`kind` is ``msnag``: gradients are zero; ``aggmsnag``: the next one is that which has
         been added up; or ``nag``: zero, and one step ahead where no update is lacking. `rate` of
-        each step of the run. Raises ValueError for an optimizer other than SGD, Adam, AdamW."""
+        each step of the run. Raises ValueError as `check_optimizer`."""
         check_optimizer(optimizer, f"prediction {kind}")
         self._optimizer, self._kind, self._rate = optimizer, kind, rate
         self._groups = {
@@ -76,16 +78,17 @@ class Prediction:
             "weight_decay": group["weight_decay"],
         }
         gradient = parameter.grad if self._kind == "aggmsnag" else None
-        if isinstance(self._optimizer, SGD):
-            moments = [state.get("momentum_buffer")]
-        else:
+        if isinstance(self._optimizer, Adam):
             moments = [state.get("exp_avg"), state.get("exp_avg_sq")]
+        else:
+            moments = [_velocity(state)]
         for out, theta, gradient_, *own in _pieces(into, parameter, gradient, *moments):
             known = [torch.zeros_like(theta) if moment is None else moment for moment in own]
-            if isinstance(self._optimizer, SGD):
+            if not isinstance(self._optimizer, Adam):
                 after = predict_sgd(
-                    theta, *known, momentum=group["momentum"], gradient=gradient_, **common
-                )
+                    theta, *known, momentum=group["momentum"], gradient=gradient_,
+                    scaled=isinstance(self._optimizer, SgdTf), **common,
+                )  # fmt: skip
             else:
                 after = predict_adam(
                     theta, *known, betas=group["betas"], eps=group["eps"], gradient=gradient_,
@@ -102,7 +105,7 @@ class GapAware:
         self, optimizer: Optimizer, used: Callable[[], Iterable[tuple[nn.Parameter, Tensor]]]
     ) -> None:
         """`used` tells of each parameter the weights that its gradient was computed with. Raises
-        ValueError for an optimizer other than SGD, Adam, AdamW."""
+        ValueError as `check_optimizer`."""
         check_optimizer(optimizer, "gap-aware training")
         self._used = used
         optimizer.register_step_pre_hook(self._before)
@@ -136,14 +139,21 @@ def _penalty(optimizer: Optimizer, theta: Tensor, group: dict, used: Tensor) -> 
             gap, state[SQUARE], count=state[COUNT], lr_max=1.0, decay=group["betas"][1],
             eps=group["eps"],
         )  # fmt: skip
-    velocity = state.get("momentum_buffer") if group["momentum"] else theta.grad
+    velocity = _velocity(state) if group["momentum"] else theta.grad
     if velocity is None:
         return None
     state = optimizer.state[theta]
     _average(state, velocity, 0.999)
     if not group[LARGEST]:  # the weights have not moved
         return None
-    return gap_penalty(gap, state[SQUARE], count=state[COUNT], lr_max=group[LARGEST])
+    scaled = isinstance(optimizer, SgdTf) and group["momentum"]  # velocities are steps
+    largest = 1.0 if scaled else group[LARGEST]
+    return gap_penalty(gap, state[SQUARE], count=state[COUNT], lr_max=largest)
+
+
+def _velocity(state: dict[str, Any]) -> Tensor | None:
+    """SGD's, of a parameter's states; None before the first step."""
+    return state.get("momentum_buffer", state.get(VELOCITY))
 
 
 @torch.no_grad()

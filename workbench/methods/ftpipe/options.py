@@ -49,7 +49,6 @@ class Options(Common):
     stage_clip: Literal["local", "local-prop"] = "local"
     """Limit of the norm of a stage's own gradients in asynchronous orders: `clip`, or a part of it
     as large as the stage's part of all parameters."""
-
     weight_stashing: bool = False
     """Whether a backward pass reads the weights that its forward pass read; else the newest."""
     prediction: Literal["none", "msnag", "aggmsnag", "nag"] = "none"
@@ -155,11 +154,18 @@ class Options(Common):
 
     def _check_weights(self, spec: RunSpec) -> None:
         """Raise ValueError for weights of passes that cannot be."""
-        mitigates = self.weight_stashing or self.gap_aware or self.prediction != "none"
-        if mitigates and self.synchronous:
+        predicts = self.prediction != "none"
+        if self.synchronous and (self.weight_stashing or predicts or self.gap_aware):
             raise ValueError(
-                f"stage_order is {self.stage_order!r}, in which no weights are stale; leave "
-                "weight_stashing, prediction and gap_aware off"
+                f"stage_order is {self.stage_order!r}, which drains with each step: no weights are "
+                "stale; leave weight_stashing, prediction and gap_aware off"
+            )
+        if (predicts or self.gap_aware) and (self.optimizer == "adafactor" or self.nesterov):
+            what = f"prediction is {self.prediction!r}" if predicts else "gap_aware is on"
+            kind = "nesterov" if self.nesterov else self.optimizer
+            raise ValueError(
+                f"{what} with {kind}, whose steps are not known ahead; use adamw, adam, or sgd and "
+                "sgd-tf with plain momentum"
             )
         if self.gap_aware and spec.microbatches > 1:
             raise ValueError(
@@ -177,13 +183,13 @@ class Options(Common):
             )
         if self.weight_stashing or spec.activations != "keep":
             return
-        if self.prediction != "none":
+        if predicts:
             raise ValueError(
                 f"prediction is {self.prediction!r} with activations kept and without "
                 "weight_stashing: the backward pass would read other weights than the kept "
                 "activations; give weight_stashing, or recompute"
             )
-        if spec.dtype != "fp32":
+        if spec.dtype != "fp32" and not self.synchronous:
             raise ValueError(
                 f"activations are kept in {spec.dtype} without weight_stashing: graphs keep 16-bit "
                 "weights of the forward pass, unknown to the schedule; give weight_stashing, or "

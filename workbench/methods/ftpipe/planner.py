@@ -68,6 +68,13 @@ def pipeline_of(
     made = [passes(options.stage_order, depth, micros, micros) for depth in depths]
     kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD}
     turns = [[(kinds[each.kind], each.micro) for each in own] for own in made]
+    loans = loans_of(spec, stages, weight_bytes)
+    if loans and (options.prediction != "none" or options.gap_aware):
+        raise ValueError(
+            f"stage {loans[0].borrower} borrows a weight of stage {loans[0].owner}, whose updates "
+            "it does not know: it can neither predict them nor tell their gap; use --set "
+            "tied=false, a cut with both in one stage, or neither prediction nor gap_aware"
+        )
     return Asynchronous(
         label=options.stage_order,
         positions=options.positions(len(stages), spec.ranks),
@@ -77,7 +84,7 @@ def pipeline_of(
         samples=-(-spec.batch // micros),
         sizes=sizes,
         recompute=spec.activations != "keep",
-        loans=loans_of(spec, stages, weight_bytes),
+        loans=loans,
         stashes=options.weight_stashing,
         predicts=options.prediction != "none",
         nesterov=options.prediction == "nag",

@@ -53,7 +53,6 @@ from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.runtime.updates.step_end import Tie, agree
 from workbench.runtime.updates.weight_versions import VersionedStages
 from workbench.schedule.action import Action
-from workbench.schedule.buffers import on_rank, weights
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.validate import validate
 from workbench.training import trained_ranks
@@ -138,6 +137,14 @@ class FtpipeTraining:
             for stage, part in zip(named, flat.split(sizes), strict=True)
         }
         self._optimizers = {stage: self._optimizer(stage, own) for stage, own in weights.items()}
+        with self._meter:
+            versions = {
+                stage: versions_of(
+                    own.optimizer, self._stages[stage].modules.values(), spec.options,
+                    copies=line.versions(stage), rate=spec.learning_rate,
+                )
+                for stage, own in self._optimizers.items()
+            }  # fmt: skip
         self._loans = self._lend(stages)
         self._borrows = {
             (loan.owner, loan.borrower): (line.positions[loan.owner], line.positions[loan.borrower])
@@ -148,7 +155,7 @@ class FtpipeTraining:
             updates = OutsideUpdates()
         self._engine = StageEngine(
             self._stages, StagePasses(self._stages), flat, int, updates, self._loans,
-            self._versions(),
+            VersionedStages(versions),
         )  # fmt: skip
         self._everybody = everybody = new_group(backend="gloo")
         places = StageMap.of(spec.ranks, 1)
@@ -331,16 +338,6 @@ class FtpipeTraining:
                 here.insert(0, module.get_parameter(lent).grad)
             found.append(Tie(here[0], others, here[1:], owns))
         return found
-
-    def _versions(self) -> VersionedStages:
-        """The versions of weights that the schedule has, of each stage."""
-        spec, buffers, found = self._spec, self._schedule.buffers, {}
-        for stage, own in self._optimizers.items():
-            found[stage] = versions_of(
-                own.optimizer, self._stages[stage].modules.values(), spec.options,
-                copies=buffers[on_rank(self.rank, weights(stage))].copies, rate=spec.learning_rate,
-            )  # fmt: skip
-        return VersionedStages(found)
 
     def _perform(self, action: Action, step: int) -> None:
         with self._meter:

@@ -35,19 +35,13 @@ SEND_GRAD, RECV_GRAD = Kind.SEND_GRAD, Kind.RECV_GRAD
 
 
 def schedule(line: Asynchronous) -> Schedule:
-    """One step of the pipeline. Raises ValueError for a last stage that waits, for an owner of
-    lent weights behind its borrower, and for lent weights of several versions."""
+    """One step of the pipeline. Raises ValueError for a last stage that waits, and for an owner of
+    lent weights behind its borrower."""
     for loan in line.loans:
         if line.late(loan) < 0 or loan.owner > loan.borrower:
             raise ValueError(
                 f"stage {loan.borrower} borrows a weight of stage {loan.owner} behind it; the "
                 "owner of a shared weight must be the first of its users"
-            )
-    for loan in line.lends:
-        if line.stashes or line.predicts:
-            raise ValueError(
-                f"stages {loan.owner} and {loan.borrower} share a weight, of which neither older "
-                "nor predicted versions can be read; put its users in one stage"
             )
     if line.depths[-1]:
         raise ValueError(f"the last stage's depth is {line.depths[-1]}; its loss is there, give 0")
@@ -76,12 +70,12 @@ class _Writer:
     def stage(self, stage: int) -> None:
         """Passes, messages and updates of a stage, slot by slot."""
         line, sizes = self.line, self.line.sizes
-        versions = line.stale(stage, 0) if line.stashes and not line.predicts else 0
-        versions += bool(versions) and line.averages  # an update measures how far they have moved
+        versions = line.versions(stage)
         borrowed = sum(loan.nbytes for loan in line.loans if loan.borrower == stage)
-        weights = line.copy_bytes(stage) if versions else sizes.weight_bytes(stage) + borrowed
+        weights = sizes.weight_bytes(stage) + borrowed
+        weights = line.copy_bytes(stage) if versions > 1 else weights
         states = sizes.state_bytes(stage) + line.averages * line.copy_bytes(stage)
-        self._lay(stage, name.weights(stage), weights, 1 + versions, True)
+        self._lay(stage, name.weights(stage), weights, versions, True)
         self._lay(stage, name.gradients(stage), sizes.visit_bytes(stage) + borrowed, 1, True)
         self._lay(stage, name.states(stage), states, 1, True)
         for kind, micro in line.turns(stage):
@@ -192,17 +186,15 @@ class _Writer:
         elif not last:  # to the next stage, here
             takes.append(self._lay_input(stage + 1, micro))
             after.append(self._input_is_free(stage + 1, micro))
-        scratch = cost.forward_scratch_bytes if again else cost.recompute_scratch_bytes
         frees: list[str] = []
         if same := line.predicted(stage, micro):
-            predicted = name.predicted(stage, same[0])
-            if micro == same[0]:
-                held = line.depths[stage] if line.holds_predicted(stage) else 0
-                copies = (len(same) - 1 + held) // line.micros + 1
-                self._lay(stage, predicted, line.copy_bytes(stage), copies)
+            predicted, holds = name.predicted(stage, same[0]), line.holds_predicted(stage)
+            slots = len(same) + line.depths[stage] * holds
+            self._lay(stage, predicted, line.copy_bytes(stage), (slots - 1) // line.micros + 1)
             (takes if micro == same[0] else uses).append(predicted)
-            if micro == same[-1] and not line.holds_predicted(stage):
+            if micro == same[-1] and not holds:
                 frees.append(predicted)
+        scratch = cost.forward_scratch_bytes if again else cost.recompute_scratch_bytes
         self._pass(
             F, stage, micro, scratch, after=after, takes=takes, uses=uses, frees=frees,
             stale=line.stale(stage, micro),
@@ -246,8 +238,7 @@ class _Writer:
             after.append(self._gradient_is_free(stage - 1, micro))
         same = line.predicted(stage, micro) if line.holds_predicted(stage) else None
         if same:
-            ends = micro == same[-1]
-            (frees if ends else uses).append(name.predicted(stage, same[0]))
+            (frees if micro == same[-1] else uses).append(name.predicted(stage, same[0]))
         scratch = cost.backward_scratch_bytes + (cost.kept_bytes if again else 0)
         self._pass(
             B, stage, micro, scratch, after=after, takes=takes, uses=uses, frees=frees, lag=lag,

@@ -103,9 +103,17 @@ class Asynchronous:
         """Whether backward passes read predictions, too: they are stashed, or graphs have them."""
         return self.stashes or not self.recompute or not self.depths[stage]
 
+    def versions(self, stage: int) -> int:
+        """Copies of a stage's weights; an update that measures how far they have moved needs one
+        more."""
+        older = self.stale(stage, 0) if self.stashes and not self.predicts else 0
+        return 1 + older + (older > 0 and self.averages)
+
     def copy_bytes(self, stage: int) -> int:
-        """Bytes of a copy of a stage's weights as they are updated: fp32."""
-        return FP32_BYTES * self.sizes.cost(stage, self.samples).parameters
+        """Bytes of a copy of a stage's weights as they are updated, fp32, and of borrowed ones."""
+        borrowed = sum(loan.nbytes for loan in self.loans if loan.borrower == stage)
+        full = FP32_BYTES * self.sizes.cost(stage, self.samples).parameters
+        return max(full, self.sizes.weight_bytes(stage)) + borrowed
 
     def copies(self, stage: int) -> int:
         """Steps of which a stage holds the input of a micro-batch at a time."""

@@ -79,10 +79,9 @@ class StageEngine:
         of all their weights, flat: each parameter's `grad` is a view. `add_up` makes them the sum
         of all replicas'. `loans` are weights that stages lend each other in the schedule;
         `versions` of weights, where passes read others than the newest."""
-        self._loans = loans
+        self._loans, self._versions = loans, versions or NewestWeights()
         self._stages, self._gradients, self._add_up = stages, gradients, add_up
         self._updates, self._passes = updates, passes
-        self._versions = versions or NewestWeights()
         self._steps: dict[int, StageStep] = {}
         self._inputs: dict[Key, Bundle] = {}
         """Outputs of the stage before, until the backward pass of the one that they enter."""
