@@ -60,6 +60,7 @@ FTPIPE = {
     "ftpipe_blocks": "ftpipe.blocks",
     "ftpipe_partitions": "ftpipe.partitions",
     "ftpipe_schedules": "ftpipe.schedules",
+    "ftpipe_quality": "ftpipe.quality",
 }
 """Exhibits of FTPipe (ATC'21)."""
 EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA | FTPIPE

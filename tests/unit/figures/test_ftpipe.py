@@ -8,7 +8,7 @@ import pytest
 from tests.unit.figures.test_varuna_exhibits import judged
 from workbench.exhibits import FTPIPE, find, open_exhibit
 from workbench.exhibits.ftpipe import base, blocks, partitions
-from workbench.figures.rows import ESTIMATED, PUBLISHED, SIMULATED, pick
+from workbench.figures.rows import ESTIMATED, MEASURED, PUBLISHED, SIMULATED, pick
 from workbench.figures.verdict import FAILS, HOLDS
 from workbench.published.tables import FOLDER
 
@@ -30,13 +30,14 @@ def opened(tmp_path_factory):
 @pytest.mark.parametrize("figure", FTPIPE)
 def test_every_exhibit_is_drawn_and_says_where_its_numbers_are_from(figure, opened):
     session, rows = opened(figure)
-    assert set(rows["source"]) <= {PUBLISHED, ESTIMATED, SIMULATED}
+    ours = {ESTIMATED, SIMULATED, MEASURED}
+    assert set(rows["source"]) <= {PUBLISHED, *ours}
     assert set(rows["how"]) - {""}
     assert find(figure).system == "FTPipe"
     drawn = session.draw(rows)
     words = " ".join(text.get_text() for text in drawn.legends[0].get_texts())
     assert PUBLISHED in words
-    assert {ESTIMATED, SIMULATED} & {*words.replace(":", "").split()}
+    assert ours & {*words.replace(":", "").split()}
     assert all(axes.get_xlabel() or axes.get_ylabel() or axes.get_title() for axes in drawn.axes)
 
 
@@ -103,3 +104,13 @@ def test_a_wrong_string_and_a_fresher_weight_are_told(opened):
     stale = rows["quantity"] == "staleness"
     fresher = rows.assign(value=rows["value"].where(~stale, rows["value"] - 1))
     assert judged(session, fresher)[1] == FAILS
+
+
+def test_accuracy_is_judged_against_synchronous_training(opened):
+    session, rows = opened("ftpipe_quality")
+    assert judged(session, rows) == [HOLDS, HOLDS, FAILS, FAILS]
+    every = pick(rows, source=MEASURED)
+    assert (every["low"] <= every["value"]).all()
+    assert (every["value"] <= every["high"]).all()
+    equal = rows.assign(value=rows["value"].where(rows["quantity"] != "fine-tuning", 95.0))
+    assert judged(session, equal)[2:] == [HOLDS, HOLDS]

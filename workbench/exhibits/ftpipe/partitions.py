@@ -90,7 +90,7 @@ class Partitions(FtpipeExhibit):
             drawing.beside(below, f"{value:g}", (place, value), (0, 2), ha="center", fontsize=6)
         below.set(yscale="log", ylabel="parameters (billion)", ylim=(0.1, 3000))
         below.tick_params(axis="x", labelsize=6.3, length=0)
-        drawing.title(below, "published: sizes of models; in green, those said to fit")
+        drawing.title(below, "published: sizes of models; in colour, those said to fit")
         there = [name for name in METHODS if name in set(slowest["method"])]
         keys = [
             (drawing.patch(color=LOOKS[n].face, ec=LOOKS[n].color), NAMES[n].replace("\n", " "))

@@ -12,16 +12,6 @@ from workbench.core.record import RunRecord
 from workbench.exhibits.chart import draw_chart
 from workbench.exhibits.ftpipe import simulated
 from workbench.exhibits.ftpipe.base import DEVICES, MIXED, FtpipeExhibit, cut, told
-from workbench.exhibits.ftpipe.simulated import (
-    EVERY,
-    HELD,
-    METHODS,
-    MICROS,
-    ORDER,
-    PASS,
-    STALE,
-    TOGETHER,
-)
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
@@ -42,7 +32,7 @@ def published_strings(asked: Asked) -> Found:
 
 def closed_form(asked: Asked) -> float:
     """The share of stages whose staleness is ceil(d / k)."""
-    part = pick(asked.rows, quantity=STALE)
+    part = pick(asked.rows, quantity=simulated.STALE)
     return float((part["value"] == -(-part["x"] // part["window"])).mean())
 
 
@@ -68,24 +58,27 @@ class Schedules(FtpipeExhibit):
         return table(rows, columns, figure=self.figure, size=at.size.name, status="ok")
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
-        return super().listed(rows[rows["quantity"] != PASS])
+        return super().listed(rows[rows["quantity"] != simulated.PASS])
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """The chart above, the others below."""
         drawing.prepare(figure, 1.75)
         grid = figure.add_gridspec(2, 3, height_ratios=(0.8, 1), width_ratios=(1, 1, 1.6))
         chart = figure.add_subplot(grid[0, :])
-        passes = pick(rows, quantity=PASS)
+        passes = pick(rows, quantity=simulated.PASS)
         draw_chart(chart, passes, passes["end"].max(), row="stage", letters=False)
         chart.set_xlabel("time (quanta)")
-        drawing.title(chart, f"{ORDER}, two micro-batches an update, until it drains")
+        drawing.title(chart, f"{simulated.ORDER}, two micro-batches an update, until it drains")
         left, middle, right = (figure.add_subplot(grid[1, at]) for at in range(3))
-        for axes, quantity, words in ((left, STALE, "updates lacked"), (middle, HELD, "inputs")):
+        for axes, quantity, words in (
+            (left, simulated.STALE, "updates lacked"),
+            (middle, simulated.HELD, "inputs"),
+        ):
             parts = pick(rows, quantity=quantity).groupby("label", sort=False)
             for dash, (label, part) in zip(("--", "-.", ":"), parts, strict=True):
-                tone = LOOKS[METHODS[part["pair"].iloc[0]]].color
-                if quantity == STALE:
-                    tone = lighter(tone, 1 - 0.3 * EVERY.index(part["window"].iloc[0]))
+                tone = LOOKS[simulated.METHODS[part["pair"].iloc[0]]].color
+                if quantity == simulated.STALE:
+                    tone = lighter(tone, 1 - 0.3 * simulated.EVERY.index(part["window"].iloc[0]))
                 axes.plot(part["x"], part["value"], dash, drawstyle="steps-mid", color=tone, lw=1.1,
                           label=label)  # fmt: skip
             axes.set(xlabel="stages behind", ylabel=words)
@@ -106,9 +99,9 @@ class Schedules(FtpipeExhibit):
 
 def _string(row: Any) -> dict[str, Any]:
     """A published string (`note`), and whether ours is equal (`sound`)."""
-    made = orders.passes(row.variant, int(row.item), MICROS, TOGETHER)
+    made = orders.passes(row.variant, int(row.item), simulated.MICROS, simulated.TOGETHER)
     about = {"quantity": STRING, "label": f"{row.variant}, {row.item} stages behind"}
-    about |= {"method": METHODS[row.variant], "source": SIMULATED, "how": row.source}
+    about |= {"method": simulated.METHODS[row.variant], "source": SIMULATED, "how": row.source}
     return about | {"note": row.value, "sound": orders.string(made) == row.value}
 
 
