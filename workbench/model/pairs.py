@@ -183,7 +183,7 @@ class WordPiece(Tokenizer):
 
 
 def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
-    words = None if source == STDLIB else _beside(Path(source)) / WORDPIECE_FILE
+    words = None if source == STDLIB else Path(source) / WORDPIECE_FILE
     if name == WORDPIECE and words is None:
         raise ValueError(
             f"'wordpiece' needs a folder with {WORDPIECE_FILE}; use 'bytes' or 'bpe:N'"
@@ -196,11 +196,6 @@ def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
         return tokenize(read_corpus(STDLIB), name, cache)[0]
     folder = Path(source)
     return tokenize(_sentences(folder.name, _read(folder)), name, cache)[0]
-
-
-def _beside(source: Path) -> Path:
-    """The folder of a source."""
-    return source.parent if source.is_file() else source
 
 
 def _read(source: Path) -> list[Pair]:
