@@ -89,8 +89,8 @@ def save_folder(folder: Path, state: Mapping[str, Tensor], shape: T5Shape) -> No
         "is_encoder_decoder": True, "d_model": shape.hidden, "d_kv": shape.head_size,
         "d_ff": shape.feed_forward, "num_layers": shape.layers,
         "num_decoder_layers": shape.decoder_layers, "num_heads": shape.heads,
-        "vocab_size": shape.vocab, "dropout_rate": shape.dropout,
-        "feed_forward_proj": "gated-gelu" if shape.gated else "relu", "tie_word_embeddings": shape.tied,
+        "feed_forward_proj": "gated-gelu" if shape.gated else "relu", "vocab_size": shape.vocab,
+        "dropout_rate": shape.dropout, "tie_word_embeddings": shape.tied,
         "scale_decoder_outputs": shape.tied, "pad_token_id": 0, "eos_token_id": 1,
         "decoder_start_token_id": 0,
     }  # fmt: skip

@@ -7,7 +7,6 @@ import pytest
 from workbench.cli import main
 from workbench.model.answers import load_answers
 from workbench.model.glue import examples_at, read_asked, read_labelled
-from workbench.model.pairs import load_pairs
 
 BOOLQ = {"question": "is it so", "passage": "It  is\nso.", "idx": 0, "label": True}
 RTE = {"premise": "A cat sat.", "hypothesis": "A cat.", "label": "not_entailment", "idx": 1}
@@ -41,8 +40,6 @@ def test_tasks_of_superglue(task, tmp_path):
     (tmp_path / LINES).write_text(json.dumps(row) + "\n\n" + json.dumps(row) + "\n")
     file = examples_at(tmp_path)
     assert (read_labelled(file), read_asked(file)) == (pairs * 2, answers * 2)
-    made = load_pairs(tmp_path, vocab=300, seq=48, seed=1).labels.tolist()
-    assert made == [label for label, *_ in pairs * 2]
     told = load_answers(tmp_path, vocab=300, seq=96, target_seq=16, seed=1)
     assert bytes(told.ids[0][told.mask[0]][:-1].tolist()).decode() == answers[0][0]
 
