@@ -55,11 +55,10 @@ NAMED: dict[str, dict[str, Any]] = {
 } | {
     f"wrn_{depth}x{widening}_c{classes}{'_dr03' * drops}{'_gn' * grouped}": {
         "family": WIDE_RESNET, "layers": (depth - 4) // 2, "hidden": 16 * widening, "heads": 1,
-        "seq": 32, "vocab": classes, "dropout": 0.3 * drops, "tied": False,
-        "group_norm": bool(grouped),
+        "seq": 32, "vocab": classes, "dropout": 0.3 * drops, "tied": False, "group_norm": grouped,
     }
     for depth, widening in ((16, 4), (28, 10))
-    for classes, drops, grouped in product((10, 100), (0, 1), (0, 1))
+    for classes, drops, grouped in product((10, 100), (False, True), (False, True))
 }  # fmt: skip
 """Published models by a name that may be given as the family -> fields of their specs."""
 

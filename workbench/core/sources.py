@@ -128,14 +128,6 @@ def config_file(model: ModelSpec) -> Path | None:
         return None
 
 
-def trained_digest(folder: Path) -> str:
-    """Hash of names, sizes and times of the safetensors in a folder: they may take minutes to
-    read."""
-    files = sorted(folder.glob("*.safetensors"))
-    told = [f"{file.name} {(facts := file.stat()).st_size} {facts.st_mtime_ns}" for file in files]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
-
-
 def by_content(model: ModelSpec) -> dict[str, str]:
     """Fields that name a configuration by its content, wherever the file lies; none of another
     model."""

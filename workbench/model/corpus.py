@@ -45,8 +45,8 @@ FIRST_LINE = re.compile(rb"(?:%s)?\s*([{[][^\n]*)" % BOM)
 MAGIC = (b"PAR1", b"ARROW1")
 """First bytes of Parquet and of Arrow."""
 TEXTS = (".txt", ".tsv", ".tokens", ".raw", ".jsonl", ".json")
-PICTURES = (".png", ".jpg", ".jpeg", ".bin")
-"""Endings of files in a folder that runs read: texts and pairs (pairs.py, glue.py), pictures."""
+LARGE = (".png", ".jpg", ".jpeg", ".bin", ".safetensors")
+"""Endings of files in a folder that runs read: texts and pairs; pictures and weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +77,8 @@ def read_corpus(source: str | Path = STDLIB) -> Corpus:
 
 
 def source_digest(source: str | Path) -> str:
-    """Hash of what a run may read there: a text, and a folder's texts, by their bytes, pictures in
-    folders below by name, size and time. Empty where there is nothing to read."""
+    """Hash of what a run may read there: a text, and a folder's texts, by their bytes, pictures and
+    weights, in folders below too, by name, size and time. Empty where there is nothing to read."""
     if source == STDLIB:
         return f"{STDLIB} of Python {platform.python_version()}"
     if source == DIGITS:
@@ -91,7 +91,7 @@ def source_digest(source: str | Path) -> str:
         for file in (*path.glob("*"), *path.glob("*/*")):
             if file.parent == path and file.suffix in TEXTS and file.is_file():
                 told.append(f"{file.name} {file_digest(file)}")
-            elif file.suffix.lower() in PICTURES:
+            elif file.suffix.lower() in LARGE:
                 facts = file.stat()
                 told.append(f"{file.relative_to(path)} {facts.st_size} {facts.st_mtime_ns}")
     except OSError:  # the run that reads it says so

@@ -30,16 +30,7 @@ from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.paths import user_path
-from workbench.model import (
-    bert,
-    cifar,
-    custom_data,
-    custom_model,
-    digits,
-    t5,
-    vision,
-    wide_resnet,
-)
+from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
 from workbench.model.corpus import DIGITS, STDLIB
@@ -264,18 +255,14 @@ def _pictures(
     size: dict[str, Any] = {"size": (spec.seq, spec.seq), "seed": seed}
     if source == STDLIB:
         return SyntheticPictures(classes=spec.vocab, count=PICTURES, **size)
+    found: Pictures
     if source == DIGITS:
-        pictures, labels = digits.read_digits()
-        found: Pictures = ArrayPictures(
-            [(pictures[:, None], labels)], name=DIGITS, digest=digits.digest_of(),
-            classes=digits.CLASSES, **size,
-        )  # fmt: skip
+        one, labels = digits.read_digits()
+        parts = [(one[:, None], labels)]
+        found = ArrayPictures(DIGITS, parts, [digits.FILE], digits.CLASSES, **size)
     elif at := cifar.cifar_at(user_path(source)):
         version, files = at
-        found = ArrayPictures(
-            cifar.read_cifar(version, files), name=version.name, digest=cifar.digest_of(files),
-            classes=version.classes, **size,
-        )  # fmt: skip
+        found = ArrayPictures(version.name, cifar.read_cifar(*at), files, version.classes, **size)
     else:
         found = FolderPictures(source, **size)
     if len(found.classes) > spec.vocab:

@@ -1,9 +1,8 @@
 """SuperGLUE's and SQuAD's files as labelled pairs for BERT, and as sources and answers for T5.
 
-SuperGLUE (Wang et al., NeurIPS 2019) has a line of JSON an example; of it BoolQ, RTE, WiC and
-MultiRC are read, told apart by their fields. The label of a pair is 1 for ``true`` and
-``entailment``. T5 reads the task's name and each field after its name (Raffel et al., JMLR 2020,
-appendix D), and writes the label as a word.
+SuperGLUE (Wang et al., NeurIPS 2019) has a line of JSON an example; BoolQ, RTE, WiC and MultiRC are
+read, told apart by their fields. T5 reads the task's name and each field after its name (Raffel et
+al., JMLR 2020, appendix D), and writes the label as a word.
 
 SQuAD 1.1 and 2.0 (Rajpurkar et al., EMNLP 2016, ACL 2018) are one JSON document each. T5 writes the
 answer, and ``unanswerable`` where version 2.0 has none. BERT here tells two labels apart and finds
@@ -15,7 +14,7 @@ first sentence of the paragraph that lacks it, if there is one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,56 +27,54 @@ FILES = ("train.jsonl", "train-v2.0.json", "train-v1.1.json")
 """Of a folder; the first that is there is read."""
 HELD_OUT = ("val.jsonl", "dev-v2.0.json", "dev-v1.1.json")
 """For evaluations, alike."""
-LINES, DOCUMENT = ".jsonl", ".json"
 SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s)|$)", re.DOTALL)
 NONE = "unanswerable"
 """What T5 is to write where a paragraph has no answer."""
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Task:
-    """One of SuperGLUE's."""
+    """One of SuperGLUE's: its name, the values that mean 0 and 1, what T5 reads, and the two
+    sentences of BERT's, of texts by their names."""
 
     name: str
-    fields: tuple[str, ...]
-    """Texts of an example."""
     labels: tuple[Any, Any]
-    """Values in the file that mean 0 and 1."""
-    words: tuple[str, str] = ("False", "True")
-    """Answers that mean 0 and 1."""
+    asked: str
     first: str
     second: str
-    """Fields as BERT's two sentences."""
-    asked: str
-    """Fields as T5's source."""
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of an example's texts."""
+        return re.findall(r"{(\w+)}", self.asked)
+
+    @property
+    def words(self) -> list[str]:
+        """Answers of T5 that mean 0 and 1."""
+        return [each if isinstance(each, str) else str(bool(each)) for each in self.labels]
 
 
-BOOLQ = Task(
-    name="BoolQ", fields=("question", "passage"), labels=(False, True), first="{passage}",
-    second="{question}", asked="boolq question: {question} passage: {passage}",
-)  # fmt: skip
-RTE = Task(
-    name="RTE", fields=("premise", "hypothesis"), labels=("not_entailment", "entailment"),
-    words=("not_entailment", "entailment"), first="{premise}", second="{hypothesis}",
-    asked="rte hypothesis: {hypothesis} premise: {premise}",
-)  # fmt: skip
-WIC = Task(
-    name="WiC", fields=("sentence1", "sentence2", "word"), labels=(False, True),
-    first="{word}: {sentence1}", second="{sentence2}",
-    asked="wic sentence1: {sentence1} sentence2: {sentence2} word: {word}",
-)  # fmt: skip
 MULTIRC = Task(
-    name="MultiRC", fields=("paragraph", "question", "answer"), labels=(0, 1),
-    first="{paragraph}", second="{question} {answer}",
-    asked="multirc question: {question} answer: {answer} paragraph: {paragraph}",
+    "MultiRC", (0, 1), "multirc question: {question} answer: {answer} paragraph: {paragraph}",
+    "{paragraph}", "{question} {answer}",
 )  # fmt: skip
-TASKS = (BOOLQ, RTE, WIC, MULTIRC)
+TASKS = (
+    Task("BoolQ", (False, True), "boolq question: {question} passage: {passage}", "{passage}",
+         "{question}"),
+    Task("RTE", ("not_entailment", "entailment"),
+         "rte hypothesis: {hypothesis} premise: {premise}", "{premise}", "{hypothesis}"),
+    Task("WiC", (False, True),
+         "wic sentence1: {sentence1} sentence2: {sentence2} word: {word}", "{word}: {sentence1}",
+         "{sentence2}"),
+    MULTIRC,
+)  # fmt: skip
 
 
 def examples_at(path: Path, *, held_out: bool = False) -> Path | None:
     """The file of examples that a path means: itself, or one of `FILES` in a folder; `HELD_OUT`
     are for evaluations, of which a file by itself has none."""
-    if path.suffix in (LINES, DOCUMENT) and path.is_file():
+    if path.suffix in (".jsonl", ".json") and path.is_file():
         return None if held_out else path
     files = HELD_OUT if held_out else FILES
     return next((path / name for name in files if (path / name).is_file()), None)
@@ -86,38 +83,31 @@ def examples_at(path: Path, *, held_out: bool = False) -> Path | None:
 def read_labelled(path: Path) -> list[tuple[int, str, str]]:
     """Label, first and second sentence of every pair of a file. Raises ValueError, one sentence
     with file, line and field, for what is none of the formats or has no labels."""
-    if path.suffix == DOCUMENT:
-        return _some(path, [pair for asked in _questions(path) for pair in _sentences(asked)])
-    return _some(
-        path,
-        [
-            (label, task.first.format(**texts), task.second.format(**texts))
-            for task, label, texts in _labelled(path)
-        ],
-    )
+    if path.suffix == ".json":
+        return _some(path, (pair for asked in _questions(path) for pair in _sentences(*asked)))
+    pairs = ((n, t.first.format(**of), t.second.format(**of)) for t, n, of in _labelled(path))
+    return _some(path, pairs)
 
 
 def read_asked(path: Path) -> list[tuple[str, str]]:
     """Source and answer of every example of a file. Raises as `read_labelled`."""
-    if path.suffix == DOCUMENT:
-        return _some(path, [_told(asked) for asked in _questions(path)])
-    return _some(
-        path,
-        [(task.asked.format(**texts), task.words[label]) for task, label, texts in _labelled(path)],
-    )
+    if path.suffix == ".json":
+        told = (
+            (f"question: {question} context: {_line(context)}", _line(answer) or NONE)
+            for question, context, answer, _ in _questions(path)
+        )
+        return _some(path, told)
+    return _some(path, ((t.asked.format(**of), t.words[n]) for t, n, of in _labelled(path)))
 
 
-def _some(path: Path, found: list[Any]) -> list[Any]:
-    if not found:
+def _some(path: Path, found: Iterable[Any]) -> list[Any]:
+    if not (examples := [*found]):
         raise ValueError(f"{path.name} has no examples")
-    return found
-
-
-# -- SuperGLUE -------------------------------------------------------------------------------
+    return examples
 
 
 def _labelled(path: Path) -> Iterator[tuple[Task, int, dict[str, str]]]:
-    """The task, a label and the texts of each example."""
+    """The task of SuperGLUE's, a label of 0 or 1 and the texts of each example."""
     task = None
     for number, line in numbered_lines(path):
         where = f"{path.name} line {number}"
@@ -127,29 +117,24 @@ def _labelled(path: Path) -> Iterator[tuple[Task, int, dict[str, str]]]:
         task = task or _task_of(row, where)
         for part in _flat(row, where) if task is MULTIRC else [row]:
             texts = {name: _text(part, name, f"{where}, {task.name},") for name in task.fields}
-            label = part.get("label")
-            if label not in task.labels:
+            if (label := part.get("label")) not in task.labels:
                 said = f"the label {label!r}" if "label" in part else "no label"
-                raise ValueError(
-                    f"{where} has {said}; in {task.name} it is {task.labels[0]!r} or "
-                    f"{task.labels[1]!r}"
-                )
+                choice = " or ".join(map(repr, task.labels))
+                raise ValueError(f"{where} has {said}; in {task.name} it is {choice}")
             yield task, task.labels.index(label), texts
 
 
-def _task_of(row: dict[str, Any], where: str) -> Task:
+def _task_of(row: Row, where: str) -> Task:
     if isinstance(row.get("passage"), dict):
         return MULTIRC
     for task in TASKS:
-        if set(task.fields) <= row.keys():
+        if {*task.fields} <= row.keys():
             return task
-    raise ValueError(
-        f"{where} is of no task that is read: {', '.join(task.name for task in TASKS)}; its fields "
-        f"are {', '.join(row)}"
-    )
+    known = ", ".join(task.name for task in TASKS)
+    raise ValueError(f"{where} is of no task that is read ({known}): it has {', '.join(row)}")
 
 
-def _flat(row: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
+def _flat(row: Row, where: str) -> Iterator[Row]:
     """A row of MultiRC, which is a passage with all questions and answers, an answer a time."""
     passage = row.get("passage")
     for question in _list(passage, "questions", f"{where}, its passage"):
@@ -158,68 +143,45 @@ def _flat(row: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
             yield {**answer, **known, "answer": answer.get("text")}
 
 
-# -- SQuAD -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """A question of SQuAD's."""
-
-    text: str
-    context: str
-    answer: str
-    """Empty where there is none."""
-    start: int
-    """Place of the answer in the context, in characters."""
-
-
-def _questions(path: Path) -> Iterator[Question]:
+def _questions(path: Path) -> Iterator[tuple[str, str, str, int]]:
+    """Question, context, answer and its place in the context, of SQuAD's; empty where there is no
+    answer."""
     data = parse_json(read_whole(path, str(path), most_bytes()), str(path))
     for n, article in enumerate(_list(data, "data", path.name), start=1):
         for m, part in enumerate(_list(article, "paragraphs", f"{path.name} article {n}"), start=1):
             where = f"{path.name} article {n} paragraph {m}"
             _text(part, "context", where)
             for asked in _list(part, "qas", where):
-                yield _question(asked, part["context"], f"{where} question {asked.get('id')!r}")
+                told = f"{where} question {asked.get('id')!r}"
+                question = _text(asked, "question", told)
+                yield question, part["context"], *_answer(asked, part["context"], told)
 
 
-def _question(asked: dict[str, Any], context: str, where: str) -> Question:
-    text, answers = _text(asked, "question", where), _list(asked, "answers", where)
+def _answer(asked: Row, context: str, where: str) -> tuple[str, int]:
+    answers = _list(asked, "answers", where)
     if asked.get("is_impossible", False):
-        return Question(text=text, context=context, answer="", start=0)
+        return "", 0
     if not answers:
         raise ValueError(f"{where} has no answer, and is_impossible does not say so")
     _text(answers[0], "text", where)
     answer, start = answers[0]["text"], answers[0].get("answer_start")
-    whole = isinstance(start, int) and not isinstance(start, bool) and start >= 0
-    if not whole or not context.startswith(answer, start):
-        raise ValueError(
-            f"{where} has the answer_start {start!r}, where its answer {answer!r} is not"
-        )
-    return Question(text=text, context=context, answer=answer, start=start)
+    if type(start) is not int or start < 0 or not context.startswith(answer, start):
+        raise ValueError(f"{where} has the answer_start {start!r}, where {answer!r} is not")
+    return answer, start
 
 
-def _told(asked: Question) -> tuple[str, str]:
-    source = f"question: {asked.text} context: {_line(asked.context)}"
-    return source, _line(asked.answer) or NONE
+def _sentences(question: str, context: str, answer: str, start: int) -> Iterator[tuple[Any, ...]]:
+    """A question with the sentence that holds its answer, and with one that does not."""
+    if answer:
+        spans = [match.span() for match in SENTENCE.finditer(context)]
+        own = next((span for span in reversed(spans) if span[0] <= start), spans[0])
+        yield 1, question, _line(context[slice(*own)])
+        others = (_line(context[slice(*span)]) for span in spans if span != own)
+        if other := next((text for text in others if _line(answer) not in text), None):
+            yield 0, question, other
 
 
-def _sentences(asked: Question) -> Iterator[tuple[int, str, str]]:
-    """Of a question that has an answer: with the sentence that holds it, and with one that does
-    not."""
-    if asked.answer:
-        spans = [match.span() for match in SENTENCE.finditer(asked.context)]
-        own = next((span for span in reversed(spans) if span[0] <= asked.start), spans[0])
-        yield 1, asked.text, _line(asked.context[slice(*own)])
-        others = (_line(asked.context[slice(*span)]) for span in spans if span != own)
-        if other := next((text for text in others if _line(asked.answer) not in text), None):
-            yield 0, asked.text, other
-
-
-# -- what files of both hold -----------------------------------------------------------------
-
-
-def _text(row: dict[str, Any], name: str, where: str) -> str:
+def _text(row: Row, name: str, where: str) -> str:
     """A text of a row, on one line."""
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
@@ -227,7 +189,7 @@ def _text(row: dict[str, Any], name: str, where: str) -> str:
     return _line(value)
 
 
-def _list(row: Any, name: str, where: str) -> list[dict[str, Any]]:
+def _list(row: Any, name: str, where: str) -> list[Row]:
     found = row.get(name) if isinstance(row, dict) else None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"{where} has no list of objects {name!r}")

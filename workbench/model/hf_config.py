@@ -15,11 +15,7 @@ from workbench.core.paths import user_path
 
 
 def spec_from_config(
-    path: str | Path,
-    *,
-    seq: int | None = None,
-    target_seq: int | None = None,
-    random: bool = False,
+    path: str | Path, *, seq: int | None = None, target_seq: int | None = None, random: bool = False
 ) -> ModelSpec:
     """The spec of a local Hugging Face configuration (needs transformers, no network).
 
@@ -34,7 +30,7 @@ def spec_from_config(
 
         file = user_path(path)
         folder = file if file.is_dir() else file.parent
-        return spec_of(config, folder, seq=seq, target_seq=target_seq, random=random)
+        return spec_of(config, folder, random=random, seq=seq, target_seq=target_seq)
     if target_seq is not None:
         raise ValueError(f"target_seq is {target_seq}; of {path} it means nothing, only of a T5")
     with understood(path):

@@ -201,7 +201,7 @@ class WordPiece(Tokenizer):
 
 
 def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
-    words = None if source == STDLIB else _beside(Path(source)) / WORDPIECE_FILE
+    words = None if source == STDLIB else Path(source) / WORDPIECE_FILE
     if name == WORDPIECE and words is None:
         raise ValueError(
             f"'wordpiece' needs a folder with {WORDPIECE_FILE}; use 'bytes' or 'bpe:N'"
@@ -214,11 +214,6 @@ def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
         return tokenize(read_corpus(STDLIB), name, cache)[0]
     folder = Path(source)
     return tokenize(_sentences(folder.name, _read(folder)), name, cache)[0]
-
-
-def _beside(source: Path) -> Path:
-    """The folder of a source."""
-    return source.parent if source.is_file() else source
 
 
 def _file_of(source: Path, held_out: bool) -> Path | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from workbench.core import host, methods
 from workbench.core.paths import user_path
-from workbench.core.sources import Modules, by_content, config_file, trained_digest
+from workbench.core.sources import Modules, by_content, config_file
 from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
@@ -110,7 +109,7 @@ class Keys:
             facts.append(self._told(imports_digest, spec.model.family))
         instead |= by_content(spec.model)
         if spec.model.pretrained:
-            instead["pretrained"] = trained_digest(Path(spec.model.pretrained))
+            instead["pretrained"] = corpus.source_digest(spec.model.pretrained)
         return spec.key(*facts, **instead)
 
     def _told(self, look: Callable[[str], str], name: str) -> str:
