@@ -35,9 +35,18 @@ class UnitStage:
     ) -> None:  # fmt: skip
         self.model, self.units, self.device, self.dtype = model, units, device, dtype
         self.modules = {unit: model.build(unit, seed=seed, device=device) for unit in units}
-        for (unit, name), (owner, lent) in model.tied().items():
-            if unit in units and owner in units:
-                set_parameter(self.modules[unit], name, self.modules[owner].get_parameter(lent))
+        self.borrowed: dict[tuple[int, str], nn.Parameter] = {}
+        """(unit, local name) of a weight that another stage owns -> the copy here, zeros as yet."""
+        for (unit, name), lender in model.tied().items():
+            if unit not in units:
+                continue
+            owner, lent = lender
+            if owner in units:
+                weight = self.modules[owner].get_parameter(lent)
+            else:
+                empty = torch.zeros(model.shapes(owner)[lent], device=device)
+                weight = self.borrowed.setdefault(lender, nn.Parameter(empty))
+            set_parameter(self.modules[unit], name, weight)
         self.first, self.last = units.start == 0, units.stop == model.num_units
         self._ends = [
             Boundary(model.boundary(unit, seq), dtype) if 0 < unit < model.num_units else None
@@ -59,8 +68,11 @@ class UnitStage:
         }
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The stage's parameters by their names in the whole model."""
-        return {name: own for named in self.parameters.values() for name, own in named.items()}
+        """The stage's parameters by their names in the whole model, borrowed ones by their owners'
+        names."""
+        found = {name: own for named in self.parameters.values() for name, own in named.items()}
+        names = {self.model.state_name(*lender): own for lender, own in self.borrowed.items()}
+        return found | names
 
     def decaying(self) -> set[str]:
         """Names of the parameters that decay."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from workbench.core.spec import RunSpec
 from workbench.runtime.updates.sgd_tf import SgdTf
+from workbench.runtime.updates.stage_loans import StageLoans
 
 
 def adamw(
@@ -55,18 +56,21 @@ class StageOptimizer:
     optimizer: torch.optim.Optimizer
     gradients: Tensor
     """Of its weights, flat: each parameter's `grad` is a view."""
-    before: Callable[[int], object] = int
-    """Called with the step before each update, such as for the rate of the step."""
+    before: Callable[[int], bool] = lambda step: True
+    """Called with the step before each update, such as for the rate of the step; returns whether
+    there is to be one."""
 
 
 class StageOptimizers:
     """The optimizers of a process's stages. A `StageUpdates`."""
 
     def __init__(
-        self, of: Mapping[int, StageOptimizer], after: Callable[[int, int], object] | None = None
-    ) -> None:
-        """`of` units of the schedule; `after` is told of each that was updated, and of the step."""
-        self._of, self._after = of, after
+        self, of: Mapping[int, StageOptimizer], after: Callable[[int, int], object] | None = None,
+        loans: StageLoans | None = None,
+    ) -> None:  # fmt: skip
+        """`of` units of the schedule; `after` is told of each that was updated, and of the step.
+        `loans` are weights that they lend each other."""
+        self._of, self._after, self._loans = of, after, loans or StageLoans({}, {})
 
     def begin(self, gradients: Tensor, step: int) -> None:
         """Gradients of a stage begin at zero after its update, whichever step others are at."""
@@ -74,8 +78,10 @@ class StageOptimizers:
     def update(self, unit: int, step: int) -> None:
         """Update the weights of a stage by the gradients that have been added up."""
         stage = self._of[unit]
-        stage.before(step)
-        stage.optimizer.step()
+        self._loans.before(unit, step)
+        if stage.before(step):
+            stage.optimizer.step()
         stage.gradients.zero_()
+        self._loans.after(unit)
         if self._after is not None:
             self._after(unit, step)
