@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from baselines import plain
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
@@ -25,11 +26,13 @@ from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
 from workbench.model.base import Context, set_parameter
 from workbench.ranks.failures import RankFailed
+from workbench.runtime.checkpoint.checkpoint import STATISTICS
+from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit
 from workbench.training import trained_ranks
-from workbench.training.run import load_batches
+from workbench.training.run import check_data, load_batches
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, tied=False)
 TIED = replace(MODEL, tied=True)
@@ -283,11 +286,30 @@ def test_states_of_every_optimizer_go_on(kind, tmp_path):
     assert last[0] == pytest.approx(last[1], rel=1e-5)
 
 
+def test_statistics_of_batchnorm_go_on(tmp_path):
+    """Of a module that is cut into layers, some of which keep theirs as they are."""
+    family = "tests.methods.kinds:half_frozen"
+    model = ModelSpec(family=family, layers=3, hidden=12, heads=2, seq=6, vocab=256, tied=False)
+    whole = check_data(spec_of(model=model), Silent(), tmp_path).num_units
+    sizes = {"cut": f"2 {whole - 3} 1", "map": "0 1 0", "lr_decay_steps": 4}
+    spec = spec_of(model=model, save_every=2, steps=4, **sizes)
+    expected = ftpipe.train(spec, Silent(), tmp_path / "whole").losses
+    ftpipe.train(spec.with_(steps=2), Silent(), tmp_path / "run")
+    assert ftpipe.train(spec, Silent(), tmp_path / "run").losses == expected
+    found, wanted = (
+        load_file(tmp_path / name / "checkpoints" / step_name(4) / STATISTICS)
+        for name in ("run", "whole")
+    )
+    assert any(value.any() for value in wanted.values())
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
 def test_a_stage_over_the_memory_of_its_device_is_named(tmp_path):
     spec = spec_of(cut="3 3", device_memory=200_000)
     with pytest.raises((OutOfMemory, DoesNotFit), match="device"):
         ftpipe.train(spec, Silent(), tmp_path / "planned")
-    with pytest.raises(OutOfMemory, match="device tier is out of memory: .* of rank 0 "):
+    with pytest.raises(OutOfMemory, match=r"device tier is out of memory: .* of rank \d "):
         trained_ranks.train("workbench.methods.ftpipe", spec, Silent(), tmp_path / "run")
 
 

@@ -38,10 +38,11 @@ from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine, StageStep
 from workbench.runtime.passes.stage_passes import StagePasses
+from workbench.runtime.passes.statistics import ReplicaStatistics, added
 from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.group_transport import GroupTransport
-from workbench.runtime.transport.groups import as_one, new_group
+from workbench.runtime.transport.groups import as_one, new_group, tensors_of_all
 from workbench.runtime.transport.neighbours import carrier, group, neighbours
 from workbench.runtime.updates.stage_loans import StageLoans
 from workbench.runtime.updates.stage_states import StatesTogether
@@ -121,11 +122,15 @@ class FtpipeTraining:
         with self._meter:
             self._stages = {stage: UnitStage(model, stages[stage], **like) for stage in mine}
         named = {stage: own.named_parameters() for stage, own in self._stages.items()}
-        sizes = [sum(weight.numel() for weight in own.values()) for own in named.values()]
+        learning = {stage: own.learning() for stage, own in self._stages.items()}
+        sizes = [
+            sum(weight.numel() for name, weight in own.items() if learning[stage][name])
+            for stage, own in named.items()
+        ]
         self._gradients = flat = self._meter.zeros(sum(sizes), torch.float32)
         """Of all stages here, flat, fp32."""
         weights = {
-            stage: StageWeights([self._stages[stage]], dict.fromkeys(named[stage], True), part)
+            stage: StageWeights([self._stages[stage]], learning[stage], part)
             for stage, part in zip(named, flat.split(sizes), strict=True)
         }
         self._optimizers = {stage: self._optimizer(stage, own) for stage, own in weights.items()}
@@ -161,6 +166,8 @@ class FtpipeTraining:
             (self._stages[stage].parameters, o.optimizer) for stage, o in self._optimizers.items()
         ]
         self._holder = StatesTogether(of, over=everybody, lead=line.positions[-1])
+        modules = [each for own in self._stages.values() for each in own.modules.items()]
+        self._norms = ReplicaStatistics(model, modules, (0, 1), None)
         self._ties = self._tie(stages, line.positions) if spec.options.synchronous else []
         self._left_out: list[tuple[int, int]] = []
         """Steps and stages here of which an update was left out."""
@@ -175,13 +182,16 @@ class FtpipeTraining:
         run that goes on from a checkpoint finds the weights that an undisturbed one has there."""
         spec, history, holder = self._spec, self.history, self._holder
         first = history.resume(holder, self._report)
+        if first:
+            self._norms.take_up(history.statistics)
         every = spec.save_every or spec.steps
         while first < spec.steps:
             end = min(spec.steps, first - first % every + every)
             self._segment(first, end)
             if spec.save_every:
                 done = end - len(history.skipped)
-                holder.save(partial(history.save, end, done, holder, self._report))
+                found = added(tensors_of_all(self._norms.named, self._everybody))
+                holder.save(partial(history.save, end, done, holder, self._report, found))
             first = end
         as_one(lambda: None, holder.over)  # all snapshots are written
         self._evaluate()
@@ -275,7 +285,8 @@ class FtpipeTraining:
 
     def _optimizer(self, stage: int, weights: StageWeights) -> StageOptimizer:
         spec, decaying = self._spec, self._stages[stage].decaying()
-        named = {n: p for own in self._stages[stage].parameters.values() for n, p in own.items()}
+        parts = self._stages[stage].parameters.values()
+        named = {n: p for own in parts for n, p in own.items() if p.requires_grad}
         how = spec.options
         optimizer = optimizer_of(
             how.optimizer, spec, named, decaying, self._device, momentum=how.momentum,

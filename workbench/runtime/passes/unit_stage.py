@@ -74,6 +74,15 @@ class UnitStage:
         names = {self.model.state_name(*lender): own for lender, own in self.borrowed.items()}
         return found | names
 
+    def learning(self) -> dict[str, bool]:
+        """Whether each of `named_parameters` is trained at all."""
+        tied, found = self.model.tied(), dict.fromkeys(self.named_parameters(), True)
+        for unit, module in self.modules.items():
+            for local, _ in module.named_parameters():
+                owner = tied.get((unit, local), (unit, local))
+                found[self.model.state_name(*owner)] = self.model.learns(*owner)
+        return found
+
     def decaying(self) -> set[str]:
         """Names of the parameters that decay."""
         return {
