@@ -239,15 +239,16 @@ class FtpipeTraining:
     def _snapshot(self, step: int, stages: Iterable[int]) -> None:
         """Write the weights of stages that have been updated, where they are to be evaluated."""
         if self.history.evaluates_at(step + 1):
-            for stage in stages:
-                self._snapshots.put(step + 1, self._stages[stage].parameters)
+            for own in (self._stages[stage] for stage in stages):
+                norms = ReplicaStatistics(self._model, own.modules.items(), (0, 1), None)
+                self._snapshots.put(step + 1, own.parameters, norms.named)
 
     def _evaluate(self) -> None:
         """Evaluate what all stages have written, where the last one is here. The pipeline does not
         drain for that, which would make other weights stale."""
         if self._last in self._stages:
-            for steps, write in self._snapshots.ready():
-                self.history.evaluate(steps, write, self._report)
+            for steps, write, statistics in self._snapshots.ready():
+                self.history.evaluate(steps, write, self._report, statistics)
                 self._ended_s = time.monotonic()
 
     def outcome(self) -> Outcome:
