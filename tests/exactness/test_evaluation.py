@@ -148,6 +148,17 @@ def test_an_asynchronous_pipeline_does_not_drain_for_an_evaluation(train):
         assert same | {"seconds": 0} == last | {"seconds": 0}
 
 
+@pytest.mark.parametrize("model", ["resnet", later("decoder"), later("t5")])
+def test_stages_that_drain_with_each_step_evaluate_as_plain_training(train, model):
+    """In a synchronous order, with BatchNorm's statistics of each stage."""
+    units = make_model(MODELS[model]).num_units
+    one = {"ranks": 2, "cut": f"{units - 2} 2", "stage_order": "sync-1f1b", "clip": 1.0}
+    found, want = train(spec_of("ftpipe", model, **one)), expected(model)
+    for ours, theirs in zip(found.evaluations, want.evaluations, strict=True):
+        for name in (*FIGURES[model], "step"):
+            assert ours[name] == pytest.approx(theirs[name], rel=NEAR), name
+
+
 def test_evaluations_change_nothing_and_stay_with_a_run_that_goes_on(train, tmp_path):
     """Of pairs with a part for evaluations training has all others, evaluated or not."""
     every = train(spec_of("plain", "bert", eval_every=1, save_every=2), "every")

@@ -45,6 +45,10 @@ LOCAL, SHARED, GLOBAL, AWARE = NORMS = (
 )  # fmt: skip
 
 
+OPTIONS = ("weight_stashing", "prediction", "gap_aware", "partition", "optimizer", "momentum",
+           "nesterov", "stage_clip")  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A part of a configuration that has settings of its own."""
@@ -147,8 +151,7 @@ def translate(given: Mapping[str, Any]) -> Translation:
         kind = predicted.args.get("pred_type", "msnag")
         nag = predicted.args.get("nag_with_predictor") and kind == "msnag"
         values["prediction"] = "nag" if nag else kind
-    for name in ("weight_stashing", "prediction", "gap_aware", "partition", "optimizer",
-                 "momentum", "nesterov"):  # fmt: skip
+    for name in OPTIONS:
         if values.get(name) and not takes(METHOD, name):
             raise ValueError(f"{name} is {values[name]!r}; {METHOD} has no such option yet")
         if not values.get(name):
@@ -196,12 +199,11 @@ def _trainer(asked: Part, order: str) -> dict[str, Any]:
             f"in the asynchronous order {order} stages have no step in common whose norm could be "
             f"taken; use {LOCAL}, or a work_scheduler of gpipe, sync_1f1b or seq"
         )
-    elif suffix == LOCAL and order not in ASYNCHRONOUS:
+    elif suffix in (LOCAL, SHARED) and order not in ASYNCHRONOUS:
         why = f"in the order {order} the norm is the whole model's; use {GLOBAL}"
-    elif suffix == SHARED:
-        why = f"norms by a stage's share of parameters are not taken here; use {LOCAL}"
     if why:
         raise ValueError(f"{told}; {why}")
     if suffix in ("", AWARE):
         return {"gap_aware": True} if suffix else {}
-    return {"clip": asked.args.get("max_grad_norm", 1.0)}
+    part = {"stage_clip": "local-prop"} if suffix == SHARED else {}
+    return {"clip": asked.args.get("max_grad_norm", 1.0), **part}

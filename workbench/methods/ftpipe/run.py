@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn import Parameter
 
 from workbench.core.division import micro_span
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
+from workbench.methods.ftpipe import shared_weights
 from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.planner import (
     pipeline_of,
@@ -45,8 +45,7 @@ from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import as_one, new_group, tensors_of_all
-from workbench.runtime.transport.neighbours import carrier, group, neighbours
-from workbench.runtime.updates.stage_loans import StageLoans
+from workbench.runtime.transport.neighbours import carrier, neighbours
 from workbench.runtime.updates.stage_states import StatesTogether
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, optimizer_of
 from workbench.runtime.updates.stage_weights import StageWeights
@@ -145,7 +144,7 @@ class FtpipeTraining:
                 )
                 for stage, own in self._optimizers.items()
             }  # fmt: skip
-        self._loans = self._lend(stages)
+        self._loans = shared_weights.loans(model, stages, self._stages)
         self._borrows = {
             (loan.owner, loan.borrower): (line.positions[loan.owner], line.positions[loan.borrower])
             for loan in line.loans
@@ -180,7 +179,10 @@ class FtpipeTraining:
         self._holder = StatesTogether(of, over=everybody, lead=line.positions[-1])
         modules = [each for own in self._stages.values() for each in own.modules.items()]
         self._norms = ReplicaStatistics(model, modules, (0, 1), None)
-        self._ties = self._tie(stages, line.positions) if spec.options.synchronous else []
+        self._ties: list[Tie] = []
+        if spec.options.synchronous:
+            place = line.positions, self.rank
+            self._ties = shared_weights.ties(model, stages, self._stages, *place)
         self._left_out: list[tuple[int, int]] = []
         """Steps and stages here of which an update was left out."""
         self._lock = threading.Lock()
@@ -245,14 +247,22 @@ class FtpipeTraining:
                 with self._meter:
                     own.optimizer.step()
             self._loans.spread(self._borrows, self._everybody)
+        self._snapshot(step, self._stages)
         self._tell(step, ended.loss, ended.norm, skipped=ended.overflow)
+
+    def _snapshot(self, step: int, stages: Iterable[int]) -> None:
+        """Write the weights of stages that have been updated, where they are to be evaluated."""
+        if self.history.evaluates_at(step + 1):
+            for own in (self._stages[stage] for stage in stages):
+                norms = ReplicaStatistics(self._model, own.modules.items(), (0, 1), None)
+                self._snapshots.put(step + 1, own.parameters, norms.named)
 
     def _evaluate(self) -> None:
         """Evaluate what all stages have written, where the last one is here. The pipeline does not
         drain for that, which would make other weights stale."""
         if self._last in self._stages:
-            for steps, write in self._snapshots.ready():
-                self.history.evaluate(steps, write, self._report)
+            for steps, write, statistics in self._snapshots.ready():
+                self.history.evaluate(steps, write, self._report, statistics)
                 self._ended_s = time.monotonic()
 
     def outcome(self) -> Outcome:
@@ -274,21 +284,6 @@ class FtpipeTraining:
         self._executor.close()
         self._engine.close()
         self._meter.close()
-
-    def _lend(self, stages: Sequence[range]) -> StageLoans:
-        """Weights that stages here lend to others, and borrow."""
-        stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
-        lent: dict[tuple[int, int], dict[tuple[int, str], Parameter]] = {}
-        borrowed: dict[tuple[int, int], list[Parameter]] = {}
-        for (unit, _), (owner, name) in self._model.tied().items():
-            pair = stage_of[owner], stage_of[unit]
-            if pair[0] != pair[1] and pair[0] in self._stages:
-                weight = self._stages[pair[0]].modules[owner].get_parameter(name)
-                lent.setdefault(pair, {})[owner, name] = weight
-        for stage, own in self._stages.items():
-            for (owner, _), copy in own.borrowed.items():
-                borrowed.setdefault((stage_of[owner], stage), []).append(copy)
-        return StageLoans({pair: [*own.values()] for pair, own in lent.items()}, borrowed)
 
     def _optimizer(self, stage: int, weights: StageWeights) -> StageOptimizer:
         spec, decaying = self._spec, self._stages[stage].decaying()
@@ -318,26 +313,6 @@ class FtpipeTraining:
             return True
 
         return StageOptimizer(optimizer, weights.gradients, before=prepare)
-
-    def _tie(self, stages: Sequence[range], positions: Sequence[int]) -> list[Tie]:
-        """Weights that several stages use, whose gradients are added up at the end of a step."""
-        stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
-        users: dict[tuple[int, str], set[int]] = {}
-        for (unit, _), lender in self._model.tied().items():
-            users.setdefault(lender, {stage_of[lender[0]]}).add(stage_of[unit])
-        found = []
-        for (owner, lent), held in users.items():
-            ranks = {positions[stage] for stage in held}
-            others = group(ranks, "gloo") if len(held) > 1 else None
-            if self.rank not in ranks or len(held) == 1:
-                continue
-            copies = [own.borrowed.get((owner, lent)) for own in self._stages.values()]
-            here = [copy.grad for copy in copies if copy is not None]
-            if owns := stage_of[owner] in self._stages:
-                module = self._stages[stage_of[owner]].modules[owner]
-                here.insert(0, module.get_parameter(lent).grad)
-            found.append(Tie(here[0], others, here[1:], owns))
-        return found
 
     def _perform(self, action: Action, step: int) -> None:
         with self._meter:
@@ -388,11 +363,9 @@ class FtpipeTraining:
         with self._lock:
             self._left[step].discard(stage)
             done = not self._left[step]
-        if self.history.evaluates_at(step + 1):
-            self._snapshots.put(step + 1, self._stages[stage].parameters)
+        self._snapshot(step, [stage])
         if stage == self._last:
             self._tell(step, self._engine.loss(step) / self._spec.microbatches, None)
-            self._evaluate()
         elif self._last not in self._stages and done:
             self._tell(step, float("nan"), None)
         if done and step - 1 in self._engine:  # whose messages have gone, too
@@ -406,3 +379,4 @@ class FtpipeTraining:
         now = time.monotonic()
         seconds, self._ended_s = now - self._ended_s, now
         self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self._report)
+        self._evaluate()
