@@ -11,7 +11,7 @@ import torch
 from baselines import deepspeed_pipe
 from baselines.plain_training import train as train_plain
 from tests.methods import plain
-from tests.methods.harness import LOSS_TOLERANCE, Silent
+from tests.methods.harness import LOSS_TOLERANCE, Silent, fork_ranks
 from tests.methods.plain import MODEL, made_up_profile
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
@@ -49,9 +49,11 @@ def later(**changes):
     ],
     ids=lambda changes: ", ".join(changes) or "2x1",
 )
-def test_it_is_exact(changes, tmp_path):
+def test_it_is_exact(changes, tmp_path, monkeypatch):
     """With clipping, dropout, decay groups, and a weight that two stages use."""
     spec = spec_for(**changes)
+    if spec.device == "cpu":
+        fork_ranks(monkeypatch)
     outcome = deepspeed_pipe.train(spec, Silent(), tmp_path)
     expected, _ = plain.judge(spec.with_(ranks=1, method="plain"))
     tolerance = LOSS_TOLERANCE if spec.device == "cpu" else 1e-4

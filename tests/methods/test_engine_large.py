@@ -39,6 +39,12 @@ def batches(steps: int, words: int = WORDS, seq: int = SEQ) -> list[dict[str, Te
     return found
 
 
+@pytest.fixture(scope="module")
+def torchs() -> list[float]:
+    """Losses of two steps of torch's loop."""
+    return by_torch(llama(), batches(2), of_outputs)[0]
+
+
 @pytest.fixture
 def seen(monkeypatch) -> list[Compared]:
     """Results of the comparisons that engines make."""
@@ -61,14 +67,13 @@ def seen(monkeypatch) -> list[Compared]:
     ],
 )
 def test_a_large_vocabulary_trains_as_torchs_loop_however_much_is_compared(
-    tmp_path_factory, monkeypatch, seen, parts, told
+    tmp_path_factory, monkeypatch, seen, torchs, parts, told
 ) -> None:
     monkeypatch.setattr(bounded, "PARTS", parts)
-    wanted, _ = by_torch(llama(), batches(2), of_outputs)
     results = tmp_path_factory.getbasetemp() / "measured"
     with made_in(results, "stronghold", llama(), {"lr": LR}) as engine:
         losses = [engine.step(batch, of_outputs) for batch in batches(2)]
-    assert losses == pytest.approx(wanted, rel=1e-5)
+    assert losses == pytest.approx(torchs, rel=1e-5)
     assert told in seen[0].note
 
 

@@ -157,6 +157,7 @@ def test_bf16_follows_plain_bf16(method, tied, tmp_path):
 
 
 @pytest.mark.deepspeed
+@pytest.mark.usefixtures("forked")
 def test_zero_infinity_on_two_ranks(tmp_path):
     """Exact; and what the ranks have and move adds up to what one would."""
     spec = spec_for(batch=4, microbatches=2)
@@ -172,6 +173,7 @@ def test_zero_infinity_on_two_ranks(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.deepspeed
+@pytest.mark.usefixtures("forked")
 def test_zero_offload_on_two_ranks(tmp_path):
     """Exact; each rank has all weights, and its share of the optimizer's states on the host."""
     spec = spec_for(batch=4, microbatches=2)

@@ -55,7 +55,12 @@ def test_stronghold_trains_it(activations, text, whole, tmp_path):
 
 @pytest.mark.parametrize(
     ("order", "activations"),
-    [("1f1b", "keep"), ("1f1b", "checkpoint"), ("zb-h1", "keep"), ("interleaved", "recompute")],
+    [
+        pytest.param("1f1b", "keep", marks=pytest.mark.thorough),
+        ("1f1b", "checkpoint"),
+        ("zb-h1", "keep"),
+        ("interleaved", "recompute"),
+    ],
 )
 def test_pipelines_train_it(order, activations, text, whole, tmp_path):
     spec = spec_for(text, method=order, ranks=2, activations="auto")

@@ -104,8 +104,9 @@ def role(name: str, root: Path) -> list[psutil.Process]:
 def left_behind(root: Path, *, patience_s: float = HANG_S) -> list[str]:
     """Command lines of what does not end; with a patience of 0, of what is alive now."""
     deadline = time.monotonic() + patience_s
+    pause = pauses()
     while (alive := processes_of(root)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        next(pause)
     return [str(process) for process in alive]
 
 
@@ -124,11 +125,20 @@ def start_driver(*words: str | Path) -> subprocess.Popen[bytes]:
     )
 
 
+def pauses() -> Iterator[None]:
+    """Sleeps between looks, each a few times as long as the thread has worked since the last one:
+    who is waited for needs the processor."""
+    while True:
+        began = time.thread_time()
+        yield
+        time.sleep(max(0.01, 4 * (time.thread_time() - began)))
+
+
 def wait_for(condition: Callable[[], object], patience_s: float = HANG_S) -> object:
-    deadline = time.monotonic() + patience_s
+    deadline, pause = time.monotonic() + patience_s, pauses()
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+        next(pause)
     return value
 
 

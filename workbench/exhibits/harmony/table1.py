@@ -228,13 +228,14 @@ def compared(rows: pd.DataFrame, seconds: str = "iteration_s") -> list[tuple[str
     if seconds == OVERLAPPED:
         whose = {"source": REFERENCE, "variant": ""}
     told = pick(rows, source=(SIMULATED, REFERENCE), method=(PP, DP))
-    for key, part in told.groupby(place, sort=False):
-        theirs = pick(part, **whose, quantity=seconds).dropna(subset=["value"])
-        ours = pick(part, variant=OUR_PLAN, quantity="iteration_s")
-        if len(theirs) and len(ours):
-            fastest = theirs.loc[theirs["value"].idxmin()]
+    ours = pick(told, variant=OUR_PLAN, quantity="iteration_s").groupby(place)["value"].first()
+    steps = ours.astype(object).where(ours.notna(), None).to_dict()
+    theirs = pick(told, **whose, quantity=seconds).dropna(subset=["value"])
+    for key, part in theirs.groupby(place, sort=False):
+        if key in steps:
+            fastest = part.loc[part["value"].idxmin()]
             fits = "does not fit" not in fastest["note"]
-            ratio = quotient(float(fastest["value"]), one(ours)) or 0.0
+            ratio = quotient(float(fastest["value"]), steps[key]) or 0.0
             out.append((", ".join(map(str, key)), ratio, fits))
     return out
 
