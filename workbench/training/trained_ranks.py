@@ -178,7 +178,8 @@ class _Run:
         if kind == "step":
             self._board.report(event["step"] + 1)
             self._longest_s = max(self._longest_s, event["seconds"])
-            self._saving = every > 0 and (event["step"] + 1) % every == 0
+            done = event["step"] + 1
+            self._saving = every > 0 and (done == self._spec.steps or done % every == 0)
         elif kind == "evaluating":
             self._saving = True
 
