@@ -192,8 +192,8 @@ def test_runs_take_no_partition_of_something_else(partition, tmp_path) -> None:
     for changes, told in (
         ({"hidden": 32}, "another model: hidden is 16 there, and 32 in this run"),
         ({"ranks": 3}, "is for 2 ranks, and the run has 3; partition again with -p 3"),
-        ({"partition": "yours"}, "there is no partition 'yours'; registered: mine"),
-        ({"partition": "../mine"}, "'../mine' is no name of a partition"),
+        ({"partition": "yours"}, "partition is 'yours'; registered: mine"),
+        ({"partition": "../mine"}, "partition is '../mine'; registered: mine"),
     ):
         with pytest.raises(ValueError, match=told):
             resolve(spec_of(**{"partition": "mine", **changes}), tmp_path)
