@@ -80,11 +80,12 @@ def spec_of(**changes) -> RunSpec:
 
 def test_a_mixed_partition_is_found_and_trained(partition, monkeypatch, tmp_path):
     """Two stages a device balance what no cut into two stages does within the memory."""
-    for method, more in (("pipedream", "--no-check"), ("mpipe", "")):
+    for method, more in (("pipedream", "--no-check"), ("mpipe", ""), ("exact", "--no-check")):
         code, out, _ = partition(f"{T5} -p 2 -m {method} {LIMIT} -o {method} --device cpu {more}")
         assert code == 0, out
         assert "--partition " + method in out.splitlines()[-1]
-    cut, mixed = (registered(tmp_path, name) for name in ("pipedream", "mpipe"))
+    cut, mixed, best = (registered(tmp_path, n) for n in ("pipedream", "mpipe", "exact"))
+    assert best["analysis"]["objective_ms"] <= mixed["analysis"]["objective_ms"]
     assert mixed["map"] == [0, 1, 0, 1]
     assert mixed["analysis"]["objective_ms"] < cut["analysis"]["objective_ms"]
     assert "are those of the module" in mixed["checked"]
