@@ -115,13 +115,11 @@ def known(results: Path) -> list[str]:
 def read(results: Path, name: str) -> Registered:
     """The partition of that name. Raises ValueError where there is none, naming those that there
     are, and where its file is damaged or of another format."""
-    path = path_of(results, name)
-    where = f"the partition {path}"
-    try:
-        return read_as(Registered, read_sealed(path, where, needed=True), where)
-    except FileNotFoundError:
+    if not NAME.fullmatch(name) or not (path := path_of(results, name)).is_file():
         names = ", ".join(known(results)) or "none; workbench partition TASK makes one"
-        raise ValueError(f"there is no partition {name!r}; registered: {names}") from None
+        raise ValueError(f"partition is {name!r}; registered: {names}")
+    where = f"the partition {path}"
+    return read_as(Registered, read_sealed(path, where, needed=True), where)
 
 
 def check_free(results: Path, name: str) -> Path:
