@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from baselines import plain
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from tests.methods.test_parallel_baselines import Disturbing, children, kill
+from tests.methods.test_t5 import MODEL as T5
 from workbench.core.division import micro_span
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
@@ -217,6 +218,24 @@ def test_synchronous_orders_are_plain_training(case, tmp_path):
     assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
     assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-5)
     assert max(found.grad_norms) > 0.5
+
+
+@pytest.mark.thorough
+def test_an_encoder_decoder_trains_alike_on_any_map(tmp_path):
+    """With dropout, and a table of words that three ranks have in common, or one has twice."""
+    (tmp_path / "pairs.tsv").write_text("".join(f"doubles {n}\ttwo {n}s\n" for n in range(40)))
+    same = {"model": T5, "text": str(tmp_path / "pairs.tsv"), "clip": 0.5, "steps": 4}
+    alone = RunSpec.of(method="plain", batch=4, microbatches=2, device="cpu", **same)
+    wanted = plain.train(alone, Silent(), tmp_path / "plain").losses
+    found = {}
+    for order, places, ranks in (
+        ("sync-1f1b", "0 1 0", 2), ("async-1f1b", "0 1 0", 2), ("async-1f1b", "0 1 2", 3),
+    ):  # fmt: skip
+        spec = spec_of(cut="4 3 2", map=places, ranks=ranks, order=order, **same)
+        found[order, places] = ftpipe.train(spec, Silent(), tmp_path / order / places).losses
+    assert found.pop(("sync-1f1b", "0 1 0")) == pytest.approx(wanted, rel=1e-5)
+    one, other = found.values()
+    assert one == other
 
 
 @pytest.mark.parametrize("order", ["sync-1f1b", "async-1f1b"])
