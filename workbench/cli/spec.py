@@ -87,7 +87,8 @@ def add_spec_flags(
     titled["model"].add_argument(
         "--hf-config",
         metavar="PATH",
-        help="a Hugging Face config.json of a decoder, instead of layers, hidden and heads",
+        help="a Hugging Face config.json of a decoder, instead of layers, hidden and heads; or of "
+        "a T5, which begins from the safetensors beside it unless --weights is random",
     )
     group = titled["anything else"]
     group.add_argument(
@@ -164,12 +165,14 @@ def specs_from(
             raise twice(name, f"{name}={changes[name]}", f"--set {name}={value}")
         changes[name] = value
     if arguments.hf_config:
-        if said := sorted(changes.keys() & MODEL - {"seq"}):
+        if said := sorted(changes.keys() & MODEL - {"seq", "target_seq"}):
             raise ValueError(
                 f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
-                "of the model only seq can"
+                "of the model only seq can, and target_seq of a T5"
             )
-        told = spec_from_config(arguments.hf_config, seq=changes.pop("seq", None))
+        given = {name: changes.pop(name, None) for name in ("seq", "target_seq")}
+        random = changes.get("weights", data.get("weights")) == "random"
+        told = spec_from_config(arguments.hf_config, random=random, **given)
         changes["model"] = told.to_dict()
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method

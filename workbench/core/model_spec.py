@@ -37,7 +37,7 @@ T5_MOST = {
     "feed_forward": MOST["hidden"],
 }  # fmt: skip
 """Sizes that t5 alone has -> the most of each."""
-ONLY = dict.fromkeys((*T5_MOST, "gated"), T5_FAMILY) | {"group_norm": WIDE_RESNET}
+ONLY = dict.fromkeys((*T5_MOST, "gated", "pretrained"), T5_FAMILY) | {"group_norm": WIDE_RESNET}
 """Fields that mean something to one family alone -> the family."""
 T5_SIZES = {
     "small": (6, 512, 8, 64, 2048),
@@ -55,11 +55,10 @@ NAMED: dict[str, dict[str, Any]] = {
 } | {
     f"wrn_{depth}x{widening}_c{classes}{'_dr03' * drops}{'_gn' * grouped}": {
         "family": WIDE_RESNET, "layers": (depth - 4) // 2, "hidden": 16 * widening, "heads": 1,
-        "seq": 32, "vocab": classes, "dropout": 0.3 * drops, "tied": False,
-        "group_norm": bool(grouped),
+        "seq": 32, "vocab": classes, "dropout": 0.3 * drops, "tied": False, "group_norm": grouped,
     }
     for depth, widening in ((16, 4), (28, 10))
-    for classes, drops, grouped in product((10, 100), (0, 1), (0, 1))
+    for classes, drops, grouped in product((10, 100), (False, True), (False, True))
 }  # fmt: skip
 """Published models by a name that may be given as the family -> fields of their specs."""
 
@@ -99,6 +98,9 @@ class ModelSpec:
     """Width of the feed-forward of t5; by default 4 times hidden."""
     gated: bool = False
     """Whether the feed-forward of t5 is gated, as in its version 1.1."""
+    pretrained: str = ""
+    """A folder of Hugging Face's whose safetensors t5 begins from (`--hf-config` names it); empty
+    for random weights."""
     group_norm: bool = False
     """Whether norms of wide-resnet are GroupNorm, which needs no statistics, not BatchNorm."""
 

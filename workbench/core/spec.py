@@ -43,7 +43,8 @@ class RunSpec:
     """Seed of weights, data order and dropout, for all methods alike."""
     weights: Literal["auto", "random"] = "auto"
     """Where training begins: ``random`` begins from random weights although a Hugging Face
-    configuration has trained ones beside it; ``auto`` refuses that, for no run reads those yet."""
+    configuration has trained ones beside it; ``auto`` reads those of a T5, and refuses others, for
+    no run reads those yet."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Device that computes; ``auto`` is a GPU where there is one."""
     dtype: Literal["fp32", "bf16"] = "fp32"

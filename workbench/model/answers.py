@@ -1,6 +1,7 @@
 """Pairs of texts, a source and its answer, as an encoder-decoder reads and writes them.
 
-Read from a file of lines, each a source, a tab and its answer. Where there is no such file there is
+Read from a file of lines, each a source, a tab and its answer, or from SuperGLUE's or SQuAD's files
+(glue.py). Where there is no such file there is
 still real text: functions of the standard library that have a docstring, and the question what a
 function that does this is called. The source is a marker, as every task of T5's begins with one,
 and the docstring; the answer is the function's name. Names of Python's own are not read.
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from workbench.core.paths import user_path
-from workbench.model.corpus import STDLIB, Corpus, read_corpus
+from workbench.model.corpus import STDLIB, Corpus, numbered_lines, read_corpus
+from workbench.model.glue import examples_at, read_asked
 from workbench.model.keys import permuted, place_of
-from workbench.model.pairs import HELD_OUT, numbered_lines
+from workbench.model.pairs import HELD_OUT
 from workbench.model.text import IGNORED
 from workbench.model.tokenize import Bytes, tokenize
 
@@ -119,28 +121,29 @@ def load_answers(
     padding, end = made.vocab, made.vocab + 1
     ids = np.full((len(pairs), seq), padding, dtype=np.int32)
     labels = np.full((len(pairs), target_seq), IGNORED, dtype=np.int32)
-    mask = np.zeros((len(pairs), seq), dtype=bool)
     for row, (asked, answer) in enumerate(pairs):
         for table, text in ((ids, asked), (labels, answer)):
             tokens = made.encode(text.encode())[: table.shape[1] - 1]
-            table[row, : len(tokens) + 1] = [*tokens, end]
-        mask[row] = ids[row] != padding
+            table[row, : len(tokens)] = tokens  # as an array: a list of SQuAD's takes seconds
+            table[row, len(tokens)] = end
     return Answers(
         name=f"{name}, answers",
         digest=told.digest,
         seed=seed,
         ids=ids,
-        mask=mask,
+        mask=ids != padding,
         labels=labels,
         padding=padding,
     )
 
 
 def _read_lines(path: Path) -> list[tuple[str, str]]:
+    if examples := examples_at(path):
+        return read_asked(examples)
     if not path.is_file():
         raise ValueError(
             f"there is no file {str(path)!r}; name one of lines, each a source, a tab and its "
-            "answer, or 'stdlib'"
+            "answer, a folder or file of SuperGLUE or SQuAD, or 'stdlib'"
         )
     pairs = []
     for number, line in numbered_lines(path):

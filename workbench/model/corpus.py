@@ -14,6 +14,7 @@ import platform
 import re
 import resource
 import sysconfig
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -44,8 +45,8 @@ FIRST_LINE = re.compile(rb"(?:%s)?\s*([{[][^\n]*)" % BOM)
 MAGIC = (b"PAR1", b"ARROW1")
 """First bytes of Parquet and of Arrow."""
 TEXTS = (".txt", ".tsv", ".tokens", ".raw", ".jsonl", ".json")
-PICTURES = (".png", ".jpg", ".jpeg", ".bin")
-"""Endings of files in a folder that runs read: texts and pairs (pairs.py, glue.py), pictures."""
+LARGE = (".png", ".jpg", ".jpeg", ".bin", ".safetensors")
+"""Endings of files in a folder that runs read: texts and pairs; pictures and weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +77,8 @@ def read_corpus(source: str | Path = STDLIB) -> Corpus:
 
 
 def source_digest(source: str | Path) -> str:
-    """Hash of what a run may read there: a text, and a folder's texts, by their bytes, pictures in
-    folders below by name, size and time. Empty where there is nothing to read."""
+    """Hash of what a run may read there: a text, and a folder's texts, by their bytes, pictures and
+    weights, in folders below too, by name, size and time. Empty where there is nothing to read."""
     if source == STDLIB:
         return f"{STDLIB} of Python {platform.python_version()}"
     if source == DIGITS:
@@ -90,12 +91,33 @@ def source_digest(source: str | Path) -> str:
         for file in (*path.glob("*"), *path.glob("*/*")):
             if file.parent == path and file.suffix in TEXTS and file.is_file():
                 told.append(f"{file.name} {file_digest(file)}")
-            elif file.suffix.lower() in PICTURES:
+            elif file.suffix.lower() in LARGE:
                 facts = file.stat()
                 told.append(f"{file.relative_to(path)} {facts.st_size} {facts.st_mtime_ns}")
     except OSError:  # the run that reads it says so
         return ""
     return sha256("\n".join(sorted(told)).encode(errors="replace")).hexdigest()
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbers and texts of the lines that are not empty; a byte order mark is left out.
+
+    Only a line feed ends a line: sentences may hold the other characters that Python splits at.
+    """
+    try:
+        data = read_whole(path, str(path), most_bytes()).removeprefix(BOM)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        try:
+            text = line.decode().rstrip("\r")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path.name} line {number} is not UTF-8: its byte {error.start} is "
+                f"0x{line[error.start]:02x}"
+            ) from None
+        if text:
+            yield number, text
 
 
 def _files(path: Path) -> list[Path]:

@@ -30,16 +30,7 @@ from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
 from workbench.core.paths import user_path
-from workbench.model import (
-    bert,
-    cifar,
-    custom_data,
-    custom_model,
-    digits,
-    t5,
-    vision,
-    wide_resnet,
-)
+from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
 from workbench.model.answers import load_answers
 from workbench.model.corpus import DIGITS, STDLIB
 from workbench.model.decompose import decompose
@@ -48,6 +39,7 @@ from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
+from workbench.model.t5_folder import TrainedT5
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
@@ -93,10 +85,18 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
     criterion = custom_data.loss if family.counted else cross_entropy
     with unkeyed():
         layers = decompose(model, tuple(example), criterion=criterion)
+    trained = TrainedT5(spec.pretrained, t5_shape(spec)) if spec.pretrained else None
+
+    def initialize(module: nn.Module, unit: int, seed: int) -> None:
+        if trained is None:
+            family.initialize(module, unit=unit, seed=seed)
+        else:
+            trained.fill(module, layers[unit].state)
+
     made = Decomposed(
         model,
         layers,
-        lambda module, unit, seed: family.initialize(module, unit=unit, seed=seed),
+        initialize,
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_seq=spec.seq,
@@ -219,18 +219,14 @@ def _pictures(
     size: dict[str, Any] = {"size": (spec.seq, spec.seq), "seed": seed}
     if source == STDLIB:
         return SyntheticPictures(classes=spec.vocab, count=PICTURES, **size)
+    found: Pictures
     if source == DIGITS:
-        pictures, labels = digits.read_digits()
-        found: Pictures = ArrayPictures(
-            [(pictures[:, None], labels)], name=DIGITS, digest=digits.digest_of(),
-            classes=digits.CLASSES, **size,
-        )  # fmt: skip
+        one, labels = digits.read_digits()
+        parts = [(one[:, None], labels)]
+        found = ArrayPictures(DIGITS, parts, [digits.FILE], digits.CLASSES, **size)
     elif at := cifar.cifar_at(user_path(source)):
         version, files = at
-        found = ArrayPictures(
-            cifar.read_cifar(version, files), name=version.name, digest=cifar.digest_of(files),
-            classes=version.classes, **size,
-        )  # fmt: skip
+        found = ArrayPictures(version.name, cifar.read_cifar(*at), files, version.classes, **size)
     else:
         found = FolderPictures(source, **size)
     if len(found.classes) > spec.vocab:
@@ -241,16 +237,19 @@ def _pictures(
     return found
 
 
-def _t5(spec: ModelSpec) -> nn.Module:
-    return t5.T5(
-        t5.T5Shape(
-            layers=spec.layers, decoder_layers=spec.decoder_layers or spec.layers,
-            hidden=spec.hidden, heads=spec.heads,
-            head_size=spec.head_size or spec.hidden // spec.heads,
-            feed_forward=spec.feed_forward or 4 * spec.hidden, gated=spec.gated, vocab=spec.vocab,
-            tied=spec.tied, dropout=spec.dropout,
-        )
+def t5_shape(spec: ModelSpec) -> t5.T5Shape:
+    """Sizes of the T5 that a spec describes."""
+    return t5.T5Shape(
+        layers=spec.layers, decoder_layers=spec.decoder_layers or spec.layers,
+        hidden=spec.hidden, heads=spec.heads,
+        head_size=spec.head_size or spec.hidden // spec.heads,
+        feed_forward=spec.feed_forward or 4 * spec.hidden, gated=spec.gated, vocab=spec.vocab,
+        tied=spec.tied, dropout=spec.dropout,
     )  # fmt: skip
+
+
+def _t5(spec: ModelSpec) -> nn.Module:
+    return t5.T5(t5_shape(spec))
 
 
 def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:

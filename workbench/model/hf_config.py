@@ -10,17 +10,29 @@ from typing import Any
 
 from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
-from workbench.core.model_spec import MODULES, ModelSpec
+from workbench.core.model_spec import MODULES, T5_FAMILY, ModelSpec
 from workbench.core.paths import user_path
 
 
-def spec_from_config(path: str | Path, *, seq: int | None = None) -> ModelSpec:
+def spec_from_config(
+    path: str | Path, *, seq: int | None = None, target_seq: int | None = None, random: bool = False
+) -> ModelSpec:
     """The spec of a local Hugging Face configuration (needs transformers, no network).
 
-    `seq` defaults to 1024, or to all the positions the model has if they are fewer. Raises
-    ValueError for a missing or malformed file, or more positions than the model has.
+    `seq` defaults to 1024, or to all the positions the model has if they are fewer. A T5 is one of
+    our family, and begins from the weights beside its configuration, unless they are to be
+    `random`; `target_seq` are tokens of its answers. Raises ValueError for a missing or malformed
+    file, more positions than the model has, or a `target_seq` of another model.
     """
     config, digest = read_config(path)
+    if config.model_type == T5_FAMILY:
+        from workbench.model.t5_folder import spec_of
+
+        file = user_path(path)
+        folder = file if file.is_dir() else file.parent
+        return spec_of(config, folder, random=random, seq=seq, target_seq=target_seq)
+    if target_seq is not None:
+        raise ValueError(f"target_seq is {target_seq}; of {path} it means nothing, only of a T5")
     with understood(path):
         positions = config.max_position_embeddings
         usual = min(1024, positions)

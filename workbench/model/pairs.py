@@ -2,12 +2,12 @@
 
 Read from a folder in the format of MRPC (Dolan and Brockett, "Automatically Constructing a Corpus
 of Sentential Paraphrases", IWP 2005): tab-separated lines of Quality, #1 ID, #2 ID, #1 String, #2
-String, in Microsoft's files or in GLUE's. Where there is no such folder there is still real text:
-neighbouring sentences of the standard library's comments and docstrings, and the question of
-ALBERT (Lan et al., ICLR 2020): are they in the text's order (1) or swapped (0)? Each pair comes in
-both ways, so labels are balanced, and no sentence is in both parts. A small BERT without
-pre-training finds part of the answer within a few epochs; whether the second sentence follows or
-is from elsewhere, BERT's own question, it does not find.
+String, in Microsoft's files or in GLUE's; or from SuperGLUE's or SQuAD's files (glue.py). Where
+there is no such folder there is still real text: neighbouring sentences of the standard library's
+comments and docstrings, and the question of ALBERT (Lan et al., ICLR 2020): are they in the text's
+order (1) or swapped (0)? Each pair comes in both ways, so labels are balanced, and no sentence is
+in both parts. A small BERT without pre-training finds part of the answer within a few epochs;
+whether the second sentence follows or is from elsewhere, BERT's own question, it does not find.
 
 A sample is found by its number alone, in a fresh keyed order each epoch, as in `text.Batches`.
 """
@@ -15,7 +15,7 @@ A sample is found by its number alone, in a fresh keyed order each epoch, as in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.core.files import read_whole
-from workbench.model.corpus import BOM, STDLIB, Corpus, most_bytes, read_corpus
+from workbench.model.corpus import STDLIB, Corpus, numbered_lines, read_corpus
+from workbench.model.glue import FILES, examples_at, read_labelled
 from workbench.model.keys import permuted, place_of
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
 
@@ -119,7 +119,7 @@ def load_pairs(
         corpus = read_corpus(STDLIB)
         name, pairs = corpus.name, _stdlib_pairs(corpus)
     else:
-        name, pairs = Path(source).name, _read_mrpc(Path(source))
+        name, pairs = Path(source).name, _read(Path(source))
     made = _tokenizer(source, tokenizer, cache)
     special = made.special if isinstance(made, WordPiece) else range(made.vocab, made.vocab + 3)
     total = max(made.vocab, special[-1] + 1)
@@ -195,16 +195,25 @@ def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
     if source == STDLIB:
         return tokenize(read_corpus(STDLIB), name, cache)[0]
     folder = Path(source)
-    return tokenize(_sentences(folder.name, _read_mrpc(folder)), name, cache)[0]
+    return tokenize(_sentences(folder.name, _read(folder)), name, cache)[0]
 
 
-def _read_mrpc(folder: Path) -> list[Pair]:
-    path = next((folder / name for name in MRPC_FILES if (folder / name).is_file()), None)
-    if path is None:
-        what = f"{' or '.join(MRPC_FILES)} in {str(folder)!r}"
-        if not folder.is_dir():
-            what = f"folder {str(folder)!r}"
-        raise ValueError(f"there is no {what}; name a folder in MRPC's format, or 'stdlib'")
+def _read(source: Path) -> list[Pair]:
+    path = next((source / name for name in MRPC_FILES if (source / name).is_file()), None)
+    if path is not None:
+        return _read_mrpc(path)
+    if examples := examples_at(source):
+        labelled = read_labelled(examples)
+        return [Pair(label=label, first=first, second=second) for label, first, second in labelled]
+    what = f"folder {str(source)!r}"
+    if source.is_dir():
+        what = f"{' or '.join((*MRPC_FILES, *FILES))} in {str(source)!r}"
+    raise ValueError(
+        f"there is no {what}; name a folder in the format of MRPC, SuperGLUE or SQuAD, or 'stdlib'"
+    )
+
+
+def _read_mrpc(path: Path) -> list[Pair]:
     lines = numbered_lines(path)
     number, header = next(lines, (1, ""))
     if header.split("\t") != COLUMNS:
@@ -228,27 +237,6 @@ def _read_mrpc(folder: Path) -> list[Pair]:
     if not pairs:
         raise ValueError(f"{path.name} has no pairs")
     return pairs
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbers and texts of the lines that are not empty; a byte order mark is left out.
-
-    Only a line feed ends a line: sentences may hold the other characters that Python splits at.
-    """
-    try:
-        data = read_whole(path, str(path), most_bytes()).removeprefix(BOM)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        try:
-            text = line.decode().rstrip("\r")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path.name} line {number} is not UTF-8: its byte {error.start} is "
-                f"0x{line[error.start]:02x}"
-            ) from None
-        if text:
-            yield number, text
 
 
 def _stdlib_pairs(corpus: Corpus) -> list[Pair]:
@@ -298,10 +286,11 @@ def _tokenized(
         first = tokenizer.encode(pair.first.encode())
         second = tokenizer.encode(pair.second.encode())
         kept_first, kept_second = _kept(len(first), len(second), seq - 3)
-        tokens = [cls, *first[:kept_first], sep, *second[:kept_second], sep]
-        ids[row, : len(tokens)] = tokens
-        segments[row, kept_first + 2 : len(tokens)] = 1
-        mask[row, : len(tokens)] = True
+        middle, end = kept_first + 1, kept_first + kept_second + 2
+        ids[row, 0], ids[row, middle], ids[row, end] = cls, sep, sep
+        ids[row, 1:middle], ids[row, middle + 1 : end] = first[:kept_first], second[:kept_second]
+        segments[row, middle + 1 : end + 1] = 1
+        mask[row, : end + 1] = True
     return ids, segments, mask
 
 

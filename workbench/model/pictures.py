@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.core.sources import file_digest
 from workbench.model.keys import key, place_of
 
 ENDINGS = {".png", ".jpg", ".jpeg"}
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 """Of ImageNet's training pictures, for red, green and blue in [0, 1]."""
-LOOKED_AT = 10
-"""Of so many pictures of arrays one counts in their mean and deviation."""
 PATTERN = 4
 """A class's pattern has so many random values a side, smoothly enlarged."""
 
@@ -163,22 +162,23 @@ class ArrayPictures(Pictures):
 
     def __init__(
         self,
-        parts: Sequence[tuple[np.ndarray, np.ndarray]],
-        *,
         name: str,
-        digest: str,
+        parts: Sequence[tuple[np.ndarray, np.ndarray]],
+        files: Sequence[Path],
         classes: int,
+        *,
         size: tuple[int, int],
         seed: int,
     ) -> None:
         """`parts`: pictures [n, 3 or 1, height, width] uint8, of one colour three times the same,
-        and labels [n], of each file."""
-        self.name, self.digest, self.size, self.seed = name, digest, size, seed
+        and labels [n], of each file. The digest is of the files' bytes."""
+        self.name, self.size, self.seed = name, size, seed
+        self.digest = sha256("".join(map(file_digest, files)).encode()).hexdigest()
         self.classes = tuple(map(str, range(classes)))
         self._pictures = [pictures for pictures, _ in parts]
         self._labels = np.concatenate([labels for _, labels in parts])
         self._ends = np.cumsum([len(pictures) for pictures in self._pictures])
-        seen = np.concatenate([each[::LOOKED_AT] for each in self._pictures]).astype(np.float32)
+        seen = np.concatenate([each[::10] for each in self._pictures]).astype(np.float32)
         self._mean, self._deviation = (
             torch.from_numpy(of(seen, axis=(0, 2, 3))).view(-1, 1, 1) for of in (np.mean, np.std)
         )

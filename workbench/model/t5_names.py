@@ -5,7 +5,7 @@ Both hold the same matrices, so weights go either way as they are. Imports no tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,8 @@ PARTS = {
 PROJECTIONS = {"query": "q", "key": "k", "value": "v", "out": "o"}
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 """Further names of the embedding there."""
+UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+"""In files that were converted early; no model reads it."""
 
 
 def shape_of(config: Any) -> T5Shape:
@@ -59,11 +61,23 @@ def shape_of(config: Any) -> T5Shape:
 def from_hugging_face(state: Mapping[str, Tensor], shape: T5Shape) -> dict[str, Tensor]:
     """The state dict of a `T5ForConditionalGeneration` under our names. Raises ValueError for a
     tensor that is missing, or that no model of this shape has."""
-    names = names_of(shape)
-    known = {*names.values(), *COPIES, "lm_head.weight"}
-    if wrong := sorted({*names.values()} - state.keys()) or sorted(state.keys() - known):
-        raise ValueError(f"{wrong[0]!r} is missing, or in no T5 of these sizes")
+    names = check_names(state, shape, "the state dict")
     return {ours: state[theirs] for ours, theirs in names.items()}
+
+
+def check_names(found: Iterable[str], shape: T5Shape, where: str) -> dict[str, str]:
+    """Names in our state dict -> names there, of tensors that are found. Raises ValueError, which
+    names `where`, for one that is missing, or that no model of this shape has."""
+    names, there = names_of(shape), {*found}
+    embedding = next((name for name in (names[EMBEDDING], *COPIES) if name in there), "")
+    if embedding in COPIES:  # a tensor of several names is stored under one
+        names = {n: embedding if t == names[EMBEDDING] else t for n, t in names.items()}
+    known = {*names.values(), *COPIES, "shared.weight", "lm_head.weight", UNUSED}
+    if missing := sorted({*names.values()} - there):
+        raise ValueError(f"{missing[0]!r} is missing in {where}; a T5 of these sizes has it")
+    if more := sorted(there - known):
+        raise ValueError(f"{more[0]!r} is in {where}; no T5 of these sizes has it")
+    return names
 
 
 def to_hugging_face(state: Mapping[str, Tensor], shape: T5Shape) -> dict[str, Tensor]:

@@ -6,10 +6,9 @@ which norm and ReLU stand before each convolution, with k times the channels, 16
 blocks; the second and the third begin by halving height and width. WRN-28-10 has 36,479,194
 parameters for 10 classes and 36,536,884 for 100, WRN-16-4 has 2,748,890 and 2,772,020.
 
-A layer is the first convolution, a block with its skip inside, or the head with the last norm, so
-one tensor flows between layers. BatchNorm makes the samples of a micro-batch depend on each other;
-GroupNorm (Wu and He, ECCV 2018), of as many parameters, does not: of 32 groups, or as many as
-divide the channels.
+A layer is the first convolution, a block with its skip inside, or the head with the last norm.
+BatchNorm makes the samples of a micro-batch depend on each other; GroupNorm (Wu and He, ECCV 2018),
+of as many parameters, does not: of 32 groups, or as many as divide the channels.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from math import gcd
 
 from torch import Tensor, nn
 
-STEM = 16
-"""Channels of the first convolution, however wide the blocks are."""
-GROUPS = 32
-"""Groups of a GroupNorm at most."""
+STEM, GROUPS = 16, 32
+"""Channels of the first convolution, however wide blocks are; groups of a GroupNorm at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +58,8 @@ class WideResNet(nn.Module):
 
 
 class WideBlock(nn.Module):
-    """Twice norm, ReLU and 3x3 convolution, [B, inputs, h, w] -> [B, outputs, h / stride, w /
-    stride]. The input is added as it is; where its shape changes, a 1x1 convolution of what the
-    first convolution reads is added instead."""
+    """Twice norm, ReLU and 3x3 convolution, and the input. Where its shape changes, a 1x1
+    convolution of what the first 3x3 one reads is added instead."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, shape: WideResNetShape) -> None:
         super().__init__()
@@ -73,9 +69,8 @@ class WideBlock(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.relu = nn.ReLU(inplace=True)
-        self.skip = None
-        if stride != 1 or inputs != outputs:
-            self.skip = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+        changes = stride != 1 or inputs != outputs
+        self.skip = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else None
 
     def forward(self, x: Tensor) -> Tensor:
         read = self.relu(self.norm1(x))
@@ -97,6 +92,5 @@ class WideHead(nn.Module):
 
 
 def _norm(channels: int, shape: WideResNetShape) -> nn.Module:
-    if shape.group_norm:
-        return nn.GroupNorm(gcd(GROUPS, channels), channels)
-    return nn.BatchNorm2d(channels)
+    grouped = shape.group_norm
+    return nn.GroupNorm(gcd(GROUPS, channels), channels) if grouped else nn.BatchNorm2d(channels)

@@ -55,6 +55,8 @@ def _refused(name: str, value: str, root: Path) -> str:
             fits = inside(root / path, root)
         case "family":
             fits = value in (GPT_FAMILY, *MODULES, *NAMED) or inside(path, root)
+        case "pretrained":
+            fits = not value or inside(path, root)
         case _:
             fits = name != "text" or value in BUNDLED or inside(path, root)
     return "" if fits else INSIDE

@@ -34,6 +34,8 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             )
         if not (run / "checkpoints").is_dir():
             raise ValueError(f"start_from is {start!r}; there are no checkpoints in {run}")
+    for model in {spec.model for spec in specs if spec.model.pretrained}:
+        make_model(model)
     alike = [(spec.text, spec.tokenizer, replace(spec.model, layers=1)) for spec in specs]
     for text, tokenizer, model in dict.fromkeys(alike):
         if not model.decomposed:

@@ -38,10 +38,12 @@ def resolve(spec: RunSpec) -> RunSpec:
         changes["model"] = replace(spec.model, config_digest=source_digest(spec.model.family))
     elif file := config_file(spec.model):
         changes["model"] = replace(spec.model, family=str(file))
+    elif spec.model.pretrained:
+        folder = user_path(spec.model.pretrained).resolve()
+        changes["model"] = replace(spec.model, pretrained=str(folder))
     text = user_path(spec.text)
-    if (
-        spec.text not in corpus.BUNDLED and text.exists()
-    ):  # the key must not depend on the folder we are in
+    # The key must not depend on the folder we are in.
+    if spec.text not in corpus.BUNDLED and text.exists():
         changes["text"] = str(text.resolve())
     if spec.start_from and (run := user_path(spec.start_from)).is_dir():
         changes["start_from"] = str(run.resolve())
@@ -98,6 +100,8 @@ class Keys:
         if spec.model.custom:
             facts.append(self._told(imports_digest, spec.model.family))
         instead |= by_content(spec.model)
+        if spec.model.pretrained:
+            instead["pretrained"] = corpus.source_digest(spec.model.pretrained)
         return spec.key(*facts, **instead)
 
     def _told(self, look: Callable[[str], str], name: str) -> str:

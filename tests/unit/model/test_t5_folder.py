@@ -1,0 +1,93 @@
+"""A T5 of Hugging Face's, from its folder to our units and back: the same logits."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.unit.model.test_t5 import rows
+from workbench.cli import main
+from workbench.core.spec import RunSpec
+from workbench.model import make_model
+from workbench.model.families import t5_shape
+from workbench.model.hf_config import spec_from_config
+from workbench.model.t5 import T5
+from workbench.model.t5_folder import save_folder
+from workbench.model.whole import make_whole
+from workbench.runs.resolve import Keys
+
+transformers = pytest.importorskip("transformers")
+
+
+def saved(folder, gated=False, **how):
+    """A T5 of transformers' in a folder; a gated one, as version 1.1, has a head of its own."""
+    config = transformers.T5Config(
+        vocab_size=61, d_model=32, d_kv=12, d_ff=48, num_layers=3, num_decoder_layers=2,
+        num_heads=4, dropout_rate=0.0, decoder_start_token_id=0, tie_word_embeddings=not gated,
+        feed_forward_proj="gated-gelu" if gated else "relu",
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    if gated:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(61, 32))
+    model.save_pretrained(folder, **how)
+    return model
+
+
+def assert_equal(spec, theirs):
+    whole, (ids, mask, before, labels) = make_whole(make_model(spec), seed=1), rows()
+    model = T5(t5_shape(spec))
+    model.load_state_dict(whole.state_dict())
+    expected = theirs(input_ids=ids, attention_mask=mask.long(), labels=labels)
+    assert (
+        model(ids, mask, before) - expected.logits
+    ).abs().max() <= 1e-5 * expected.logits.abs().max()
+    loss = whole((ids, mask, before), labels, samples=range(len(ids)))
+    torch.testing.assert_close(loss, expected.loss)
+    return whole
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_there_and_back(gated, tmp_path):
+    theirs = saved(tmp_path, gated, max_shard_size="20KB")
+    spec = spec_from_config(tmp_path, seq=150, target_seq=9)
+    assert (spec.tied, spec.gated, spec.head_size, spec.target_seq) == (not gated, gated, 12, 9)
+    whole = assert_equal(spec, theirs)
+    save_folder(tmp_path / "back", whole.state_dict(), t5_shape(spec))
+    assert_equal(spec, transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "back"))
+
+
+def test_files_of_other_makers(tmp_path):
+    theirs, file = saved(tmp_path).bfloat16().float(), tmp_path / "model.safetensors"
+    spec = RunSpec(method="plain", model=spec_from_config(tmp_path, seq=150, target_seq=9))
+    state, before = load_file(file), Keys().of(spec)
+    state["encoder.embed_tokens.weight"] = state.pop("shared.weight")
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    state[unused] = torch.zeros(32, 4)
+    save_file({name: value.bfloat16() for name, value in state.items()}, file)
+    assert_equal(spec.model, theirs)
+    assert Keys().of(spec) != before
+
+
+def test_refuses_other_folders(tmp_path, capsys):
+    saved(tmp_path)
+    config, file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    words = ["run", "-m", "plain", "--results", str(tmp_path / "results")]
+    state, sizes = load_file(file), json.loads(config.read_text())
+
+    def told() -> str:
+        assert main([*words, "--hf-config", str(tmp_path)]) == 2
+        return capsys.readouterr().err
+
+    save_file({n: v for n, v in state.items() if "encoder.block.1" not in n}, file)
+    assert "'encoder.block.1.layer.0.SelfAttention.k.weight' is missing in" in told()
+    save_file(state, file)
+    config.write_text(json.dumps(sizes | {"d_ff": 49}))
+    assert "has 'encoder.block.0.layer.1.DenseReluDense.wi.weight' of shape" in told()
+    config.write_text(json.dumps(sizes))
+    file.write_bytes(b"no tensors at all")
+    assert "model.safetensors is no file of safetensors" in told()
+    file.rename(tmp_path / "pytorch_model.bin")
+    assert "pytorch_model.bin is pickled and could run anything" in told()
+    assert not spec_from_config(tmp_path, random=True).pretrained
+    assert not (tmp_path / "results" / "runs").exists()
