@@ -47,10 +47,8 @@ def acyclic(problem: Problem, settings: Acyclic, random: Random) -> Placement:
     def key(placement: Placement) -> tuple[float, ...]:
         costs = placement.load if by_time else placement.held
         over = sum(max(0.0, each - most) for each in costs)
-        slowest, cut = placement.objective(), sum(placement.sent)
-        goals = (slowest, cut) if by_speed else (cut, slowest)
-        squares = sum(load * load for load in placement.load)
-        return placement.over(), over, *goals, squares
+        beyond, slowest, squares, cut = placement.key()
+        return beyond, over, *((slowest, cut) if by_speed else (cut, slowest)), squares
 
     starts = [_cut(problem, random) for _ in range(settings.rounds)]
     with suppress(ValueError):

@@ -78,20 +78,13 @@ class Partition:
     """Share by which the objective is over the bound."""
 
 
-def _bins(problem: Problem, settings: Bins, seed: int) -> Placement:
-    found = placed(problem, bins(problem, settings))
-    if found.over():
-        raise ValueError("2dbin knows no memory, and its bins do not fit in it")
-    return found
-
-
 METHODS: Mapping[str, Method] = {
     "acyclic": Method(Acyclic, lambda problem, own, seed: acyclic(problem, own, Random(seed))),
     "pipedream": Method(Nothing, lambda problem, own, seed: contiguous(problem)),
     "metis": Method(Metis, metis),
     "mpipe": Method(Mpipe, mixed),
     "exact": Method(Nothing, lambda problem, own, seed: exact(problem, seed)),
-    "2dbin": Method(Bins, _bins),
+    "2dbin": Method(Bins, lambda problem, own, seed: placed(problem, bins(problem, own))),
 }
 
 
@@ -133,7 +126,7 @@ def partition(graph: Graph, ask: Ask, settings: Any = None) -> Partition:
     else:
         found = find(problem)
     if found.over():
-        raise ValueError("inputs in flight and versions of weights do not fit in memory: give more")
+        raise ValueError(f"{ask.method} found nothing that fits in memory: give more --memory")
     bound, objective = found.bound, found.objective()
     if ask.cheap_last:
         bound = cheapest(problem, last_work).bound
