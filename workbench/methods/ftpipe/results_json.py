@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +21,7 @@ def results_of(record: RunRecord) -> tuple[str, dict[str, Any]]:
     tests = [found for *_, found in epochs if found]
     config = {
         "model": options.get("partition") or model["family"],
-        "dataset": spec["text"],
+        "dataset": Path(spec["text"]).name,
         "bs_train": spec["batch"] // spec["microbatches"],
         "step_every": spec["microbatches"],
         "seed": spec["seed"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -205,6 +205,7 @@ class FtpipeTraining:
             if spec.save_every:
                 done = end - len(history.skipped)
                 found = added(tensors_of_all(self._norms.named, self._everybody))
+                self._evaluate()
                 holder.save(partial(history.save, end, done, holder, self._report, found))
             first = end
         as_one(lambda: None, holder.over)  # all snapshots are written
@@ -247,23 +248,14 @@ class FtpipeTraining:
                 with self._meter:
                     own.optimizer.step()
             self._loans.spread(self._borrows, self._everybody)
-        self._snapshot(step, self._stages)
+        if self.history.evaluates_at(step + 1):
+            self._snapshots.put(step + 1, self._stages.values())
         self._tell(step, ended.loss, ended.norm, skipped=ended.overflow)
 
-    def _snapshot(self, step: int, stages: Iterable[int]) -> None:
-        """Write the weights of stages that have been updated, where they are to be evaluated."""
-        if self.history.evaluates_at(step + 1):
-            for own in (self._stages[stage] for stage in stages):
-                norms = ReplicaStatistics(self._model, own.modules.items(), (0, 1), None)
-                self._snapshots.put(step + 1, own.parameters, norms.named)
-
     def _evaluate(self) -> None:
-        """Evaluate what all stages have written, where the last one is here. The pipeline does not
-        drain for that, which would make other weights stale."""
-        if self._last in self._stages:
-            for steps, write, statistics in self._snapshots.ready():
-                self.history.evaluate(steps, write, self._report, statistics)
-                self._ended_s = time.monotonic()
+        """Evaluate what all stages have written, where the last one is here."""
+        if self._last in self._stages and self._snapshots.evaluate(self.history, self._report):
+            self._ended_s = time.monotonic()
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
@@ -363,7 +355,8 @@ class FtpipeTraining:
         with self._lock:
             self._left[step].discard(stage)
             done = not self._left[step]
-        self._snapshot(step, [stage])
+        if self.history.evaluates_at(step + 1):  # without a drain, which would change what is stale
+            self._snapshots.put(step + 1, [self._stages[stage]])
         if stage == self._last:
             self._tell(step, self._engine.loss(step) / self._spec.microbatches, None)
         elif self._last not in self._stages and done:
