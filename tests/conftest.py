@@ -106,7 +106,9 @@ def measured(examined: SimpleNamespace) -> Path:
     Copied into another one, they spare the first run there a quarter of a minute, for tests that
     are about something else.
     """
-    wires_for(RunSpec(method="harmony-pp", ranks=2, device="cpu"), examined.results)
+    with pytest.MonkeyPatch.context() as patch:
+        fork(patch)
+        wires_for(RunSpec(method="harmony-pp", ranks=2, device="cpu"), examined.results)
     return examined.results / "profiles"
 
 
@@ -176,7 +178,9 @@ UNAVAILABLE: dict[str, Callable[[], str | None]] = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """All workers of a run of tests have one server that forks for them."""
+    """All workers of a run of tests have one server that forks for them. Nobody looks for garbage
+    while modules are imported and tests are made, which stay."""
+    gc.disable()
     if not hasattr(config, "workerinput"):
         forks = ExitStack()
         forks.enter_context(shared())
@@ -185,6 +189,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run what asks more of the same, too")
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

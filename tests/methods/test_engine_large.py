@@ -67,12 +67,11 @@ def seen(monkeypatch) -> list[Compared]:
     ],
 )
 def test_a_large_vocabulary_trains_as_torchs_loop_however_much_is_compared(
-    tmp_path_factory, monkeypatch, seen, torchs, parts, told
+    engine, monkeypatch, seen, torchs, parts, told
 ) -> None:
     monkeypatch.setattr(bounded, "PARTS", parts)
-    results = tmp_path_factory.getbasetemp() / "measured"
-    with made_in(results, "stronghold", llama(), {"lr": LR}) as engine:
-        losses = [engine.step(batch, of_outputs) for batch in batches(2)]
+    with engine("stronghold", llama(), {"lr": LR}) as made:
+        losses = [made.step(batch, of_outputs) for batch in batches(2)]
     assert losses == pytest.approx(torchs, rel=1e-5)
     assert told in seen[0].note
 
@@ -135,8 +134,8 @@ class Forgets(nn.Module):
 
 @pytest.mark.parametrize("method", ["stronghold", "plain", "harmony-pp"])
 @pytest.mark.filterwarnings("ignore:None of the inputs")
-def test_checkpoints_of_a_users_own_train_as_torchs_loop(tmp_path_factory, method) -> None:
-    def made() -> nn.Module:
+def test_checkpoints_of_a_users_own_train_as_torchs_loop(engine, method) -> None:
+    def module() -> nn.Module:
         torch.manual_seed(0)
         blocks = [Forgets(reentrant=number != 1) for number in range(3)]
         return nn.Sequential(nn.Linear(12, 12), *blocks, nn.Linear(12, 3))
@@ -150,10 +149,9 @@ def test_checkpoints_of_a_users_own_train_as_torchs_loop(tmp_path_factory, metho
     def loss(out: Tensor, batch) -> Tensor:
         return F.cross_entropy(out, batch[1])
 
-    wanted, _ = by_torch(made(), data, loss)
-    results = tmp_path_factory.getbasetemp() / "measured"
-    with made_in(results, method, made(), {"lr": LR}) as engine:
-        assert [engine.step(batch, loss) for batch in data] == pytest.approx(wanted, rel=1e-6)
+    wanted, _ = by_torch(module(), data, loss)
+    with engine(method, module(), {"lr": LR}) as made:
+        assert [made.step(batch, loss) for batch in data] == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.gpu
