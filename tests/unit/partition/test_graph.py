@@ -133,6 +133,17 @@ def test_ratios_of_backward_times(write, capsys) -> None:
     assert load("--preset", "gpipe") == pytest.approx(3 * 5 / 3)
 
 
+def test_memory_of_a_full_pipeline_is_asked_for(write, capsys) -> None:
+    def held(*words: str) -> list[float]:
+        graph = str(write(CHAIN))
+        assert cli.main(["partition", "--graph", graph, "-p", "2", "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)["memory_bytes"]
+
+    assert sum(held("--in-flight", "2")) > sum(held())
+    assert cli.main(["partition", "--graph", str(write(CHAIN)), "--versions"]) == 2
+    assert "in_flight is 0; give the micro-batches of an update" in capsys.readouterr().err
+
+
 def test_a_missing_package_is_one_sentence(write, capsys, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pymetis", None)
     assert cli.main(["partition", "--graph", str(write(CHAIN)), "-P", "2", "-m", "metis"]) == 2
