@@ -8,16 +8,20 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from baselines import deepspeed_ops
-from baselines.states import Together
 from workbench.core.reporter import Reporter
+from workbench.model.base import LayeredModel
+from workbench.runtime.checkpoint.checkpoint import KINDS, write_weights
 from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.transport.loopback import join
 
 
@@ -54,11 +58,18 @@ def be_a_rank(device: torch.device) -> None:
 class _Files:
     """DeepSpeed's own, beside our manifest. A `Holder`."""
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: Any, model: LayeredModel, weights: Callable[[], Mapping[str, Tensor]]
+    ) -> None:
+        """`weights`: called by all ranks, fp32 ones by their names in the whole model, of those
+        that this rank is to write."""
+        self._engine, self._model, self._weights = engine, model, weights
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""
+        if len(kinds) < len(KINDS):
+            write_weights(folder, self._model, self._weights())
+            return
         self._engine.save_checkpoint(str(folder.parent), tag=folder.name, save_latest=False)
 
     def restore(self, saved: Saved) -> None:

@@ -6,14 +6,11 @@ on under another method, and the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from baselines.common import named_units
@@ -21,7 +18,7 @@ from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
 from workbench.runtime.checkpoint.checkpoint import KINDS, label_of, reader, write_unit
 from workbench.runtime.checkpoint.manifest import Saved
-from workbench.runtime.transport.groups import as_one, of_first
+from workbench.runtime.checkpoint.together import Together
 
 
 class AdamW(Protocol):
@@ -49,10 +46,10 @@ class ModuleHolder:
         save()
 
     @torch.no_grad()
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""
         for unit in self._masters:
-            write_unit(folder, unit, self._tensors(unit))
+            write_unit(folder, unit, self._tensors(unit, kinds))
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:
@@ -69,9 +66,9 @@ class ModuleHolder:
         for label, tensor in self._tensors(unit):
             read(label, tensor)
 
-    def _tensors(self, unit: int) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self, unit: int, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, Tensor]]:
         for local, master in self._masters[unit].items():
-            for kind in KINDS:
+            for kind in kinds:
                 label = label_of(kind, self._model, unit, local)
                 yield label, master if kind == "weight" else self._moment(master, kind)
 
@@ -81,33 +78,6 @@ class ModuleHolder:
         if not state:
             state["step"] = self._optimizer.counted(0, master)
         return state.setdefault(kind, torch.zeros_like(master))
-
-
-class Together:
-    """Mixed into a holder of which every rank has a part: what the first rank is asked for, all do,
-    and where one cannot, all are told."""
-
-    over: dist.ProcessGroup | None = None
-    """The ranks; None is all, in their own group."""
-
-    def save(self, save: Callable[[], None]) -> None:
-        """Call `save` on the first rank. All write whenever it does, twice where a disk is full."""
-        if dist.get_rank() == 0:
-            save()
-            of_first(None, self.over)
-            return
-        while (folder := of_first(None, self.over)) is not None:
-            with suppress(OSError):
-                as_one(partial(super().write, Path(folder)), self.over or dist.group.WORLD)
-
-    def write(self, folder: Path) -> None:
-        """As `Holder.write`, on the first rank, inside its `save`."""
-        of_first(str(folder), self.over)
-        as_one(partial(super().write, folder), self.over or dist.group.WORLD)
-
-    def restore(self, saved: Saved) -> None:
-        """As `Holder.restore`, on every rank."""
-        as_one(partial(super().restore, saved), self.over or dist.group.WORLD)
 
 
 class StageHolder(Together, ModuleHolder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ class Stepping:
         spec, first = self.spec, self.resume()
         for step in range(first, spec.steps):
             self.step(step, step - first)
-            if spec.save_every and (step + 1) % spec.save_every == 0:
-                self.save(step + 1)
+            if self.history.pauses_at(step + 1):
+                self._keep(step + 1, self.history.pause)
 
     def step(self, step: int, number: int = 0) -> None:
         """One step, the `number`-th of this process."""
@@ -76,10 +76,12 @@ class Stepping:
 
     def save(self, next_step: int) -> None:
         """Write a checkpoint, by all ranks where each has a part of the model."""
-        done, history = next_step - len(self.history.skipped), self.history
-        self.holder.save(
-            lambda: history.save(next_step, done, self.holder, self.report, self.statistics())
-        )
+        self._keep(next_step, self.history.save)
+
+    def _keep(self, next_step: int, keep: Callable[..., None]) -> None:
+        """Have the history save, or do what is due."""
+        done = next_step - len(self.history.skipped)
+        self.holder.save(lambda: keep(next_step, done, self.holder, self.report, self.statistics()))
 
     @torch.no_grad()
     def resume(self) -> int:

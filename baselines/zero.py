@@ -163,7 +163,7 @@ class ZeroTraining(Stepping):
         self.account = Account(
             spec, self.optimizer, self.whole, device, label=adapter.label, scratch=adapter.scratch
         )
-        self.holder = FilesOfRanks(self.engine)
+        self.holder = FilesOfRanks(self.engine, self.model, self._first_weights)
         self.history = History(spec, folder, self.batches, form="DeepSpeed")
 
     def _host_adam(self) -> dict[str, bool]:
@@ -217,6 +217,11 @@ class ZeroTraining(Stepping):
             self.model.state_name(unit, name): safe_get_full_fp32_param(parameter).clone()
             for unit, name, parameter in named_units(self.whole)
         }
+
+    def _first_weights(self) -> dict[str, Tensor]:
+        """All weights, on the first rank; the others have helped to gather them."""
+        gathered = self.parameters()
+        return {} if dist.get_rank() else gathered
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""

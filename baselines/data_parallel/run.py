@@ -13,7 +13,7 @@ step, where backward passes add to them: they are not in memory twice.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +105,6 @@ class ReplicaTraining(PlainTraining):
         torch._foreach_zero_(list(places.values()))
         return norm
 
-    def save(self, next_step: int) -> None:
+    def _keep(self, next_step: int, keep: Callable[..., None]) -> None:
         if self.rank == 0:  # all have the same
-            super().save(next_step)
+            super()._keep(next_step, keep)

@@ -117,7 +117,8 @@ class DeepSpeedStageTraining(PlainTraining):
                 deepspeed.utils.safe_set_full_fp32_param(parameter, value)
         report.phase(f"training with {self.blocks}")
         self.masters = {}  # DeepSpeed's own
-        self.holder = FilesOfRanks(self.engine)
+        self.holder = FilesOfRanks(self.engine, self.model, self._own_weights)
+        self._writes = mesh.replica(rank) == 0
         self.history = History(spec, folder, self.batches, form="DeepSpeed")
 
     def outcome(self) -> Outcome:
@@ -158,6 +159,18 @@ class DeepSpeedStageTraining(PlainTraining):
             tokens, targets = (part.to(self.device) for part in self.batches.rows(rows))
             self.pipe.targets = targets
             yield tokens, targets
+
+    def _own_weights(self) -> dict[str, Tensor]:
+        """The stage's, on its first replica; the others have helped to gather them."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        found = {}
+        for unit in self.own:
+            for local in self.model.shapes(unit):
+                weight = self.whole.units[unit].get_parameter(local)
+                exact = weight if self.spec.dtype == "fp32" else safe_get_full_fp32_param(weight)
+                found[self.model.state_name(unit, local)] = exact.detach()
+        return found if self._writes else {}
 
     # -- set-up and checkpoints -----------------------------------------------------------------
 

@@ -7,7 +7,7 @@ first process writes them; to take one up, each reads all and keeps its part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,14 @@ from torch import Tensor
 from baselines.adamw import global_norm
 from baselines.common import named_units
 from baselines.fsdp.run import FsdpTraining, refuse
-from baselines.states import ModuleHolder, Together, masters_by_unit
+from baselines.states import ModuleHolder, masters_by_unit
 from workbench.core.spec import RunSpec
 from workbench.model.draws import Draws
 from workbench.model.keyed import norms_in
 from workbench.model.modules import Decomposed
 from workbench.model.objective import PREFIX
 from workbench.runtime.checkpoint.checkpoint import KINDS, write_unit
+from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.transport.groups import as_one, tensors_of_all
 from workbench.training.history import History
@@ -136,10 +137,11 @@ class Parts(ModuleHolder):
         self.over, self._rank, self._ranks = gloo, dist.get_rank(), dist.get_world_size()
 
     @torch.no_grad()
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`; the first process does, when it has all parts."""
         for unit in self._masters:
-            tensors = [(label, whole_of(part, self.over)) for label, part in self._tensors(unit)]
+            parts = self._tensors(unit, kinds)
+            tensors = [(label, whole_of(part, self.over)) for label, part in parts]
             write = partial(write_unit, folder, unit, tensors)
             as_one(int if self._rank else write, self.over)
 

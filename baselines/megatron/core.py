@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
+from workbench.runtime.checkpoint.checkpoint import KINDS, write_weights
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.storage import DTYPES
@@ -128,14 +129,18 @@ class _OneFile:
     """Has megatron-core's weights and moments, in a file of its own. A `Holder`."""
 
     def __init__(self, training: MegatronTraining) -> None:
+        self._training = training
         self._masters, self._optimizer = training.named_masters(), training.optimizer.inner
 
     def save(self, save: Callable[[], None]) -> None:
         """Call `save`, which asks for `write`."""
         save()
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""
+        if len(kinds) < len(KINDS):
+            write_weights(folder, self._training.model, self._training.parameters())
+            return
         state = {"masters": self._masters, "inner": self._optimizer.state_dict()}
         torch.save(state, folder / STATE_FILE)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from baselines import plain
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
+from tests.methods.test_parallel_baselines import Disturbing, children, kill
+from workbench.core.division import micro_span
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import ftpipe
@@ -19,11 +24,18 @@ from workbench.methods.ftpipe.stage_sizes import StageSizes
 from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
-from workbench.model.base import Context
+from workbench.model.base import Context, set_parameter
+from workbench.ranks.failures import RankFailed
+from workbench.runtime.checkpoint.checkpoint import STATISTICS
+from workbench.runtime.checkpoint.manifest import step_name
+from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.schedule.action import Kind
-from workbench.training.run import load_batches
+from workbench.schedule.plan import DoesNotFit
+from workbench.training import trained_ranks
+from workbench.training.run import check_data, load_batches
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, tied=False)
+TIED = replace(MODEL, tied=True)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +51,8 @@ def spec_of(**kw) -> RunSpec:
 
 
 class Reference:
-    """One process that knows which weights each pass reads, and nothing of pipelines."""
+    """One process that knows which weights each pass reads, and nothing of pipelines. After each
+    saving nothing is stale."""
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
         self._spec, self._model = spec, make_model(spec.model, spec.seed)
@@ -48,9 +61,16 @@ class Reference:
         stages = stages_in(model, spec)
         made = schedule(pipeline_of(spec, stages, StageSizes(IdealSizes(), stages)))
         self._stale = {(a.kind, a.unit, a.microbatch): a.stale for a in made.actions}
+        self._late = {
+            stage: max(
+                self._stale.get((Kind.SEND, 0, None), 0), self._stale[Kind.UPDATE, stage, None]
+            )
+            for stage in range(len(stages))
+        }
+        """Updates that a weight of the first stage's lacks besides, where another one reads it."""
         self._now = [{unit: model.build(unit, seed=spec.seed) for unit in own} for own in stages]
         self._kept = [{0: copy.deepcopy(modules)} for modules in self._now]
-        self._optimizers = [adamw(spec, model, modules) for modules in self._now]
+        self._optimizers = [optimizer(spec, model, modules) for modules in self._now]
 
     def step(self, step: int) -> float:
         """A step's mean loss."""
@@ -58,20 +78,34 @@ class Reference:
         for stage, optimizer in enumerate(self._optimizers):
             for group in optimizer.param_groups:
                 group["lr"] = self._spec.learning_rate(step)
+            own = [weight for group in optimizer.param_groups for weight in group["params"]]
+            if (limit := self._spec.clip) is not None:
+                share = sum(weight.numel() for weight in own) / self._model.parameters_count()
+                prop = self._spec.options.stage_clip == "local-prop"
+                torch.nn.utils.clip_grad_norm_(own, limit * share if prop else limit)
             optimizer.step()
             optimizer.zero_grad()
             self._kept[stage][step + 1] = copy.deepcopy(self._now[stage])
-        return total / self._spec.microbatches
+        return total
 
     def _micro_batch(self, step: int, micro: int) -> float:
         """The loss of a micro-batch, whose gradients are added to those of the newest weights."""
-        size = self._spec.microbatch
-        samples = tuple(self._batches.samples(step)[micro * size :][:size])
+        batch, micros = self._spec.batch, self._spec.microbatches
+        first, end = micro_span(batch, micro, micros)
+        samples, share = tuple(self._batches.samples(step)[first:end]), (end - first) / batch
         tokens, targets = self._batches.rows(samples)
 
         def passed(kind: Kind, stage: int, x: torch.Tensor) -> tuple[dict, torch.Tensor]:
             """The weights that a pass of a stage reads, and what comes out."""
-            modules = self._kept[stage][max(0, step - self._stale[kind, stage, micro])]
+            since = step - step % (self._spec.save_every or self._spec.steps)
+            stale = self._stale[kind, stage, micro]
+            modules = self._kept[stage][max(since, step - stale)]
+            lender = self._kept[0][max(since, step - stale - self._late[stage])]
+            for (unit, name), (owner, lent) in self._model.tied().items():
+                if unit in modules:  # by the declared version, which may be another one
+                    weight = lender[owner].get_parameter(lent)
+                    weight = weight if stage == 0 else weight.detach().clone()
+                    set_parameter(modules[unit], name, weight)
             for unit, module in modules.items():
                 ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=samples)
                 last = targets if unit == self._model.head else None
@@ -85,19 +119,22 @@ class Reference:
         above, loss = None, 0.0
         for stage in reversed(range(last + 1)):
             modules, out = passed(Kind.BACKWARD, stage, crossing[stage])
-            loss = out.item() if stage == last else loss
-            end = out / self._spec.microbatches if stage == last else out
+            end = out * share if stage == last else out
+            loss = end.item() if stage == last else loss
             end.backward(above)
             above = crossing[stage].grad
             for unit, module in modules.items():
-                newest = self._now[stage][unit].parameters()
-                for own, used in zip(newest, module.parameters(), strict=True):
-                    own.grad = used.grad.clone() if own.grad is None else own.grad + used.grad
+                for name, used in module.named_parameters():
+                    owner, lent = self._model.tied().get((unit, name), (unit, name))
+                    newest = next(one[owner] for one in self._now if owner in one)
+                    own, made = newest.get_parameter(lent), used.grad
+                    if made is not None:
+                        own.grad = made.clone() if own.grad is None else own.grad + made
                     used.grad = None
         return loss
 
 
-def adamw(spec, model, modules) -> torch.optim.Optimizer:
+def optimizer(spec, model, modules) -> torch.optim.Optimizer:
     named = [
         (model.decays(unit, name), parameter)
         for unit, module in modules.items()
@@ -110,9 +147,16 @@ def adamw(spec, model, modules) -> torch.optim.Optimizer:
         }
         for wanted in (True, False)
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], betas=(spec.beta1, spec.beta2), eps=spec.eps
-    )
+    groups = [group for group in groups if group["params"]]
+    how, adams = spec.options, {"betas": (spec.beta1, spec.beta2), "eps": spec.eps}
+    return {
+        "adamw": lambda: torch.optim.AdamW(groups, **adams),
+        "adam": lambda: torch.optim.Adam(groups, **adams),
+        "sgd": lambda: torch.optim.SGD(
+            groups, lr=spec.lr, momentum=how.momentum, nesterov=how.nesterov
+        ),
+        "adafactor": lambda: torch.optim.Adafactor(groups),
+    }[how.optimizer]()
 
 
 @pytest.mark.parametrize(
@@ -121,6 +165,14 @@ def adamw(spec, model, modules) -> torch.optim.Optimizer:
         {"map": "0 1 0 1", "cut": "2 1 1 2"},
         {"microbatches": 1, "cut": "2 2 1 1", "map": "0 1 1 0"},
         {"cut": "2 2 2", "map": "0 1 0", "stage_order": "virtual-stages-1f1b", "supremum": 3},
+        {"model": TIED, "cut": "3 3", "save_every": 4},
+        {"model": TIED, "cut": "2 1 1 2", "map": "0 1 0 1", "microbatches": 1},
+        {"model": TIED, "cut": "2 2 1 1", "map": "0 1 1 0", "microbatches": 1},
+        {"model": TIED, "cut": "2 2 2", "map": "0 1 0", "save_every": 3},
+        {"model": TIED, "cut": "5 1", "map": "0 1", "stage_order": "virtual-stages-1f1b"},
+        {"cut": "3 3", "optimizer": "sgd", "momentum": 0.9, "nesterov": True, "lr": 0.05},
+        {"cut": "2 2 2", "map": "0 1 0", "optimizer": "adafactor", "lr": 0.01, "batch": 5},
+        {"cut": "3 3", "optimizer": "adam", "clip": 0.3, "stage_clip": "local-prop"},
     ],
 )
 def test_losses_are_those_of_the_declared_versions(case, tmp_path):
@@ -130,6 +182,135 @@ def test_losses_are_those_of_the_declared_versions(case, tmp_path):
     wanted = [reference.step(step) for step in range(spec.steps)]
     assert found.losses == pytest.approx(wanted, rel=1e-5)
     assert "asynchronous" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"stage_order": "gpipe-lifo", "cut": "2 1 1 2", "map": "0 1 0 1", "save_every": 2},
+        {"stage_order": "sync-1f1b", "cut": "2 2 2", "map": "0 1 0", "microbatches": 4},
+        {"stage_order": "seq", "cut": "3 3", "activations": "keep"},
+    ],
+)
+def test_synchronous_orders_are_plain_training(case, tmp_path):
+    """With tied weights and the norm of the whole model."""
+    spec = spec_of(model=TIED, clip=0.5, **case)
+    found = ftpipe.train(spec, Silent(), tmp_path / "run")
+    alone = RunSpec.of(
+        method="plain", model=TIED, batch=4, steps=7, clip=0.5, microbatches=2, device="cpu"
+    )
+    wanted = plain.train(alone, Silent(), tmp_path / "plain")
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
+    assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-5)
+    assert max(found.grad_norms) > 0.5
+
+
+@pytest.mark.parametrize("order", ["sync-1f1b", "async-1f1b"])
+def test_gradients_that_are_not_finite_update_nothing(order, tmp_path):
+    """A synchronous step is left out as a whole, as with other methods; else each stage decides."""
+    wild = {"lr": 1e18, "lr_schedule": "constant", "steps": 4, "clip": 1.0}
+    found = ftpipe.train(spec_of(stage_order=order, cut="3 3", **wild), Silent(), tmp_path / "run")
+    alone = RunSpec.of(method="plain", model=MODEL, batch=4, device="cpu", **wild)
+    skipped = plain.train(alone, Silent(), tmp_path / "plain").skipped_steps
+    assert skipped
+    assert found.skipped_steps == (skipped if order == "sync-1f1b" else [])
+    left_out = "updates of single stages were left out" in " ".join(found.notes)
+    assert left_out == (order == "async-1f1b")
+
+
+def test_a_run_that_is_killed_goes_on_as_if_undisturbed(tmp_path):
+    """After a saving at which the pipeline drains, which the reference knows."""
+    before, spec = children(), spec_of(cut="2 1 1 2", map="0 1 0 1", save_every=3, steps=60)
+    with pytest.raises(RankFailed, match="rank 0 was killed by SIGKILL"):
+        ftpipe.train(spec, Disturbing(4, lambda: kill(0)), tmp_path / "run")
+    assert children() <= before
+    report = Silent()
+    found = ftpipe.train(spec, report, tmp_path / "run")
+    kinds = [kind for kind, _ in report.events]
+    assert "resumed" in kinds
+    assert 0 < kinds.count("step") < spec.steps
+    reference = Reference(spec, tmp_path)
+    wanted = [reference.step(step) for step in range(spec.steps)]
+    assert found.losses == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.thorough
+def test_a_rank_that_is_stopped_is_named(monkeypatch, tmp_path):
+    before, spec, watches = children(), spec_of(cut="3 3", steps=500), []
+    made = trained_ranks.Watchdog
+    monkeypatch.setattr(trained_ranks, "HANG_STEPS", 0)
+    monkeypatch.setattr(
+        trained_ranks, "Watchdog", lambda *args: watches.append(made(*args)) or watches[0]
+    )
+
+    def stop() -> None:
+        kill(1, signal.SIGSTOP)
+        watches[0]._limits = replace(trained_ranks.LIMITS, hang_s=2.0)
+
+    with pytest.raises(RankFailed, match="rank 1 hangs: it is stopped"):
+        ftpipe.train(spec, Disturbing(2, stop), tmp_path / "run")
+    assert children() <= before
+
+
+@pytest.mark.parametrize("first", ["plain", "ftpipe"])
+def test_weights_go_on_under_another_method(first, tmp_path):
+    """Without staleness the second half is that of plain training, whichever makes the first."""
+    ours = spec_of(stage_order="virtual-stages-1f1b", supremum=1, cut="3 3", steps=6)
+    alone = RunSpec.of(method="plain", model=MODEL, batch=4, steps=6, clip=None, device="cpu")
+    whole = plain.train(alone, Silent(), tmp_path / "whole").losses
+    specs = {"ftpipe": (ftpipe, ours), "plain": (plain, alone)}
+    (begins, one), (ends, other) = specs.pop(first), *specs.values()
+    half = one.with_(steps=3, save_every=3, lr_decay_steps=6)
+    begins.train(half, Silent(), tmp_path / "half")
+    found = ends.train(
+        other.with_(start_from=str(tmp_path / "half"), lr_decay_steps=6), Silent(), tmp_path / "end"
+    )
+    assert found.losses == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", [{"optimizer": "adafactor"}, {"optimizer": "sgd-tf", "momentum": 0.9}, {}]
+)
+def test_states_of_every_optimizer_go_on(kind, tmp_path):
+    """To the last bit, on other stages and ranks of a synchronous order, too."""
+    spec = spec_of(model=TIED, cut="3 3", save_every=3, steps=6, lr_decay_steps=6, **kind)
+    whole = ftpipe.train(spec, Silent(), tmp_path / "whole").losses
+    ftpipe.train(spec.with_(steps=3), Silent(), tmp_path / "run")
+    assert ftpipe.train(spec, Silent(), tmp_path / "run").losses == whole
+    other = spec.with_(start_from=str(tmp_path / "run"), save_every=0, steps=7)
+    moved = other.with_(cut="2 2 2", map="1 0 1", stage_order="gpipe-lifo")
+    last = [
+        ftpipe.train(each, Silent(), tmp_path / name / "run").losses[-1]
+        for name, each in (("same", other), ("moved", moved))
+    ]
+    assert last[0] == pytest.approx(last[1], rel=1e-5)
+
+
+def test_statistics_of_batchnorm_go_on(tmp_path):
+    """Of a module that is cut into layers, some of which keep theirs as they are."""
+    family = "tests.methods.kinds:half_frozen"
+    model = ModelSpec(family=family, layers=3, hidden=12, heads=2, seq=6, vocab=256, tied=False)
+    whole = check_data(spec_of(model=model), Silent(), tmp_path).num_units
+    sizes = {"cut": f"2 {whole - 3} 1", "map": "0 1 0", "lr_decay_steps": 4}
+    spec = spec_of(model=model, save_every=2, steps=4, **sizes)
+    expected = ftpipe.train(spec, Silent(), tmp_path / "whole").losses
+    ftpipe.train(spec.with_(steps=2), Silent(), tmp_path / "run")
+    assert ftpipe.train(spec, Silent(), tmp_path / "run").losses == expected
+    found, wanted = (
+        load_file(tmp_path / name / "checkpoints" / step_name(4) / STATISTICS)
+        for name in ("run", "whole")
+    )
+    assert any(value.any() for value in wanted.values())
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+def test_a_stage_over_the_memory_of_its_device_is_named(tmp_path):
+    spec = spec_of(cut="3 3", device_memory=200_000)
+    with pytest.raises((OutOfMemory, DoesNotFit), match="device"):
+        ftpipe.train(spec, Silent(), tmp_path / "planned")
+    with pytest.raises(OutOfMemory, match=r"device tier is out of memory: .* of rank \d "):
+        trained_ranks.train("workbench.methods.ftpipe", spec, Silent(), tmp_path / "run")
 
 
 def test_the_partitioner_finds_stages_that_train(tmp_path):
@@ -161,12 +342,10 @@ def test_without_staleness_it_is_plain_training(tmp_path):
         ({"map": "0 1"}, "map is '0 1' without a cut"),
         ({"cut": "2 2"}, "cut is '2 2', 4 units; the model has 6"),
         ({"stage_order": "1f1b"}, "stage_order is '1f1b'; give one of async-1f1b"),
-        ({"batch": 5}, "a batch of 5 does not divide into 2 micro-batches"),
-        (
-            {"model": ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256)},
-            "unit 5 has a weight of unit 0, in stages 1 and 0",
-        ),
-        ({"save_every": 2}, "does not write checkpoints yet"),
+        ({"batch": 1}, "a batch of 1 has no row for each of 2 micro-batches"),
+        ({"momentum": 0.9}, "adamw has none of that name"),
+        ({"optimizer": "sgd", "nesterov": True}, "nesterov is true without momentum"),
+        ({"stage_clip": "local-prop"}, "it needs a clip and an asynchronous order"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(case, sentence, tmp_path):

@@ -163,8 +163,8 @@ MAY_IMPORT = {
     "doctor": {"baselines", "cli", "exhibits", "profile", "published", "runs", "runtime"},
     "page": {"cli", "runs"},
     "cli": {
-        "elastic", "exhibits", "methods", "model", "partition", "profile", "published", "reproduce",
-        "runs", "runtime", "schedule", "sweep_process", "training",
+        "elastic", "exhibits", "figures", "methods", "model", "partition", "profile", "published",
+        "reproduce", "runs", "runtime", "schedule", "sweep_process", "training",
     },
     "__main__": {"cli"},
     "workbench": {"api", "engine"},

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from workbench import __version__
 from workbench.cli.schedule import add_schedule_flags
 from workbench.cli.spec import Parser, add_results_flag, add_spec_flags, in_flags, specs_from
+from workbench.cli.words import parse_parameter
 from workbench.core import methods
-from workbench.core.jsonfile import parse_json
 from workbench.runs.store import Store
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A polite kill of the command line must end what it runs, like Ctrl-C.
         signal.signal(signal.SIGTERM, _interrupt)
         words = list(sys.argv[1:] if argv is None else argv)
-        if words[:1] in (["doctor"], ["page"], ["varuna"], ["partition"]):
+        if words[:1] in (["doctor"], ["page"], ["varuna"], ["partition"], ["results"]):
             room = "workbench" if words[0] in ("doctor", "page") else "workbench.cli"
             return import_module(f"{room}.{words[0]}").main(words[1:])
+        if words[:1] == ["run"] and any(word.partition("=")[0] == "--config" for word in words):
+            return import_module("workbench.cli.original").main(words[1:], main)
         # Options of another package's method are flags, too.
         methods.lookup(_method_in(words))
         arguments = make_parser().parse_args(words, argparse.Namespace(words=words))
@@ -144,6 +146,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
     verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
     verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
+    verbs.add_parser("results", help="held-out figures over seeds, by algorithm and batch")
 
     reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")
     one = "a figure or table, such as fig8a or harmony_12; an unknown name lists all"
@@ -362,7 +365,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 def _reproduce(arguments: argparse.Namespace) -> int:
     from workbench.reproduce import reproduce
 
-    parameters = dict(_parameter(text) for text in arguments.parameter)
+    parameters = dict(parse_parameter(text) for text in arguments.parameter)
     report = reproduce(
         arguments.size, arguments.results, only=arguments.only, parameters=parameters, echo=print
     )
@@ -375,17 +378,6 @@ def _report(arguments: argparse.Namespace) -> int:
 
     print(report(arguments.results, echo=print))
     return OK
-
-
-def _parameter(text: str) -> tuple[str, Any]:
-    """``KEY=VALUE`` with the value as JSON where it is JSON, else as text."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"{text!r} is not a parameter; write KEY=VALUE")
-    try:
-        return name, parse_json(value, name)
-    except ValueError:
-        return name, value
 
 
 def _interrupt(*_: object) -> NoReturn:

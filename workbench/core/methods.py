@@ -6,7 +6,8 @@ imported when used. Each module offers
 takes a while, ``fits(spec, profile) -> bool``. One that chooses its own micro-batches also offers
 ``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples, and where that takes a while
 ``plan_soon``, which is asked how many layers fit, or ``fits``, which takes the profile of the
-smallest.
+smallest. One whose system had results in a form of its own offers ``results_of(record)``: name and
+contents of a JSON file, which is written beside the record.
 """
 
 from __future__ import annotations

@@ -29,6 +29,9 @@ class Options:
     """Whether backward passes may begin at checkpoints, so that such passes are profiled, too."""
     uneven: ClassVar[bool] = False
     """Whether micro-batches may differ by one sample."""
+    synonyms: ClassVar[Mapping[str, str]] = {}
+    """Names that options of other methods have -> options of these, which people may give by them:
+    of one method, one name says one thing."""
 
     def __post_init__(self) -> None:
         check_words(self)
@@ -69,6 +72,9 @@ def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> O
     several methods are told the same, each takes what it has.
     """
     kind = options_of(method)
+    if not lenient:
+        named = {kind.synonyms[name]: given[name] for name in given if name in kind.synonyms}
+        given = {name: given[name] for name in given if name not in kind.synonyms} | named
     own = fields_of(kind).keys()
     for name in sorted(given.keys() - own):
         option, value = catalogue().get(name), given[name]
@@ -90,4 +96,11 @@ def _catalogue(rows: tuple[tuple[str, str], ...]) -> dict[str, Field]:
             option = replace(own, methods=(*(found[name].methods if name in found else ()), method))
             assert replace(found.get(name, option), methods=option.methods) == option, name
             found[name] = option
+    for method, path in rows:
+        for name, meant in imported(path).synonyms.items():
+            of, own = found[name], found[meant]
+            found[name] = replace(
+                of, kind=of.kind | own.kind, methods=(*of.methods, method),
+                about=f"{of.about} With {method}: {own.about}",
+            )  # fmt: skip
     return found

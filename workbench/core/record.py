@@ -57,6 +57,29 @@ class Predicted(TypedDict, total=False):
     settings: dict[str, Any]
 
 
+class Evaluation(TypedDict, total=False):
+    """Measured on held-out data; figures that a task does not have are lacking."""
+
+    step: int
+    """Steps done before it."""
+    epoch: float
+    samples: int
+    loss: Measured
+    perplexity: Measured
+    """Of text: e to the loss of a token."""
+    accuracy: float
+    """Share of samples whose class was found."""
+    exact: float
+    """Per cent of answers that are a reference's words (SQuAD's exact match)."""
+    f1: float
+    """Mean harmonic mean of precision and recall of an answer's words, per cent."""
+    seconds: float
+
+
+HELD_OUT = ("loss", "perplexity", "accuracy", "exact", "f1")
+"""Figures of an evaluation, which rows name ``held_out_loss``, ..."""
+
+
 class Provenance(TypedDict, total=False):
     """Where a record came from (provenance.py), as far as it is read again."""
 
@@ -131,6 +154,7 @@ class Outcome:
     skipped_steps: list[int] = field(default_factory=list)
     """Steps left out because a gradient was not finite."""
     grad_norms: list[Measured | None] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
     engine: str = ""
     """Implementation that ran: ``workbench``, ``deepspeed 0.19.8``, ``megatron-core 0.16.1``."""
     notes: list[str] = field(default_factory=list)
@@ -162,6 +186,7 @@ class RunRecord:
     predicted: Predicted = field(default_factory=Predicted)
     skipped_steps: list[int] = field(default_factory=list)
     grad_norms: list[Measured | None] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
     engine: str = ""
     notes: list[str] = field(default_factory=list)
     started: str = ""

@@ -94,6 +94,14 @@ class RunSpec:
     start_from: str = ""
     """Key of a run among the same results, or the folder of any: its newest checkpoint is where
     this run begins, under any method, packs and number of ranks."""
+    eval_every: int = 0
+    """Steps between evaluations on held-out data, 0 for none; the last step is evaluated, too."""
+    eval_epochs: int = 0
+    """Epochs between evaluations, 0 for none."""
+    eval_share: float = 0.05
+    """Share of the data that evaluations hold out, its end, where it has no part for them."""
+    eval_samples: int = 256
+    """Held-out samples that an evaluation reads at most, 0 for all."""
     options: Options = field(default=None)
     """The method's own, of the class that its row in the table names; by default all at theirs."""
 
@@ -132,6 +140,20 @@ class RunSpec:
     def microbatch(self) -> int:
         """Samples in one micro-batch; of an uneven batch, at least."""
         return self.batch // self.microbatches
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether a part of the data is held out for evaluations."""
+        return bool(self.eval_every or self.eval_epochs)
+
+    def evaluates_at(self, steps: int, epoch: int) -> bool:
+        """Whether an evaluation follows so many steps; `epoch` is its number of samples."""
+        span = self.eval_epochs * epoch
+        return self.evaluates and (
+            steps == self.steps
+            or (self.eval_every > 0 and steps % self.eval_every == 0)
+            or (span > 0 and steps * self.batch // span > (steps - 1) * self.batch // span)
+        )
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of step `step` (from 0)."""
@@ -202,6 +224,8 @@ RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (("clip", "link_bytes_per_s"), lambda n: n > 0, "positive, or none"),
     (("beta1", "beta2"), lambda n: 0 <= n < 1, "at least 0, below 1"),
     (("weight_decay", "min_lr", "warmup_steps", "save_every"), lambda n: n >= 0, "0 or more"),
+    (("eval_every", "eval_epochs", "eval_samples"), lambda n: n >= 0, "0 or more"),
+    (("eval_share",), lambda n: 0 < n < 1, "above 0, below 1"),
 )
 """Fields, whether a value of them is in range, and the range in words."""
 MOST = {"batch": 1 << 20, "ranks": 64}

@@ -48,3 +48,20 @@ def note(axes: Any, level: float, words: str) -> None:
     """Words on a level beside the axes, where no point is."""
     place = {"xycoords": axes.get_yaxis_transform(), "va": "center", "annotation_clip": False}
     axes.annotate(words, (1.01, level), fontsize=draw.NOTE_PT, color=GREY, **place)
+
+
+def draw_held_out(
+    axes: Any, runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], name: str
+) -> None:
+    """A figure of evaluations by step, a line a run: (label, evaluations); runs of one label look
+    alike, as other seeds of one algorithm do."""
+    labels = dict.fromkeys(label for label, _ in runs)
+    colors = {label: f"C{place % 10}" for place, label in enumerate(labels)}
+    for label, evaluations in runs:
+        points = [(one["step"], float(one[name])) for one in evaluations if name in one]
+        if points:
+            shown = label if label in labels else None  # once in the legend
+            labels.pop(label, None)
+            axes.plot(*zip(*points, strict=True), "o-", ms=3, color=colors[label], label=shown)
+    axes.set(xlabel="step", ylabel=f"held-out {name}")
+    axes.legend(fontsize=draw.NOTE_PT)

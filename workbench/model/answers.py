@@ -28,7 +28,7 @@ from workbench.model.glue import examples_at, read_asked
 from workbench.model.keys import permuted, place_of
 from workbench.model.pairs import HELD_OUT
 from workbench.model.text import IGNORED
-from workbench.model.tokenize import Bytes, tokenize
+from workbench.model.tokenize import Bytes, Tokenizer, tokenize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +60,8 @@ class Answers:
     """[n, seq] bool: False where there is padding."""
     labels: np.ndarray
     """[n, target_seq] int32: tokens of the answers, and -100 after their end."""
+    tokenizer: Tokenizer
+    """Its tokens are below `padding`."""
     padding: int
     """The token that the decoder begins with, and that stands for what is ignored."""
 
@@ -70,9 +72,20 @@ class Answers:
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ids [len(samples), seq] int64, the mask alike bool, ids for the decoder and labels
         [len(samples), target_seq] int64, on the CPU: what `T5` takes, the targets last."""
+        return self.at([place_of(sample, len(self), self.seed) for sample in samples], samples)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """An answer's tokens as text, up to the end of it."""
+        end = next((at for at, token in enumerate(ids) if not 0 <= token < self.padding), None)
+        return self.tokenizer.decode(ids[:end])
+
+    def at(
+        self, places: Sequence[int], samples: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `rows`, of the pairs at some places."""
         import torch
 
-        at = [place_of(sample, len(self), self.seed) for sample in samples]
+        at = [*places]
         labels = self.labels[at].astype(np.int64)
         before = np.full_like(labels, self.padding)
         before[:, 1:] = np.where(labels == IGNORED, self.padding, labels)[:, :-1]
@@ -93,9 +106,11 @@ def load_answers(
     target_seq: int,
     seed: int,
     cache: Path | None = None,
+    held_out: bool = False,
 ) -> Answers:
     """Pairs of ``stdlib`` or of a file of lines, tokenized for sources of `seq` tokens and answers
-    of `target_seq`.
+    of `target_seq`; those that are `held_out` are of the library's tenth that is not trained on, or
+    of the folder's file for that.
 
     `tokenizer` is ``bytes`` or ``bpe:N``. Raises ValueError, one sentence with file and line, for
     what is missing or malformed, and when the tokens are more than the model's `vocab`.
@@ -107,12 +122,14 @@ def load_answers(
         )
     if source == STDLIB:
         corpus = read_corpus(STDLIB)
-        name, pairs = corpus.name, _stdlib_pairs(corpus)
+        name, (pairs, held) = corpus.name, _stdlib_pairs(corpus)
     else:
-        name, pairs = Path(source).name, _read_lines(user_path(source))
-    data = "".join(f"{asked}\t{answer}\n" for asked, answer in pairs).encode()
-    told = Corpus(name=name, data=data, digest=sha256(data).hexdigest())
+        name, pairs, path = Path(source).name, _read_lines(user_path(source)), user_path(source)
+        held = read_asked(examples_at(path, True)) if held_out else []
+    told = _told(name, pairs)
     made = Bytes() if tokenizer in ("", Bytes.name) else tokenize(told, tokenizer, cache)[0]
+    if held_out:
+        pairs, told = held, _told(name, held)
     if (total := made.vocab + SPECIAL) > vocab:
         raise ValueError(
             f"the model's vocabulary of {vocab} is smaller than the {total} tokens of "
@@ -133,8 +150,19 @@ def load_answers(
         ids=ids,
         mask=ids != padding,
         labels=labels,
+        tokenizer=made,
         padding=padding,
     )
+
+
+def holds_out(source: str | Path) -> bool:
+    """Whether a source has a part for evaluations."""
+    return source == STDLIB or examples_at(user_path(source), True) is not None
+
+
+def _told(name: str, pairs: Sequence[tuple[str, str]]) -> Corpus:
+    data = "".join(f"{asked}\t{answer}\n" for asked, answer in pairs).encode()
+    return Corpus(name=name, data=data, digest=sha256(data).hexdigest())
 
 
 def _read_lines(path: Path) -> list[tuple[str, str]]:
@@ -158,9 +186,10 @@ def _read_lines(path: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def _stdlib_pairs(corpus: Corpus) -> list[tuple[str, str]]:
-    """Each pair once, without a tenth, in an order of their own."""
+def _stdlib_pairs(corpus: Corpus) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Each pair once, in an order of their own, without a tenth; and that tenth."""
     found = FUNCTION.findall(corpus.data.decode())
     pairs = [*dict.fromkeys((MARKER + " ".join(told.split()), name) for name, told in found)]
     order = [permuted(i, len(pairs), "answers", "order") for i in range(len(pairs))]
-    return [pairs[i] for i in order[len(order) // HELD_OUT :]]
+    ordered, tenth = [pairs[i] for i in order], len(order) // HELD_OUT
+    return ordered[tenth:], ordered[:tenth]

@@ -282,6 +282,10 @@ class LayeredModel(ABC):
         """Elements of all parameters, tied ones counted once."""
         return sum(self.unit_parameters(unit) for unit in range(self.num_units))
 
+    def learns(self, unit: int, local_name: str) -> bool:
+        """Whether a parameter is trained."""
+        return True
+
     def decays(self, unit: int, local_name: str) -> bool:
         """Whether AdamW decays the parameter: matrices, not biases and norms (Megatron's rule)."""
         owner, name = self.tied().get((unit, local_name), (unit, local_name))

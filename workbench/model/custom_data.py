@@ -100,16 +100,20 @@ class Samples:
                 digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy())
         self.digest = digest.hexdigest()
 
+    def __len__(self) -> int:
+        """Samples in one epoch."""
+        return len(self._items)
+
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """Inputs of the model, the targets last, on the CPU. Raises ValueError for samples that are
         unlike each other, and for labels that cannot be."""
+        return self.at([place_of(sample, len(self), self._seed) for sample in samples], samples)
+
+    def at(self, places: Sequence[int], samples: Sequence[int]) -> tuple[Tensor, ...]:
+        """As `rows`, of the items at some places, which draw random numbers as these samples."""
         items = [
-            item_of(
-                self._items,
-                place_of(sample, len(self._items), self._seed),
-                key(self._seed, "item", sample),
-            )
-            for sample in samples
+            item_of(self._items, place, key(self._seed, "item", sample))
+            for place, sample in zip(places, samples, strict=True)
         ]
         try:
             rows = tuple(torch.stack(parts) for parts in zip(*items, strict=True))

@@ -20,6 +20,10 @@ class Draws:
             raise ValueError(f"a batch of {batch} samples is none; it must be at least 1")
         self.data, self.batch_size = data, batch
 
+    def __len__(self) -> int:
+        """Samples in one epoch."""
+        return len(self.data)
+
     @property
     def digest(self) -> str:
         """Digest of the data."""

@@ -31,12 +31,14 @@ from torch.nn import functional as F
 from workbench.core.model_spec import ModelSpec
 from workbench.core.paths import user_path
 from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
+from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
-from workbench.model.corpus import DIGITS, STDLIB
+from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
+from workbench.model.pairs import holds_out as pairs_held_out
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
 from workbench.model.t5_folder import TrainedT5
@@ -58,6 +60,12 @@ class Data(Protocol):
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """Inputs of the model, the targets last."""
 
+    def at(self, places: Sequence[int], samples: Sequence[int]) -> tuple[Tensor, ...]:
+        """As `rows`, at some places of the data; `samples` are for what a sample draws."""
+
+    def __len__(self) -> int:
+        """Samples in one epoch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -69,6 +77,9 @@ class Family:
     """Inputs of `EXAMPLE` samples, the targets last."""
     load: Callable[..., Data]
     """``load(spec, source, tokenizer, seed, cache)``."""
+    holds_out: Callable[[str | Path], bool] = lambda source: False
+    """Whether a source has a part for evaluations, which `load` gives where ``held_out`` is True.
+    """
     counted: bool = False
     """Whether labels of -100 are left out of the loss, so that those of samples are counted."""
 
@@ -119,13 +130,21 @@ def load_data(
     seed: int,
     cache: Path | None,
     classes: int | None = None,
+    held_out: bool = False,
 ) -> Data:
-    """The data set of a model's family; of a user's own, labels must be among so many classes."""
+    """The data set of a model's family; of a user's own, labels must be among so many classes.
+    `held_out`: its part for evaluations, where `holds_out` says that it has one."""
     if spec.custom:
         return custom_model.load_data(
             spec, source, tokenizer, seed=seed, cache=cache, classes=classes
         )
-    return FAMILIES[spec.family].load(spec, source, tokenizer, seed, cache)
+    part = {"held_out": True} if held_out else {}
+    return FAMILIES[spec.family].load(spec, source, tokenizer, seed, cache, **part)
+
+
+def holds_out(spec: ModelSpec, source: str | Path) -> bool:
+    """Whether the data of a model's family has a part for evaluations."""
+    return not spec.custom and FAMILIES[spec.family].holds_out(source)
 
 
 def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
@@ -161,9 +180,13 @@ def _bert(spec: ModelSpec) -> nn.Module:
 
 
 def _pairs(
-    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
-) -> Data:
-    return load_pairs(source, tokenizer, vocab=spec.vocab, seq=spec.seq, seed=seed, cache=cache)
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None,
+    held_out: bool = False,
+) -> Data:  # fmt: skip
+    return load_pairs(
+        source, tokenizer, vocab=spec.vocab, seq=spec.seq, seed=seed, cache=cache,
+        held_out=held_out,
+    )  # fmt: skip
 
 
 def _words(spec: ModelSpec) -> tuple[Tensor, ...]:
@@ -214,17 +237,19 @@ def _picture(spec: ModelSpec) -> tuple[Tensor, ...]:
 
 
 def _pictures(
-    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
-) -> Data:
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None,
+    held_out: bool = False,
+) -> Data:  # fmt: skip
     size: dict[str, Any] = {"size": (spec.seq, spec.seq), "seed": seed}
     if source == STDLIB:
         return SyntheticPictures(classes=spec.vocab, count=PICTURES, **size)
     found: Pictures
     if source == DIGITS:
-        one, labels = digits.read_digits()
+        part = "test" if held_out else "train"
+        one, labels = digits.read_digits(part)
         parts = [(one[:, None], labels)]
-        found = ArrayPictures(DIGITS, parts, [digits.FILE], digits.CLASSES, **size)
-    elif at := cifar.cifar_at(user_path(source)):
+        found = ArrayPictures(f"{DIGITS}, {part}", parts, [digits.FILE], digits.CLASSES, **size)
+    elif at := cifar.cifar_at(user_path(source), held_out):
         version, files = at
         found = ArrayPictures(version.name, cifar.read_cifar(*at), files, version.classes, **size)
     else:
@@ -235,6 +260,13 @@ def _pictures(
             f"apart; use vocab={len(found.classes)}"
         )
     return found
+
+
+def _pictures_held_out(source: str | Path) -> bool:
+    """Whether pictures have a part for evaluations: the digits, and a folder of CIFAR."""
+    if source in BUNDLED:
+        return source == DIGITS
+    return cifar.cifar_at(user_path(source), held_out=True) is not None
 
 
 def t5_shape(spec: ModelSpec) -> t5.T5Shape:
@@ -259,20 +291,34 @@ def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:
 
 
 def _answers(
-    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
-) -> Data:
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None,
+    held_out: bool = False,
+) -> Data:  # fmt: skip
     return load_answers(
         source, tokenizer, vocab=spec.vocab, seq=spec.seq, target_seq=spec.target_seq or ANSWER,
-        seed=seed, cache=cache,
+        seed=seed, cache=cache, held_out=held_out,
     )  # fmt: skip
 
 
 FAMILIES = {
-    "bert": Family(make=_bert, initialize=bert.initialize, example=_words, load=_pairs),
-    "vgg": Family(make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures),
-    "resnet": Family(make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures),
-    "wide-resnet": Family(
-        make=_wide_resnet, initialize=vision.initialize, example=_picture, load=_pictures
+    "bert": Family(
+        make=_bert, initialize=bert.initialize, example=_words, load=_pairs,
+        holds_out=pairs_held_out,
     ),
-    "t5": Family(make=_t5, initialize=t5.initialize, example=_texts, load=_answers, counted=True),
-}
+    "vgg": Family(
+        make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures,
+        holds_out=_pictures_held_out,
+    ),
+    "resnet": Family(
+        make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures,
+        holds_out=_pictures_held_out,
+    ),
+    "wide-resnet": Family(
+        make=_wide_resnet, initialize=vision.initialize, example=_picture, load=_pictures,
+        holds_out=_pictures_held_out,
+    ),
+    "t5": Family(
+        make=_t5, initialize=t5.initialize, example=_texts, load=_answers,
+        holds_out=answers_held_out, counted=True,
+    ),
+}  # fmt: skip

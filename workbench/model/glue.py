@@ -23,8 +23,11 @@ from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
 from workbench.model.corpus import most_bytes, numbered_lines
 
-FILES = ("train.jsonl", "train-v2.0.json", "train-v1.1.json")
-"""Of a folder; the first that is there is read."""
+EXAMPLES = (
+    ("train.jsonl", "train-v2.0.json", "train-v1.1.json"),
+    ("val.jsonl", "dev-v2.0.json", "dev-v1.1.json"),
+)
+"""Files of a folder that are trained on, and held out; the first that is there is read."""
 SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s)|$)", re.DOTALL)
 NONE = "unanswerable"
 """What T5 is to write where a paragraph has no answer."""
@@ -69,11 +72,12 @@ TASKS = (
 )  # fmt: skip
 
 
-def examples_at(path: Path) -> Path | None:
-    """The file of examples that a path means: itself, or one of `FILES` in a folder."""
+def examples_at(path: Path, held_out: bool = False) -> Path | None:
+    """The file of examples that a path means: itself, which has no part that is held out, or one of
+    a folder."""
     if path.suffix in (".jsonl", ".json") and path.is_file():
-        return path
-    return next((path / name for name in FILES if (path / name).is_file()), None)
+        return None if held_out else path
+    return next((path / name for name in EXAMPLES[held_out] if (path / name).is_file()), None)
 
 
 def read_labelled(path: Path) -> list[tuple[int, str, str]]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.model.corpus import STDLIB, Corpus, numbered_lines, read_corpus
-from workbench.model.glue import FILES, examples_at, read_labelled
+from workbench.model.glue import EXAMPLES, examples_at, read_labelled
 from workbench.model.keys import permuted, place_of
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MRPC_FILES = ("msr_paraphrase_train.txt", "train.tsv")
 """The first that is there is read."""
+MRPC_HELD_OUT = ("msr_paraphrase_test.txt", "dev.tsv")
+"""For evaluations, alike."""
 COLUMNS = ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
 WORDPIECE = "wordpiece"
 WORDPIECE_FILE = "vocab.txt"
@@ -85,9 +87,15 @@ class Pairs:
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Ids and segments [len(samples), seq] int64, the mask alike bool, and labels
         [len(samples)] int64, on the CPU: what `Bert` takes, the targets last."""
+        return self.at([place_of(sample, len(self), self.seed) for sample in samples], samples)
+
+    def at(
+        self, places: Sequence[int], samples: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `rows`, of the pairs at some places."""
         import torch
 
-        at = [place_of(sample, len(self), self.seed) for sample in samples]
+        at = [*places]
         return (
             torch.from_numpy(self.ids[at].astype(np.int64)),
             torch.from_numpy(self.segments[at].astype(np.int64)),
@@ -104,8 +112,10 @@ def load_pairs(
     seq: int,
     seed: int,
     cache: Path | None = None,
+    held_out: bool = False,
 ) -> Pairs:
-    """Pairs of ``stdlib`` or of a folder, tokenized for samples of `seq` tokens.
+    """Pairs of ``stdlib`` or of a folder, tokenized for samples of `seq` tokens; those that are
+    `held_out` are of the tenth that is not trained on, or of the folder's file for evaluations.
 
     `tokenizer` is ``bytes``, ``bpe:N``, or ``wordpiece``, which
     needs a ``vocab.txt`` in the folder and is the default where there is one, else ``bytes`` is.
@@ -117,9 +127,9 @@ def load_pairs(
         raise ValueError(f"samples of {seq} tokens have no room for two sentences; use at least 5")
     if source == STDLIB:
         corpus = read_corpus(STDLIB)
-        name, pairs = corpus.name, _stdlib_pairs(corpus)
+        name, pairs = corpus.name, _stdlib_pairs(corpus, held_out)
     else:
-        name, pairs = Path(source).name, _read(Path(source))
+        name, pairs = Path(source).name, _read(Path(source), held_out)
     made = _tokenizer(source, tokenizer, cache)
     special = made.special if isinstance(made, WordPiece) else range(made.vocab, made.vocab + 3)
     total = max(made.vocab, special[-1] + 1)
@@ -131,7 +141,7 @@ def load_pairs(
     ids, segments, mask = _tokenized(pairs, made, tuple(special), seq)
     labels = np.array([pair.label for pair in pairs], dtype=np.int64)
     return Pairs(
-        name=f"{name}, train",
+        name=f"{name}, {'held out' if held_out else 'train'}",
         digest=_sentences(name, pairs).digest,
         vocab=total,
         seed=seed,
@@ -140,6 +150,12 @@ def load_pairs(
         mask=mask,
         labels=labels,
     )
+
+
+def holds_out(source: str | Path) -> bool:
+    """Whether pairs have a part for evaluations."""
+    known = any((Path(source) / name).is_file() for name in MRPC_HELD_OUT)
+    return source == STDLIB or known or examples_at(Path(source), True) is not None
 
 
 class WordPiece(Tokenizer):
@@ -181,6 +197,9 @@ class WordPiece(Tokenizer):
     def encode(self, text: bytes) -> np.ndarray:
         return np.asarray(self.inner.encode(text.decode()).ids, dtype=np.uint32)
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.inner.decode([*tokens])
+
 
 def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
     words = None if source == STDLIB else Path(source) / WORDPIECE_FILE
@@ -198,16 +217,17 @@ def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
     return tokenize(_sentences(folder.name, _read(folder)), name, cache)[0]
 
 
-def _read(source: Path) -> list[Pair]:
-    path = next((source / name for name in MRPC_FILES if (source / name).is_file()), None)
+def _read(source: Path, held_out: bool = False) -> list[Pair]:
+    files = MRPC_HELD_OUT if held_out else MRPC_FILES
+    path = next((source / name for name in files if (source / name).is_file()), None)
     if path is not None:
         return _read_mrpc(path)
-    if examples := examples_at(source):
+    if examples := examples_at(source, held_out):
         labelled = read_labelled(examples)
         return [Pair(label=label, first=first, second=second) for label, first, second in labelled]
     what = f"folder {str(source)!r}"
     if source.is_dir():
-        what = f"{' or '.join((*MRPC_FILES, *FILES))} in {str(source)!r}"
+        what = f"{' or '.join((*files, *EXAMPLES[held_out]))} in {str(source)!r}"
     raise ValueError(
         f"there is no {what}; name a folder in the format of MRPC, SuperGLUE or SQuAD, or 'stdlib'"
     )
@@ -239,8 +259,8 @@ def _read_mrpc(path: Path) -> list[Pair]:
     return pairs
 
 
-def _stdlib_pairs(corpus: Corpus) -> list[Pair]:
-    """The pairs of neighbours but for a tenth, each in both orders."""
+def _stdlib_pairs(corpus: Corpus, held_out: bool) -> list[Pair]:
+    """The pairs of neighbours but for a tenth, or that tenth, each in both orders."""
     text = corpus.data.decode()
     neighbours: list[tuple[str, str]] = []
     used: set[str] = set()
@@ -256,7 +276,8 @@ def _stdlib_pairs(corpus: Corpus) -> list[Pair]:
         before = match
     order = [permuted(i, len(neighbours), "pairs", "order") for i in range(len(neighbours))]
     pairs = []
-    for first, second in (neighbours[i] for i in order[len(order) // HELD_OUT :]):
+    tenth = len(order) // HELD_OUT
+    for first, second in (neighbours[i] for i in (order[:tenth] if held_out else order[tenth:])):
         pairs.append(Pair(label=1, first=first, second=second))
         pairs.append(Pair(label=0, first=second, second=first))
     return pairs

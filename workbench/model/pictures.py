@@ -63,10 +63,13 @@ class Pictures(ABC):
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Pictures [len(samples), 3, height, width] fp32 and labels [len(samples)] int64, on the
         CPU. Raises ValueError for a file that is no picture."""
-        at = [place_of(sample, len(self), self.seed) for sample in samples]
+        return self.at([place_of(sample, len(self), self.seed) for sample in samples], samples)
+
+    def at(self, places: Sequence[int], samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """As `rows`, of the pictures at some places."""
         with ThreadPoolExecutor() as pool:  # decoding and drawing leave Python's lock alone
-            pictures = torch.stack(list(pool.map(self.picture, at)))
-        return pictures, torch.tensor([self.label(index) for index in at])
+            pictures = torch.stack(list(pool.map(self.picture, places)))
+        return pictures, torch.tensor([self.label(index) for index in places])
 
 
 class SyntheticPictures(Pictures):
@@ -171,9 +174,10 @@ class ArrayPictures(Pictures):
         seed: int,
     ) -> None:
         """`parts`: pictures [n, 3 or 1, height, width] uint8, of one colour three times the same,
-        and labels [n], of each file. The digest is of the files' bytes."""
+        and labels [n], of each file. The digest is of the files' bytes
+        and the name."""
         self.name, self.size, self.seed = name, size, seed
-        self.digest = sha256("".join(map(file_digest, files)).encode()).hexdigest()
+        self.digest = sha256("".join([name, *map(file_digest, files)]).encode()).hexdigest()
         self.classes = tuple(map(str, range(classes)))
         self._pictures = [pictures for pictures, _ in parts]
         self._labels = np.concatenate([labels for _, labels in parts])

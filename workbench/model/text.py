@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +98,17 @@ class Batches:
         self.tokens, self.seq, self.batch_size, self.seed = tokens, seq, batch, seed
         self.windows = _windows(len(tokens), seq)
         """Samples in one epoch."""
+
+    def __len__(self) -> int:
+        """Samples in one epoch."""
+        return self.windows
+
+    def part(self, tokens: slice) -> Batches:
+        """Batches of some of the tokens alone. Raises ValueError for fewer than a sample needs."""
+        found = copy(self)
+        found.tokens = self.tokens[tokens]
+        found.windows = _windows(len(found.tokens), self.seq)
+        return found
 
     @property
     def digest(self) -> str:

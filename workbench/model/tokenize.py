@@ -9,7 +9,7 @@ not theirs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -48,6 +48,10 @@ class Tokenizer(ABC):
     def encode(self, text: bytes) -> np.ndarray:
         """Tokens [n] of a UTF-8 text, in the smallest unsigned type that holds them."""
 
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens; what is no character is replaced."""
+
 
 class Bytes(Tokenizer):
     """A token is a byte."""
@@ -57,6 +61,9 @@ class Bytes(Tokenizer):
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, dtype=np.uint8)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
 
 
 class BPE(Tokenizer):
@@ -97,6 +104,9 @@ class BPE(Tokenizer):
             encoded = self.inner.encode_batch_fast(group)
             parts += [np.asarray(one.ids, dtype=dtype) for one in encoded]
         return np.concatenate(parts)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.inner.decode([*tokens])
 
 
 def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokenizer, np.ndarray]:

@@ -50,8 +50,10 @@ LABELS = {
     "asked_resident": "resident asked for", "has_timeline": "timeline",
     "moved_p2p_bytes": "moved in messages", "moved_all_reduced_bytes": "moved in sums of devices",
 }  # fmt: skip
-UNITS = {"link_bytes_per_s": "B/s", "samples_per_second": "samples/s", "final_loss": "nats/token",
-         "seconds": "s"}  # fmt: skip
+UNITS = {
+    "link_bytes_per_s": "B/s", "samples_per_second": "samples/s", "final_loss": "nats/token",
+    "seconds": "s", "held_out_loss": "nats", "held_out_exact": "%", "held_out_f1": "%",
+}  # fmt: skip
 NOT_SHOWN = frozenset({"predicted_settings", "losses", "all_step_seconds"})
 """Fields that are no single value."""
 SENTENCES = frozenset({"key", "message", "notes", "predicted_binding", "commit", "config_digest"})
@@ -66,7 +68,7 @@ FIRST_RESULTS = (
 """First columns of the table and first choices of a plot, where they vary."""
 
 _RESULT = re.compile(
-    r"step_seconds|samples_per_second|final_loss|seconds|steps_done|skipped_steps"
+    r"step_seconds|samples_per_second|final_loss|held_out_\w+|seconds|steps_done|skipped_steps"
     r"|(?:peak|moved)_\w+_bytes"
 )
 

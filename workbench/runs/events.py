@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from workbench.core.files import open_file
-from workbench.core.record import strict
+from workbench.core.record import Evaluation, strict
 from workbench.core.schema import Measured, read_as
 from workbench.core.sealed import parse_sealed, sealed
 
@@ -45,6 +45,10 @@ class StepEvent(EventFields):
     seconds: float
 
 
+class EvaluatedEvent(EventFields, Evaluation):
+    """The event of an evaluation."""
+
+
 class Exit(TypedDict):
     """How a worker ended, as its guard saw it."""
 
@@ -53,10 +57,13 @@ class Exit(TypedDict):
     oom_kills: int
 
 
+KINDS = {"step": StepEvent, "exit": Exit, "evaluated": EvaluatedEvent}
+"""Kind -> form, of events whose fields are looked at."""
 NEEDED = {
-    "cached": {"started"}, "damaged": {"reason"}, "not_saved": {"reason"}, "phase": {"text"},
-    "plan": {"settings"}, "point": {"index", "key"}, "point_ended": {"index", "key", "status"},
-    "profile": {"text"}, "resumed": {"next_step"}, "saved": {"next_step"}, "waiting": {"text"},
+    "cached": {"started"}, "damaged": {"reason"}, "evaluated": {"step", "loss"},
+    "not_evaluated": {"reason"}, "not_saved": {"reason"}, "phase": {"text"}, "plan": {"settings"},
+    "point": {"index", "key"}, "point_ended": {"index", "key", "status"}, "profile": {"text"},
+    "resumed": {"next_step"}, "saved": {"next_step"}, "waiting": {"text"},
 }  # fmt: skip
 """Kind -> fields without which nobody can use it."""
 
@@ -133,7 +140,7 @@ def parse_event(line: str | bytes) -> Event | None:
         data = line.encode(errors="replace") if isinstance(line, str) else line
         event = parse_sealed(data.rstrip() + b"\n", "it")
         kind = str(event["event"]) if isinstance(event, dict) and "event" in event else None
-        event = read_as({"step": StepEvent, "exit": Exit}.get(kind, EventFields), event, "it")
+        event = read_as(KINDS.get(kind, EventFields), event, "it")
     except ValueError:
         return None
     return event if kind is not None and NEEDED.get(kind, set()) <= event.keys() else None
@@ -152,3 +159,12 @@ def steps_of(events: list[Event]) -> tuple[list[float], list[float]]:
     first = min(done, default=0)
     steps = [done[step] for step in takewhile(done.__contains__, count(first))]
     return [e["loss"] for e in steps], [e["seconds"] for e in steps]
+
+
+def evaluations_of(events: list[Event]) -> list[Evaluation]:
+    """Evaluations that events tell of, in their order; one made twice counts as last told."""
+    found = {event["step"]: event for event in events if event["event"] == "evaluated"}
+    return [
+        {name: event[name] for name in Evaluation.__annotations__ if name in event}
+        for _, event in sorted(found.items())
+    ]

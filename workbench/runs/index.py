@@ -238,6 +238,7 @@ def _without_series(record: RunRecord) -> bytes:
         "losses": record.losses[-1:],
         "step_seconds": [] if steady is None else [steady],
         "grad_norms": [],
+        "evaluations": record.evaluations[-1:],
         "skipped_steps": [],
     }
     facts = {"steps_done": len(record.losses), "skipped_steps": len(record.skipped_steps)}

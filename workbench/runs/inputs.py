@@ -17,7 +17,7 @@ from workbench.model.answers import load_answers
 from workbench.model.cifar import cifar_at, read_cifar
 from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.hf_config import spec_from_config
-from workbench.model.pairs import load_pairs
+from workbench.model.pairs import holds_out, load_pairs
 from workbench.model.text import check_text
 from workbench.runs.store import Store
 
@@ -36,8 +36,10 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             raise ValueError(f"start_from is {start!r}; there are no checkpoints in {run}")
     for model in {spec.model for spec in specs if spec.model.pretrained}:
         make_model(model)
-    alike = [(spec.text, spec.tokenizer, replace(spec.model, layers=1)) for spec in specs]
-    for text, tokenizer, model in dict.fromkeys(alike):
+    alike = [
+        (spec.text, spec.tokenizer, replace(spec.model, layers=1), spec.evaluates) for spec in specs
+    ]
+    for text, tokenizer, model, evaluates in dict.fromkeys(alike):
         if not model.decomposed:
             if model.family != GPT_FAMILY:
                 make_model(spec_from_config(model.family, seq=model.seq))
@@ -50,7 +52,10 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             if at := cifar_at(user_path(text)):
                 read_cifar(*at)
         elif text != STDLIB and model.family == "bert":
-            load_pairs(text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0)
+            for held_out in (False, True)[: 1 + (evaluates and holds_out(text))]:
+                load_pairs(
+                    text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0, held_out=held_out
+                )
         elif text != STDLIB and model.family == T5_FAMILY:
             load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
 

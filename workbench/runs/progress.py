@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, TextIO
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.model_spec import ModelSpec
-from workbench.core.record import RunRecord, steady_step_seconds
+from workbench.core.record import HELD_OUT, RunRecord, steady_step_seconds
 from workbench.core.spec import RunSpec
 from workbench.runs.events import Event
 from workbench.runs.sweep import Sweep
@@ -88,10 +88,18 @@ def describe_record(record: RunRecord) -> str:
         parts.append(f"{record.samples_per_second:.4g} samples/s")
     if record.losses:
         parts.append(f"loss {record.losses[0]:.4f} to {record.losses[-1]:.4f}")
+    if record.evaluations:
+        parts.append(describe_evaluation(record.evaluations[-1]))
     peaks = [f"{format_bytes(n)} {tier}" for tier, n in record.peak_bytes.items() if n]
     if peaks:
         parts.append("peak " + ", ".join(peaks))
     return ", ".join(parts)
+
+
+def describe_evaluation(found: Mapping[str, Any]) -> str:
+    """Figures of an evaluation on one line."""
+    figures = [f"{name} {float(found[name]):.4g}" for name in HELD_OUT if name in found]
+    return f"held out, after {found['step']} steps: {', '.join(figures)}"
 
 
 def describe_packs(settings: dict[str, Any]) -> Iterator[str]:
@@ -152,6 +160,10 @@ class Progress:
             self.line(f"going on from step {self.saved}, where a checkpoint was left")
         elif kind == "saved":
             self.saved, self._unsaved = event["next_step"], False
+        elif kind == "evaluated":
+            self.line(describe_evaluation(event))
+        elif kind == "not_evaluated":
+            self.line(f"not evaluated: {event['reason']}")
         elif kind == "step":
             self._step(event)
 

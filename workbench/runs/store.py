@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any
 from workbench.core.files import FileLock, flush, read_whole, replacing, write_whole
 from workbench.core.model_spec import ONLY
 from workbench.core.paths import user_path
-from workbench.core.record import BETWEEN, PARTS, Predicted, RunRecord, steady_step_seconds
+from workbench.core.record import (
+    BETWEEN,
+    HELD_OUT,
+    PARTS,
+    Evaluation,
+    Predicted,
+    RunRecord,
+    steady_step_seconds,
+)
 from workbench.core.sealed import MOST_BYTES, sealed
 from workbench.core.spec import RunSpec
 
@@ -238,6 +246,7 @@ def row(record: RunRecord) -> dict[str, Any]:
         "step_seconds": steady_step_seconds(record.step_seconds),
         "samples_per_second": record.samples_per_second,
         "final_loss": record.losses[-1] if record.losses else None,
+        **_held_out_columns(record.evaluations),
         **{f"peak_{tier}_bytes": n for tier, n in record.peak_bytes.items()},
         **{f"moved_{way}_bytes": n for way, n in record.moved_bytes.items()},
         **{f"moved_{part}_bytes": n for part, n in record.moved_parts.items()},
@@ -279,6 +288,12 @@ def _predicted_columns(predicted: dict[str, Any]) -> dict[str, Any]:
         else:
             columns[f"predicted_{name}"] = value
     return columns
+
+
+def _held_out_columns(evaluations: list[Evaluation]) -> dict[str, Any]:
+    """Figures of the last evaluation; no columns of a run that had none."""
+    last = evaluations[-1] if evaluations else {}
+    return {f"held_out_{name}": last[name] for name in HELD_OUT if name in last}
 
 
 def _readable(path: Path) -> bool:

@@ -15,6 +15,7 @@ import errno
 import faulthandler
 import gc
 import io
+import json
 import math
 import os
 import shlex
@@ -29,6 +30,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from workbench.core.files import write_whole
 from workbench.core.methods import imported
 from workbench.core.others import read, shares
 from workbench.core.record import Outcome, Predicted, RunRecord, Status, steady_step_seconds
@@ -37,7 +39,7 @@ from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
 from workbench.runs import legacy
-from workbench.runs.events import EventLog, EventReader, of_attempt, steps_of
+from workbench.runs.events import EventLog, EventReader, evaluations_of, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
 from workbench.runs.planning import library_prediction
 from workbench.runs.starts import TOLD_S, start_of
@@ -164,11 +166,21 @@ def main(folder: Path) -> int:
             start=start_of(folder, job), others=reporter.others,
         )  # fmt: skip
         write_record(folder, record)
+        if record.losses and hasattr(imported(job.module), "results_of"):
+            _write_results(folder, *imported(job.module).results_of(record))
         reporter.event("ended", status=status, message=message)
     except StoreError as error:
         print(error)
         return STORE_EXIT
     return 0
+
+
+def _write_results(folder: Path, name: str, results: dict[str, Any]) -> None:
+    """A record in another system's form; a disk that refuses it has not harmed the run."""
+    try:
+        write_whole(folder / name, (json.dumps(results, indent=1) + "\n").encode())
+    except OSError as error:
+        print(f"{name} was not written: {error}")
 
 
 def _prediction(spec: RunSpec, folder: Path, outcome: Outcome) -> Predicted:
@@ -214,10 +226,12 @@ def make_record(
 def unfinished(folder: Path, job: JobFile) -> Outcome:
     """Outcome of a run whose `train` did not return: the steps it reported."""
     every = EventReader(folder / "events.jsonl").read()
-    losses, seconds = steps_of(every if job.resume else of_attempt(every, job.started))
+    events = every if job.resume else of_attempt(every, job.started)
+    losses, seconds = steps_of(events)
     return Outcome(
-        losses=losses, step_seconds=seconds, peak_bytes={}, moved_bytes={}, parameters=None
-    )
+        losses=losses, step_seconds=seconds, evaluations=evaluations_of(events), peak_bytes={},
+        moved_bytes={}, parameters=None,
+    )  # fmt: skip
 
 
 def classify(error: BaseException) -> tuple[Status, str]:

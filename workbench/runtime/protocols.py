@@ -46,6 +46,28 @@ class StageUpdates(Protocol):
         """Update the weights of a stage, whose gradients are complete."""
 
 
+class Loans(Protocol):
+    """Weights that stages lend each other, by the units of owner and borrower."""
+
+    def weights(self, pair: tuple[int, int]) -> Bundle:
+        """The owner's weights, or the borrower's copies of them."""
+
+    def gradients(self, pair: tuple[int, int]) -> Bundle:
+        """Gradients of a borrower's copies."""
+
+    def weights_came(self, pair: tuple[int, int], came: Bundle) -> None:
+        """Take weights for the borrower's next update."""
+
+    def gradients_came(self, pair: tuple[int, int], step: int, came: Bundle) -> None:
+        """Take the gradients of a step, for the owner's update."""
+
+    def leave(self, pair: tuple[int, int], step: int) -> None:
+        """Take a borrower's gradients of a step for an owner in this process."""
+
+    def forget(self) -> None:
+        """Let go of what a step has left that failed."""
+
+
 class OutsideUpdates:
     """Updates that the caller's own optimizer makes after the step. A `StageUpdates`."""
 

@@ -6,6 +6,7 @@ it. `unit` is a layer of the model, `micro` a micro-batch, `turn` 1 for the seco
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from workbench.schedule.action import Action
@@ -97,6 +98,13 @@ def lent_gradients(unit: int, borrower: int) -> str:
 def borrower_of(receive: Action) -> int:
     """The unit that borrows weights, by the action that receives them or their gradients."""
     return int(receive.takes[0].rpartition(".")[2])
+
+
+def loan_of(label: str) -> tuple[int, int] | None:
+    """Owner and borrower of lent gradients, by the name of their buffer on any rank; None of
+    others."""
+    found = re.fullmatch(r"(?:\d+:)?lg(\d+)\.(\d+)", label)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def host_weights(unit: int) -> str:

@@ -4,5 +4,6 @@
 the ranks (rank_processes.py), reports, saves and resumes, and each rank trains (rank.py). A loop of
 one's own asks for steps by loop.py and loop_ranks.py. Each run of a module that is not ours begins
 by comparing its layers with the module as its author wrote it (compare.py), in a loop as much of
-it as takes 15 s (bounded.py).
+it as takes 15 s (bounded.py). Weights of any method are evaluated between two steps
+(evaluation.py), those of an asynchronous pipeline without a pause (snapshots.py).
 """

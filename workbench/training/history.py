@@ -1,12 +1,16 @@
-"""History of a run: losses, times and norms of its steps, saved and resumed."""
+"""History of a run: losses, times and norms of its steps, saved, resumed and evaluated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
+from workbench.core.record import Evaluation
 from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
@@ -16,6 +20,7 @@ from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.checkpoint.checkpoint import Holder
 from workbench.runtime.checkpoint.manifest import Manifest, Saved, steps_in, take_newest
 from workbench.training.continues import TEXT, check_continues, decided_by
+from workbench.training.evaluation import Evaluator
 
 
 class History:
@@ -44,6 +49,11 @@ class History:
         """Checkpoints that were not written: where the note is, and the reason."""
         self.settings: dict[str, Any] = {}
         """Those of the optimizer that a user's own loop changes."""
+        self.evaluations: list[Evaluation] = []
+        self._epoch = len(batches) if spec.evaluates else 0
+        self._evaluator: Evaluator | None = None
+        if spec.evaluates:
+            self._evaluator = Evaluator(spec, folder, epoch=self._epoch)
         self.updates_done = 0
         self.statistics: dict[str, Tensor] = {}
         """Running ones, of the checkpoint that the run continues."""
@@ -74,7 +84,64 @@ class History:
             "step_seconds": self.step_seconds,
             "skipped_steps": self.skipped,
             "grad_norms": self.grad_norms,
+            "evaluations": self.evaluations,
         }
+
+    def saves_at(self, steps: int) -> bool:
+        """Whether a checkpoint follows so many steps."""
+        return self._spec.save_every > 0 and steps % self._spec.save_every == 0
+
+    def evaluates_at(self, steps: int) -> bool:
+        """Whether an evaluation follows so many steps."""
+        return self._spec.evaluates_at(steps, self._epoch)
+
+    def pauses_at(self, steps: int) -> bool:
+        """Whether a run stands still after so many steps."""
+        return self.saves_at(steps) or self.evaluates_at(steps)
+
+    def pauses(self, first: int) -> list[int]:
+        """Steps, after the `first` ones, at which a run stands still, its end among them."""
+        total = self._spec.steps
+        return [n for n in range(first + 1, total + 1) if n == total or self.pauses_at(n)]
+
+    def pause(
+        self,
+        next_step: int,
+        updates_done: int,
+        holder: Holder,
+        report: Reporter,
+        statistics: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Evaluate and save, where that is due."""
+        if self.evaluates_at(next_step):
+            self.evaluate(next_step, holder.write, report, statistics)
+        if self.saves_at(next_step):
+            self.save(next_step, updates_done, holder, report, statistics)
+
+    def evaluate(
+        self,
+        steps: int,
+        write: Callable[[Path, Sequence[str]], None],
+        report: Reporter,
+        statistics: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Evaluate the weights that `write`, as `Holder.write`, puts into a folder. A disk that has
+        no room for them has not harmed the run, which goes on."""
+        report.event("evaluating", next_step=steps)
+        folder = self.folder.parent / f".evaluation-{steps}"
+        rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir(parents=True)
+            write(folder, checkpoint.WEIGHTS)
+            found = self._evaluator.evaluate(folder, statistics or {}, steps)
+        except (OSError, SafetensorError) as error:
+            self.notes.append(f"no evaluation after {steps} steps: {error}")
+            report.event("not_evaluated", next_step=steps, reason=str(error))
+        else:
+            self.evaluations.append(found)
+            report.event("evaluated", **found)
+        finally:
+            rmtree(folder, ignore_errors=True)
 
     def save(
         self,
@@ -92,6 +159,7 @@ class History:
             step_seconds=self.step_seconds,
             grad_norms=self.grad_norms,
             skipped=self.skipped,
+            evaluations=self.evaluations,
             continues=self._continues,
             settings=self.settings,
         )
@@ -126,6 +194,7 @@ class History:
             return 0
         manifest = saved.manifest
         self.losses, self.grad_norms = manifest.losses, manifest.grad_norms
+        self.evaluations = manifest.evaluations
         # Another run's steps took another method's time.
         self.step_seconds = manifest.step_seconds if saved.path.parent == self.folder else []
         self.skipped, self.updates_done = manifest.skipped, manifest.updates_done

@@ -99,8 +99,17 @@ class RankHost:
     def save(self, history: History, steps: int, folder: Path, report: Reporter) -> None:
         """Write a checkpoint; the host has all weights and states, ranks' statistics are in
         `folder`."""
-        done = int(self._board.total[1]) if self._spec.clip is not None else steps
-        history.save(steps, done, self._holder, report, statistics(folder, self._ranks))
+        history.save(steps, self._done(steps), self._holder, report, self._statistics(folder))
+
+    def pause(self, history: History, steps: int, folder: Path, report: Reporter) -> None:
+        """Evaluate and save, as far as that is due; as `save`."""
+        history.pause(steps, self._done(steps), self._holder, report, self._statistics(folder))
+
+    def _done(self, steps: int) -> int:
+        return int(self._board.total[1]) if self._spec.clip is not None else steps
+
+    def _statistics(self, folder: Path) -> dict[str, torch.Tensor]:
+        return statistics(folder, self._ranks)
 
     def close(self) -> None:
         """Give the memory back; it goes with its last user."""

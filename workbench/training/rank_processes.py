@@ -86,9 +86,8 @@ class RankTraining:
         """All steps that are left. Raises what made a rank fail."""
         host = self._host
         first = host.resume(self.history, self.folder, report)
-        total, every = self.spec.steps, self.spec.save_every or self.spec.steps
-        ends = [*range(first + every - first % every, total, every), total]
-        segments = [pair for pair in zip([first, *ends], ends, strict=False) if pair[0] < pair[1]]
+        total, ends = self.spec.steps, self.history.pauses(first)
+        segments = [*zip([first, *ends], ends, strict=False)]
         report.phase(f"starting {self.schedule.mesh.processes} ranks")
         self._start(segments)
         if first == 0:  # nothing was taken up; ranks start meanwhile, and wait to be allowed to go
@@ -111,8 +110,7 @@ class RankTraining:
                 if not running:
                     raise RankFailed(f"all ranks have ended, and step {seen} of {total} has not")
                 time.sleep(POLL_S)
-            if self.spec.save_every:
-                host.save(self.history, end, self.folder, report)
+            host.pause(self.history, end, self.folder, report)
         report.phase("ending")
         while running := self._launcher.running():
             self._launcher.check(lambda: self._watchdog.late(total))

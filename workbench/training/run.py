@@ -8,7 +8,7 @@ predictions.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +22,8 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.draws import Draws
-from workbench.model.text import Batches, load_text
+from workbench.model.held_out import load_part
+from workbench.model.text import Batches
 from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.checkpoint.checkpoint import MemoryHolder
 from workbench.runtime.executor.executor import Executor, Perturb
@@ -53,16 +54,7 @@ def resolve_device(device: str) -> torch.device:
 
 def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) -> Batches | Draws:
     """The run's data: the same samples in the same order for every method."""
-    if spec.model.decomposed:
-        from workbench.model.families import load_data
-
-        data = load_data(
-            spec.model, spec.text, spec.tokenizer, seed=spec.seed, cache=cache,
-            classes=model.classes,
-        )  # fmt: skip
-        return Draws(data, spec.batch)
-    text = load_text(spec.text, spec.tokenizer, vocab=model.vocab, seq=spec.model.seq, cache=cache)
-    return Batches(text.tokens, spec.model.seq, spec.batch, spec.seed)
+    return load_part(spec, model, cache)
 
 
 def check_data(spec: RunSpec, report: Reporter, folder: Path) -> LayeredModel:
@@ -146,13 +138,10 @@ class Training:
         self._report = report
         first = self.resume()
         report.phase("training")
-        total, every = self.spec.steps, self.spec.save_every or self.spec.steps
-        while first < total:
-            count = min(every - first % every, total - first)
-            self.advance(first, count)
-            first += count
-            if self.spec.save_every:
-                self.save(first)
+        for end in self.history.pauses(first):
+            self.advance(first, end - first)
+            first = end
+            self._keep(end, self.history.pause)
 
     def advance(self, first: int, count: int) -> None:
         """So many steps from one on, to their end."""
@@ -185,8 +174,11 @@ class Training:
 
     def save(self, next_step: int) -> None:
         """Write a checkpoint."""
+        self._keep(next_step, self.history.save)
+
+    def _keep(self, next_step: int, keep: Callable[..., None]) -> None:
         done = self.engine.optimizer.done
-        self.history.save(next_step, done, self._holder, self._report, self.statistics())
+        keep(next_step, done, self._holder, self._report, self.statistics())
 
     def resume(self) -> int:
         """Go on from a checkpoint, where there is one; returns the first step to do."""

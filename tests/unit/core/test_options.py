@@ -105,6 +105,18 @@ def test_constructors_check_words_and_classes() -> None:
         RunSpec(method="plain", options=choose("stronghold", {"window": 2}))
 
 
+def test_an_option_may_be_given_by_the_name_that_another_method_has_for_its_own() -> None:
+    """Each method knows its own words, and takes no others with it."""
+    ours = RunSpec.of(method="ftpipe", order="seq")
+    assert ours.options.stage_order == "seq"
+    assert ours.with_(order="pipedream").options.stage_order == "pipedream"
+    theirs = ours.with_(method="varuna")
+    assert theirs.options.order == "varuna"
+    assert theirs.with_(method="ftpipe").options.stage_order == "async-1f1b"
+    with pytest.raises(ValueError, match="order is 'seq'; it must be varuna or auto"):
+        theirs.with_(order="seq")
+
+
 def test_names_are_nobody_elses_and_say_what_they_mean() -> None:
     taken = COMMON | {field.name for field in fields(ModelSpec)}
     for name, option in catalogue().items():

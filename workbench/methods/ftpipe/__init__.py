@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from workbench.core.record import Outcome
+from workbench.core.record import Outcome, RunRecord
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.profile.profile import Profile
@@ -35,3 +35,10 @@ def training(spec: RunSpec, report: Reporter, folder: Path) -> AbstractContextMa
     from workbench.methods.ftpipe.run import training
 
     return training(spec, report, folder)
+
+
+def results_of(record: RunRecord) -> tuple[str, dict[str, Any]]:
+    """Name and contents of the file that the original system would have written."""
+    from workbench.methods.ftpipe.results_json import results_of
+
+    return results_of(record)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
-from workbench.methods.ftpipe.orders import ASYNCHRONOUS, depths
+from workbench.methods.ftpipe.orders import ORDERS, SYNCHRONOUS, depths
 from workbench.methods.options import numbers_of_units
 
 EXAMPLE, MAP = "5 4 4 3", "0 1 0 1"
@@ -15,12 +16,11 @@ EXAMPLE, MAP = "5 4 4 3", "0 1 0 1"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """FTPipe's options. Gradients are clipped by the norm of each stage's own: stages have no step
-    in common."""
+    """FTPipe's options."""
 
     stage_order: str = "async-1f1b"
-    """Order of passes: ``async-1f1b``, ``pipedream`` (equal passes), or ``virtual-stages-1f1b``
-    with a `supremum`."""
+    """Order of passes: ``async-1f1b``, ``pipedream`` (equal passes), ``virtual-stages-1f1b`` with a
+    `supremum`; or, as plain training, ``seq``, ``gpipe-lifo`` and ``sync-1f1b``."""
     cut: str = ""
     """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; where none are
     given, the `partitioner` finds stages and their ranks."""
@@ -33,8 +33,20 @@ class Options(Common):
     supremum: int = 0
     """Updates that a first stage's weights may lack, and one, with ``virtual-stages-1f1b``; 0 is
     the number of ranks."""
+    optimizer: Literal["adamw", "adam", "sgd", "sgd-tf", "adafactor"] = "adamw"
+    """Optimizer of each stage, with the spec's rate and decay; ``adafactor`` is torch's, ``sgd-tf``
+    has TensorFlow's velocity, with the rate in it. Adam and SGD add the decay to gradients."""
+    momentum: float = 0.0
+    """SGD's."""
+    nesterov: bool = False
+    """Whether SGD looks one step of its momentum ahead."""
+    stage_clip: Literal["local", "local-prop"] = "local"
+    """Limit of the norm of a stage's own gradients in asynchronous orders: `clip`, or a part of it
+    as large as the stage's part of all parameters."""
 
     checkpointed: ClassVar[bool] = True
+    uneven: ClassVar[bool] = True
+    synonyms: ClassVar[Mapping[str, str]] = {"order": "stage_order"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,21 +75,49 @@ class Options(Common):
         supremum = self.supremum or ranks
         return depths(stages, self.stage_order, supremum=supremum)
 
+    @property
+    def state_values(self) -> float:
+        """Values that the optimizer keeps of each parameter; of Adafactor, at most, for matrices
+        of a width above 128."""
+        momentum = float(self.momentum > 0)
+        return {"adamw": 2.0, "adam": 2.0, "adafactor": 1 / 64}.get(self.optimizer, momentum)
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the pipeline drains with each step, and nothing is stale."""
+        return self.stage_order in SYNCHRONOUS
+
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
-        if self.stage_order not in ASYNCHRONOUS:
-            known = ", ".join(ASYNCHRONOUS)
+        if self.stage_order not in ORDERS:
+            known = ", ".join(ORDERS)
             raise ValueError(f"stage_order is {self.stage_order!r}; give one of {known}")
         if self.supremum < 0:
             raise ValueError(
                 f"supremum is {self.supremum}; it must be 1 or more, or 0 for the number of ranks"
             )
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}; it must be at least 0, below 1")
+        if self.momentum and not self.optimizer.startswith("sgd"):
+            raise ValueError(
+                f"momentum is {self.momentum}; {self.optimizer} has none of that name: leave it at "
+                "0, or give the optimizer sgd or sgd-tf"
+            )
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov is true without momentum; give a momentum such as 0.9")
+        if self.stage_clip != "local" and (self.synchronous or spec.clip is None):
+            raise ValueError(
+                f"stage_clip is {self.stage_clip!r}; it needs a clip and an asynchronous order: "
+                f"clip is {spec.clip}, stage_order {self.stage_order}"
+            )
+        if spec.batch < spec.microbatches:
+            raise ValueError(
+                f"a batch of {spec.batch} has no row for each of {spec.microbatches} micro-batches"
+            )
         if spec.activations == "host":
             raise ValueError(
                 "activations is 'host'; ftpipe keeps inputs on the devices: use recompute or keep"
             )
-        if spec.save_every:
-            raise ValueError("save_every is set; ftpipe does not write checkpoints yet: give 0")
         if self.map and not self.sizes:
             raise ValueError(f"map is {self.map!r} without a cut; give both, or neither")
         if self.sizes:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 F, B = "F", "B"
 ASYNCHRONOUS = ("async-1f1b", "pipedream", "virtual-stages-1f1b")
-ORDERS = (*ASYNCHRONOUS, "seq", "gpipe-lifo", "sync-1f1b")
+SYNCHRONOUS = ("seq", "gpipe-lifo", "sync-1f1b")
+ORDERS = (*ASYNCHRONOUS, *SYNCHRONOUS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
+from workbench.methods.ftpipe.orders import SYNCHRONOUS, passes
 from workbench.methods.ftpipe.parts import cut_and_map, partitioned
 from workbench.methods.ftpipe.stage_sizes import StageSizes
-from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.asynchronous_line import Asynchronous, Loan
+from workbench.model import make_model
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
 from workbench.profile.server import Server, ServerCosts, server_of
-from workbench.profile.unit_costs import ProfiledSizes
+from workbench.profile.unit_costs import ProfiledSizes, borrowed
 from workbench.schedule.action import COMPUTE, Action, Kind, lane_kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
@@ -26,21 +30,23 @@ STEPS = 12
 """Steps that are simulated: a pipeline of sixteen stages is full after some of them."""
 
 
-def stages_of(spec: RunSpec, units: int, tied: Iterable[tuple[int, int]]) -> tuple[range, ...]:
-    """The units of each stage of the spec's cut; `tied` are pairs of units with one weight. Raises
-    ValueError for stages that the model cannot have, and for a weight of two of them."""
+def stages_of(spec: RunSpec, units: int) -> tuple[range, ...]:
+    """The units of each stage of the spec's cut. Raises ValueError for stages that the model cannot
+    have."""
     stages = packs_of(spec.options.sizes)
     if (found := sum(map(len, stages))) != units:
         raise ValueError(f"cut is {spec.options.cut!r}, {found} units; the model has {units}")
-    stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
-    for unit, owner in tied:
-        if stage_of[unit] != stage_of[owner]:
-            raise ValueError(
-                f"unit {unit} has a weight of unit {owner}, in stages {stage_of[unit]} and "
-                f"{stage_of[owner]}, which would update it at different times; use --set "
-                "tied=false, or a cut with both in one stage"
-            )
     return stages
+
+
+def loans_of(spec: RunSpec, stages: Sequence[range], weight_bytes: int = 4) -> list[Loan]:
+    """Weights that stages borrow of others, all of a pair of stages together."""
+    stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
+    found: Counter[tuple[int, int]] = Counter()
+    for unit, (owner, parameters) in borrowed(make_model(spec.model, spec.seed)).items():
+        if stage_of[unit] != stage_of[owner]:
+            found[stage_of[owner], stage_of[unit]] += parameters * weight_bytes
+    return [Loan(*pair, nbytes) for pair, nbytes in sorted(found.items())]
 
 
 def with_stages(spec: RunSpec, profile: Profile) -> RunSpec:
@@ -53,17 +59,25 @@ def with_stages(spec: RunSpec, profile: Profile) -> RunSpec:
     return spec.with_(cut=cut, map=ranks)
 
 
-def pipeline_of(spec: RunSpec, stages: Sequence[range], sizes: StageSizes) -> Asynchronous:
+def pipeline_of(
+    spec: RunSpec, stages: Sequence[range], sizes: StageSizes, weight_bytes: int = 4
+) -> Asynchronous:
     """The pipeline of a spec."""
-    options = spec.options
+    options, micros = spec.options, spec.microbatches
+    depths = options.depths(len(stages), spec.ranks)
+    made = [passes(options.stage_order, depth, micros, micros) for depth in depths]
+    kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD}
+    turns = [[(kinds[each.kind], each.micro) for each in own] for own in made]
     return Asynchronous(
         label=options.stage_order,
         positions=options.positions(len(stages), spec.ranks),
-        depths=options.depths(len(stages), spec.ranks),
-        micros=spec.microbatches,
-        samples=spec.microbatch,
+        depths=depths,
+        passes=turns if options.synchronous else (),
+        micros=micros,
+        samples=-(-spec.batch // micros),
         sizes=sizes,
         recompute=spec.activations != "keep",
+        loans=loans_of(spec, stages, weight_bytes),
     )
 
 
@@ -86,10 +100,10 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The plan. Raises ValueError for stages that cannot be."""
     check_profile(profile, spec)
     spec, units = with_stages(spec, profile), len(profile.units)
-    tied = [(units - 1, 0)] if spec.model.tied and not spec.model.decomposed else []
-    stages = stages_of(spec, units, tied)
-    sizes = StageSizes(ProfiledSizes({profile.microbatch: profile}, tied={}), stages)
-    made = schedule(pipeline_of(spec, stages, sizes))
+    stages = stages_of(spec, units)
+    profiled = ProfiledSizes({profile.microbatch: profile}, tied={})
+    sizes = StageSizes(profiled, stages, spec.options.state_values)
+    made = schedule(pipeline_of(spec, stages, sizes, profile.weight_bytes))
     server = server_of(profile, spec)
     proved = validate(made).peak_bytes
     costs = DeviceCosts(sizes, server, shared_updates=False)
@@ -130,6 +144,9 @@ def _busiest(made: Schedule, costs: DeviceCosts) -> tuple[int, float]:
 def staleness_note(made: Schedule) -> str:
     """How stale the weights of forward passes are, in words."""
     stale = [action.stale for action in made.actions if action.kind is Kind.FORWARD]
+    if not max(stale):
+        how = "synchronous" if made.name in SYNCHRONOUS else "asynchronous"
+        return f"{how}: no forward pass reads weights that lack an update"
     return (
         f"asynchronous: forward passes read weights that lack up to {max(stale)} updates, "
         f"{sum(stale) / len(stale):.3g} on the mean"

@@ -10,6 +10,8 @@ from workbench.profile.units import UnitCost
 
 SUMS = ("parameters", "forward_s", "recompute_s", "backward_s", "gradient_s", "flops")
 PEAKS = ("forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes")
+ADAM, FP32 = 2.0, 4
+"""Numbers that Adam keeps of each parameter; bytes of one."""
 
 
 class StageSizes:
@@ -17,8 +19,9 @@ class StageSizes:
 
     doubled = ()
 
-    def __init__(self, sizes: Sizes, stages: Sequence[range]) -> None:
-        self._sizes, self._stages = sizes, stages
+    def __init__(self, sizes: Sizes, stages: Sequence[range], values: float = ADAM) -> None:
+        """`values`: fp32 numbers that the optimizer keeps of each parameter; `sizes` are Adam's."""
+        self._sizes, self._stages, self._saved = sizes, stages, FP32 * (ADAM - values)
         self.library_bytes = sizes.library_bytes
         self.cost = lru_cache(maxsize=None)(self._cost)
 
@@ -51,7 +54,8 @@ class StageSizes:
         return 0  # each gradient is added up as soon as it is made
 
     def state_bytes(self, unit: int) -> int:
-        return self._sum(unit, "state_bytes")
+        fewer = self._saved and round(self._saved * self.cost(unit, 1).parameters)
+        return max(0, self._sum(unit, "state_bytes") - fewer)
 
     def owner(self, unit: int) -> int:
         return unit

@@ -7,78 +7,42 @@ their step by whole steps, and read weights that lack updates; the schedule says
 action, and the validator proves it (schedule/rules.py).
 
 Stages have lanes of their own, so several on one position do not wait for each other.
+
+A weight that a stage borrows of one in front travels with the activations: the copy that a step
+finds is of the version that the owner's first micro-batch of that step has read, so nobody waits
+for it. It is installed by the borrower's own update, and lacks as many updates more than the
+borrower's own weights as its message declares (`Asynchronous.late`). Gradients of a step reach the
+owner before it is updated for that step, since a stage in front updates later.
+
+With lists of `passes` the same program drains with each step, and nothing is stale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from workbench.profile.unit_costs import Sizes
+from workbench.methods.pipeline.asynchronous_line import Asynchronous, B, F, Loan
 from workbench.schedule import buffers as name
-from workbench.schedule.action import COMPUTE, NET_IN, NET_OUT, Action, Kind
+from workbench.schedule.action import NET_IN, NET_OUT, Action, Kind
 from workbench.schedule.action import format_name as act
 from workbench.schedule.schedule import DEVICE, Buffer, Schedule
 
-F, B, U = Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE
-FIRST_LANE = 2
-"""Number of the lane of a position's second stage: the first one's has none, and 1 takes turns."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asynchronous:
-    """The pipeline."""
-
-    label: str
-    """For titles and records."""
-    positions: Sequence[int]
-    """Position of each stage."""
-    depths: Sequence[int]
-    """Slots between the forward and the backward pass of a micro-batch, of each stage; 0 for the
-    last one."""
-    micros: int
-    """Micro-batches of an update."""
-    samples: int
-    """Rows of a micro-batch."""
-    sizes: Sizes
-    """Of stages as units."""
-    recompute: bool = True
-    """Whether stages compute activations again, but for the last one."""
-    stashes: bool = False
-    """Whether a backward pass reads the weights that its forward pass read."""
-
-    def lag(self, stage: int, micro: int) -> int:
-        """Steps between the forward and the backward pass of a micro-batch."""
-        return (micro + self.depths[stage]) // self.micros
-
-    def stale(self, stage: int, micro: int) -> int:
-        """Updates that a forward pass lacks (spec 1.11: the closed form)."""
-        return max(0, -(-(self.depths[stage] - micro) // self.micros))
-
-    def copies(self, stage: int) -> int:
-        """Steps of which a stage holds the input of a micro-batch at a time."""
-        return self.depths[stage] // self.micros + 1
-
-    def keeps(self, stage: int, micro: int) -> str:
-        """The buffer that a forward pass leaves for the backward pass."""
-        again = self.recompute and self.depths[stage]
-        return (name.checkpoint if again else name.kept)(stage, micro)
-
-    @cached_property
-    def lanes(self) -> list[str]:
-        """Lane of each stage."""
-        seen: dict[int, int] = {}
-        found = []
-        for at in self.positions:
-            seen[at] = number = seen.get(at, FIRST_LANE - 2) + 1
-            found.append(COMPUTE if number == 1 else f"{COMPUTE}.{number}")
-        return found
+U = Kind.UPDATE
+SEND, RECV = Kind.SEND, Kind.RECV
+SEND_GRAD, RECV_GRAD = Kind.SEND_GRAD, Kind.RECV_GRAD
 
 
 def schedule(line: Asynchronous) -> Schedule:
-    """One step of the pipeline. Raises ValueError for a last stage that waits."""
+    """One step of the pipeline. Raises ValueError for a last stage that waits, and for an owner of
+    lent weights behind its borrower."""
+    for loan in line.loans:
+        if line.late(loan) < 0 or loan.owner > loan.borrower:
+            raise ValueError(
+                f"stage {loan.borrower} borrows a weight of stage {loan.owner} behind it; the "
+                "owner of a shared weight must be the first of its users"
+            )
     if line.depths[-1]:
         raise ValueError(f"the last stage's depth is {line.depths[-1]}; its loss is there, give 0")
     writer = _Writer(line)
@@ -107,20 +71,97 @@ class _Writer:
         """Passes, messages and updates of a stage, slot by slot."""
         line, sizes = self.line, self.line.sizes
         versions = line.stale(stage, 0) if line.stashes else 0
-        self._lay(stage, name.weights(stage), sizes.weight_bytes(stage), 1 + versions, True)
-        self._lay(stage, name.gradients(stage), sizes.visit_bytes(stage), 1, True)
+        borrowed = sum(loan.nbytes for loan in line.loans if loan.borrower == stage)
+        weights = sizes.weight_bytes(stage) + borrowed
+        self._lay(stage, name.weights(stage), weights, 1 + versions, True)
+        self._lay(stage, name.gradients(stage), sizes.visit_bytes(stage) + borrowed, 1, True)
         self._lay(stage, name.states(stage), sizes.state_bytes(stage), 1, True)
-        for slot in range(line.micros):
-            self._forward(stage, slot)
-            if self._behind(stage):
-                self._gradient_comes(stage, (slot - line.depths[stage + 1]) % line.micros)
-            micro = (slot - line.depths[stage]) % line.micros
-            self._backward(stage, micro)
-            if micro == line.micros - 1:
-                self._add(
-                    U, stage, None, line.lanes[stage], lag=line.lag(stage, micro),
-                    uses=self._there(stage, name.states(stage), name.gradients(stage)),
-                )  # fmt: skip
+        for kind, micro in line.turns(stage):
+            (self._forward if kind is F else self._backward)(stage, micro)
+            if kind is B and micro == line.last(stage):
+                self._update(stage, micro)
+        if self._behind(stage):
+            for kind, micro in line.turns(stage + 1):
+                if kind is B:
+                    self._gradient_comes(stage, micro)
+
+    def _update(self, stage: int, micro: int) -> None:
+        """The update behind the backward pass of a micro-batch, with messages of lent weights."""
+        line, after, frees, stale = self.line, [], [], 0
+        for number, loan in enumerate(line.lends):
+            if loan.borrower == stage:
+                after += self._borrow(number, loan, micro)
+                local = not self._apart(loan)
+                frees += [] if local else [name.lent_weights(loan.owner, stage)]
+                stale = line.late(loan) if local else stale
+            if loan.owner == stage:
+                after += self._lend(number, loan)
+                frees.append(name.lent_gradients(stage, loan.borrower))
+        self._add(
+            U, stage, None, line.lanes[stage], lag=line.lag(stage, micro), after=after, stale=stale,
+            uses=self._there(stage, name.states(stage), name.gradients(stage)),
+            frees=self._there(stage, *frees),
+        )  # fmt: skip
+
+    def _apart(self, loan: Loan) -> bool:
+        return self.line.positions[loan.owner] != self.line.positions[loan.borrower]
+
+    def _borrow(self, number: int, loan: Loan, micro: int) -> list[str]:
+        """A borrower's side of a loan; returns what its update waits for. Two copies of the weights
+        are enough for owners that are a few updates ahead to go on."""
+        own, line, late = loan.borrower, self.line, self.line.late(loan)
+        updated = act(U, loan.owner, rank=line.positions[own])
+        if not self._apart(loan):
+            return [updated]
+        lag, text = line.lag(own, micro), name.lent_weights(loan.owner, own)
+        copies = 1 + late // 2
+        self._lay(own, text, loan.nbytes, copies)
+        self._message(
+            number, SEND_GRAD, loan, own, lag=lag, after=[self._name(B, own, micro, own)],
+            uses=self._there(own, name.gradients(own)),
+        )  # fmt: skip
+        there = act(U, own, rank=line.positions[own], step=-copies)
+        self._message(
+            number, RECV, loan, own, lag=lag, stale=late, after=[there],
+            takes=self._there(own, text),
+        )  # fmt: skip
+        return [self._loan(kind, number, loan, own) for kind in (SEND_GRAD, RECV)]
+
+    def _lend(self, number: int, loan: Loan) -> list[str]:
+        """An owner's side of a loan; returns what its update waits for."""
+        own, line, late = loan.owner, self.line, self.line.late(loan)
+        lag, last = line.lag(loan.borrower, line.micros - 1), line.last(loan.borrower)
+        updated, text = (
+            act(U, own, rank=line.positions[own]),
+            name.lent_gradients(own, loan.borrower),
+        )
+        self._lay(own, text, loan.nbytes, late + 1)
+        if not self._apart(loan):
+            installed = act(U, loan.borrower, rank=line.positions[own], step=-1)
+            return [self._name(B, loan.borrower, last, own, back=late), installed]
+        self._message(
+            number, RECV_GRAD, loan, own, lag=lag, after=[f"{updated}@-1"],
+            takes=self._there(own, text),
+        )  # fmt: skip
+        self._message(
+            number, SEND, loan, own, lag=lag, stale=late, after=[updated],
+            uses=self._there(own, name.weights(own)),
+        )  # fmt: skip
+        came = self._loan(RECV_GRAD, number, loan, own, back=late)
+        return [came, self._loan(SEND, number, loan, own, back=1)]
+
+    def _message(self, number: int, kind: Kind, loan: Loan, stage: int, **kw: Any) -> None:
+        """A message of lent weights or of their gradients, on a lane of its own."""
+        lane = 2 * (len(self.line.positions) + number) + (kind in (SEND_GRAD, RECV_GRAD))
+        out = kind in (SEND, SEND_GRAD)
+        self._add(
+            kind, loan.owner, None, f"{NET_OUT if out else NET_IN}.{lane}", turn=number,
+            rank=self.line.positions[stage], nbytes=loan.nbytes, **kw,
+        )  # fmt: skip
+
+    def _loan(self, kind: Kind, number: int, loan: Loan, stage: int, *, back: int = 0) -> str:
+        at = self.line.positions[stage]
+        return act(kind, loan.owner, turn=number, rank=at, step=-back)
 
     def _forward(self, stage: int, micro: int) -> None:
         line, last = self.line, stage + 1 == len(self.line.positions)
@@ -165,6 +206,10 @@ class _Writer:
         uses = [name.weights(stage), name.gradients(stage)]
         if stage:
             frees.append(name.activation(stage, micro))
+        for loan in line.lends if micro == line.last(stage) else ():
+            if loan.borrower == stage and not self._apart(loan):  # leaves its part of a gradient
+                takes.append(name.lent_gradients(loan.owner, stage))
+                after.append(act(U, loan.owner, rank=line.positions[stage], step=-1))
         if stage + 1 < len(line.positions):
             frees.append(name.output_gradient(stage, micro))
             came = Kind.RECV_GRAD if self._behind(stage) else B

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +36,7 @@ from workbench.runtime.memory.memory import Memory
 from workbench.runtime.memory.storage import Flat, States
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
+WEIGHTS = KINDS[:1]
 STATISTICS = "statistics.safetensors"
 FULL = re.compile(rf"(?:Errno|os error) (?:{errno.ENOSPC}|{errno.EDQUOT})\b")
 """In the words of an error of Python's, or of safetensors', whichever rank met it."""
@@ -45,8 +46,9 @@ MADE_ROOM = "the disk was full: older checkpoints were removed to make room for 
 class Holder(Protocol):
     """Interface of a holder of a run's weights and moments, wherever they lie."""
 
-    def write(self, folder: Path) -> None:
-        """Make all files in a new folder. Raises OSError or SafetensorError if the disk refuses."""
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
+        """Make all files in a new folder; of `WEIGHTS` alone `write_unit`'s, whatever form the
+        holder's own have. Raises OSError or SafetensorError if the disk refuses."""
         ...
 
     def restore(self, saved: Saved) -> None:
@@ -60,10 +62,10 @@ class MemoryHolder:
     def __init__(self, model: LayeredModel, memory: Memory, flats: list[Flat]) -> None:
         self._model, self._memory, self._flats = model, memory, flats
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`. All lanes must be drained."""
         for unit, flat in enumerate(self._flats):
-            write_unit(folder, unit, self._tensors(unit, flat))
+            write_unit(folder, unit, self._tensors(unit, flat, kinds))
 
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`."""
@@ -79,16 +81,17 @@ class MemoryHolder:
             if self._memory.on_disk(unit):
                 self._memory.write_states(unit)
 
-    def _tensors(self, unit: int, flat: Flat) -> Iterator[tuple[str, Tensor]]:
+    def _tensors(self, unit: int, flat: Flat, kinds: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         if self._memory.on_disk(unit):
             self._memory.read_states(unit)
         states = self._memory.states(unit)
-        return self._views(unit, flat, (states.master(), *_moments(states)))
+        slabs = (states.master(), *_moments(states))
+        return self._views(unit, flat, slabs[: len(kinds)])
 
     def _views(
         self, unit: int, flat: Flat, slabs: tuple[Tensor, ...]
     ) -> Iterator[tuple[str, Tensor]]:
-        for kind, slab in zip(KINDS, slabs, strict=True):
+        for kind, slab in zip(KINDS, slabs, strict=False):
             for local, view in flat.views(slab):
                 yield label_of(kind, self._model, unit, local), view
 
@@ -163,6 +166,19 @@ def write_unit(folder: Path, unit: int, tensors: Iterable[tuple[str, Tensor]]) -
     """A unit's file, from tensors by their labels."""
     named = {label: tensor.cpu().contiguous() for label, tensor in tensors}
     save_file(named, folder / file_of(unit))
+
+
+def write_weights(folder: Path, model: LayeredModel, named: Mapping[str, Tensor]) -> None:
+    """Files of weights alone, by their names in the whole model, of the units that have some."""
+    for unit in range(model.num_units):
+        names = {local: model.state_name(unit, local) for local in model.shapes(unit)}
+        found = [
+            (label_of(WEIGHTS[0], model, unit, local), named[name])
+            for local, name in names.items()
+            if name in named
+        ]
+        if found:
+            write_unit(folder, unit, found)
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal
 
 from workbench.core.files import checksum, flush, read_whole, write_whole
+from workbench.core.record import Evaluation, strict
 from workbench.core.reporter import Reporter, Untold
 from workbench.core.schema import Measured, read_as
 from workbench.core.sealed import parse_sealed, sealed
@@ -47,6 +47,8 @@ class Manifest:
     """Fields of a run's spec that decide its losses."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of the optimizer in a user's own loop: its learning rate, and what schedulers keep there."""
+    evaluations: list[Evaluation] = field(default_factory=list)
+    """So far; not written where there are none, since older versions do not know them."""
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By their paths in the checkpoint's folder: bytes, and CRC-32."""
 
@@ -60,9 +62,9 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Put it, sealed, in the place of the one that a checkpoint has, if any."""
-        told = asdict(self)
-        for key in ("losses", "grad_norms"):
-            told[key] = [x if x is None or isfinite(x) else str(x) for x in told[key]]
+        told = strict(asdict(self))
+        if not self.evaluations:
+            del told["evaluations"]
         write_whole(folder / MANIFEST, sealed(json.dumps(told, allow_nan=False)))
         flush(folder)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.differentiation import Above
 from workbench.runtime.passes.stage_passes import Key, StageModule, StagePasses, there, wants
-from workbench.runtime.protocols import StageUpdates, Transport
+from workbench.runtime.protocols import Loans, StageUpdates, Transport
 from workbench.runtime.transport.group_transport import Form
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
@@ -66,11 +66,12 @@ class StageEngine:
 
     def __init__(
         self, stages: Mapping[int, StageModule], passes: StagePasses, gradients: Tensor,
-        add_up: Callable[[Tensor], object], updates: StageUpdates,
+        add_up: Callable[[Tensor], object], updates: StageUpdates, loans: Loans | None = None,
     ) -> None:  # fmt: skip
         """`stages`: unit of the schedule -> the stage; `passes` performs their passes. `gradients`
         of all their weights, flat: each parameter's `grad` is a view. `add_up` makes them the sum
-        of all replicas'."""
+        of all replicas'. `loans` are weights that stages lend each other in the schedule."""
+        self._loans = loans
         self._stages, self._gradients, self._add_up = stages, gradients, add_up
         self._updates, self._passes = updates, passes
         self._steps: dict[int, StageStep] = {}
@@ -124,6 +125,9 @@ class StageEngine:
 
     def forms(self, action: Action, step: int) -> Sequence[Form]:
         """The tensors of a message of this process."""
+        if action.microbatch is None:
+            lent = self._loans.weights(self._pair(action))
+            return [(tuple(weight.shape), weight.dtype, False) for weight in lent]
         unit, samples = action.unit, self._samples(action, step)
         came = action.kind in (Kind.RECV, Kind.SEND_GRAD)
         found = self._stages[unit].came(samples) if came else self._stages[unit - 1].goes(samples)
@@ -134,6 +138,8 @@ class StageEngine:
     def forget(self) -> None:
         """Let go of what a step that failed has left; every lane has ended."""
         self._passes.forget()
+        if self._loans is not None:
+            self._loans.forget()
         for held in (self._inputs, self._outputs, self._above, self._below, self._steps):
             held.clear()
 
@@ -173,13 +179,30 @@ class StageEngine:
             above = Above(there(self._above.pop((unit + 1, micro, step))), back)
         into = self._above if unit - 1 in self._stages else self._below
         into[key] = self._passes.backward(key, came, samples, above)
+        for pair in filter(None, map(name.loan_of, action.takes)):
+            self._loans.leave(pair, step)
+
+    def _pair(self, action: Action) -> tuple[int, int]:
+        """Owner and borrower of the weights that a message is about."""
+        return action.unit, self.transport.borrower(action)
 
     def _send(self, action: Action, step: int) -> None:
+        if action.microbatch is None:
+            what = self._loans.weights if action.kind is Kind.SEND else self._loans.gradients
+            self.transport.send(action, what(self._pair(action)), step)
+            return
         held = self._outputs if action.kind is Kind.SEND else self._below
         bundle = there(held.pop((action.unit, action.microbatch, step)))
         self.transport.send(action, bundle, step)
 
     def _receive(self, action: Action, step: int) -> None:
+        if action.microbatch is None:
+            pair, came = self._pair(action), self.transport.receive(action, step)
+            if action.kind is Kind.RECV:
+                self._loans.weights_came(pair, came)
+            else:
+                self._loans.gradients_came(pair, step, came)
+            return
         held = self._inputs if action.kind is Kind.RECV else self._above
         held[action.unit, action.microbatch, step] = self.transport.receive(action, step)
 

@@ -35,9 +35,18 @@ class UnitStage:
     ) -> None:  # fmt: skip
         self.model, self.units, self.device, self.dtype = model, units, device, dtype
         self.modules = {unit: model.build(unit, seed=seed, device=device) for unit in units}
-        for (unit, name), (owner, lent) in model.tied().items():
-            if unit in units and owner in units:
-                set_parameter(self.modules[unit], name, self.modules[owner].get_parameter(lent))
+        self.borrowed: dict[tuple[int, str], nn.Parameter] = {}
+        """(unit, local name) of a weight that another stage owns -> the copy here, zeros as yet."""
+        for (unit, name), lender in model.tied().items():
+            if unit not in units:
+                continue
+            owner, lent = lender
+            if owner in units:
+                weight = self.modules[owner].get_parameter(lent)
+            else:
+                empty = torch.zeros(model.shapes(owner)[lent], device=device)
+                weight = self.borrowed.setdefault(lender, nn.Parameter(empty))
+            set_parameter(self.modules[unit], name, weight)
         self.first, self.last = units.start == 0, units.stop == model.num_units
         self._ends = [
             Boundary(model.boundary(unit, seq), dtype) if 0 < unit < model.num_units else None
@@ -45,13 +54,34 @@ class UnitStage:
         ]
         self._steps: dict[int, Sequence[UnitRows]] = {}
 
+    @property
+    def parameters(self) -> dict[int, dict[str, nn.Parameter]]:
+        """unit -> name in the whole model -> parameter that the unit owns."""
+        tied = self.model.tied()
+        return {
+            unit: {
+                self.model.state_name(unit, local): parameter
+                for local, parameter in module.named_parameters()
+                if (unit, local) not in tied
+            }
+            for unit, module in self.modules.items()
+        }
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The stage's parameters by their names in the whole model."""
-        named = {}
+        """The stage's parameters by their names in the whole model, borrowed ones by their owners'
+        names."""
+        found = {name: own for named in self.parameters.values() for name, own in named.items()}
+        names = {self.model.state_name(*lender): own for lender, own in self.borrowed.items()}
+        return found | names
+
+    def learning(self) -> dict[str, bool]:
+        """Whether each of `named_parameters` is trained at all."""
+        tied, found = self.model.tied(), dict.fromkeys(self.named_parameters(), True)
         for unit, module in self.modules.items():
-            for local, parameter in module.named_parameters():
-                named.setdefault(self.model.state_name(unit, local), parameter)
-        return named
+            for local, _ in module.named_parameters():
+                owner = tied.get((unit, local), (unit, local))
+                found[self.model.state_name(*owner)] = self.model.learns(*owner)
+        return found
 
     def decaying(self) -> set[str]:
         """Names of the parameters that decay."""

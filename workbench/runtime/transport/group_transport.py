@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 from workbench.runtime.executor.board import Failed
 from workbench.runtime.passes.bundle import Bundle
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import RECEIVES, Action, Kind
+from workbench.schedule.buffers import borrower_of
 from workbench.schedule.graph import partners
 from workbench.schedule.schedule import Schedule
 
@@ -39,8 +40,8 @@ front."""
 
 
 class GroupTransport:
-    """Sends and receives the messages of one process. A `Transport`, of messages that carry a
-    micro-batch."""
+    """Sends and receives the messages of one process. A `Transport`. Weights that are lent, and
+    their gradients, go by gloo and the host's memory."""
 
     def __init__(
         self,
@@ -61,10 +62,8 @@ class GroupTransport:
         self._groups, self._process, self._forms, self._device = groups, process, forms, device
         self._words = words
         self._by_nccl = any(group is not words for group in groups.values())
-        self._by_host = device.type == "cuda" and not self._by_nccl
-        """Whether messages of a GPU go by the host's memory."""
         self._partner: dict[str, Action] = {}
-        self._units = 1
+        self._units, self._micros = 1, 1
         self._posted: dict[tuple[str, int], tuple[Bundle, list[dist.Work]]] = {}
         """Receiving action and its step -> where its message arrives, and its receives."""
         self._some = threading.Condition()
@@ -73,16 +72,21 @@ class GroupTransport:
 
     def use(self, schedule: Schedule) -> None:
         """Carry the messages of a schedule from now on."""
-        self._partner, self._units = partners(schedule), schedule.num_units
+        self._partner = partners(schedule)
+        self._units, self._micros = schedule.num_units, schedule.num_microbatches
+
+    def borrower(self, action: Action) -> int:
+        """As `Transport.borrower`."""
+        return borrower_of(action if action.kind in RECEIVES else self._partner[action.name])
 
     def announce(self, action: Action, step: int) -> None:
         """Post the receive of a message, for which there is a place now."""
         peer, first = self._peer(action), self._tag(action)
-        if self._by_nccl:
+        if self._nccl(action):
             made: Bundle = (torch.empty(1, dtype=torch.uint8),)
             works = [dist.irecv(made[0], peer, group=self._words, tag=first)]
         else:
-            made, works = self._post(action, step, "cpu" if self._by_host else self._device)
+            made, works = self._post(action, step, "cpu")
         with self._some:
             self._posted[action.name, step] = made, works
             self._some.notify_all()
@@ -96,21 +100,22 @@ class GroupTransport:
                 raise Failed("another lane failed")
             made, works = self._posted.pop(key)
         _wait(works)
-        if self._by_nccl:
+        if self._nccl(action):
             made, works = self._post(action, step, self._device)
             _wait(works)
         if self._latency is not None:
             *made, stamp = made
             time.sleep(max(0.0, float(stamp) + self._latency(action) - time.monotonic()))
-        return tuple(tensor.to(self._device) for tensor in made) if self._by_host else tuple(made)
+        return tuple(tensor.to(self._device) for tensor in made)
 
     def send(self, action: Action, source: Bundle, step: int) -> None:
         """Send a bundle, as soon as the other side has a place for it."""
         peer, first, group = self._peer(action), self._tag(action), self._group(action)
-        if self._by_nccl:
+        if self._nccl(action):
             word = torch.zeros(1, dtype=torch.uint8)
             _wait([dist.isend(word, peer, group=self._words, tag=first)])
-        source = tuple(tensor.cpu() for tensor in source) if self._by_host else source
+        else:
+            source = tuple(tensor.cpu() for tensor in source)
         _wait(
             [
                 dist.isend(tensor.contiguous(), peer, group=group, tag=first + part)
@@ -146,13 +151,19 @@ class GroupTransport:
     def _peer(self, action: Action) -> int:
         return self._process(self._partner[action.name].rank)
 
+    def _nccl(self, action: Action) -> bool:
+        return self._by_nccl and action.microbatch is not None
+
     def _group(self, action: Action) -> dist.ProcessGroup:
+        if action.microbatch is None:
+            return self._words
         front = action.kind in (Kind.SEND, Kind.RECV_GRAD)
         return self._groups[self._peer(action), action.kind in ACTIVATIONS, front]
 
     def _tag(self, action: Action) -> int:
         """The first of the tags of a message."""
-        which = action.microbatch * self._units + action.unit
+        micro = self._micros + action.turn if action.microbatch is None else action.microbatch
+        which = micro * self._units + action.unit
         return (which * 2 + (action.kind in ACTIVATIONS)) * PARTS
 
 

@@ -39,14 +39,19 @@ def copies(
 class StageWeights:
     """Parameters of a process's stages and their gradients."""
 
-    def __init__(self, stages: Sequence[Stage], learning: Mapping[str, bool]) -> None:
-        """`learning`: whether a parameter, by its name, is trained at all."""
+    def __init__(
+        self, stages: Sequence[Stage], learning: Mapping[str, bool], into: Tensor | None = None
+    ) -> None:
+        """`learning`: whether a parameter, by its name, is trained at all. `into`: zeros for the
+        gradients, flat, where others lie beside them."""
         self.named = {name: p for one in stages for name, p in one.named_parameters().items()}
         for name, parameter in self.named.items():
             parameter.requires_grad_(learning[name])
         self._trained = [p for name, p in self.named.items() if learning[name]]
         sizes = [parameter.numel() for parameter in self._trained]
-        self.gradients = torch.zeros(sum(sizes), device=stages[0].device)  # [parameters]
+        if into is None:
+            into = torch.zeros(sum(sizes), device=stages[0].device)
+        self.gradients = into  # [parameters]
         """Of all that is trained, flat, of torch's default precision, as the weights are: fp32
         unless a script has set fp64, whatever passes compute in."""
         parts = zip(self.gradients.split(sizes), self._trained, strict=True)
@@ -90,6 +95,6 @@ class StageWeights:
             for other in own[1:]:
                 other.copy_(own[0])
             if own[0].grad is not None:
-                other = own[1].grad if own[1:] else None
-                found.append(Tie(own[0].grad, others, other, stage == min(held)))
+                further = [each.grad for each in own[1:]]
+                found.append(Tie(own[0].grad, others, further, stage == min(held)))
         return found

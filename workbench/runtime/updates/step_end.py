@@ -46,9 +46,9 @@ class Tie(NamedTuple):
 
     gradient: Tensor
     group: dist.ProcessGroup | None
-    """Processes of this replica that hold it; None where both copies are here."""
-    other: Tensor | None
-    """Gradient of the second copy here."""
+    """Processes of this replica that hold it; None where all copies are here."""
+    others: Sequence[Tensor]
+    """Gradients of further copies here."""
     counts: bool
     """Whether this process counts it in the norm."""
 
@@ -69,12 +69,12 @@ class Ended(NamedTuple):
 def add_ties(ties: Sequence[Tie]) -> None:
     """Make the gradients of shared weights the sum of all copies'."""
     for tie in ties:
-        if tie.other is not None:
-            tie.gradient.add_(tie.other)
+        for other in tie.others:
+            tie.gradient.add_(other)
         if tie.group is not None:
             dist.all_reduce(tie.gradient, group=tie.group)
-        if tie.other is not None:
-            tie.other.copy_(tie.gradient)
+        for other in tie.others:
+            other.copy_(tie.gradient)
 
 
 def squared_norm(gradients: Tensor, ties: Sequence[Tie]) -> float:
@@ -82,7 +82,7 @@ def squared_norm(gradients: Tensor, ties: Sequence[Tie]) -> float:
     total = float(torch.linalg.vector_norm(gradients, dtype=torch.float64).square())
     for tie in ties:
         own = float(torch.linalg.vector_norm(tie.gradient, dtype=torch.float64).square())
-        total -= (tie.other is not None) * own + (not tie.counts) * own
+        total -= len(tie.others) * own + (not tie.counts) * own
     return total
 
 

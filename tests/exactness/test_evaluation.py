@@ -1,0 +1,205 @@
+"""Every method's evaluations are those of plain training, and change nothing of what it trains."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.methods import plain
+from tests.methods.harness import Silent, fork_ranks
+from tests.methods.plain import made_up_profile
+from tests.methods.rank_server import process
+from workbench.core import methods
+from workbench.core.model_spec import ModelSpec
+from workbench.core.record import HELD_OUT, Outcome
+from workbench.core.spec import RunSpec
+from workbench.model import make_model
+from workbench.model.held_out import load_part
+from workbench.model.pairs import COLUMNS
+from workbench.ranks.launcher import RankLauncher
+from workbench.training import answered
+
+NEAR = 1e-5
+MODELS = {
+    "decoder": ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, dropout=0.1, tied=True),
+    "bert": ModelSpec(family="bert", layers=3, hidden=16, heads=2, seq=24, vocab=259, dropout=0.1),
+    "t5": ModelSpec(family="t5", layers=2, hidden=16, heads=2, seq=24, target_seq=6, vocab=258),
+    "resnet": ModelSpec(family="resnet", layers=4, hidden=4, seq=8, vocab=4),
+}
+TEXTS = {"decoder": plain.__file__, "bert": "", "t5": "", "resnet": "stdlib"}
+"""Those that are empty are written by `files`."""
+FIGURES = {
+    "decoder": ["loss", "perplexity"],
+    "bert": ["loss", "accuracy"],
+    "t5": ["loss", "exact", "f1"],
+    "resnet": ["loss", "accuracy"],
+}
+
+
+def later(*one):
+    return pytest.param(*one, marks=pytest.mark.thorough)
+
+
+def spec_of(method: str, model: str, **changes) -> RunSpec:
+    """Four steps, held out after the third and the last."""
+    return RunSpec.of(**{
+        "method": method, "model": MODELS[model], "text": TEXTS[model], "batch": 4,
+        "microbatches": 2, "steps": 4, "device": "cpu", "lr": 1e-3, "eval_every": 3,
+        "eval_samples": 8, **changes,
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(tmp_path_factory):
+    """Pairs with a part of their own for evaluations, and answers without one."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name, first in (("train.tsv", 0), ("dev.tsv", 50)):
+        lines = ["\t".join(COLUMNS)]
+        for n in range(first, first + 40):
+            lines.append(f"{n % 2}\t1\t2\tThe {n} of {n * n % 7}.\tA {n % 5} or {n * 3 % 11}.")
+        (folder / name).write_text("\n".join(lines) + "\n")
+    answers = "".join(f"what follows {n}\t{n + 1}\n" for n in range(60))
+    (folder / "answers.txt").write_text(answers)
+    TEXTS.update(bert=str(folder), t5=str(folder / "answers.txt"))
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path):
+    """Trains in this process and ranks that are forked from one; nothing is measured before."""
+    fork_ranks(monkeypatch)
+    forked = partial(RankLauncher, process=process(""))
+    monkeypatch.setattr("workbench.training.rank_processes.RankLauncher", forked)
+    for where in ("profile.store", "methods.ftpipe.run"):
+        monkeypatch.setattr(
+            f"workbench.{where}.profile_for", lambda spec, *_: made_up_profile(spec)
+        )
+    monkeypatch.setattr("workbench.training.ranks.profiles_for", _profiles)
+
+    def train(spec: RunSpec, name: str = "run", report: Silent | None = None) -> Outcome:
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return methods.load(spec.method).train(spec, report or Silent(), folder)
+
+    return train
+
+
+def _profiles(planner, spec: RunSpec, *_):
+    return {size: made_up_profile(spec.with_(batch=size, microbatches=1)) for size in (1, 2, 4)}
+
+
+@cache
+def expected(model: str, **changes) -> Outcome:
+    with TemporaryDirectory() as folder:
+        spec = spec_of("plain", model, **changes)
+        return methods.load("plain").train(spec, Silent(), Path(folder, "runs", "plain"))
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "changes"),
+    [
+        ("stronghold", "decoder", {}),
+        ("fsdp", "decoder", {}),
+        ("harmony-pp", "decoder", {"ranks": 2, "microbatches": 1}),
+        ("torch-1f1b", "decoder", {"ranks": 2}),
+        ("1f1b", "bert", {"ranks": 2}),
+        ("stronghold", "t5", {}),
+        later("l2l", "bert", {}),
+        later("harmony-dp", "decoder", {"ranks": 2, "microbatches": 1}),
+        later("pp-swap", "decoder", {"ranks": 2, "microbatches": 1}),
+        later("data-parallel", "decoder", {"ranks": 2}),
+        later("torch-gpipe", "decoder", {"ranks": 2}),
+        later("1f1b", "t5", {"ranks": 2}),
+        later("stronghold", "resnet", {}),
+        pytest.param("deepspeed-pipe", "decoder", {"ranks": 2},
+                     marks=[pytest.mark.deepspeed, pytest.mark.thorough]),
+        pytest.param("zero-offload", "decoder", {},
+                     marks=[pytest.mark.deepspeed, pytest.mark.thorough]),
+    ],
+)  # fmt: skip
+def test_evaluations_are_those_of_plain_training(train, method, model, changes):
+    report = Silent()
+    found = train(spec_of(method, model, **changes), report=report)
+    told = [values for kind, values in report.events if kind == "evaluated"]
+    assert told == found.evaluations
+    want = expected(model).evaluations
+    assert [e["step"] for e in found.evaluations] == [3, 4]
+    for ours, theirs in zip(found.evaluations, want, strict=True):
+        assert [name for name in HELD_OUT if name in ours] == FIGURES[model]
+        for name in (*FIGURES[model], "epoch", "samples"):
+            assert ours[name] == pytest.approx(theirs[name], rel=NEAR), name
+
+
+def test_an_asynchronous_pipeline_does_not_drain_for_an_evaluation(train):
+    """Each stage's weights are those after the same step, and losses those without evaluations."""
+    one = spec_of("ftpipe", "bert", ranks=2, cut="2 2 1 1", map="0 1 0 1", steps=6, microbatches=1)
+    calm = train(one.with_(eval_every=6), "calm")
+    often = train(one.with_(eval_every=2), "often")
+    short = train(one.with_(steps=2, lr_decay_steps=6), "short")
+    assert often.losses == calm.losses
+    assert [e["step"] for e in often.evaluations] == [2, 4, 6]
+    for ours, theirs in ((often, calm), (often, short)):
+        last = theirs.evaluations[-1]
+        (same,) = (e for e in ours.evaluations if e["step"] == last["step"])
+        assert same | {"seconds": 0} == last | {"seconds": 0}
+
+
+@pytest.mark.parametrize("model", ["resnet", later("decoder"), later("t5")])
+def test_stages_that_drain_with_each_step_evaluate_as_plain_training(train, model):
+    """In a synchronous order, with BatchNorm's statistics of each stage."""
+    units = make_model(MODELS[model]).num_units
+    one = {"ranks": 2, "cut": f"{units - 2} 2", "stage_order": "sync-1f1b", "clip": 1.0}
+    found, want = train(spec_of("ftpipe", model, **one)), expected(model)
+    for ours, theirs in zip(found.evaluations, want.evaluations, strict=True):
+        for name in (*FIGURES[model], "step"):
+            assert ours[name] == pytest.approx(theirs[name], rel=NEAR), name
+
+
+def test_evaluations_change_nothing_and_stay_with_a_run_that_goes_on(train, tmp_path):
+    """Of pairs with a part for evaluations training has all others, evaluated or not."""
+    every = train(spec_of("plain", "bert", eval_every=1, save_every=2), "every")
+    assert every.losses == train(spec_of("plain", "bert", eval_every=0), "never").losses
+    for path in (tmp_path / "runs/every/checkpoints").glob("step-*4"):
+        shutil.rmtree(path)
+    again = train(spec_of("plain", "bert", eval_every=1, save_every=2), "every")
+    told = [{**one, "seconds": 0} for one in again.evaluations]
+    assert told == [{**one, "seconds": 0} for one in every.evaluations]
+    assert [one["step"] for one in told] == [1, 2, 3, 4]
+    assert not [*(tmp_path / "runs/every").glob(".evaluation*")]
+
+
+def test_what_is_held_out_is_not_trained_on():
+    spec = spec_of("plain", "decoder", eval_share=0.25)
+    model = make_model(spec.model)
+    kept, held = load_part(spec, model), load_part(spec, model, held_out=True)
+    whole = load_part(spec.with_(eval_every=0), model)
+    assert [*kept.tokens, *held.tokens] == [*whole.tokens]
+    assert len(held.tokens) == round(len(whole.tokens) / 4)
+    assert spec.key() != spec.with_(eval_every=0).key()
+    answers = spec_of("plain", "t5", eval_share=0.1)
+    model = make_model(answers.model)
+    kept, held = load_part(answers, model), load_part(answers, model, held_out=True)
+    assert (len(kept), len(held)) == (54, 6)
+    labels = [{*map(tuple, part.rows(range(len(part)))[-1].tolist())} for part in (kept, held)]
+    assert len(labels[1]) == 6
+    assert not labels[0] & labels[1]
+    long = spec.with_(model=replace(spec.model, seq=len(whole.tokens) // 2))
+    with pytest.raises(ValueError, match="too few to hold a sample of"):
+        load_part(long, make_model(long.model))
+
+
+def test_epochs_say_when_to_evaluate():
+    spec = spec_of("plain", "decoder", eval_every=0, eval_epochs=2, steps=20)
+    assert [n for n in range(1, 21) if spec.evaluates_at(n, 10)] == [5, 10, 15, 20]
+    assert [n for n in range(1, 21) if spec.evaluates_at(n, 13)] == [7, 13, 20]
+
+
+def test_answers_are_compared_by_their_words():
+    assert answered.exact("The cat's mat.", "cats mat") == 1
+    assert answered.f1("a red hat", "the red coat") == 0.5
+    assert answered.f1("", "the") == 1
+    assert answered.f1("", "red") == 0

@@ -1,0 +1,103 @@
+"""A pipeline that never drains, before its schedule is written: depths, lags and stale weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from workbench.profile.unit_costs import Sizes
+from workbench.schedule import buffers as name
+from workbench.schedule.action import COMPUTE, Kind
+
+F, B = Kind.FORWARD, Kind.BACKWARD
+Turn = tuple[Kind, int]
+"""A forward or a backward pass, and its micro-batch."""
+FIRST_LANE = 2
+"""Number of the lane of a position's second stage: the first one's has none, and 1 takes turns."""
+
+
+class Loan(NamedTuple):
+    """Weights of a stage that another one uses, too."""
+
+    owner: int
+    borrower: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchronous:
+    """The pipeline."""
+
+    label: str
+    """For titles and records."""
+    positions: Sequence[int]
+    """Position of each stage."""
+    depths: Sequence[int]
+    """Slots between the forward and the backward pass of a micro-batch, of each stage; 0 for the
+    last one."""
+    micros: int
+    """Micro-batches of an update."""
+    samples: int
+    """Rows of a micro-batch."""
+    sizes: Sizes
+    """Of stages as units."""
+    recompute: bool = True
+    """Whether stages compute activations again, but for the last one."""
+    stashes: bool = False
+    """Whether a backward pass reads the weights that its forward pass read."""
+    loans: Sequence[Loan] = ()
+    """Owners in front of their borrowers."""
+    passes: Sequence[Sequence[Turn]] = ()
+    """Passes of each stage in a step, for pipelines that drain with each step, whose end (the norm,
+    gradients of shared weights) is not in their schedule."""
+
+    @property
+    def lends(self) -> Sequence[Loan]:
+        """Loans with messages in the schedule."""
+        return () if self.passes else self.loans
+
+    def turns(self, stage: int) -> Sequence[Turn]:
+        """Passes of a stage in a step, those of earlier steps' micro-batches among them."""
+        if self.passes:
+            return self.passes[stage]
+        depth, micros = self.depths[stage], self.micros
+        pairs = (((F, slot), (B, (slot - depth) % micros)) for slot in range(micros))
+        return [turn for pair in pairs for turn in pair]
+
+    def last(self, stage: int) -> int:
+        """The micro-batch whose backward pass is a step's last one."""
+        return self.passes[stage][-1][1] if self.passes else self.micros - 1
+
+    def late(self, loan: Loan) -> int:
+        """Updates that a borrowed weight lacks beside those that the borrower's own lack."""
+        behind = self.lag(loan.owner, self.micros - 1)
+        return behind - self.lag(loan.borrower, self.micros - 1)
+
+    def lag(self, stage: int, micro: int) -> int:
+        """Steps between the forward and the backward pass of a micro-batch."""
+        return 0 if self.passes else (micro + self.depths[stage]) // self.micros
+
+    def stale(self, stage: int, micro: int) -> int:
+        """Updates that a forward pass lacks (spec 1.11: the closed form)."""
+        return 0 if self.passes else max(0, -(-(self.depths[stage] - micro) // self.micros))
+
+    def copies(self, stage: int) -> int:
+        """Steps of which a stage holds the input of a micro-batch at a time."""
+        return 1 if self.passes else self.depths[stage] // self.micros + 1
+
+    def keeps(self, stage: int, micro: int) -> str:
+        """The buffer that a forward pass leaves for the backward pass."""
+        again = self.recompute and self.depths[stage]
+        return (name.checkpoint if again else name.kept)(stage, micro)
+
+    @cached_property
+    def lanes(self) -> list[str]:
+        """Lane of each stage."""
+        seen: dict[int, int] = {}
+        found = []
+        for at in self.positions:
+            seen[at] = number = seen.get(at, FIRST_LANE - 2) + 1
+            found.append(COMPUTE if number == 1 else f"{COMPUTE}.{number}")
+        return found
