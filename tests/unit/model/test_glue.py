@@ -83,7 +83,8 @@ def test_a_run_says_file_and_line_and_writes_nothing(name, text, sentence, tmp_p
 def test_a_folder_has_a_part_for_evaluations(tmp_path):
     (tmp_path / LINES).write_text(json.dumps(BOOLQ) + "\n" + json.dumps(BOOLQ))
     given = {"vocab": 300, "seq": 16, "seed": 1}
-    assert not (answers.holds_out(tmp_path) or pairs.holds_out(tmp_path))
+    assert not answers.holds_out(tmp_path)
+    assert not pairs.holds_out(tmp_path)
     (tmp_path / "val.jsonl").write_text(json.dumps(BOOLQ))
     assert answers.holds_out(tmp_path)
     assert pairs.holds_out(tmp_path)
