@@ -109,8 +109,8 @@ def load_answers(
     held_out: bool = False,
 ) -> Answers:
     """Pairs of ``stdlib`` or of a file of lines, tokenized for sources of `seq` tokens and answers
-    of `target_seq`; those that are `held_out` are of the library's tenth that is not trained on,
-    or of the folder's file for evaluations.
+    of `target_seq`; those that are `held_out` are of the library's tenth that is not trained on, or
+    of the folder's file for that.
 
     `tokenizer` is ``bytes`` or ``bpe:N``. Raises ValueError, one sentence with file and line, for
     what is missing or malformed, and when the tokens are more than the model's `vocab`.
@@ -124,9 +124,8 @@ def load_answers(
         corpus = read_corpus(STDLIB)
         name, (pairs, held) = corpus.name, _stdlib_pairs(corpus)
     else:
-        name, pairs, held = Path(source).name, _read_lines(user_path(source)), []
-        if held_out and (examples := examples_at(user_path(source), held_out=True)):
-            held = read_asked(examples)
+        name, pairs, path = Path(source).name, _read_lines(user_path(source)), user_path(source)
+        held = read_asked(examples_at(path, True)) if held_out else []
     told = _told(name, pairs)
     made = Bytes() if tokenizer in ("", Bytes.name) else tokenize(told, tokenizer, cache)[0]
     if held_out:
@@ -156,14 +155,14 @@ def load_answers(
     )
 
 
+def holds_out(source: str | Path) -> bool:
+    """Whether a source has a part for evaluations."""
+    return source == STDLIB or examples_at(user_path(source), True) is not None
+
+
 def _told(name: str, pairs: Sequence[tuple[str, str]]) -> Corpus:
     data = "".join(f"{asked}\t{answer}\n" for asked, answer in pairs).encode()
     return Corpus(name=name, data=data, digest=sha256(data).hexdigest())
-
-
-def holds_out(source: str | Path) -> bool:
-    """Whether a source has a part for evaluations."""
-    return source == STDLIB or examples_at(user_path(source), held_out=True) is not None
 
 
 def _read_lines(path: Path) -> list[tuple[str, str]]:

@@ -47,15 +47,15 @@ VERSIONS = (
 )  # fmt: skip
 
 
-def cifar_at(path: Path) -> tuple[Version, list[Path]] | None:
-    """The version that lies at a path, and its files: of a folder the training part, else the file
-    of a part. None where there is none. Raises ValueError for the version for Python, and for a
-    training part of which a file is missing."""
+def cifar_at(path: Path, held_out: bool = False) -> tuple[Version, list[Path]] | None:
+    """The version that lies at a path, and its files: of a folder the training part, or the other
+    where it is `held_out`, else the file of a part. None where there is none. Raises ValueError for
+    the version for Python, and for a training part of which a file is missing."""
     for version in VERSIONS:
         if path.name in (*version.train, version.test) and path.is_file():
-            return version, [path]
+            return None if held_out else (version, [path])
         for folder in (path, path / version.folder):
-            files = [folder / name for name in version.train]
+            files = [folder / name for name in ([version.test] if held_out else version.train)]
             missing = [file.name for file in files if not file.is_file()]
             if not missing:
                 return version, files

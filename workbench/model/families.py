@@ -33,7 +33,7 @@ from workbench.core.paths import user_path
 from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
-from workbench.model.corpus import DIGITS, STDLIB
+from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
@@ -250,17 +250,19 @@ def _picture(spec: ModelSpec) -> tuple[Tensor, ...]:
 
 
 def _pictures(
-    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None
-) -> Data:
+    spec: ModelSpec, source: str | Path, tokenizer: str, seed: int, cache: Path | None,
+    held_out: bool = False,
+) -> Data:  # fmt: skip
     size: dict[str, Any] = {"size": (spec.seq, spec.seq), "seed": seed}
     if source == STDLIB:
         return SyntheticPictures(classes=spec.vocab, count=PICTURES, **size)
     found: Pictures
     if source == DIGITS:
-        one, labels = digits.read_digits()
+        part = "test" if held_out else "train"
+        one, labels = digits.read_digits(part)
         parts = [(one[:, None], labels)]
-        found = ArrayPictures(DIGITS, parts, [digits.FILE], digits.CLASSES, **size)
-    elif at := cifar.cifar_at(user_path(source)):
+        found = ArrayPictures(f"{DIGITS}, {part}", parts, [digits.FILE], digits.CLASSES, **size)
+    elif at := cifar.cifar_at(user_path(source), held_out):
         version, files = at
         found = ArrayPictures(version.name, cifar.read_cifar(*at), files, version.classes, **size)
     else:
@@ -271,6 +273,13 @@ def _pictures(
             f"apart; use vocab={len(found.classes)}"
         )
     return found
+
+
+def _pictures_held_out(source: str | Path) -> bool:
+    """Whether pictures have a part for evaluations: the digits, and a folder of CIFAR."""
+    if source in BUNDLED:
+        return source == DIGITS
+    return cifar.cifar_at(user_path(source), held_out=True) is not None
 
 
 def t5_shape(spec: ModelSpec) -> t5.T5Shape:
@@ -309,10 +318,17 @@ FAMILIES = {
         make=_bert, initialize=bert.initialize, example=_words, load=_pairs,
         holds_out=pairs_held_out,
     ),
-    "vgg": Family(make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures),
-    "resnet": Family(make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures),
+    "vgg": Family(
+        make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures,
+        holds_out=_pictures_held_out,
+    ),
+    "resnet": Family(
+        make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures,
+        holds_out=_pictures_held_out,
+    ),
     "wide-resnet": Family(
-        make=_wide_resnet, initialize=vision.initialize, example=_picture, load=_pictures
+        make=_wide_resnet, initialize=vision.initialize, example=_picture, load=_pictures,
+        holds_out=_pictures_held_out,
     ),
     "t5": Family(
         make=_t5, initialize=t5.initialize, example=_texts, load=_answers,

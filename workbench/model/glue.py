@@ -23,10 +23,11 @@ from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
 from workbench.model.corpus import most_bytes, numbered_lines
 
-FILES = ("train.jsonl", "train-v2.0.json", "train-v1.1.json")
-"""Of a folder; the first that is there is read."""
-HELD_OUT = ("val.jsonl", "dev-v2.0.json", "dev-v1.1.json")
-"""For evaluations, alike."""
+EXAMPLES = (
+    ("train.jsonl", "train-v2.0.json", "train-v1.1.json"),
+    ("val.jsonl", "dev-v2.0.json", "dev-v1.1.json"),
+)
+"""Files of a folder that are trained on, and held out; the first that is there is read."""
 SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s)|$)", re.DOTALL)
 NONE = "unanswerable"
 """What T5 is to write where a paragraph has no answer."""
@@ -71,13 +72,12 @@ TASKS = (
 )  # fmt: skip
 
 
-def examples_at(path: Path, *, held_out: bool = False) -> Path | None:
-    """The file of examples that a path means: itself, or one of `FILES` in a folder; `HELD_OUT`
-    are for evaluations, of which a file by itself has none."""
+def examples_at(path: Path, held_out: bool = False) -> Path | None:
+    """The file of examples that a path means: itself, which has no part that is held out, or one of
+    a folder."""
     if path.suffix in (".jsonl", ".json") and path.is_file():
         return None if held_out else path
-    files = HELD_OUT if held_out else FILES
-    return next((path / name for name in files if (path / name).is_file()), None)
+    return next((path / name for name in EXAMPLES[held_out] if (path / name).is_file()), None)
 
 
 def read_labelled(path: Path) -> list[tuple[int, str, str]]:

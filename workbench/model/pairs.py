@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.model.corpus import STDLIB, Corpus, numbered_lines, read_corpus
-from workbench.model.glue import FILES, examples_at, read_labelled
+from workbench.model.glue import EXAMPLES, examples_at, read_labelled
 from workbench.model.keys import permuted, place_of
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
 
@@ -129,7 +129,7 @@ def load_pairs(
         corpus = read_corpus(STDLIB)
         name, pairs = corpus.name, _stdlib_pairs(corpus, held_out)
     else:
-        name, pairs = Path(source).name, _read(Path(source), held_out=held_out)
+        name, pairs = Path(source).name, _read(Path(source), held_out)
     made = _tokenizer(source, tokenizer, cache)
     special = made.special if isinstance(made, WordPiece) else range(made.vocab, made.vocab + 3)
     total = max(made.vocab, special[-1] + 1)
@@ -154,7 +154,8 @@ def load_pairs(
 
 def holds_out(source: str | Path) -> bool:
     """Whether pairs have a part for evaluations."""
-    return source == STDLIB or _file_of(Path(source), True) is not None
+    known = any((Path(source) / name).is_file() for name in MRPC_HELD_OUT)
+    return source == STDLIB or known or examples_at(Path(source), True) is not None
 
 
 class WordPiece(Tokenizer):
@@ -216,23 +217,17 @@ def _tokenizer(source: str | Path, name: str, cache: Path | None) -> Tokenizer:
     return tokenize(_sentences(folder.name, _read(folder)), name, cache)[0]
 
 
-def _file_of(source: Path, held_out: bool) -> Path | None:
-    """The file of a folder's pairs, or the source itself; None where there is none."""
+def _read(source: Path, held_out: bool = False) -> list[Pair]:
     files = MRPC_HELD_OUT if held_out else MRPC_FILES
-    found = next((source / name for name in files if (source / name).is_file()), None)
-    return found or examples_at(source, held_out=held_out)
-
-
-def _read(source: Path, *, held_out: bool = False) -> list[Pair]:
-    path = _file_of(source, held_out)
-    if path is not None and path.name in MRPC_FILES + MRPC_HELD_OUT:
-        return _read_mrpc(path)
+    path = next((source / name for name in files if (source / name).is_file()), None)
     if path is not None:
-        labelled = read_labelled(path)
+        return _read_mrpc(path)
+    if examples := examples_at(source, held_out):
+        labelled = read_labelled(examples)
         return [Pair(label=label, first=first, second=second) for label, first, second in labelled]
     what = f"folder {str(source)!r}"
     if source.is_dir():
-        what = f"{' or '.join((*MRPC_FILES, *FILES))} in {str(source)!r}"
+        what = f"{' or '.join((*files, *EXAMPLES[held_out]))} in {str(source)!r}"
     raise ValueError(
         f"there is no {what}; name a folder in the format of MRPC, SuperGLUE or SQuAD, or 'stdlib'"
     )

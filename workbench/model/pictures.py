@@ -174,9 +174,10 @@ class ArrayPictures(Pictures):
         seed: int,
     ) -> None:
         """`parts`: pictures [n, 3 or 1, height, width] uint8, of one colour three times the same,
-        and labels [n], of each file. The digest is of the files' bytes."""
+        and labels [n], of each file. The digest is of the files' bytes
+        and the name."""
         self.name, self.size, self.seed = name, size, seed
-        self.digest = sha256("".join(map(file_digest, files)).encode()).hexdigest()
+        self.digest = sha256("".join([name, *map(file_digest, files)]).encode()).hexdigest()
         self.classes = tuple(map(str, range(classes)))
         self._pictures = [pictures for pictures, _ in parts]
         self._labels = np.concatenate([labels for _, labels in parts])

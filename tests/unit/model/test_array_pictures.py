@@ -7,7 +7,7 @@ from workbench.cli import main
 from workbench.core.model_spec import ModelSpec
 from workbench.model.cifar import VERSIONS, cifar_at, read_cifar
 from workbench.model.digits import read_digits
-from workbench.model.families import load_data
+from workbench.model.families import holds_out, load_data
 from workbench.model.keys import place_of
 
 TEN, HUNDRED = VERSIONS
@@ -84,3 +84,14 @@ def test_digits(tmp_path, capsys):
     for family, told in (("t5", "t5 reads texts"), ("gpt", "the model reads a text")):
         assert main([*words, "--set", f"family={family}", "--vocab", "300"]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_held_out_parts_are_their_own(tmp_path):
+    write(tmp_path, TEN, [*TEN.train, TEN.test])
+    for source, counts in (("digits", (1347, 450)), (tmp_path, (15, 3))):
+        spec = ModelSpec(family="wide-resnet", layers=3, hidden=8, seq=8, vocab=10)
+        parts = [load_data(spec, source, "", seed=1, cache=None, held_out=h) for h in (False, True)]
+        assert holds_out(spec, source)
+        assert tuple(map(len, parts)) == counts
+        assert parts[0].digest != parts[1].digest
+    assert not holds_out(spec, tmp_path / TEN.test)

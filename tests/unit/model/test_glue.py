@@ -5,6 +5,7 @@ import json
 import pytest
 
 from workbench.cli import main
+from workbench.model import answers, pairs
 from workbench.model.answers import load_answers
 from workbench.model.glue import examples_at, read_asked, read_labelled
 
@@ -77,3 +78,16 @@ def test_a_run_says_file_and_line_and_writes_nothing(name, text, sentence, tmp_p
         assert main([*words, "--set", f"family={family}", "--text", str(tmp_path)]) == 2
         assert sentence in capsys.readouterr().err
     assert not (tmp_path / "results" / "runs").exists()
+
+
+def test_a_folder_has_a_part_for_evaluations(tmp_path):
+    (tmp_path / LINES).write_text(json.dumps(BOOLQ) + "\n" + json.dumps(BOOLQ))
+    given = {"vocab": 300, "seq": 16, "seed": 1}
+    assert not answers.holds_out(tmp_path)
+    assert not pairs.holds_out(tmp_path)
+    (tmp_path / "val.jsonl").write_text(json.dumps(BOOLQ))
+    assert answers.holds_out(tmp_path)
+    assert pairs.holds_out(tmp_path)
+    for held_out, count in ((False, 2), (True, 1)):
+        made = answers.load_answers(tmp_path, target_seq=4, held_out=held_out, **given)
+        assert len(made) == len(pairs.load_pairs(tmp_path, held_out=held_out, **given)) == count
