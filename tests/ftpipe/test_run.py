@@ -302,7 +302,12 @@ def test_weights_go_on_under_another_method(first, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [{"optimizer": "adafactor"}, {"optimizer": "sgd-tf", "momentum": 0.9}, {}]
+    "kind",
+    [
+        {"optimizer": "adafactor"},
+        pytest.param({"optimizer": "sgd-tf", "momentum": 0.9}, marks=pytest.mark.thorough),
+        pytest.param({}, marks=pytest.mark.thorough),
+    ],
 )
 def test_states_of_every_optimizer_go_on(kind, tmp_path):
     """To the last bit, on other stages and ranks of a synchronous order, too."""
