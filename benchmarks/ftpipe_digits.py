@@ -127,7 +127,7 @@ def trained(
     stages = dict(enumerate(net))
     engine = StageEngine(
         stages, StagePasses(stages), torch.zeros(0), int, StageOptimizers(updates),
-        versions,
+        versions=versions,
     )  # fmt: skip
     for step in range(STEPS):
         engine.begin(step, [MicroBatch(samples=range(size), weight=1.0)] * micros, 1 / micros)
