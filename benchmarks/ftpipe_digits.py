@@ -30,7 +30,6 @@ from workbench.runtime.executor.executor import Executor
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
-from workbench.runtime.updates.weight_versions import VersionedStages
 from workbench.schedule.buffers import weights
 
 STAGES, WIDE, BATCH, STEPS, RATE, MOMENTUM = 8, 64, 32, 300, 0.005, 0.9
@@ -128,7 +127,7 @@ def trained(
     stages = dict(enumerate(net))
     engine = StageEngine(
         stages, StagePasses(stages), torch.zeros(0), int, StageOptimizers(updates),
-        VersionedStages(versions),
+        versions=versions,
     )  # fmt: skip
     for step in range(STEPS):
         engine.begin(step, [MicroBatch(samples=range(size), weight=1.0)] * micros, 1 / micros)

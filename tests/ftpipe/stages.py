@@ -29,7 +29,6 @@ from workbench.runtime.transport.groups import new_group
 from workbench.runtime.updates.sgd_tf import SgdTf
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
 from workbench.runtime.updates.stage_weights import StageWeights
-from workbench.runtime.updates.weight_versions import VersionedStages
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
@@ -144,7 +143,7 @@ def trained(
 
     engine = StageEngine(
         stages, StagePasses(stages), weights[mine[0]].gradients, int,
-        StageOptimizers({n: updated(n) for n in mine}), versions=VersionedStages(versions),
+        StageOptimizers({n: updated(n) for n in mine}), versions=versions,
     )  # fmt: skip
     group = new_group(backend="gloo")
     channels = {

@@ -8,7 +8,7 @@ here, and the engine does not change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -80,25 +80,14 @@ class OutsideUpdates:
         """The optimizer comes later."""
 
 
-class WeightsRead(Protocol):
-    """Versions of the weights of stages."""
+class Versions(Protocol):
+    """Versions of the weights of one stage."""
 
     def reading(self, action: Action, step: int) -> AbstractContextManager:
         """While a pass of a training step runs, its stage has the weights that the pass reads."""
 
-    def renew(self, unit: int, step: int) -> None:
-        """Before the update of a stage by a step's gradients."""
-
-
-class NewestWeights:
-    """All passes read the newest weights. A `WeightsRead`."""
-
-    def reading(self, action: Action, step: int) -> AbstractContextManager:
-        """The stage has them always."""
-        return nullcontext()
-
-    def renew(self, unit: int, step: int) -> None:
-        """The update overwrites them."""
+    def renew(self, step: int) -> None:
+        """Before the stage's update by a step's gradients."""
 
 
 class Updates(Protocol):

@@ -154,44 +154,36 @@ class Options(Common):
 
     def _check_weights(self, spec: RunSpec) -> None:
         """Raise ValueError for weights of passes that cannot be."""
-        predicts = self.prediction != "none"
+        predicts, kept = self.prediction != "none", spec.activations == "keep"
+        told = "gap_aware" if self.gap_aware else f"prediction {self.prediction!r}"
         if self.synchronous and (self.weight_stashing or predicts or self.gap_aware):
             raise ValueError(
                 f"stage_order is {self.stage_order!r}, which drains with each step: no weights are "
                 "stale; leave weight_stashing, prediction and gap_aware off"
             )
         if (predicts or self.gap_aware) and (self.optimizer == "adafactor" or self.nesterov):
-            what = f"prediction is {self.prediction!r}" if predicts else "gap_aware is on"
-            kind = "nesterov" if self.nesterov else self.optimizer
             raise ValueError(
-                f"{what} with {kind}, whose steps are not known ahead; use adamw, adam, or sgd and "
-                "sgd-tf with plain momentum"
+                f"{told} with {'nesterov' if self.nesterov else self.optimizer}, whose steps are "
+                "not known; use adamw, adam, or sgd and sgd-tf with plain momentum"
             )
-        if self.gap_aware and spec.microbatches > 1:
+        if self.gap_aware and (spec.microbatches > 1 or not self.weight_stashing):
             raise ValueError(
-                f"gap_aware with {spec.microbatches} micro-batches an update: they are computed "
-                "with weights of several ages, and the gap is that of one; give 1, or leave it off"
-            )
-        if self.gap_aware and not self.weight_stashing:
-            raise ValueError(
-                "gap_aware without weight_stashing: backward passes read the newest weights, and "
-                "there is no gap; give both, or neither"
+                f"gap_aware with {spec.microbatches} micro-batches an update, weight_stashing "
+                f"{self.weight_stashing}: the gap is that of one pass, from the weights that it "
+                "read; give 1 micro-batch and weight_stashing"
             )
         if self.gap_aware and spec.save_every:
             raise ValueError(
-                "gap_aware with save_every: checkpoints do not hold its mean of steps; leave one"
+                f"gap_aware with save_every {spec.save_every}: checkpoints do not hold its mean of "
+                "steps; leave one of them off"
             )
-        if self.weight_stashing or spec.activations != "keep":
-            return
-        if predicts:
+        if predicts and kept and not self.weight_stashing:
             raise ValueError(
-                f"prediction is {self.prediction!r} with activations kept and without "
-                "weight_stashing: the backward pass would read other weights than the kept "
-                "activations; give weight_stashing, or recompute"
+                f"{told} with kept activations: backward passes would read other weights; give "
+                "weight_stashing, or recompute"
             )
-        if spec.dtype != "fp32" and not self.synchronous:
+        if kept and spec.dtype != "fp32" and not (self.weight_stashing or self.synchronous):
             raise ValueError(
                 f"activations are kept in {spec.dtype} without weight_stashing: graphs keep 16-bit "
-                "weights of the forward pass, unknown to the schedule; give weight_stashing, or "
-                "recompute, or fp32"
+                "weights that no schedule declares; give weight_stashing, recompute, or fp32"
             )

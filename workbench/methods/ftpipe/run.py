@@ -50,7 +50,6 @@ from workbench.runtime.updates.stage_states import StatesTogether
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, optimizer_of
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.runtime.updates.step_end import Tie, agree
-from workbench.runtime.updates.weight_versions import VersionedStages
 from workbench.schedule.action import Action
 from workbench.schedule.plan import DoesNotFit
 from workbench.schedule.validate import validate
@@ -154,7 +153,7 @@ class FtpipeTraining:
             updates = OutsideUpdates()
         self._engine = StageEngine(
             self._stages, StagePasses(self._stages), flat, int, updates, self._loans,
-            VersionedStages(versions),
+            versions,
         )  # fmt: skip
         self._everybody = everybody = new_group(backend="gloo")
         places = StageMap.of(spec.ranks, 1)

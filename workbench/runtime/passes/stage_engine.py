@@ -11,6 +11,7 @@ state is kept by step, so several steps may be in flight.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -19,13 +20,7 @@ from torch import Tensor
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.differentiation import Above
 from workbench.runtime.passes.stage_passes import Key, StageModule, StagePasses, there, wants
-from workbench.runtime.protocols import (
-    Loans,
-    NewestWeights,
-    StageUpdates,
-    Transport,
-    WeightsRead,
-)
+from workbench.runtime.protocols import Loans, StageUpdates, Transport, Versions
 from workbench.runtime.transport.group_transport import Form
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind
@@ -73,13 +68,13 @@ class StageEngine:
     def __init__(
         self, stages: Mapping[int, StageModule], passes: StagePasses, gradients: Tensor,
         add_up: Callable[[Tensor], object], updates: StageUpdates, loans: Loans | None = None,
-        versions: WeightsRead | None = None,
+        versions: Mapping[int, Versions] | None = None,
     ) -> None:  # fmt: skip
         """`stages`: unit of the schedule -> the stage; `passes` performs their passes. `gradients`
         of all their weights, flat: each parameter's `grad` is a view. `add_up` makes them the sum
         of all replicas'. `loans` are weights that stages lend each other in the schedule;
-        `versions` of weights, where passes read others than the newest."""
-        self._loans, self._versions = loans, versions or NewestWeights()
+        `versions` of stages' weights, where passes read others than the newest."""
+        self._loans, self._versions = loans, versions or {}
         self._stages, self._gradients, self._add_up = stages, gradients, add_up
         self._updates, self._passes = updates, passes
         self._steps: dict[int, StageStep] = {}
@@ -166,8 +161,7 @@ class StageEngine:
         keeps = state.training and name.keeps(action) and not name.checkpoints(action)
         came = there(self._inputs.get((unit, micro, step), ()))
         samples = self._samples(action, step)
-        weights = self._versions if state.training else NewestWeights()
-        with weights.reading(action, step):
+        with self._reading(action, step):
             made = self._passes.forward((unit, micro, step), came, samples, keeps=keeps)
         if self._stages[unit].last:
             state.losses[micro] = made[0].detach()
@@ -188,7 +182,7 @@ class StageEngine:
             back = wants(self._stages[unit].goes(samples))
             above = Above(there(self._above.pop((unit + 1, micro, step))), back)
         into = self._above if unit - 1 in self._stages else self._below
-        with self._versions.reading(action, step):
+        with self._reading(action, step):
             into[key] = self._passes.backward(key, came, samples, above)
         for pair in filter(None, map(name.loan_of, action.takes)):
             self._loans.leave(pair, step)
@@ -226,8 +220,15 @@ class StageEngine:
         key, device = (action.unit, action.microbatch, step), self._gradients.device
         self._inputs[key] = tuple(t.to(device, non_blocking=True) for t in self._inputs[key])
 
+    def _reading(self, action: Action, step: int) -> AbstractContextManager:
+        """During a pass, the weights that it reads; in evaluation the newest."""
+        if action.unit in self._versions and self._steps[step].training:
+            return self._versions[action.unit].reading(action, step)
+        return nullcontext()
+
     def _update(self, action: Action, step: int) -> None:
-        self._versions.renew(action.unit, step)
+        if action.unit in self._versions:
+            self._versions[action.unit].renew(step)
         self._updates.update(action.unit, step)
 
     def _reduce(self, action: Action, step: int) -> None:

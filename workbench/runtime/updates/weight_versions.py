@@ -14,8 +14,8 @@ begins, and its memory is used again when the last pass that reads it ends: the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -37,7 +37,7 @@ class Predict(Protocol):
 
 
 class WeightVersions:
-    """Versions of one stage."""
+    """Versions of one stage. A `Versions` (runtime/protocols.py)."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], modules: Iterable[nn.Module], *,
@@ -133,19 +133,3 @@ class WeightVersions:
     def _lend(self, leaves: Leaves) -> None:
         for module, local, number in self._places:
             module._parameters[local] = leaves[number]
-
-
-class VersionedStages:
-    """Versions of all stages of a process. A `WeightsRead`."""
-
-    def __init__(self, of: Mapping[int, WeightVersions]) -> None:
-        """`of` units of the schedule."""
-        self._of = of
-
-    def reading(self, action: Action, step: int) -> AbstractContextManager:
-        """Of the action's stage."""
-        return self._of[action.unit].reading(action, step)
-
-    def renew(self, unit: int, step: int) -> None:
-        """Before a stage's update."""
-        self._of[unit].renew(step)
