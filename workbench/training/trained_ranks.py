@@ -178,7 +178,9 @@ class _Run:
         if kind == "step":
             self._board.report(event["step"] + 1)
             self._longest_s = max(self._longest_s, event["seconds"])
-            self._saving = every > 0 and (event["step"] + 1) % every == 0
+            done = event["step"] + 1
+            last = done == self._spec.steps
+            self._saving = every > 0 and (last or done % every == 0)
         elif kind == "evaluating":
             self._saving = True
 

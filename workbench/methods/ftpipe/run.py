@@ -127,7 +127,7 @@ class FtpipeTraining:
             sum(weight.numel() for name, weight in own.items() if learning[stage][name])
             for stage, own in named.items()
         ]
-        self._gradients = flat = self._meter.zeros(sum(sizes), torch.float32)
+        self._gradients = flat = self._meter.zeros(sum(sizes), torch.get_default_dtype())
         """Of all stages here, flat, fp32."""
         weights = {
             stage: StageWeights([self._stages[stage]], learning[stage], part)

@@ -7,5 +7,7 @@ which differs from torch's cast in exact ties.
 An eager update is made before the global norm is known, and *settled* after it (optimizer.py): it
 stands, or is taken back and made again in one pass. A guess depends on gradients alone, never on
 timing, so equal runs give equal bits. Updates that are deferred for exact clipping run in the order
-of the next forward pass, beside it. A step of stages ends in one small sum (step_end.py).
+of the next forward pass, beside it. A step of stages ends in one small sum (step_end.py);
+stages that update by themselves have an optimizer each (stage_updates.py, sgd_tf.py), states that
+checkpoints hold (stage_states.py), and weights that they lend each other (stage_loans.py).
 """
