@@ -88,8 +88,9 @@ class History:
         }
 
     def saves_at(self, steps: int) -> bool:
-        """Whether a checkpoint follows so many steps."""
-        return self._spec.save_every > 0 and steps % self._spec.save_every == 0
+        """Whether a checkpoint follows so many steps: also after the last ones."""
+        every = self._spec.save_every
+        return every > 0 and (steps % every == 0 or steps == self._spec.steps)
 
     def evaluates_at(self, steps: int) -> bool:
         """Whether an evaluation follows so many steps."""

@@ -179,7 +179,8 @@ class _Run:
             self._board.report(event["step"] + 1)
             self._longest_s = max(self._longest_s, event["seconds"])
             done = event["step"] + 1
-            self._saving = every > 0 and (done == self._spec.steps or done % every == 0)
+            last = done == self._spec.steps
+            self._saving = every > 0 and (last or done % every == 0)
         elif kind == "evaluating":
             self._saving = True
 
