@@ -106,9 +106,7 @@ def measured(examined: SimpleNamespace) -> Path:
     Copied into another one, they spare the first run there a quarter of a minute, for tests that
     are about something else.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        fork(patch)
-        wires_for(RunSpec(method="harmony-pp", ranks=2, device="cpu"), examined.results)
+    wires_for(RunSpec(method="harmony-pp", ranks=2, device="cpu"), examined.results)
     return examined.results / "profiles"
 
 
