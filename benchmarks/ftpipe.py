@@ -207,8 +207,16 @@ def _rank(rank: int, folder: Path, made) -> None:
     dist.destroy_process_group()
 
 
+def digits() -> Iterator[str]:
+    """Accuracy of each way to read weights, by seed."""
+    from benchmarks import ftpipe_digits  # imports the engine
+
+    yield from ftpipe_digits.digits()
+
+
 FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "exact": exact, "large": large, "t5": t5, "memory": memory, "paced": paced,
+    "digits": digits,
 }  # fmt: skip
 
 
