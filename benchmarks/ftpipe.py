@@ -27,7 +27,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.paced import Pace, run
 from workbench.partition.graph import Edge, Graph, Node

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.profile.profile import UnitCost
 from workbench.schedule import event_loop

@@ -10,7 +10,8 @@ from workbench.exhibits.ftpipe.base import CUT, DEVICES, MIXED, cut, graph
 from workbench.figures.rows import SIMULATED
 from workbench.methods.ftpipe import orders
 from workbench.methods.pipeline import quick
-from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.orders import B, F, R
 from workbench.methods.pipeline.policies import POLICIES

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.asynchronous import Asynchronous
+from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.driven import check_tiers, cutting, job_of
 from workbench.methods.pipeline.making import StageJob
 from workbench.methods.pipeline.stage_stream import StageStream

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from workbench.core.bytesize import format_bytes
-from workbench.methods.pipeline.asynchronous import Asynchronous, schedule
+from workbench.methods.pipeline.asynchronous import schedule
+from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.making import StageJob, in_turn, made
 from workbench.methods.pipeline.stage_pipeline import divided
