@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.methods.harness import half
 from tests.methods.loops import CLIP, WAYS, batches, by_torch, distance, loss_of, near, net, normed
 from workbench import Engine
 from workbench.schedule.action import COMPUTE, Kind
@@ -39,8 +40,14 @@ def check_refuses(engine: Engine, batch: dict[str, Tensor], folder: Path) -> Non
             call()
 
 
-@pytest.mark.parametrize("clip", [None, CLIP])
-@pytest.mark.parametrize(("method", "every"), [("stronghold", 4), ("l2l", 7), ("harmony-pp", 5)])
+@pytest.mark.parametrize(
+    ("method", "every", "clip"),
+    half(
+        (*one, clip)
+        for one in (("stronghold", 4), ("l2l", 7), ("harmony-pp", 5))
+        for clip in (CLIP, None)
+    ),
+)
 def test_a_step_stopped_in_any_action_changes_nothing_or_asks_for_a_checkpoint(
     engine, tmp_path, method, every, clip
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.methods.harness import half
 from tests.methods.loops import (
     LR,
     Net,
@@ -56,8 +59,7 @@ def masked(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return (each * counts).sum() / counts.sum()
 
 
-@pytest.mark.parametrize("method", WAYS)
-@pytest.mark.parametrize("loss_fn", [weighted, masked])
+@pytest.mark.parametrize(("method", "loss_fn"), half(product(WAYS, [weighted, masked])))
 def test_a_micro_batch_without_a_label_weighs_nothing(engine, method, loss_fn) -> None:
     given = [*batches(4)]
     for batch, rows in zip(given, (slice(2), slice(2, 4), slice(3), slice(0)), strict=True):

@@ -9,14 +9,19 @@ from dataclasses import replace
 import pytest
 from torch.optim import lr_scheduler
 
+from tests.methods.harness import half
 from tests.methods.loops import LR, Net, batches, in_groups, loss_of, net
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.training.continues import FROZEN, NO_DECAY
 
 
-@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(
-    ("method", "other"), [("plain", "stronghold"), ("stronghold", "harmony-pp"), ("varuna",) * 2]
+    ("method", "other", "late"),
+    half(
+        (*pair, late)
+        for pair in (("plain", "stronghold"), ("stronghold", "harmony-pp"), ("varuna",) * 2)
+        for late in (False, True)
+    ),
 )
 def test_load_brings_the_learning_rate_back(engine, tmp_path, method, other, late) -> None:
     """Before the first step of the other engine, and after one. The first scheduler multiplies the

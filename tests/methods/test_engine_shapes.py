@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.methods.harness import half
 from tests.methods.loops import (
     LR,
     WAYS,
@@ -31,8 +34,10 @@ def shaped() -> list[dict[str, Tensor]]:
     ]
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("method", ["plain", "fsdp", "megatron-lm", "l2l", "stronghold"])
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    half(product(["plain", "fsdp", "megatron-lm", "l2l", "stronghold"], [1, 2])),
+)
 def test_smaller_batches_train_as_in_torchs_own_loop(engine, monkeypatch, method, parts) -> None:
     """Also where layers for a form are forgotten, and made again."""
     monkeypatch.setattr(unit_passes, "FORMS", 2)
