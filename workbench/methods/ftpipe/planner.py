@@ -85,6 +85,10 @@ def pipeline_of(
         sizes=sizes,
         recompute=spec.activations != "keep",
         loans=loans,
+        update_bytes=[
+            sizes.update_bytes(stage, optimizer=options.optimizer, device=spec.device)
+            for stage in range(len(stages))
+        ],
         stashes=options.weight_stashing,
         predicts=options.prediction != "none",
         nesterov=options.prediction == "nag",

@@ -12,6 +12,8 @@ SUMS = ("parameters", "forward_s", "recompute_s", "backward_s", "gradient_s", "f
 PEAKS = ("forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes")
 ADAM, FP32 = 2.0, 4
 """Numbers that Adam keeps of each parameter; bytes of one."""
+FUSED = ("adamw", "adam")
+"""Optimizers whose update is one kernel on a GPU."""
 
 
 class StageSizes:
@@ -56,6 +58,15 @@ class StageSizes:
     def state_bytes(self, unit: int) -> int:
         fewer = self._saved and round(self._saved * self.cost(unit, 1).parameters)
         return max(0, self._sum(unit, "state_bytes") - fewer)
+
+    def update_bytes(self, unit: int, *, optimizer: str, device: str) -> int:
+        """Memory that an optimizer of torch's works in. On a processor one weight comes after the
+        other, which takes two values for each of its parameters; no weight is larger than its
+        unit. On a GPU it takes one for each parameter of the stage, or none where it is fused."""
+        each = [self._sizes.cost(own, 1).parameters for own in self._stages[unit]]
+        if device != "cuda":
+            return 2 * FP32 * max(each)
+        return 0 if optimizer in FUSED else FP32 * sum(each)
 
     def owner(self, unit: int) -> int:
         return unit

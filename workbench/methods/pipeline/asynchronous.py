@@ -99,10 +99,15 @@ class _Writer:
             if loan.owner == stage:
                 after += self._lend(number, loan)
                 frees.append(name.lent_gradients(stage, loan.borrower))
+        at, takes = line.positions[stage], []
+        if line.update_bytes:
+            takes = [name.scratch(act(U, stage, rank=at))]
+            nbytes = line.update_bytes[stage]
+            self.buffers[takes[0]] = Buffer(tier=DEVICE, nbytes=nbytes, rank=at)
         self._add(
             U, stage, None, line.lanes[stage], lag=line.lag(stage, micro), after=after, stale=stale,
             uses=self._there(stage, name.states(stage), name.gradients(stage)),
-            frees=self._there(stage, *frees),
+            takes=tuple(takes), frees=(*self._there(stage, *frees), *takes),
         )  # fmt: skip
 
     def _apart(self, loan: Loan) -> bool:

@@ -54,6 +54,8 @@ class Asynchronous:
     """Whether, with `predicts`, one whose weights lack no update looks one ahead."""
     averages: bool = False
     """Whether states have a mean of squared steps, of the size of the weights."""
+    update_bytes: Sequence[int] = ()
+    """Memory that the update of each stage works in; none where they are not given."""
     loans: Sequence[Loan] = ()
     """Owners in front of their borrowers."""
     passes: Sequence[Sequence[Turn]] = ()
