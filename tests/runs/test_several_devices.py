@@ -94,6 +94,28 @@ def test_memory_is_bounded_where_one_lane_fetches_and_another_lets_go(tmp_path, 
     assert_told(spec, record, Store(results).folder(record.key), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"activations": "keep", "weight_stashing": True},
+        pytest.param(
+            {"prediction": "msnag", "model": replace(plain.MODEL, tied=False)},
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_stages_of_an_asynchronous_pipeline_take_no_more_than_was_planned(how, tmp_path, measured):
+    """Graphs, versions of weights and what updates and predictions work in are counted."""
+    results = tmp_path / "results"
+    shutil.copytree(measured, results / "profiles")
+    spec = plain.spec_for(
+        method="ftpipe", ranks=2, steps=6, clip=None, cut="2 2 1 2", map="0 1 0 1", **how
+    )
+    record = runner.run(spec, Store(results))
+    assert record.status == "ok", record.message
+    assert record.peak_bytes["device"] <= record.predicted["peak_bytes"]["device"]
+
+
 def assert_one_clock(events: list[dict]) -> None:
     """Every rank is done with a step's passes before the norm is taken, which is of all, and no
     update but a guess is made before that."""

@@ -15,11 +15,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from workbench.methods.ftpipe.mitigation import gap_penalty, predict_adam, predict_sgd
 from workbench.methods.ftpipe.options import Options
+from workbench.methods.ftpipe.stage_sizes import PIECE
 from workbench.runtime.updates.sgd_tf import VELOCITY, SgdTf
 from workbench.runtime.updates.weight_versions import WeightVersions
 
-PIECE = 1 << 20
-"""Elements of a parameter that are predicted at a time: their intermediate values are small."""
 SQUARE, COUNT, LARGEST = "gap_square", "gap_count", "gap_lr_max"
 """States of a gap-aware optimizer, and of its groups the largest rate so far."""
 NOT_KNOWN = ("dampening", "nesterov", "amsgrad", "maximize")

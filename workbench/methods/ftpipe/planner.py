@@ -89,6 +89,7 @@ def pipeline_of(
             sizes.update_bytes(stage, optimizer=options.optimizer, device=spec.device)
             for stage in range(len(stages))
         ],
+        predict_bytes=[sizes.predict_bytes(stage) for stage in range(len(stages))],
         stashes=options.weight_stashing,
         predicts=options.prediction != "none",
         nesterov=options.prediction == "nag",

@@ -12,6 +12,8 @@ SUMS = ("parameters", "forward_s", "recompute_s", "backward_s", "gradient_s", "f
 PEAKS = ("forward_scratch_bytes", "recompute_scratch_bytes", "backward_scratch_bytes")
 ADAM, FP32 = 2.0, 4
 """Numbers that Adam keeps of each parameter; bytes of one."""
+PIECE = 1 << 20
+"""Elements of a parameter that are predicted at a time: their intermediate values are small."""
 FUSED = ("adamw", "adam")
 """Optimizers whose update is one kernel on a GPU."""
 
@@ -57,7 +59,7 @@ class StageSizes:
 
     def state_bytes(self, unit: int) -> int:
         fewer = self._saved and round(self._saved * self.cost(unit, 1).parameters)
-        return max(0, self._sum(unit, "state_bytes") - fewer)
+        return max(0, round(self._sum(unit, "state_bytes")) - fewer)
 
     def update_bytes(self, unit: int, *, optimizer: str, device: str) -> int:
         """Memory that an optimizer of torch's works in. On a processor one weight comes after the
@@ -67,6 +69,11 @@ class StageSizes:
         if device != "cuda":
             return 2 * FP32 * max(each)
         return 0 if optimizer in FUSED else FP32 * sum(each)
+
+    def predict_bytes(self, unit: int) -> int:
+        """Memory that a prediction works in: four values for each parameter of a piece."""
+        each = [self._sizes.cost(own, 1).parameters for own in self._stages[unit]]
+        return 4 * FP32 * min(PIECE, max(each))
 
     def owner(self, unit: int) -> int:
         return unit

@@ -46,6 +46,7 @@ def schedule(line: Asynchronous) -> Schedule:
     if line.depths[-1]:
         raise ValueError(f"the last stage's depth is {line.depths[-1]}; its loss is there, give 0")
     writer = _Writer(line)
+    writer.fixed()
     for stage in range(len(line.positions)):
         writer.stage(stage)
     return Schedule(
@@ -66,6 +67,19 @@ class _Writer:
     line: Asynchronous
     actions: list[Action] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    def fixed(self) -> None:
+        """What every position has all the time: workspaces of libraries, and tokens of the steps
+        that are under way."""
+        line, sizes = self.line, self.line.sizes
+        steps = 2 + max(line.lag(stage, line.micros - 1) for stage in range(len(line.positions)))
+        tokens = steps * sizes.token_bytes(line.micros * line.samples)
+        for at in {*line.positions}:
+            for text, nbytes in (("libraries", sizes.library_bytes), ("tokens", tokens)):
+                if nbytes:
+                    self.buffers[name.on_rank(at, text)] = Buffer(
+                        tier=DEVICE, nbytes=nbytes, permanent=True, rank=at
+                    )
 
     def stage(self, stage: int) -> None:
         """Passes, messages and updates of a stage, slot by slot."""
@@ -175,7 +189,9 @@ class _Writer:
         cost = line.sizes.cost(stage, line.samples)
         kept = line.keeps(stage, micro)
         again = kept == name.checkpoint(stage, micro)
-        self._lay(stage, kept, 0 if again else cost.kept_bytes, line.copies(stage))
+        graph = cost.kept_bytes  # and its output, which no other buffer stands for once it is sent
+        graph += 0 if last else line.sizes.input_bytes(stage + 1, line.samples)
+        self._lay(stage, kept, 0 if again else graph, line.copies(stage))
         takes, uses, after = [kept], [name.weights(stage)], []
         if stage:
             uses.append(name.activation(stage, micro))
@@ -200,6 +216,8 @@ class _Writer:
             if micro == same[-1] and not holds:
                 frees.append(predicted)
         scratch = cost.forward_scratch_bytes if again else cost.recompute_scratch_bytes
+        if same and micro == same[0] and line.predict_bytes:
+            scratch = max(scratch, line.predict_bytes[stage])
         self._pass(
             F, stage, micro, scratch, after=after, takes=takes, uses=uses, frees=frees,
             stale=line.stale(stage, micro),

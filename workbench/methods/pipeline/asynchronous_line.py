@@ -56,6 +56,8 @@ class Asynchronous:
     """Whether states have a mean of squared steps, of the size of the weights."""
     update_bytes: Sequence[int] = ()
     """Memory that the update of each stage works in; none where they are not given."""
+    predict_bytes: Sequence[int] = ()
+    """Memory that a prediction of each stage's weights works in, alike."""
     loans: Sequence[Loan] = ()
     """Owners in front of their borrowers."""
     passes: Sequence[Sequence[Turn]] = ()
