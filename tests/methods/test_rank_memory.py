@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,6 @@ import pytest
 
 from tests.methods import plain, test_ranks
 from tests.methods.harness import Silent
-from tests.methods.rank_server import process
 from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.packs import Packs
@@ -51,16 +50,6 @@ def told_of(pid: int) -> dict[str, int]:
     return {line.split()[0]: 1024 * int(line.split()[1]) for line in lines}
 
 
-def who_maps(path: str) -> list[int]:
-    """Processes that map a file, but this one."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile, or is another user's
-            if path in (folder / "maps").read_text():
-                found.append(int(folder.name))
-    return [pid for pid in found if pid != os.getpid()]
-
-
 @dataclass
 class Seen:
     """The most of a run, in bytes."""
@@ -83,15 +72,12 @@ class Seen:
 
 @contextmanager
 def watched(crew: RankTraining) -> Iterator[Seen]:
-    """Looks at this process and the ranks again and again, from when they map the host's memory."""
+    """Looks at this process and the ranks again and again."""
     seen, done = Seen(), threading.Event()
 
     def watch() -> None:
-        ranks: list[int] = []
         while not done.wait(LOOK_S):
-            if len(ranks) < RANKS:
-                ranks = who_maps(crew._host.paths[0])
-            seen.look([os.getpid(), *ranks])
+            seen.look([os.getpid(), *(process.pid for process in crew._launcher.processes)])
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -114,8 +100,7 @@ class Measured:
 
 
 def trained(mode: str, layers: int, folder: Path) -> Measured:
-    """In a process a rank, which begins with what the server has that forks it; the shared memory
-    is judged here."""
+    """In a process a rank, as a run starts them; the shared memory is judged here."""
     model = ModelSpec(layers=layers, hidden=384, heads=6, seq=16, vocab=256, dropout=0.0)
     spec = plain.spec_for(model=model, batch=BATCH, steps=2, ranks=RANKS, clip=1.0)
     packs = Packs(
@@ -123,7 +108,7 @@ def trained(mode: str, layers: int, folder: Path) -> Measured:
         forward=packs_of([1] * layers), backward=packs_of([1] * layers + [2]),
     )  # fmt: skip
     schedule = test_ranks.schedule_for(packs, spec)
-    with closing(RankTraining(spec, schedule, folder, device="cpu", process=process(""))) as crew:
+    with closing(RankTraining(spec, schedule, folder, device="cpu")) as crew:
         before = Seen()
         before.look([os.getpid()])
         with watched(crew) as seen:
