@@ -44,6 +44,22 @@ def test_a_rank_that_fails_ends_the_stream_of_the_other(how, words):
     assert told[0].get("said", "").startswith(words), told
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prediction": "msnag"}, "prediction is 'msnag'; a loop of one's own reads stale"),
+        ({"order": "seq"}, "stage_order is 'seq', which ends with each step"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused_by_all(options, words):
+    with Workers() as workers:
+        told = workers.run(
+            "streamed", stages=2, positions=(0, 1), micros=1, steps=2, how="well", **options
+        )
+    for one in told:
+        assert one.get("said", "").startswith(f"ValueError: {words}"), one
+
+
 def test_steps_that_do_not_overlap_are_streamed_one_by_one():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))

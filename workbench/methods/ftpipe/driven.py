@@ -11,6 +11,7 @@ from torch import Tensor
 
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
+from workbench.methods.ftpipe.options import Options
 from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.driven import check_tiers, cutting, job_of
 from workbench.methods.pipeline.making import StageJob
@@ -19,7 +20,7 @@ from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.objective import Batch
 from workbench.profile.unit_costs import Sizes
 from workbench.runtime.transport.groups import as_one, tensors_of_all
-from workbench.runtime.updates.stage_updates import adamw
+from workbench.runtime.updates.stage_updates import optimizer_of
 from workbench.training.loop import Steps, Task
 
 NO_CHECKPOINT = "ftpipe writes no checkpoints of a loop of one's own yet; use engine.state_dict()"
@@ -34,6 +35,7 @@ class Streamed(Steps):
         """Raises ValueError for what cannot be trained so."""
         spec, peers, options = task.spec, task.peers, task.spec.options
         check_tiers(spec)
+        check_options(options)
         self._all, world = peers.group, len(peers.folders)
         words = len(options.map.split())
         stages = words or len(options.sizes) or task.stages or world
@@ -53,7 +55,10 @@ class Streamed(Steps):
             job = replace(job_of(task, plan, spec.batch), cut=options.cut)
             self._model = StageStream(
                 objective, job, lambda sizes: line_of(spec, positions, job, sizes),
-                lambda named: adamw(spec, named, named.keys() - objective.no_decay, peers.device),
+                lambda named: optimizer_of(
+                    options.optimizer, spec, named, named.keys() - objective.no_decay, peers.device,
+                    momentum=options.momentum, nesterov=options.nesterov,
+                ),
                 rate=lambda: spec.learning_rate(0), clip=spec.clip,
             )  # fmt: skip
         peers.stops += [group.abort for group in self._model.groups]
@@ -92,6 +97,22 @@ class Streamed(Steps):
         losses = [*self._waiting]
         self._waiting.clear()
         return losses
+
+
+def check_options(options: Options) -> None:
+    """Raise ValueError for what `run` does and a stream does not."""
+    usual = Options()
+    for name in ("weight_stashing", "prediction", "gap_aware", "stage_clip", "partition"):
+        if (value := getattr(options, name)) != getattr(usual, name):
+            raise ValueError(
+                f"{name} is {value!r}; a loop of one's own reads stale weights and clips each "
+                "stage by its own norm: leave it out, or use workbench run"
+            )
+    if options.synchronous:
+        raise ValueError(
+            f"stage_order is {options.stage_order!r}, which ends with each step; use the method "
+            "1f1b or gpipe in a loop of your own"
+        )
 
 
 def line_of(spec: RunSpec, positions: Sequence[int], job: StageJob, sizes: Sizes) -> Asynchronous:
