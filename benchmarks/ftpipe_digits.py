@@ -52,7 +52,7 @@ class Digits(NamedTuple):
     labels: Tensor
 
     def of(self, classes: range) -> Digits:
-        """Those of some classes."""
+        """The digits of some classes."""
         own = (self.labels >= classes.start) & (self.labels < classes.stop)
         return Digits(self.pictures[own], self.labels[own])
 
@@ -64,7 +64,7 @@ def part(name: str) -> Digits:
 
 
 class Layer(nn.Module):
-    """Of a stage: the first, a residual or the last one. A `StageModule` (stage_passes.py)."""
+    """The layer of a stage: the first, a residual or the last one. A `StageModule` (stage_passes.py)."""
 
     def __init__(self, number: int, rows: dict[tuple[int, int], Digits]) -> None:
         """`rows` of each micro-batch and step."""

@@ -160,7 +160,7 @@ def test_stages_that_drain_with_each_step_evaluate_as_plain_training(train, mode
 
 
 def test_evaluations_change_nothing_and_stay_with_a_run_that_goes_on(train, tmp_path):
-    """Of pairs with a part for evaluations training has all others, evaluated or not."""
+    """Where pairs have a part for evaluations, training has all others, evaluated or not."""
     every = train(spec_of("plain", "bert", eval_every=1, save_every=2), "every")
     assert every.losses == train(spec_of("plain", "bert", eval_every=0), "never").losses
     for path in (tmp_path / "runs/every/checkpoints").glob("step-*4"):

@@ -318,18 +318,13 @@ FAMILIES = {
         make=_bert, initialize=bert.initialize, example=_words, load=_pairs,
         holds_out=pairs_held_out,
     ),
-    "vgg": Family(
-        make=_vgg, initialize=vision.initialize, example=_picture, load=_pictures,
-        holds_out=_pictures_held_out,
-    ),
-    "resnet": Family(
-        make=_resnet, initialize=vision.initialize, example=_picture, load=_pictures,
-        holds_out=_pictures_held_out,
-    ),
-    "wide-resnet": Family(
-        make=_wide_resnet, initialize=vision.initialize, example=_picture, load=_pictures,
-        holds_out=_pictures_held_out,
-    ),
+    **{
+        name: Family(
+            make=make, initialize=vision.initialize, example=_picture, load=_pictures,
+            holds_out=_pictures_held_out,
+        )
+        for name, make in (("vgg", _vgg), ("resnet", _resnet), ("wide-resnet", _wide_resnet))
+    },
     "t5": Family(
         make=_t5, initialize=t5.initialize, example=_texts, load=_answers,
         holds_out=answers_held_out, counted=True,
