@@ -64,7 +64,7 @@ def part(name: str) -> Digits:
 
 
 class Layer(nn.Module):
-    """The layer of a stage: the first, a residual or the last one. A `StageModule` (stage_passes.py)."""
+    """A stage: the first, a residual or the last layer. A `StageModule` (stage_passes.py)."""
 
     def __init__(self, number: int, rows: dict[tuple[int, int], Digits]) -> None:
         """`rows` of each micro-batch and step."""
