@@ -32,7 +32,7 @@ MODELS = {
     "resnet": ModelSpec(family="resnet", layers=4, hidden=4, seq=8, vocab=4),
 }
 TEXTS = {"decoder": plain.__file__, "bert": "", "t5": "", "resnet": "stdlib"}
-"""Those that are empty are written by `files`."""
+"""Sources of text; `files` writes the sources that are empty here."""
 FIGURES = {
     "decoder": ["loss", "perplexity"],
     "bert": ["loss", "accuracy"],

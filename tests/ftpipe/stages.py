@@ -193,7 +193,7 @@ class Delayed:
             (a.unit, a.microbatch): a.stale for a in schedule.actions if a.kind is Kind.FORWARD
         }
         self._kept: list[list[Version]] = [[] for _ in layers]
-        """Of each stage its weights before each step."""
+        """Weights of each stage before each step."""
         self._running = [[RunningMean() for _ in own] for own in self._now]
 
     @torch.no_grad()
@@ -312,7 +312,7 @@ class Delayed:
 
 
 class Version(NamedTuple):
-    """Of a stage before a step."""
+    """A stage's weights and states before a step."""
 
     weights: list[torch.Tensor]
     states: list[dict]

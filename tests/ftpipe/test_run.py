@@ -325,7 +325,7 @@ def test_states_of_every_optimizer_go_on(kind, tmp_path):
 
 
 def test_statistics_of_batchnorm_go_on(tmp_path):
-    """Of a module that is cut into layers, some of which keep theirs as they are."""
+    """A module that is cut into layers, of which some keep their weights as they are."""
     family = "tests.methods.kinds:half_frozen"
     model = ModelSpec(family=family, layers=3, hidden=12, heads=2, seq=6, vocab=256, tied=False)
     whole = check_data(spec_of(model=model), Silent(), tmp_path).num_units

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -29,6 +31,17 @@ def test_losses_and_weights_are_those_of_the_declared_versions(positions, micros
         for name, wanted in reference.weights().items():
             found = torch.tensor(one["weights"][name], dtype=torch.float64)
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_updates_by_gradients_that_are_not_finite_are_left_out_and_told():
+    with Workers() as workers:
+        told = workers.run(
+            "streamed", stages=2, positions=(0, 1), micros=1, steps=STEPS, how="wild"
+        )
+    assert "updates of single stages are left out, since" in told[0]["errors"], told[0]
+    for one in told:
+        assert not all(map(math.isfinite, one["losses"]))
+        assert all(torch.tensor(value).isfinite().all() for value in one["weights"].values())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from torch import Tensor
@@ -36,6 +37,7 @@ class Streamed(Steps):
         spec, peers, options = task.spec, task.peers, task.spec.options
         check_tiers(spec)
         check_options(options)
+        self._report = task.report
         self._all, world = peers.group, len(peers.folders)
         words = len(options.map.split())
         stages = words or len(options.sizes) or task.stages or world
@@ -79,6 +81,13 @@ class Streamed(Steps):
 
     def settle(self) -> None:
         self._waiting += self._model.settle()
+        left_out = sorted(chain(*as_one(lambda: self._model.left_out, self._all)))
+        self._model.left_out.clear()
+        if left_out:
+            self._report.say(
+                f"{len(left_out)} updates of single stages are left out, since their gradients are "
+                f"not finite; the first in step {left_out[0]}"
+            )
 
     def tensors(self) -> dict[str, Tensor]:
         parts = tensors_of_all(dict(self._model.named_parameters()), self._all)

@@ -47,7 +47,12 @@ from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import as_one, new_group, tensors_of_all
 from workbench.runtime.transport.neighbours import carrier, neighbours
 from workbench.runtime.updates.stage_states import StatesTogether
-from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, optimizer_of
+from workbench.runtime.updates.stage_updates import (
+    StageOptimizer,
+    StageOptimizers,
+    clip_own,
+    optimizer_of,
+)
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.runtime.updates.step_end import Tie, agree
 from workbench.schedule.action import Action
@@ -58,8 +63,6 @@ from workbench.training.history import History, check_start
 from workbench.training.run import check_data, load_batches, resolve_device
 from workbench.training.snapshots import Snapshots
 
-CLIP_EPS = 1e-6
-"""Added to a norm, as torch's clip_grad_norm_ does."""
 ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
 
@@ -295,13 +298,10 @@ class FtpipeTraining:
                 each["lr"] = spec.learning_rate(step)
             if how.synchronous:
                 return True
-            norm = torch.linalg.vector_norm(weights.gradients, dtype=torch.float64)
-            if not norm.isfinite():
+            finite = clip_own(weights.gradients, limit)
+            if not finite:
                 self._left_out.append((step, stage))
-                return False
-            if limit is not None:
-                weights.gradients.mul_((limit / (norm + CLIP_EPS)).clamp(max=1.0))
-            return True
+            return finite
 
         return StageOptimizer(optimizer, weights.gradients, before=prepare)
 

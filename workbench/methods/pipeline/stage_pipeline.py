@@ -26,6 +26,7 @@ from workbench.methods.pipeline.slice_sizes import SliceSizes
 from workbench.methods.pipeline.stepping import Stepping
 from workbench.model.base import Context
 from workbench.model.slices import Inputs, check_inputs
+from workbench.runtime.memory.device_budget import confine
 from workbench.runtime.passes.stage import Given
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
@@ -104,13 +105,7 @@ class StagePipeline:
         shares, budget = self._shares, self._job.device_memory
         if sizes is not None and budget is not None:
             self._stepping.prove(shares.micros, sizes, len(shares.share(0)), budget)
-        self._confine(budget)
-
-    def _confine(self, budget: int | None) -> None:
-        """Have torch's allocator take no more of a GPU than so many bytes; None for all of it."""
-        if (device := self._job.device).type == "cuda":
-            whole = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, (budget or whole) / whole), device)
+        confine(self._job.device, budget)
 
     @property
     def steps(self) -> int:
@@ -189,7 +184,7 @@ class StagePipeline:
         """Wait for a checkpoint that is being written, and let go of all tensors."""
         self.checkpoints.wait()
         self._stepping.close()
-        self._confine(None)
+        confine(self._job.device, None)
 
     def _begin(
         self, inputs: Inputs, shares: Shares, scale: float, *, training: bool

@@ -29,18 +29,17 @@ from workbench.model.keyed import norms_in
 from workbench.model.slices import Inputs
 from workbench.profile.unit_costs import Sizes
 from workbench.runtime.executor.executor import Executor
+from workbench.runtime.memory.device_budget import confine
 from workbench.runtime.passes.stage_engine import StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import as_one, join, new_group
 from workbench.runtime.transport.neighbours import neighbours
-from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
+from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, clip_own
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.schedule.schedule import DEVICE
 from workbench.schedule.validate import validate
 
-CLIP_EPS = 1e-6
-"""Added to a norm, as torch's clip_grad_norm_ does."""
 Named = Mapping[str, nn.Parameter]
 
 
@@ -79,7 +78,7 @@ class StageStream:
         self._line = line(own.sizes or IdealSizes())
         self._schedule = made_ = schedule(self._line)
         as_one(self._prove if self.rank == 0 else int, self._everybody)
-        self._confine(job.device_memory)
+        confine(device, job.device_memory)
         learning = own.learning
         self._weights = {
             stage: StageWeights([each], {name: learning[name] for name in each.named_parameters()})
@@ -119,6 +118,8 @@ class StageStream:
         self._last, self._teller = len(self._line.positions) - 1, self._line.positions[-1]
         self.steps = 0
         """Steps that have begun; all are done when the pipeline is drained."""
+        self.left_out: list[int] = []
+        """Steps in which a stage here was not updated, for gradients that were not finite."""
         self._lock = threading.Lock()
         self._came: deque[tuple[dist.Work, Tensor]] = deque()
         """Losses that have come or are to come, in order."""
@@ -156,7 +157,7 @@ class StageStream:
         """End what is left, and let go of all tensors."""
         self._executor.close()
         self._engine.close()
-        self._confine(None)
+        confine(self._job.device, None)
 
     def _named(self) -> dict[str, nn.Parameter]:
         return {name: p for own in self._weights.values() for name, p in own.named.items()}
@@ -186,25 +187,18 @@ class StageStream:
                 f"need {format_bytes(most)}; use more stages, smaller micro-batches, or more memory"
             )
 
-    def _confine(self, budget: int | None) -> None:
-        """Have torch's allocator take no more of a GPU than so many bytes; None for all of it."""
-        if (device := self._job.device).type == "cuda":
-            whole = torch.cuda.get_device_properties(device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, (budget or whole) / whole), device)
-
     def _optimizer(
         self, weights: StageWeights, make: Callable[[Named], torch.optim.Optimizer]
     ) -> StageOptimizer:
         optimizer = make(weights.named)
 
         def prepare(step: int) -> bool:
-            """Whether the stage's gradients are finite, which are clipped then."""
             for group in optimizer.param_groups:
                 group["lr"] = self._flight[step].rate
-            norm = weights.gradients.norm()
-            if self._clip is not None:
-                weights.gradients.mul_((self._clip / (norm + CLIP_EPS)).clamp(max=1.0))
-            return bool(norm.isfinite())
+            finite = clip_own(weights.gradients, self._clip)
+            if not finite:
+                self.left_out.append(step)
+            return finite
 
         return StageOptimizer(optimizer, weights.gradients, before=prepare)
 

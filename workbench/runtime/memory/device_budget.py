@@ -40,6 +40,13 @@ def device_meter(device: torch.device, budget: int | None = None) -> "DeviceMete
     return CudaMeter(device, budget) if device.type == "cuda" else StorageMeter(budget)
 
 
+def confine(device: torch.device, budget: int | None) -> None:
+    """Have torch's allocator take no more of a GPU than so many bytes; None for all of it."""
+    if device.type == "cuda":
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (budget or whole) / whole), device)
+
+
 class DeviceMeter(ABC):
     """Counts device memory while a thread is inside ``with meter``; any number may be."""
 

@@ -6,6 +6,7 @@ then, and none waits for another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.spec import RunSpec
+from workbench.runtime.updates.adam_step import clip_coefficient
 from workbench.runtime.updates.sgd_tf import SgdTf
 from workbench.runtime.updates.stage_loans import StageLoans
 
@@ -47,6 +49,15 @@ def optimizer_of(
         return torch.optim.Adafactor(groups, lr=lr)
     made = {"sgd": torch.optim.SGD, "sgd-tf": SgdTf}[kind]
     return made(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+def clip_own(gradients: Tensor, limit: float | None) -> bool:
+    """Clip the gradients of one stage, flat, by their own norm. Returns whether they are finite;
+    others are left as they are."""
+    norm = float(torch.linalg.vector_norm(gradients, dtype=torch.float64))
+    if math.isfinite(norm) and limit is not None:
+        gradients.mul_(clip_coefficient(limit, norm))
+    return math.isfinite(norm)
 
 
 @dataclass(frozen=True)
