@@ -20,8 +20,14 @@ from workbench.runs.store import Store
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 
-def assert_told(spec: RunSpec, record: RunRecord, folder: Path, rel: float = 1e-6) -> None:
-    """A record says what was planned and what was seen, which is the training of torch."""
+def assert_told(
+    spec: RunSpec, record: RunRecord, folder: Path, rel: float = 1e-6, searched: bool = False
+) -> None:
+    """A record says what was planned and what was seen, which is the training of torch.
+
+    A plan that is ``searched`` may leave a rank idle: one pack is the fastest for a small model
+    where links of that moment are slow.
+    """
     assert record.status == "ok", record.message
     norms: list[float] = []
     expected, _ = plain.train(spec, norms=norms)
@@ -33,9 +39,13 @@ def assert_told(spec: RunSpec, record: RunRecord, folder: Path, rel: float = 1e-
         assert record.predicted["peak_bytes"]["device"] <= spec.device_memory
     assert record.predicted["step_seconds"] > 0
     timeline = json.loads((folder / "timeline.json").read_text())
-    assert {event["rank"] for event in timeline["events"]} == {*range(spec.ranks)}
-    names = [{event["name"] for event in timeline[which]} for which in ("events", "predicted")]
-    assert names[0] == names[1]
+    seen, planned = (
+        {(event["name"], event["rank"]) for event in timeline[which]}
+        for which in ("events", "predicted")
+    )
+    assert seen == planned
+    if not searched:
+        assert {rank for _, rank in seen} == {*range(spec.ranks)}
     assert_one_clock(timeline["events"])
 
 
@@ -76,7 +86,7 @@ def test_a_decoder_of_another_library_trains_like_any(
     model = spec_from_config(tmp_path / "llama", seq=16)
     spec = plain.spec_for(method=method, ranks=ranks, model=model, steps=6, eps=1e-6)
     record = runner.run(spec, Store(results))
-    assert_told(spec, record, Store(results).folder(record.key), rel=1e-5)
+    assert_told(spec, record, Store(results).folder(record.key), rel=1e-5, searched=True)
     assert links.exists() == (ranks > 1), "links of ranks are measured where they are not known"
 
 
