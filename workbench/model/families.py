@@ -34,6 +34,7 @@ from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, 
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
 from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
+from workbench.model.call_layers import call_layers
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
@@ -94,8 +95,12 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
         model = make_keyed(family.make(spec))
         *example, _ = family.example(spec)
     criterion = custom_data.loss if family.counted else cross_entropy
+    places = None
     with unkeyed():
-        layers = decompose(model, tuple(example), criterion=criterion)
+        if spec.calls:
+            layers, places = call_layers(model, tuple(example), spec.calls, criterion)
+        else:
+            layers = decompose(model, tuple(example), criterion=criterion)
     trained = TrainedT5(spec.pretrained, t5_shape(spec)) if spec.pretrained else None
 
     def initialize(module: nn.Module, unit: int, seed: int) -> None:
@@ -113,6 +118,7 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
         max_seq=spec.seq,
         targets=family.example(spec)[-1],
         left_out=family.counted,
+        places=places,
     )
     if made.num_units != spec.units:
         raise ValueError(

@@ -19,7 +19,7 @@ from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
 from workbench.profile.server import Server, ServerCosts, server_of
-from workbench.profile.unit_costs import ProfiledSizes, borrowed
+from workbench.profile.unit_costs import ProfiledSizes
 from workbench.schedule.action import COMPUTE, Action, Kind, lane_kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
@@ -43,9 +43,12 @@ def loans_of(spec: RunSpec, stages: Sequence[range], weight_bytes: int = 4) -> l
     """Weights that stages borrow of others, all of a pair of stages together."""
     stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
     found: Counter[tuple[int, int]] = Counter()
-    for unit, (owner, parameters) in borrowed(make_model(spec.model, spec.seed)).items():
-        if stage_of[unit] != stage_of[owner]:
-            found[stage_of[owner], stage_of[unit]] += parameters * weight_bytes
+    model = make_model(spec.model, spec.seed)
+    lent = {(stage_of[unit], *owner) for (unit, _), owner in model.tied().items()}
+    for borrower, owner, name in lent:
+        if borrower != stage_of[owner]:
+            numel = model.shapes(owner)[name].numel()
+            found[stage_of[owner], borrower] += numel * weight_bytes
     return [Loan(*pair, nbytes) for pair, nbytes in sorted(found.items())]
 
 
