@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
 from workbench.core.call_sets import read_sets
+from workbench.model.base import LayeredModel
 from workbench.model.decompose import Layer
 from workbench.model.decompose.call_stages import call_stages
 from workbench.model.traits import traits_of
@@ -28,3 +32,35 @@ def call_layers(
         of[one.number] = range(done, done + len(traits_of(one.layer()).draws))
         done = of[one.number].stop
     return layers, [[p for one in ones for p in of.get(one.number, ())] for ones in own]
+
+
+class LayerWeights:
+    """Initial weights of sets of calls: those of the model's own layers, made one by one."""
+
+    def __init__(self, layers: Sequence[Layer], own: Callable[[], LayeredModel]) -> None:
+        """`own` makes the model that is cut at its layers."""
+        self._layers, self._make = layers, own
+
+    @cached_property
+    def _own(self) -> LayeredModel:
+        return self._make()
+
+    @cached_property
+    def _owner(self) -> dict[str, tuple[int, str]]:
+        """Name of a parameter in the model -> the layer that makes it, and its name there."""
+        own = self._own
+        places = [(unit, local) for unit in range(own.num_units) for local in own.shapes(unit)]
+        pairs = {place: place for place in places} | own.tied()
+        return {own.state_name(*place): owner for place, owner in pairs.items()}
+
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, unit: int, seed: int) -> None:
+        layer, wanted = self._layers[unit], defaultdict(dict)
+        for local, parameter in module.named_parameters(remove_duplicate=False):
+            if local not in layer.shared:
+                of, name = self._owner[layer.state[local]]
+                wanted[of][name] = parameter
+        for of, named in wanted.items():
+            built = self._own.build(of, seed=seed)
+            for name, parameter in named.items():
+                parameter.copy_(built.get_parameter(name))
