@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from baselines import plain
 from tests.ftpipe.test_run import Reference
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
-from workbench.core.call_sets import read_sets
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import ftpipe
 from workbench.methods.ftpipe.operator_graph import Traced, graph_of_operators
-from workbench.model import make_model
 from workbench.partition.methods import Ask, partition
 from workbench.profile.operators import operator_costs
 
@@ -82,3 +79,20 @@ def test_synchronous_orders_are_plain_training(found, text, order, tmp_path):
     wanted = plain.train(alone, Silent(), tmp_path / "plain")
     assert trained.losses == pytest.approx(wanted.losses, rel=1e-5)
     assert trained.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-5)
+
+
+def test_weights_go_on_by_their_names(found, text, tmp_path):
+    """From plain training to stages of calls and back, evaluated on the way."""
+    how = {"clip": 0.5, "lr_decay_steps": 6, "save_every": 2, "eval_every": 2}
+    ours = spec_of(found, text, stage_order="seq", **how)
+    alone = RunSpec.of(method="plain", batch=4, device="cpu", model=T5, text=text, **how)
+    whole = plain.train(alone.with_(steps=6), Silent(), tmp_path / "whole")
+    plain.train(alone.with_(steps=2), Silent(), tmp_path / "one")
+    middle = ours.with_(steps=4, start_from=str(tmp_path / "one"))
+    ftpipe.train(middle, Silent(), tmp_path / "two")
+    last = alone.with_(steps=6, start_from=str(tmp_path / "two"))
+    ended = plain.train(last, Silent(), tmp_path / "three")
+    assert ended.losses == pytest.approx(whole.losses, rel=1e-5)
+    told = [[each["loss"] for each in one.evaluations] for one in (ended, whole)]
+    assert len(told[0]) == 3
+    assert told[0] == pytest.approx(told[1], rel=1e-5)

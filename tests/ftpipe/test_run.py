@@ -124,7 +124,9 @@ class Reference:
             ends = (out[0] * share,) if stage == last else out
             loss = ends[0].item() if stage == last else loss
             pairs = zip(ends, above, strict=True)
-            pairs = [(e, a) for e, a in pairs if e.requires_grad and (a is not None or stage == last)]
+            pairs = [
+                (e, a) for e, a in pairs if e.requires_grad and (a is not None or stage == last)
+            ]
             if pairs:
                 torch.autograd.backward(*zip(*pairs, strict=True))
             above = tuple(t.grad for t in crossing[stage])

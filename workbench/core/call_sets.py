@@ -57,7 +57,9 @@ def read_sets(text: str) -> CallSets:
 
 
 def _wrong(text: str, what: str) -> ValueError:
-    return ValueError(f"calls is {text!r}, with {what!r}; give two sets or more, such as {EXAMPLE!r}")
+    return ValueError(
+        f"calls is {text!r}, with {what!r}; give two sets or more, such as {EXAMPLE!r}"
+    )
 
 
 def _calls(word: str, text: str) -> Iterable[int]:

@@ -33,8 +33,8 @@ from workbench.core.paths import user_path
 from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
-from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.call_layers import LayerWeights, call_layers
+from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed

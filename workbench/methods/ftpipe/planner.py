@@ -78,7 +78,7 @@ def pipeline_of(
             "it does not know: it can neither predict them nor tell their gap; use --set "
             "tied=false, a cut with both in one stage, or neither prediction nor gap_aware"
         )
-    return Asynchronous(
+    line = Asynchronous(
         label=options.stage_order,
         positions=options.positions(len(stages), spec.ranks),
         depths=depths,
@@ -98,6 +98,17 @@ def pipeline_of(
         nesterov=options.prediction == "nag",
         averages=options.gap_aware,
     )
+    for stage in range(len(stages)):
+        own = [each for each in line.lends if each.borrower == stage]
+        here = [each for each in own if line.positions[each.owner] == line.positions[stage]]
+        if len({line.late(each) for each in here}) > 1:
+            owners = " and ".join(str(each.owner) for each in here)
+            raise ValueError(
+                f"stage {stage} borrows weights of stages {owners} on its own rank, whose versions "
+                "would differ: give a map with them on another rank, a partition with fewer stages "
+                "on a rank, or a synchronous order"
+            )
+    return line
 
 
 class DeviceCosts(ServerCosts):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workbench.core.call_sets import CallSets
 from workbench.model.decompose import Layer, layers_of
 from workbench.model.decompose.cut import Cutter
-from workbench.model.decompose.operators import Operator, CallTrace, operators_of
+from workbench.model.decompose.operators import CallTrace, Operator, operators_of
 
 
 def call_stages(
