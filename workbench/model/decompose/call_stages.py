@@ -26,21 +26,25 @@ def call_stages(
     for calls that are not those of the module, and for sets that cannot run."""
     traced = CallTrace.of(model, inputs, basic=calls.basic, depth=calls.depth)
     found, set_of = operators_of(traced), calls.set_of
-    _check(found, set_of)
+    _check(found, set_of, len(traced.trace.calls))
     cutter = Cutter(traced.trace, traced.blocks, model, again=True, set_of=set_of)
     layers = layers_of(model, traced.trace, traced.mode, cutter.pieces(), criterion)
     own = [[one for one in found if set_of[one.number] == n] for n in range(len(calls.sets))]
     return layers, own
 
 
-def _check(found: Sequence[Operator], set_of: Mapping[int, int]) -> None:
-    """Raise ValueError for sets of other calls, and for an order in which they cannot run."""
-    numbers = {one.number for one in found}
-    if odd := sorted(numbers ^ set_of.keys()):
-        which = "has none of that number" if odd[0] in set_of else "is in no set"
+def _check(found: Sequence[Operator], set_of: Mapping[int, int], count: int) -> None:
+    """Raise ValueError for sets of other calls, and for an order in which they cannot run. Of
+    `count` calls those that are made again where they are read may be in any set."""
+    for one in found:
+        if one.number not in set_of:
+            raise ValueError(f"call {one.name} is in no stage; partition the module again")
+    if (most := max(set_of)) >= count:
+        raise ValueError(f"there is no call {most}: the module has {count}; partition it again")
+    if lost := {*set_of.values()} - {set_of[one.number] for one in found}:
         raise ValueError(
-            f"call {odd[0]} {which}: the module has {len(numbers)} calls that were asked for "
-            "otherwise when the partition was made; partition it again"
+            f"stage {min(lost)} has no call that depends on what the module is called with: what "
+            "depends on weights alone is made where it is read; partition the module again"
         )
     made: dict[int, Operator] = {}
     touches: dict[int, Operator] = {}
