@@ -76,7 +76,7 @@ def pipeline_of(
         raise ValueError(
             f"stage {loans[0].borrower} borrows a weight of stage {loans[0].owner}, whose updates "
             "it does not know: it can neither predict them nor tell their gap; use --set "
-            "tied=false, stages that share no weight, or neither prediction nor gap_aware"
+            "tied=false, a cut with both in one stage, or neither prediction nor gap_aware"
         )
     line = Asynchronous(
         label=options.stage_order,
