@@ -85,6 +85,11 @@ class Registered:
                     f"{told} is of another model: {field.name} is {own!r} there, and {other!r} in "
                     "this run"
                 )
+        return self.stages_on(ranks)
+
+    def stages_on(self, ranks: int) -> tuple[str, str]:
+        """As `stages_for`, whatever the model is."""
+        told = f"the partition {self.name!r}"
         if self.ask.devices != ranks:
             raise ValueError(
                 f"{told} is for {self.ask.devices} ranks, and the run has {ranks}; partition again "

@@ -172,11 +172,6 @@ class Options(Common):
                 f"{self.weight_stashing}: the gap is that of one pass, from the weights that it "
                 "read; give 1 micro-batch and weight_stashing"
             )
-        if self.gap_aware and spec.save_every:
-            raise ValueError(
-                f"gap_aware with save_every {spec.save_every}: checkpoints do not hold its mean of "
-                "steps; leave one of them off"
-            )
         if predicts and kept and not self.weight_stashing:
             raise ValueError(
                 f"{told} with kept activations: backward passes would read other weights; give "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.division import packs_of
@@ -63,37 +64,49 @@ def pipeline_of(
     spec: RunSpec, stages: Sequence[range], sizes: StageSizes, weight_bytes: int = 4
 ) -> Asynchronous:
     """The pipeline of a spec."""
-    options, micros = spec.options, spec.microbatches
-    depths = options.depths(len(stages), spec.ranks)
-    made = [passes(options.stage_order, depth, micros, micros) for depth in depths]
-    kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD}
-    turns = [[(kinds[each.kind], each.micro) for each in own] for own in made]
-    loans = loans_of(spec, stages, weight_bytes)
-    if loans and (options.prediction != "none" or options.gap_aware):
-        raise ValueError(
-            f"stage {loans[0].borrower} borrows a weight of stage {loans[0].owner}, whose updates "
-            "it does not know: it can neither predict them nor tell their gap; use --set "
-            "tied=false, a cut with both in one stage, or neither prediction nor gap_aware"
-        )
-    return Asynchronous(
-        label=options.stage_order,
-        positions=options.positions(len(stages), spec.ranks),
-        depths=depths,
-        passes=turns if options.synchronous else (),
-        micros=micros,
-        samples=-(-spec.batch // micros),
-        sizes=sizes,
-        recompute=spec.activations != "keep",
-        loans=loans,
+    options = spec.options
+    return line_of(
+        spec, options.positions(len(stages), spec.ranks), spec.ranks, sizes=sizes,
+        loans=loans_of(spec, stages, weight_bytes),
         update_bytes=[
             sizes.update_bytes(stage, optimizer=options.optimizer, device=spec.device)
             for stage in range(len(stages))
         ],
         predict_bytes=[sizes.predict_bytes(stage) for stage in range(len(stages))],
+    )  # fmt: skip
+
+
+def line_of(
+    spec: RunSpec, positions: Sequence[int], ranks: int, *, loans: Sequence[Loan], **known: Any
+) -> Asynchronous:
+    """The pipeline of stages at these positions, of so many ranks, as a spec's options have it;
+    `known` are further fields. Raises ValueError for loans that they do not allow."""
+    options, micros = spec.options, spec.microbatches
+    depths = options.depths(len(positions), ranks)
+    made = [passes(options.stage_order, depth, micros, micros) for depth in depths]
+    kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD}
+    turns = [[(kinds[each.kind], each.micro) for each in own] for own in made]
+    if loans and (options.prediction != "none" or options.gap_aware):
+        raise ValueError(
+            f"stage {loans[0].borrower} borrows a weight of stage {loans[0].owner}, whose updates "
+            "it does not know: it can neither predict them nor tell their gap; use a model whose "
+            "weights are not tied (of a run --set tied=false), a cut with both in one stage, or "
+            "neither prediction nor gap_aware"
+        )
+    return Asynchronous(
+        label=options.stage_order,
+        positions=positions,
+        depths=depths,
+        passes=turns if options.synchronous else (),
+        micros=micros,
+        samples=-(-spec.batch // micros),
+        recompute=spec.activations != "keep",
+        loans=loans,
         stashes=options.weight_stashing,
         predicts=options.prediction != "none",
         nesterov=options.prediction == "nag",
         averages=options.gap_aware,
+        **known,
     )
 
 

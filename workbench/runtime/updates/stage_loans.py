@@ -33,6 +33,10 @@ class StageLoans:
         self._weights: dict[Pair, deque[Sequence[Tensor]]] = {pair: deque() for pair in borrowed}
         """Weights that wait for the borrower's update."""
 
+    def brings(self, weight: nn.Parameter) -> bool:
+        """Whether a weight is a borrower's copy."""
+        return any(weight is copy for copies in self._borrowed.values() for copy in copies)
+
     def weights(self, pair: Pair) -> tuple[Tensor, ...]:
         """The owner's weights, here, or the borrower's copies: equal shapes in both."""
         held = self._lent.get(pair) or self._borrowed[pair]
