@@ -15,7 +15,7 @@ from torch import nn
 from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.mitigation import gap_penalty, predict_adam, predict_sgd
 from workbench.methods.pipeline.asynchronous import schedule
-from workbench.methods.pipeline.asynchronous_line import Asynchronous
+from workbench.methods.pipeline.asynchronous_line import Asynchronous, Loan
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model.base import Context
 from workbench.model.cut_point import CutPoint
@@ -30,7 +30,7 @@ from workbench.runtime.updates.sgd_tf import SgdTf
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.schedule import buffers as name
-from workbench.schedule.action import Kind
+from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import Schedule
 
 ROWS, WIDE = 3, 8
@@ -50,12 +50,17 @@ def rate(optimizer: str, step: int) -> float:
 
 
 class Net(nn.Module):
-    """Layers that are cut between each two."""
+    """Layers that are cut between each two; `tied`, the last one has the first one's weight, and
+    `normed`, the second one is followed by BatchNorm."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, *, tied: bool = False, normed: bool = False) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(layers))
+        if tied:
+            self.layers[-1].weight = self.layers[0].weight
+        if normed:
+            self.layers[1] = nn.Sequential(self.layers[1], nn.BatchNorm1d(WIDE))
         self.cuts = nn.ModuleList(CutPoint() for _ in range(layers - 1))
 
     def made(self, x):
@@ -90,7 +95,7 @@ class How:
     recompute: bool = True
 
 
-def pipeline(positions: Sequence[int], micros: int, how: How) -> Schedule:
+def pipeline(positions: Sequence[int], micros: int, how: How, *, tied: bool = False) -> Schedule:
     """The schedule of a stage a layer."""
     return schedule(
         Asynchronous(
@@ -105,6 +110,7 @@ def pipeline(positions: Sequence[int], micros: int, how: How) -> Schedule:
             nesterov=how.prediction == "nag",
             averages=how.gap_aware,
             recompute=how.recompute,
+            loans=[Loan(0, len(positions) - 1, 8)] if tied else [],
         )  # fmt: skip
     )
 
@@ -184,11 +190,17 @@ def trained(
 class Delayed:
     """The reference: layers by hand, on the weights that the schedule declares."""
 
-    def __init__(self, schedule: Schedule, optimizer: str, how: How) -> None:
+    def __init__(self, schedule: Schedule, optimizer: str, how: How, *, tied: bool = False) -> None:
+        """`tied`: the last layer reads the first one's weight, as old as the schedule says."""
         self._optimizer, self._how, self._micros = optimizer, how, schedule.num_microbatches
         layers = Net(schedule.num_units).double().layers
         self._now = [[layer.weight, layer.bias] for layer in layers]
-        self._optimizers = [OPTIMIZERS[optimizer](own) for own in self._now]
+        self._tied, owned = tied, [*self._now]
+        if tied:
+            owned[-1] = owned[-1][1:]
+            last = schedule.num_units - 1
+            self._late = max(a.stale for a in schedule.actions if brings(a, last))
+        self._optimizers = [OPTIMIZERS[optimizer](own) for own in owned]
         self._stale = {
             (a.unit, a.microbatch): a.stale for a in schedule.actions if a.kind is Kind.FORWARD
         }
@@ -234,7 +246,8 @@ class Delayed:
             out = (crossing[stage] @ made[0].T + made[1]).tanh()
             back = above * (1 - out**2)
             above = back @ newest[0]
-            self._now[stage][0].grad += back.T @ crossing[stage]
+            owner = 0 if self._tied and stage + 1 == len(self._now) else stage
+            self._now[owner][0].grad += back.T @ crossing[stage]
             self._now[stage][1].grad += back.sum(0)
             added = [theta.grad.clone() for theta in self._now[stage]]
             self._kept[stage][step].added.append(added)
@@ -242,6 +255,9 @@ class Delayed:
 
     def _read(self, stage: int, micro: int, step: int, since: int) -> list[torch.Tensor]:
         """The weights that a forward pass reads."""
+        if self._tied and stage + 1 == len(self._now):
+            lender = self._kept[0][max(since, step - self._late)]
+            return [lender.weights[0], self._kept[stage][step].weights[1]]
         stale, kind = self._stale[stage, micro], self._how.prediction
         version = max(since, step - stale)
         kept, ahead = self._kept[stage][version], step - version
@@ -308,7 +324,14 @@ class Delayed:
             f"layers.{number}.{local}": theta.detach()
             for number, own in enumerate(self._now)
             for local, theta in zip(("weight", "bias"), own, strict=True)
+            if not self._tied or (number + 1, local) != (len(self._now), "weight")
         }
+
+
+def brings(action: Action, borrower: int) -> bool:
+    """Whether an action declares the version of borrowed weights."""
+    lent = action.microbatch is None and action.kind in (Kind.SEND, Kind.RECV)
+    return lent or (action.kind is Kind.UPDATE and action.unit == borrower)
 
 
 class Version(NamedTuple):

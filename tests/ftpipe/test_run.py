@@ -324,6 +324,23 @@ def test_states_of_every_optimizer_go_on(kind, tmp_path):
     assert last[0] == pytest.approx(last[1], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "kind", [{}, pytest.param({"optimizer": "sgd", "momentum": 0.9}, marks=pytest.mark.thorough)]
+)
+def test_gap_aware_runs_go_on(kind, tmp_path):
+    """To the last bit, with their means of steps, without which they would train otherwise."""
+    spec = spec_of(
+        cut="2 2 2", map="0 1 0", microbatches=1, weight_stashing=True, gap_aware=True, lr=0.1,
+        save_every=4, steps=8, lr_decay_steps=8, **kind,
+    )  # fmt: skip
+    whole = ftpipe.train(spec, Silent(), tmp_path / "whole").losses
+    ftpipe.train(spec.with_(steps=4), Silent(), tmp_path / "run")
+    saved = tmp_path / "run" / "checkpoints" / step_name(4) / "unit-00002.safetensors"
+    named = load_file(saved)
+    assert any(name.startswith("gap_square/") and t.any() for name, t in named.items()), named
+    assert ftpipe.train(spec, Silent(), tmp_path / "run").losses == whole
+
+
 def test_statistics_of_batchnorm_go_on(tmp_path):
     """A module that is cut into layers, of which some keep their weights as they are."""
     family = "tests.methods.kinds:half_frozen"
