@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from baselines import plain
+from tests.methods import double
+from tests.methods import plain as whole
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from tests.methods.test_parallel_baselines import Disturbing, children, kill
 from tests.methods.test_t5 import MODEL as T5
@@ -199,6 +201,7 @@ def test_predictions_are_trained_with_and_their_memory_is_proved(tmp_path):
     assert peaks[1] > peaks[0]
 
 
+@pytest.mark.parametrize("close", [1e-5, 1e-10])
 @pytest.mark.parametrize(
     "case",
     [
@@ -207,16 +210,21 @@ def test_predictions_are_trained_with_and_their_memory_is_proved(tmp_path):
         {"stage_order": "seq", "cut": "3 3", "activations": "keep"},
     ],
 )
-def test_synchronous_orders_are_plain_training(case, tmp_path):
-    """With tied weights and the norm of the whole model."""
+def test_synchronous_orders_are_plain_training(case, close, monkeypatch, tmp_path):
+    """With tied weights and the norm of the whole model, in fp32 and in fp64."""
+    exact, norms = close < 1e-5, []
+    if exact:
+        fork_ranks(monkeypatch, "fp64 stages")
     spec = spec_of(model=TIED, clip=0.5, **case)
     found = ftpipe.train(spec, Silent(), tmp_path / "run")
-    alone = RunSpec.of(
-        method="plain", model=TIED, batch=4, steps=7, clip=0.5, microbatches=2, device="cpu"
-    )
-    wanted = plain.train(alone, Silent(), tmp_path / "plain")
-    assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
-    assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-5)
+    alone = RunSpec.of(method="plain", model=TIED, batch=4, steps=7, clip=0.5, device="cpu")
+    dtype = torch.float64 if exact else torch.float32
+    with pytest.MonkeyPatch.context() as patch:
+        if exact:
+            double.use(patch)
+        wanted, _ = whole.train(alone, dtype, norms)
+    assert found.losses == pytest.approx(wanted, rel=close)
+    assert found.grad_norms == pytest.approx(norms, rel=close)
     assert max(found.grad_norms) > 0.5
 
 

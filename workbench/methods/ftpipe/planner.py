@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,9 @@ from workbench.model import make_model
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
-from workbench.profile.server import Server, ServerCosts, server_of
+from workbench.profile.server import ServerCosts, server_of
 from workbench.profile.unit_costs import ProfiledSizes, borrowed
-from workbench.schedule.action import COMPUTE, Action, Kind, lane_kind
+from workbench.schedule.action import COMPUTE, Kind, lane_kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import simulate
@@ -110,21 +110,6 @@ def line_of(
     )
 
 
-class DeviceCosts(ServerCosts):
-    """Costs on a server whose devices update their own weights, and on which stages take turns."""
-
-    def _seconds(self, action: Action, server: Server) -> float:
-        if action.kind is Kind.UPDATE:
-            return self._sizes.cost(action.unit, 1).parameters / server.device_adam_params_per_s
-        return super()._seconds(action, server)
-
-    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        """As of a server; passes of several stages on one device have a part of it each."""
-        busy = list(busy)
-        own = 1 + busy.count(COMPUTE) if lane == COMPUTE and not self._server.cores else 1
-        return own * super().slowdown(lane, busy)
-
-
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The plan. Raises ValueError for stages that cannot be."""
     check_profile(profile, spec)
@@ -135,7 +120,8 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     made = schedule(pipeline_of(spec, stages, sizes, profile.weight_bytes))
     server = server_of(profile, spec)
     proved = validate(made).peak_bytes
-    costs = DeviceCosts(sizes, server, shared_updates=False)
+    adam = server.device_adam_params_per_s
+    costs = ServerCosts(sizes, server, shared_updates=False, device_adam=adam)
     simulated = simulate(made, costs, steps=STEPS)
     fullest = max(proved, key=lambda rank: proved[rank][DEVICE])
     peak = {DEVICE: proved[fullest][DEVICE], HOST_TIER: 0, DISK: 0}
@@ -160,7 +146,7 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     )
 
 
-def _busiest(made: Schedule, costs: DeviceCosts) -> tuple[int, float]:
+def _busiest(made: Schedule, costs: ServerCosts) -> tuple[int, float]:
     """The rank whose passes and updates take longest alone, and how long, in seconds."""
     busy = dict.fromkeys(range(made.num_ranks), 0.0)
     for action in made.actions:
