@@ -62,28 +62,30 @@ def test_losses_and_weights_are_those_of_the_declared_versions(tmp_path):
 
 
 def test_without_staleness_it_is_the_loop_of_torch(tmp_path):
-    """With a tied weight and BatchNorm; statistics of stale stages go on from a checkpoint too."""
+    """With a tied weight and BatchNorm; 1f1b goes on from its checkpoint, and statistics of stale
+    stages go on from theirs."""
     net = {"tied": True, "normed": True}
     like = {"steps": STEPS, "positions": (0, 1, 0), "micros": 1, "how": "well", "net": net}
-    like |= {"optimizer": "sgd", "own": True}
     fresh, stale = streamed(
-        like | {"order": "virtual-stages-1f1b", "supremum": 1},
+        like | {"folder": str(tmp_path / "fresh"), "then": "1f1b"}
+        | {"order": "virtual-stages-1f1b", "supremum": 1},
         like | {"folder": str(tmp_path / "stale")},
-    )
+    )  # fmt: skip
     torch.set_default_dtype(torch.float64)
     module, losses = Layers(3, **net), []
-    optimizer = OPTIMIZERS["sgd"](module.parameters())
+    optimizer = OPTIMIZERS["adamw"](module.parameters())
     for step in range(STEPS):
         given = batch(3, step)
         loss = (module(given["x"]) - given["y"]).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        optimizer.param_groups[0]["lr"] = rate("sgd", step)
+        optimizer.param_groups[0]["lr"] = rate("adamw", step)
         optimizer.step()
         losses.append(loss.item())
     torch.set_default_dtype(torch.float32)
     for one, other in zip(fresh, stale, strict=True):
         assert one.get("losses") == pytest.approx(losses, rel=1e-10), one
+        assert one["again"] == pytest.approx(losses[STEPS // 2 :], rel=1e-10)
         for name, wanted in module.state_dict().items():
             found = torch.tensor(one["weights"][name], dtype=wanted.dtype)
             torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)

@@ -478,12 +478,13 @@ def streamed(cases: list[dict], stages: int) -> dict:
 
 
 def _streamed(
-    positions: tuple[int, ...], micros: int, steps: int, how: str, folder: str = "",
-    optimizer: str = "adamw", own: bool = False, net: dict | None = None, **options,
+    micros: int, steps: int, how: str, positions: tuple[int, ...] = (), layers: int = 0,
+    folder: str = "", optimizer: str = "adamw", own: bool = False, net: dict | None = None,
+    then: str = "ftpipe", **options,
 ) -> dict:  # fmt: skip
     """Losses and weights of an engine that takes batches ahead, and saves midway in a `folder`,
-    beside those of another one that goes on from there; of ranks of which the last one fails in
-    some way, the words of the error. `own`: the optimizer is a function."""
+    beside those of another one that goes on from there, of the method `then`; of ranks of which the
+    last one fails in some way, the words of the error. `own`: the optimizer is a function."""
     from tests.ftpipe.stages import OPTIMIZERS, ROWS, Layers, batch, rate
     from workbench import Engine
 
@@ -503,22 +504,22 @@ def _streamed(
     def distance(outputs, given):
         return (outputs - given["y"]).square().mean()
 
-    def engine_of() -> Engine:
-        options_ = options | {"map": " ".join(map(str, positions))}
+    def engine_of(method: str) -> Engine:
+        options_ = ({"map": " ".join(map(str, positions))} if positions else {}) | options
         config = {"lr": 0.01, "weight_decay": 0.1}
         if own:
             config, options_["optimizer"] = {}, OPTIMIZERS.get(optimizer, torch.optim.ASGD)
         return Engine(
-            module, config, method="ftpipe", device="cpu", quiet=how != "wild",
-            microbatches=micros, **options_,
+            module, config, method=method, device="cpu", quiet=how != "wild",
+            microbatches=micros, **options_ if method == "ftpipe" else {},
         )  # fmt: skip
 
     torch.set_default_dtype(torch.float64)
-    module = Layers(len(positions), **net or {})
+    module = Layers(layers or len(positions), **net or {})
     kept = {name: value.clone() for name, value in module.state_dict().items()}
     errors, half, told = io.StringIO(), steps // 2, {"said": ""}
     try:
-        with redirect_stderr(errors), engine_of() as engine:
+        with redirect_stderr(errors), engine_of("ftpipe") as engine:
             losses = [float(loss) for loss in engine.stream(loader(half), distance)]
             engine.save(folder) if folder else engine.state_dict()
             losses += engine.stream(loader(steps, half), distance)
@@ -528,10 +529,13 @@ def _streamed(
             except ValueError as error:
                 told["said"] = str(error)
         if folder:
-            with engine_of() as engine:
+            with engine_of(then) as engine:
                 told["resumed"] = engine.load(folder)
-                again = [float(loss) for loss in engine.stream(loader(steps, half), distance)]
+                told["again"] = again = [
+                    float(loss) for loss in engine.stream(loader(steps, half), distance)
+                ]
                 found = engine.state_dict()
+            told["again"] = again
             told["alike"] = again == losses[half:] and all(
                 torch.equal(value, weights[name]) for name, value in found.items()
             )
