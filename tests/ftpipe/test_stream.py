@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ CASES = [
     ((1, 0, 0), 1, "sgd", {"own": True}),
     ((0, 1, 0), 1, "adamw", {"net": {"tied": True}, "weight_stashing": True}),
     ((0, 1, 1, 0), 2, "sgd-decay", {"net": {"tied": True}, "own": True}),
+    ((0, 1, 1, 0), 1, "adam", {"own": True, "activations": "keep"}),
     ((0, 1, 0), 1, "adamw", {"weight_stashing": True, "gap_aware": True}),
     ((0, 1, 0, 1), 1, "sgd", {"own": True, "prediction": "msnag"}),
     ((0, 1, 0), 2, "adam", {"own": True, "prediction": "aggmsnag", "weight_stashing": True}),
@@ -45,6 +46,7 @@ def test_losses_and_weights_are_those_of_the_declared_versions(tmp_path):
     half = STEPS // 2
     for (positions, micros, optimizer, options), told in zip(CASES, streamed(*every), strict=True):
         how = How(**{name: value for name, value in options.items() if name in asdict(How())})
+        how = replace(how, recompute=options.get("activations") != "keep")
         tied = "net" in options
         torch.set_default_dtype(torch.float64)
         reference = Delayed(pipeline(positions, micros, how, tied=tied), optimizer, how, tied=tied)
@@ -62,9 +64,9 @@ def test_losses_and_weights_are_those_of_the_declared_versions(tmp_path):
 
 
 def test_without_staleness_it_is_the_loop_of_torch(tmp_path):
-    """With a tied weight and BatchNorm; 1f1b goes on from its checkpoint, and statistics of stale
-    stages go on from theirs."""
-    net = {"tied": True, "normed": True}
+    """With a layer that is called twice and BatchNorm; 1f1b goes on from its checkpoint, and
+    statistics of stale stages go on from theirs."""
+    net = {"called": True, "normed": True}
     like = {"steps": STEPS, "positions": (0, 1, 0), "micros": 1, "how": "well", "net": net}
     fresh, stale = streamed(
         like | {"folder": str(tmp_path / "fresh"), "then": "1f1b"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,20 @@ from pathlib import Path
 from torch import Tensor
 from torch.optim import Optimizer
 
+from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
 from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.planner import line_of
+from workbench.methods.ftpipe.stage_sizes import StageSizes
+from workbench.methods.pipeline.asynchronous_line import Asynchronous, Loan
 from workbench.methods.pipeline.asynchronous_stages import Named
 from workbench.methods.pipeline.driven import check_tiers, cutting, job_of, told_of
 from workbench.methods.pipeline.stage_stream import StageStream
 from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.objective import Batch
 from workbench.partition.registered import read
+from workbench.profile.unit_costs import Sizes
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.transport.groups import as_one, tensors_of_all
 from workbench.runtime.updates.stage_updates import optimizer_of
@@ -51,9 +56,13 @@ class Streamed(Steps):
         if task.microbatches > 1:
             as_one(lambda: objective.divide(objective.twin().layered()[0]), peers.group)
 
+        def line(sizes: Sizes, loans: Sequence[Loan]) -> Asynchronous:
+            each = packs_of([1] * stages)
+            return line_of(spec, positions, StageSizes(sizes, each, options.state_values), loans)
+
         def optimizer(named: Named) -> Optimizer:
             trained = {name: p for name, p in named.items() if p.requires_grad}
-            if task.optimizer is not None:
+            if task.optimizer is not None and trained:
                 return task.optimizer([*trained.values()])
             return optimizer_of(
                 options.optimizer, spec, trained, trained.keys() - objective.no_decay, peers.device,
@@ -64,9 +73,7 @@ class Streamed(Steps):
             plan = StepPlan(map=StageMap.of(world, 1), order="1f1b", positions=positions)
             job = replace(job_of(task, plan, spec.batch), cut=options.cut, apart=True)
             self._model = StageStream(
-                objective, job,
-                lambda sizes, loans: line_of(spec, positions, world, sizes=sizes, loans=loans),
-                optimizer, partial(versions_of, options=options),
+                objective, job, line, optimizer, partial(versions_of, options=options),
                 rate=lambda: spec.learning_rate(0), clip=spec.clip,
                 shares_clip=options.stage_clip == "local-prop",
             )  # fmt: skip
@@ -131,4 +138,6 @@ def spec_of(task: Task, world: int) -> RunSpec:
     if options.partition:
         cut, places = read(task.results, options.partition).stages_on(world)
         options = replace(options, partition="", cut=cut, map=places)
-    return replace(spec, options=options, microbatches=task.microbatches)
+    model = replace(spec.model, layers=1)  # whatever it has, it is cut later
+    how = {"microbatches": task.microbatches, "device": task.peers.device.type}
+    return replace(spec, options=options, model=model, ranks=world, **how)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.division import packs_of
@@ -64,25 +63,17 @@ def pipeline_of(
     spec: RunSpec, stages: Sequence[range], sizes: StageSizes, weight_bytes: int = 4
 ) -> Asynchronous:
     """The pipeline of a spec."""
-    options = spec.options
-    return line_of(
-        spec, options.positions(len(stages), spec.ranks), spec.ranks, sizes=sizes,
-        loans=loans_of(spec, stages, weight_bytes),
-        update_bytes=[
-            sizes.update_bytes(stage, optimizer=options.optimizer, device=spec.device)
-            for stage in range(len(stages))
-        ],
-        predict_bytes=[sizes.predict_bytes(stage) for stage in range(len(stages))],
-    )  # fmt: skip
+    positions = spec.options.positions(len(stages), spec.ranks)
+    return line_of(spec, positions, sizes, loans_of(spec, stages, weight_bytes))
 
 
 def line_of(
-    spec: RunSpec, positions: Sequence[int], ranks: int, *, loans: Sequence[Loan], **known: Any
+    spec: RunSpec, positions: Sequence[int], sizes: StageSizes, loans: Sequence[Loan]
 ) -> Asynchronous:
-    """The pipeline of stages at these positions, of so many ranks, as a spec's options have it;
-    `known` are further fields. Raises ValueError for loans that they do not allow."""
+    """The pipeline of stages at these positions, which lend each other weights. Raises ValueError
+    for loans that the options do not allow."""
     options, micros = spec.options, spec.microbatches
-    depths = options.depths(len(positions), ranks)
+    depths, every = options.depths(len(positions), spec.ranks), range(len(positions))
     made = [passes(options.stage_order, depth, micros, micros) for depth in depths]
     kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD}
     turns = [[(kinds[each.kind], each.micro) for each in own] for own in made]
@@ -100,13 +91,18 @@ def line_of(
         passes=turns if options.synchronous else (),
         micros=micros,
         samples=-(-spec.batch // micros),
+        sizes=sizes,
         recompute=spec.activations != "keep",
         loans=loans,
+        update_bytes=[
+            sizes.update_bytes(stage, optimizer=options.optimizer, device=spec.device)
+            for stage in every
+        ],
+        predict_bytes=[sizes.predict_bytes(stage) for stage in every],
         stashes=options.weight_stashing,
         predicts=options.prediction != "none",
         nesterov=options.prediction == "nag",
         averages=options.gap_aware,
-        **known,
     )
 
 

@@ -32,6 +32,7 @@ from workbench.model.keyed import norms_in
 from workbench.model.slices import Inputs, Slices
 from workbench.runtime.executor.executor import Perturb
 from workbench.runtime.passes.stage import Stage
+from workbench.runtime.transport.group_transport import PARTS
 from workbench.runtime.transport.groups import as_one
 from workbench.runtime.updates.optimizer_state import Parameters
 from workbench.runtime.updates.stage_loans import StageLoans
@@ -143,6 +144,12 @@ class StageJob:
             "nbytes": bytes_of(slices.module),
         }
         lent = slices.lent(stages) if self.apart else {}
+        for (owner, other), names in lent.items():
+            if len(names) > PARTS:
+                raise ValueError(
+                    f"stages {owner} and {other} share {len(names)} weights; a message has at most "
+                    f"{PARTS} tensors: use fewer stages, or move the cut points"
+                )
         found["learning"] |= {name: True for names in lent.values() for name in names}
         slices.keep(units[here])
         brought: dict[int, dict[str, nn.Parameter]] = {}

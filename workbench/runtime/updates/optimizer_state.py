@@ -64,6 +64,8 @@ def restore_optimizer(optimizer: Optimizer, parameters: Parameters, loaded: Load
     told = {**optimizer.state_dict(), "state": {}}
     for group, packed in zip(optimizer.param_groups, told["param_groups"], strict=True):
         found = [loaded.numbers.get(names[parameter], ours) for parameter in group["params"]]
+        if not found:
+            continue
         for parameter, number, each in zip(group["params"], packed["params"], found, strict=True):
             for kind, has in (("optimizer", here), ("group", found[0]["group"])):
                 if each[kind] != has:
