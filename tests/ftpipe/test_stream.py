@@ -63,28 +63,40 @@ def test_losses_and_weights_are_those_of_the_declared_versions(tmp_path):
                 torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_without_staleness_it_is_the_loop_of_torch(tmp_path):
-    """With a layer that is called twice and BatchNorm; 1f1b goes on from its checkpoint, and
-    statistics of stale stages go on from theirs."""
-    net = {"called": True, "normed": True}
-    like = {"steps": STEPS, "positions": (0, 1, 0), "micros": 1, "how": "well", "net": net}
-    fresh, stale = streamed(
-        like | {"folder": str(tmp_path / "fresh"), "then": "1f1b"}
-        | {"order": "virtual-stages-1f1b", "supremum": 1},
-        like | {"folder": str(tmp_path / "stale")},
-    )  # fmt: skip
-    torch.set_default_dtype(torch.float64)
+def looped(dtype: torch.dtype, **net: bool) -> tuple[list[float], nn.Module]:
+    """Losses of torch's own loop, in bf16 by its autocast, and its module at the end."""
+    low = dtype == torch.bfloat16
+    torch.set_default_dtype(torch.float32 if low else dtype)
     module, losses = Layers(3, **net), []
+    torch.set_default_dtype(torch.float32)
     optimizer = OPTIMIZERS["adamw"](module.parameters())
     for step in range(STEPS):
-        given = batch(3, step)
-        loss = (module(given["x"]) - given["y"]).square().mean()
+        x, y = (each.to(next(module.parameters()).dtype) for each in batch(3, step).values())
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            out = module(x)
+        loss = (out.to(x.dtype) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.param_groups[0]["lr"] = rate("adamw", step)
         optimizer.step()
         losses.append(loss.item())
-    torch.set_default_dtype(torch.float32)
+    return losses, module
+
+
+def test_without_staleness_it_is_the_loop_of_torch(tmp_path):
+    """With a layer that is called twice and BatchNorm; 1f1b goes on from its checkpoint, and
+    statistics of stale stages go on from theirs. In bf16 passes read weights of their moment."""
+    net = {"called": True, "normed": True}
+    like = {"steps": STEPS, "positions": (0, 1, 0), "micros": 1, "how": "well"}
+    alone = {"order": "virtual-stages-1f1b", "supremum": 1}
+    fresh, stale, low = streamed(
+        like | alone | {"folder": str(tmp_path / "fresh"), "then": "1f1b", "net": net},
+        like | {"folder": str(tmp_path / "stale"), "net": net},
+        like | alone | {"dtype": "bf16"},
+    )
+    losses, module = looped(torch.float64, **net)
+    rounded, _ = looped(torch.bfloat16)
+    assert all(one.get("losses") == pytest.approx(rounded, rel=1e-5) for one in low), low
     for one, other in zip(fresh, stale, strict=True):
         assert one.get("losses") == pytest.approx(losses, rel=1e-10), one
         assert one["again"] == pytest.approx(losses[STEPS // 2 :], rel=1e-10)

@@ -483,8 +483,9 @@ def _streamed(
     then: str = "ftpipe", **options,
 ) -> dict:  # fmt: skip
     """Losses and weights of an engine that takes batches ahead, and saves midway in a `folder`,
-    beside those of another one that goes on from there, of the method `then`; of ranks of which the
-    last one fails in some way, the words of the error. `own`: the optimizer is a function."""
+    beside those of this and of another one, of the method `then`, that go on from there; of ranks
+    of which the last one fails in some way, the words of the error. `own`: the optimizer is a
+    function."""
     from tests.ftpipe.stages import OPTIMIZERS, ROWS, Layers, batch, rate
     from workbench import Engine
 
@@ -497,12 +498,21 @@ def _streamed(
                 raise OSError("no such luck")
             parts = [batch(ROWS, step, micro) for micro in range(micros)]
             made = {name: torch.cat([part[name] for part in parts]) for name in "xy"}
+            made = {name: value.to(torch.get_default_dtype()) for name, value in made.items()}
             if how == "wild" and step == 1:
                 made["x"] *= torch.inf
             yield made
 
     def distance(outputs, given):
         return (outputs - given["y"]).square().mean()
+
+    def again() -> bool:
+        """Whether an engine does as well from the checkpoint on."""
+        told["resumed"] = engine.load(folder)
+        told["again"] = [float(loss) for loss in engine.stream(loader(steps, half), distance)]
+        found = engine.state_dict()
+        alike = all(torch.equal(value, weights[name]) for name, value in found.items())
+        return alike and told["again"] == losses[half:]
 
     def engine_of(method: str) -> Engine:
         options_ = ({"map": " ".join(map(str, positions))} if positions else {}) | options
@@ -514,7 +524,7 @@ def _streamed(
             microbatches=micros, **options_ if method == "ftpipe" else {},
         )  # fmt: skip
 
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32 if "dtype" in options else torch.float64)
     module = Layers(layers or len(positions), **net or {})
     kept = {name: value.clone() for name, value in module.state_dict().items()}
     errors, half, told = io.StringIO(), steps // 2, {"said": ""}
@@ -528,17 +538,10 @@ def _streamed(
                 engine.step(next(loader(1)), distance)
             except ValueError as error:
                 told["said"] = str(error)
+            told["alike"] = bool(folder) and again()
         if folder:
             with engine_of(then) as engine:
-                told["resumed"] = engine.load(folder)
-                told["again"] = again = [
-                    float(loss) for loss in engine.stream(loader(steps, half), distance)
-                ]
-                found = engine.state_dict()
-            told["again"] = again
-            told["alike"] = again == losses[half:] and all(
-                torch.equal(value, weights[name]) for name, value in found.items()
-            )
+                told["alike"] &= again()
     except Exception as error:
         return {"said": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
     same = all(torch.equal(value, module.state_dict()[name]) for name, value in kept.items())
