@@ -150,6 +150,7 @@ def trained(
     )  # fmt: skip
     for first, end in ((0, steps // 2), (steps // 2, steps)):  # with a drain midway
         made.run(first, end - first)
+        made.drain()
     named = {label: p.tolist() for n in stages for label, p in made.owned(n).items()}
     made.close()
     return {"losses": losses, "weights": named}

@@ -149,11 +149,9 @@ class AsynchronousStages:
         return {name: p for name, p in named.items() if not self.loans.brings(p)}
 
     def run(self, first: int, steps: int) -> None:
-        """Do steps, from a pipeline that is empty to one that is drained."""
+        """Do steps, from a pipeline that is empty to one in which nothing moves."""
         self._fill()
         self._executor.run(first, steps)
-        if not self._drains:
-            self._forget_all()
 
     def step(self, step: int) -> None:
         """Do a step as far as the first stage here has it."""
@@ -165,7 +163,8 @@ class AsynchronousStages:
         """End all steps that were begun; returns steps and stages of all processes of which an
         update was left out, for gradients that were not finite."""
         self._executor.end()
-        self._forget_all()
+        for step in [*self._flight]:
+            self.forget(step)
         told = as_one(lambda: self.left_out, self._everybody)
         self.left_out = []
         return sorted((step, stage) for each in told for step, stage in each)
@@ -187,10 +186,6 @@ class AsynchronousStages:
         self.loans.spread(self._borrows, self._everybody)
         for own in self._versions.values():
             own.begin()
-
-    def _forget_all(self) -> None:
-        for step in [*self._flight]:
-            self.forget(step)
 
     def _prove(self, budget: int | None) -> None:
         """Prove the schedule, and that devices have room for it where their bytes are given."""
