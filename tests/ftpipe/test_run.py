@@ -32,6 +32,7 @@ from workbench.ranks.failures import RankFailed
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.passes.bundle import bundled, single
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit
 from workbench.training import trained_ranks
@@ -62,15 +63,12 @@ class Reference:
         model = self._model
         self._batches = load_batches(spec, model, folder / "cache")
         stages = stages_in(model, spec)
-        made = schedule(pipeline_of(spec, stages, StageSizes(IdealSizes(), stages)))
+        line = pipeline_of(spec, stages, StageSizes(IdealSizes(), stages))
+        made = schedule(line)
         self._stale = {(a.kind, a.unit, a.microbatch): a.stale for a in made.actions}
-        self._late = {
-            stage: max(
-                self._stale.get((Kind.SEND, 0, None), 0), self._stale[Kind.UPDATE, stage, None]
-            )
-            for stage in range(len(stages))
-        }
-        """Updates that a weight of the first stage's lacks besides, where another one reads it."""
+        self._late = {loan[:2]: line.late(loan) for loan in line.loans}
+        """Owner and borrower -> updates that a lent weight lacks besides."""
+        self._stage_of = {unit: n for n, own in enumerate(stages) for unit in own}
         self._now = [{unit: model.build(unit, seed=spec.seed) for unit in own} for own in stages]
         self._kept = [{0: copy.deepcopy(modules)} for modules in self._now]
         self._optimizers = [optimizer(spec, model, modules) for modules in self._now]
@@ -96,36 +94,44 @@ class Reference:
         batch, micros = self._spec.batch, self._spec.microbatches
         first, end = micro_span(batch, micro, micros)
         samples, share = tuple(self._batches.samples(step)[first:end]), (end - first) / batch
-        tokens, targets = self._batches.rows(samples)
+        *inputs, targets = self._batches.rows(samples)
 
-        def passed(kind: Kind, stage: int, x: torch.Tensor) -> tuple[dict, torch.Tensor]:
+        def passed(kind: Kind, stage: int, x: tuple) -> tuple[dict, tuple]:
             """The weights that a pass of a stage reads, and what comes out."""
             since = step - step % (self._spec.save_every or self._spec.steps)
             stale = self._stale[kind, stage, micro]
             modules = self._kept[stage][max(since, step - stale)]
-            lender = self._kept[0][max(since, step - stale - self._late[stage])]
             for (unit, name), (owner, lent) in self._model.tied().items():
                 if unit in modules:  # by the declared version, which may be another one
+                    at = self._stage_of[owner]
+                    late = self._late.get((at, stage), 0)
+                    lender = self._kept[at][max(since, step - stale - late)]
                     weight = lender[owner].get_parameter(lent)
-                    weight = weight if stage == 0 else weight.detach().clone()
+                    weight = weight if stage == at else weight.detach().clone()
                     set_parameter(modules[unit], name, weight)
             for unit, module in modules.items():
                 ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=samples)
                 last = targets if unit == self._model.head else None
-                x = self._model.forward(unit, module, x, ctx, last)
+                x = self._model.forward(unit, module, single(x), ctx, last)
+                x = bundled(x)
             return modules, x
 
-        crossing, last = [tokens], len(self._now) - 1
+        crossing, last = [tuple(inputs)], len(self._now) - 1
         for stage in range(last):
             out = passed(Kind.FORWARD, stage, crossing[-1])[1]
-            crossing.append(out.detach().requires_grad_())
-        above, loss = None, 0.0
+            crossing.append(tuple(t.detach().requires_grad_(t.is_floating_point()) for t in out))
+        above, loss = (None,), 0.0
         for stage in reversed(range(last + 1)):
             modules, out = passed(Kind.BACKWARD, stage, crossing[stage])
-            end = out * share if stage == last else out
-            loss = end.item() if stage == last else loss
-            end.backward(above)
-            above = crossing[stage].grad
+            ends = (out[0] * share,) if stage == last else out
+            loss = ends[0].item() if stage == last else loss
+            pairs = zip(ends, above, strict=True)
+            pairs = [
+                (e, a) for e, a in pairs if e.requires_grad and (a is not None or stage == last)
+            ]
+            if pairs:
+                torch.autograd.backward(*zip(*pairs, strict=True))
+            above = tuple(t.grad for t in crossing[stage])
             for unit, module in modules.items():
                 for name, used in module.named_parameters():
                     owner, lent = self._model.tied().get((unit, name), (unit, name))
@@ -150,7 +156,7 @@ def optimizer(spec, model, modules) -> torch.optim.Optimizer:
         }
         for wanted in (True, False)
     ]
-    groups = [group for group in groups if group["params"]]
+    groups = [group for group in groups if group["params"]] or groups
     how, adams = spec.options, {"betas": (spec.beta1, spec.beta2), "eps": spec.eps}
     return {
         "adamw": lambda: torch.optim.AdamW(groups, **adams),

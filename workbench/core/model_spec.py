@@ -15,6 +15,7 @@ from itertools import chain, product
 from math import isqrt
 from typing import Any
 
+from workbench.core.call_sets import read_sets
 from workbench.core.schema import read_as
 
 GPT_FAMILY = "gpt"
@@ -103,6 +104,9 @@ class ModelSpec:
     for random weights."""
     group_norm: bool = False
     """Whether norms of wide-resnet are GroupNorm, which needs no statistics, not BatchNorm."""
+    calls: str = ""
+    """Calls of each unit, as a partition of calls has them, such as ``depth=9 0-3,5 4,6-8``; empty
+    for the model's own layers."""
 
     def __post_init__(self) -> None:
         if not self.family:
@@ -137,6 +141,13 @@ class ModelSpec:
         for name in ("tied", "gated", "group_norm"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name} is {value!r}; it must be true or false")
+        if self.calls:
+            read_sets(self.calls)
+            if not self.decomposed:
+                raise ValueError(
+                    f"calls is {self.calls!r}; the model {self.family} has layers and no module "
+                    "whose calls these could be"
+                )
 
     @property
     def pure(self) -> bool:
@@ -147,6 +158,8 @@ class ModelSpec:
     def units(self) -> int:
         """Embedding, blocks and head, or the layers of a decomposed module. How many a user's own
         has, only `workbench.model.units_of` can tell: it is made to be counted."""
+        if self.calls:
+            return len(read_sets(self.calls).sets)
         assert not self.custom, "count with workbench.model.units_of"
         decoders = (self.decoder_layers or self.layers) if self.family == T5_FAMILY else 0
         return self.layers + decoders + MODULES.get(self.family, 2)
@@ -194,8 +207,11 @@ class ModelSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, without the fields that other families alone have."""
-        fields = asdict(self).items()
-        return {name: value for name, value in fields if ONLY.get(name, self.family) == self.family}
+        fields = asdict(self)
+        if not self.calls:  # as before there were any
+            del fields["calls"]
+        named = fields.items()
+        return {name: value for name, value in named if ONLY.get(name, self.family) == self.family}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:

@@ -134,6 +134,11 @@ class RunSpec:
             raise ValueError(
                 f"a batch of {self.batch} does not divide into {self.microbatches} micro-batches"
             )
+        if self.model.calls and not kind.calls:
+            raise ValueError(
+                f"calls is {self.model.calls!r}, and {self.method} trains a model's own layers: "
+                "leave it out, or use the method that the partition was made for"
+            )
         self.options.check(self)
 
     @property

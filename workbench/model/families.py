@@ -19,7 +19,7 @@ A `ModelSpec` names one by its family. What its numbers mean there:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,7 @@ from workbench.core.paths import user_path
 from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
+from workbench.model.call_layers import LayerWeights, call_layers
 from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
@@ -94,12 +95,19 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
         model = make_keyed(family.make(spec))
         *example, _ = family.example(spec)
     criterion = custom_data.loss if family.counted else cross_entropy
+    places = None
     with unkeyed():
-        layers = decompose(model, tuple(example), criterion=criterion)
+        if spec.calls:
+            layers, places = call_layers(model, tuple(example), spec.calls, criterion)
+        else:
+            layers = decompose(model, tuple(example), criterion=criterion)
     trained = TrainedT5(spec.pretrained, t5_shape(spec)) if spec.pretrained else None
+    own = LayerWeights(layers, lambda: make_decomposed(replace(spec, calls="")))
 
     def initialize(module: nn.Module, unit: int, seed: int) -> None:
-        if trained is None:
+        if spec.calls and trained is None:
+            own(module, unit, seed)
+        elif trained is None:
             family.initialize(module, unit=unit, seed=seed)
         else:
             trained.fill(module, layers[unit].state)
@@ -113,6 +121,7 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
         max_seq=spec.seq,
         targets=family.example(spec)[-1],
         left_out=family.counted,
+        places=places,
     )
     if made.num_units != spec.units:
         raise ValueError(

@@ -34,8 +34,8 @@ class Options(Common):
     """Finder of stages: ``mpipe`` is FTPipe's own, whose ranks may have stages that are no
     neighbours; with ``pipedream`` and ``acyclic`` each rank has one."""
     partition: str = ""
-    """Name of a registered partition (``workbench partition --list``), whose cut and map are
-    taken."""
+    """Name of a registered partition (``workbench partition --list``), whose cut, or calls, and map
+    are taken."""
     supremum: int = 0
     """Updates that a first stage's weights may lack, and one, with ``virtual-stages-1f1b``; 0 is
     the number of ranks."""
@@ -61,6 +61,7 @@ class Options(Common):
 
     checkpointed: ClassVar[bool] = True
     uneven: ClassVar[bool] = True
+    calls: ClassVar[bool] = True
     synonyms: ClassVar[Mapping[str, str]] = {"order": "stage_order"}
 
     def __post_init__(self) -> None:
@@ -73,11 +74,13 @@ class Options(Common):
         return numbers_of_units("cut", self.cut or "auto", EXAMPLE)
 
     def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
-        """Cut and map of the registered partition, where one is named."""
+        """Stages and map of the registered partition, where one is named."""
         if not self.partition:
             return {}
-        found = read(results, self.partition).stages_for(spec.model, spec.ranks)
-        return {"partition": "", **dict(zip(("cut", "map"), found, strict=True))}
+        return {
+            "partition": "",
+            **read(results, self.partition).stages_for(spec.model, spec.ranks),
+        }
 
     def positions(self, stages: int, ranks: int) -> list[int]:
         """Rank of each stage. Raises ValueError for a map of other stages or ranks."""

@@ -19,7 +19,7 @@ from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
 from workbench.profile.server import ServerCosts, server_of
-from workbench.profile.unit_costs import ProfiledSizes, borrowed
+from workbench.profile.unit_costs import ProfiledSizes
 from workbench.schedule.action import COMPUTE, Kind, lane_kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
@@ -43,9 +43,12 @@ def loans_of(spec: RunSpec, stages: Sequence[range], weight_bytes: int = 4) -> l
     """Weights that stages borrow of others, all of a pair of stages together."""
     stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
     found: Counter[tuple[int, int]] = Counter()
-    for unit, (owner, parameters) in borrowed(make_model(spec.model, spec.seed)).items():
-        if stage_of[unit] != stage_of[owner]:
-            found[stage_of[owner], stage_of[unit]] += parameters * weight_bytes
+    model = make_model(spec.model, spec.seed)
+    lent = {(stage_of[unit], *owner) for (unit, _), owner in model.tied().items()}
+    for borrower, owner, name in lent:
+        if borrower != stage_of[owner]:
+            numel = model.shapes(owner)[name].numel()
+            found[stage_of[owner], borrower] += numel * weight_bytes
     return [Loan(*pair, nbytes) for pair, nbytes in sorted(found.items())]
 
 
@@ -84,7 +87,7 @@ def line_of(
             "weights are not tied (of a run --set tied=false), a cut with both in one stage, or "
             "neither prediction nor gap_aware"
         )
-    return Asynchronous(
+    line = Asynchronous(
         label=options.stage_order,
         positions=positions,
         depths=depths,
@@ -104,6 +107,17 @@ def line_of(
         nesterov=options.prediction == "nag",
         averages=options.gap_aware,
     )
+    for stage in every:
+        own = [each for each in line.lends if each.borrower == stage]
+        here = [each for each in own if line.positions[each.owner] == line.positions[stage]]
+        if len({line.late(each) for each in here}) > 1:
+            owners = " and ".join(str(each.owner) for each in here)
+            raise ValueError(
+                f"stage {stage} borrows weights of stages {owners} on its own rank, whose versions "
+                "would differ: give a map with them on another rank, a partition with fewer stages "
+                "on a rank, or a synchronous order"
+            )
+    return line
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:

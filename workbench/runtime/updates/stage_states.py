@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from workbench.runtime.checkpoint import checkpoint
-from workbench.runtime.checkpoint.checkpoint import KINDS, check_fits, file_of, write_unit
+from workbench.runtime.checkpoint.checkpoint import KINDS, check_fits, write_unit
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.updates.optimizer_state import Parameters, optimizer_tensors
@@ -58,7 +58,7 @@ class StageStates:
         for parameters, optimizer in self._stages:
             groups = {p: group for group in optimizer.param_groups for p in group["params"]}
             for unit, named in parameters.items():
-                found = checkpoint.tensors_of(saved, [file_of(unit)] if named else [])
+                found = checkpoint.tensors_with(saved, unit, [f"weight/{name}" for name in named])
                 for name, parameter in named.items():
                     label = f"weight/{name}"
                     check_fits(saved.path, label, found.get(label), parameter)
