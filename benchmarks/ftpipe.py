@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +34,7 @@ from workbench.partition.methods import Ask, Partition, partition
 from workbench.partition.mpipe import Mpipe
 from workbench.partition.t5 import Shape, t5_graph
 from workbench.runtime.transport import loopback
-from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.schedule.action import Action, Kind
 from workbench.schedule.simulate import simulate
 
 BLOCK = "T5Block"
@@ -47,8 +45,6 @@ MAP, MICROS, STEPS = (0, 1, 2, 3, 0, 2), 2, 12
 FORWARD_S, BACKWARD_S = (0.02, 0.05, 0.02, 0.05, 0.02, 0.02), (0.04, 0.10, 0.04, 0.10, 0.04, 0.04)
 FULL = 4
 """Steps after which the paced pipeline is full."""
-TICK_S = 0.002
-"""How often a sleeping pass looks how many share its device."""
 
 
 def timed(graph: Graph, ask: Ask, settings: Mpipe | None = None) -> tuple[Partition, float]:
@@ -138,37 +134,25 @@ def mean_ms(graph: Graph, devices: int) -> float:
 
 
 class Costs:
-    """Seconds of passes; those of several stages on a device have a part of it each."""
+    """Seconds of passes."""
 
     def seconds(self, action: Action) -> float:
         times = {Kind.FORWARD: FORWARD_S, Kind.BACKWARD: BACKWARD_S}.get(action.kind)
         return times[action.unit] if times else 0.0
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        return 1 + Counter(busy)[COMPUTE] if lane == COMPUTE else 1
+        return 1.0
 
 
-class Shared(Pace):
-    """Passes sleep as long as they take while others sleep on the same device."""
+class Sleeping(Pace):
+    """Passes sleep."""
 
     def __init__(self) -> None:
         self.updates: list[float] = []
         """When the first stage updated its weights."""
-        self._lock, self._active = threading.Lock(), 0
 
     def seconds(self, action: Action) -> float:
         return Costs().seconds(action)
-
-    def work(self, seconds: float) -> None:
-        with self._lock:
-            self._active += 1
-        left, now = seconds, time.monotonic()
-        while left > 0:
-            time.sleep(min(TICK_S, left))
-            before, now = now, time.monotonic()
-            left -= (now - before) / self._active
-        with self._lock:
-            self._active -= 1
 
     def perform(self, action: Action, step: int) -> None:
         super().perform(action, step)
@@ -201,7 +185,7 @@ def paced() -> Iterator[str]:
 def _rank(rank: int, folder: Path, made) -> None:
     torch.set_num_threads(1)
     loopback.join(torch.device("cpu"), file=folder / "ranks", rank=rank, ranks=made.num_ranks)
-    pace = Shared()
+    pace = Sleeping()
     run(rank, made, pace, STEPS)
     if rank == 0:
         (folder / "updates.json").write_text(json.dumps(pace.updates))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.core.bytesize import format_bytes
@@ -98,18 +98,12 @@ def pipeline_of(
 
 
 class DeviceCosts(ServerCosts):
-    """Costs on a server whose devices update their own weights, and on which stages take turns."""
+    """Costs on a server whose devices update their own weights."""
 
     def _seconds(self, action: Action, server: Server) -> float:
         if action.kind is Kind.UPDATE:
             return self._sizes.cost(action.unit, 1).parameters / server.device_adam_params_per_s
         return super()._seconds(action, server)
-
-    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        """As of a server; passes of several stages on one device have a part of it each."""
-        busy = list(busy)
-        own = 1 + busy.count(COMPUTE) if lane == COMPUTE and not self._server.cores else 1
-        return own * super().slowdown(lane, busy)
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
