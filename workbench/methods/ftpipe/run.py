@@ -21,11 +21,11 @@ from workbench.core.stage_map import StageMap
 from workbench.methods.ftpipe import shared_weights
 from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.planner import (
+    budgets_of,
+    notes_of,
     pipeline_of,
     plan,
     stages_of,
-    staleness_note,
-    weights_notes,
     with_stages,
 )
 from workbench.methods.ftpipe.stage_sizes import StageSizes
@@ -45,7 +45,7 @@ from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import as_one, new_group, tensors_of_all
-from workbench.runtime.transport.neighbours import carrier, neighbours
+from workbench.runtime.transport.neighbours import neighbours
 from workbench.runtime.updates.stage_states import StatesTogether
 from workbench.runtime.updates.stage_updates import (
     StageOptimizer,
@@ -84,8 +84,12 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     stages = stages_in(model, spec)
     report.event("plan", **planned.to_dict())
     Snapshots(folder, model).clear()
-    teller = spec.options.positions(len(stages), spec.ranks)[-1]
-    found = trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
+    found = trained_ranks.train(
+        "workbench.methods.ftpipe", spec, report, folder,
+        teller=spec.options.processes(len(stages), spec.ranks)[-1],
+        devices=spec.options.devices(len(stages), spec.ranks),
+        budgets=budgets_of(spec, planned.schedule),
+    )  # fmt: skip
     return replace(found, predicted=planned.predicted(found.grad_norms[1:], spec.clip))
 
 
@@ -159,10 +163,10 @@ class FtpipeTraining:
             versions,
         )  # fmt: skip
         self._everybody = everybody = new_group(backend="gloo")
-        places = StageMap.of(spec.ranks, 1)
+        places = StageMap.of(made.num_ranks, 1)
         pairs = dict.fromkeys(zip(line.positions, line.positions[1:], strict=False))
         links = [(front, back) for front, back in pairs if front != back]
-        backend = carrier("auto", device)
+        backend = dist.get_backend()
         channels = neighbours(places, links, self.rank, backend, everybody, device)
         self._engine.transport = GroupTransport(
             channels, everybody, process=int, forms=self._engine.forms, latency=None, device=device
@@ -171,7 +175,7 @@ class FtpipeTraining:
         self._executor = Executor(
             made, self._perform, device, rank=self.rank,
             announce=self._announce, record_from=spec.steps,
-            together=device.type == "cuda", abandon_s=ABANDON_S,
+            together=backend == "nccl", abandon_s=ABANDON_S,
             on_failure=lambda _: self._engine.transport.stop(),
         )  # fmt: skip
         self._last = len(stages) - 1
@@ -261,9 +265,7 @@ class FtpipeTraining:
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        notes = [
-            *self.history.notes, staleness_note(self._schedule), *weights_notes(self._spec),
-        ]  # fmt: skip
+        notes = [*self.history.notes, *notes_of(self._schedule, self._spec)]
         return Outcome(
             **self.history.measured(),
             peak_bytes={"device": self._meter.peak, "host": 0, "disk": 0},
