@@ -45,7 +45,7 @@ from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import as_one, new_group, tensors_of_all
-from workbench.runtime.transport.neighbours import neighbours
+from workbench.runtime.transport.neighbours import links_of, neighbours
 from workbench.runtime.updates.stage_states import StatesTogether
 from workbench.runtime.updates.stage_updates import (
     StageOptimizer,
@@ -164,8 +164,7 @@ class FtpipeTraining:
         )  # fmt: skip
         self._everybody = everybody = new_group(backend="gloo")
         places = StageMap.of(made.num_ranks, 1)
-        pairs = dict.fromkeys(zip(line.positions, line.positions[1:], strict=False))
-        links = [(front, back) for front, back in pairs if front != back]
+        links = links_of(line.positions)
         backend = dist.get_backend()
         channels = neighbours(places, links, self.rank, backend, everybody, device)
         self._engine.transport = GroupTransport(

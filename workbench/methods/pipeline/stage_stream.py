@@ -34,7 +34,7 @@ from workbench.runtime.passes.stage_engine import StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import as_one, join, new_group
-from workbench.runtime.transport.neighbours import neighbours
+from workbench.runtime.transport.neighbours import links_of, neighbours
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, clip_own
 from workbench.runtime.updates.stage_weights import StageWeights
 from workbench.schedule.schedule import DEVICE
@@ -100,8 +100,9 @@ class StageStream:
             own.stages, StagePasses(own.stages), gradients, int, updates
         )
         channels = neighbours(
-            job.plan.map, job.plan.links, self.rank, job.backend, self._everybody, device
-        )
+            job.plan.map, links_of(self._line.positions), self.rank, job.backend, self._everybody,
+            device,
+        )  # fmt: skip
         engine.transport = GroupTransport(
             channels, self._everybody, process=int, forms=engine.forms, latency=job.latency,
             device=device,
@@ -112,7 +113,7 @@ class StageStream:
         self._executor = Executor(
             made_, engine.perform, device, rank=self.rank, perturb=job.perturb,
             announce=engine.transport.announce, record_from=NEVER,
-            together=device.type == "cuda", abandon_s=ABANDON_S,
+            together=job.backend == "nccl", abandon_s=ABANDON_S,
             on_failure=lambda _: engine.transport.stop(),
         )  # fmt: skip
         self._last, self._teller = len(self._line.positions) - 1, self._line.positions[-1]
