@@ -1,8 +1,10 @@
-"""FTPipe's figures that need no GPU: partitions and how soon they are found, T5-3B by operation
-counts, and an asynchronous pipeline of ranks that sleep beside its simulation.
+"""FTPipe's figures: partitions and how soon they are found, T5-3B by operation counts, and an
+asynchronous pipeline of ranks that sleep beside its simulation. Those of a GPU are asked by their
+names (ftpipe_gpu.py).
 
     python -m benchmarks.ftpipe
     python -m benchmarks.ftpipe --only exact t5
+    python -m benchmarks.ftpipe --only gpu-alike --size smoke --out FOLDER
 
 A line a figure, with what was aimed at. Times of partitions are seconds of a processor. Costs of
 T5-3B are counted operations: they say how parts relate, not how long they take.
@@ -199,6 +201,14 @@ def digits() -> Iterator[str]:
     yield from ftpipe_digits.digits()
 
 
+def on_gpu(name: str, size: str, out: Path) -> Iterator[str]:
+    """A figure of one GPU."""
+    from benchmarks import ftpipe_gpu  # imports the engine
+
+    yield from ftpipe_gpu.lines(name, size, out)
+
+
+ON_GPU = ("gpu-alike", "gpu-processes", "gpu-nodes", "gpu-stages", "gpu-large")
 FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "exact": exact, "large": large, "t5": t5, "memory": memory, "paced": paced,
     "digits": digits,
@@ -208,9 +218,15 @@ FIGURES: dict[str, Callable[[], Iterator[str]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures; exit code 0."""
     parser = argparse.ArgumentParser(prog="benchmarks.ftpipe", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=FIGURES, default=[*FIGURES])
-    for name in parser.parse_args(argv).only:
-        for line in FIGURES[name]():
+    parser.add_argument("--only", nargs="+", choices=[*FIGURES, *ON_GPU], default=[*FIGURES])
+    parser.add_argument("--size", choices=("full", "smoke"), default="full", help="of gpu- figures")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/ftpipe-gpu"), help="of their rows"
+    )
+    given = parser.parse_args(argv)
+    for name in given.only:
+        found = FIGURES[name]() if name in FIGURES else on_gpu(name, given.size, given.out)
+        for line in found:
             print(line, flush=True)
     return 0
 
