@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -19,6 +20,7 @@ from workbench.runtime.executor.executor import Executor
 from workbench.runtime.executor.lane_threads import lane_threads
 from workbench.schedule import Kind
 from workbench.schedule.action import COMPUTE, LATER, format_name, parse_name
+from workbench.schedule.schedule import Schedule
 from workbench.schedule.simulate import simulate
 
 LANES = (COMPUTE, LATER)
@@ -61,12 +63,13 @@ class Event:
 
 
 def walk(
-    turns: DeviceTurns, lane: str, completions: Completions, log: list[str], cuda: bool
-) -> None:
+    turns: DeviceTurns, lane: str, completions: Completions, log: list[str], cuda: bool,
+    made: Schedule = SCHEDULE, queue: Sequence[int] = (),
+) -> None:  # fmt: skip
     """A lane's thread."""
-    for i in QUEUES[lane]:
+    for i in queue or QUEUES[lane]:
         turns.take(lane)
-        name, completion = SCHEDULE.actions[i].name.removeprefix("1:"), completions.of(0)[i]
+        name, completion = made.actions[i].name.removeprefix("1:"), completions.of(0)[i]
         log.append(name)
         completion.cuda = Event(log, name, True) if cuda else None
         completion.set()
@@ -96,8 +99,31 @@ def test_a_gradient_that_is_not_there_lets_the_next_forward_pass_go_first():
     assert " ".join(there) == overtaken
 
 
-def test_on_a_gpu_a_pass_is_chosen_when_the_one_before_the_running_one_has_ended():
-    log = run_step("none", cuda=True)
+def run_stages() -> list[str]:
+    """What a GPU with several stages does in the first step of an asynchronous pipeline."""
+    made, log = ASYNCHRONOUS[1], []
+    completions = Completions(range(len(made.actions)))
+    completions.begin([0])
+    waits = lane_threads(made, 0, announces=True, together=True).local
+    turns = device_turns(made, 0, completions, waits)
+    turns.ask(1)
+    queues = {
+        lane: [i for i, action in enumerate(made.actions) if action.lane == lane]
+        for _, lane in made.lanes
+    }
+    assert len(queues) == STAGES
+    at_once(
+        *(
+            partial(walk, turns, lane, completions, log, True, made, queue)
+            for lane, queue in queues.items()
+        )
+    )
+    return log
+
+
+@pytest.mark.parametrize("run", [partial(run_step, "none", cuda=True), run_stages])
+def test_on_a_gpu_a_pass_is_chosen_when_the_one_before_the_running_one_has_ended(run):
+    log = run()
     passes = [word for word in log if "wait" not in word]
     for before, running, chosen in zip(passes, passes[1:], passes[2:], strict=False):
         assert log.index(running) < log.index(f"wait for {before}") < log.index(chosen)
