@@ -234,6 +234,24 @@ def test_synchronous_orders_are_plain_training(case, close, monkeypatch, tmp_pat
     assert max(found.grad_norms) > 0.5
 
 
+@pytest.mark.parametrize("order", ["async-1f1b", "sync-1f1b"])
+def test_a_process_a_stage_trains_alike_within_the_memory_of_its_device(order, tmp_path):
+    """Tied weights travel between processes of one device as between devices."""
+    spec = spec_of(model=TIED, cut="2 1 1 2", map="0 1 0 1", stage_order=order, clip=0.5)
+    spec = spec.with_(device_memory=1 << 22)
+    one = ftpipe.train(spec, Silent(), tmp_path / "one")
+    each = ftpipe.train(spec.with_(process_per_stage=True), Silent(), tmp_path / "each")
+    assert each.losses == one.losses
+    assert "a process a stage: 4 on 2 devices" in " ".join(each.notes)
+    peaks = next(note for note in each.notes if note.startswith("device peak"))
+    assert peaks.count(" KiB") + peaks.count(" MiB") == 4, "of each process"
+    for found in (one, each):
+        assert found.peak_bytes["device"] <= found.predicted["peak_bytes"]["device"]
+    full = each.predicted["peak_bytes"]["device"] - 1
+    with pytest.raises(DoesNotFit, match=r"rank [01] needs"):
+        ftpipe.train(spec.with_(process_per_stage=True, device_memory=full), Silent(), tmp_path)
+
+
 @pytest.mark.thorough
 def test_an_encoder_decoder_trains_alike_on_any_map(tmp_path):
     """With dropout, and a table of words that three ranks have in common, or one has twice."""

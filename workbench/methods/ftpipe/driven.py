@@ -136,7 +136,13 @@ def spec_of(task: Task, world: int) -> RunSpec:
             "1f1b or gpipe in a loop of your own"
         )
     if options.partition:
-        cut, places = read(task.results, options.partition).stages_on(world)
+        named = read(task.results, options.partition)
+        if named.calls:
+            raise ValueError(
+                f"the partition {named.name!r} has stages of calls, and a loop of your own trains "
+                "stages of layers: partition again without depth and basic_blocks"
+            )
+        cut, places = named.stages_on(world)
         options = replace(options, partition="", cut=cut, map=places)
     model = replace(spec.model, layers=1)  # whatever it has, it is cut later
     how = {"microbatches": task.microbatches, "device": task.peers.device.type}

@@ -66,7 +66,7 @@ def pipeline_of(
     spec: RunSpec, stages: Sequence[range], sizes: StageSizes, weight_bytes: int = 4
 ) -> Asynchronous:
     """The pipeline of a spec."""
-    positions = spec.options.positions(len(stages), spec.ranks)
+    positions = spec.options.processes(len(stages), spec.ranks)
     return line_of(spec, positions, sizes, loans_of(spec, stages, weight_bytes))
 
 
@@ -129,16 +129,22 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     sizes = StageSizes(profiled, stages, spec.options.state_values)
     made = schedule(pipeline_of(spec, stages, sizes, profile.weight_bytes))
     server = server_of(profile, spec)
-    proved = validate(made).peak_bytes
+    needs, devices = Counter[int](), spec.options.devices(len(stages), spec.ranks)
+    for process, peak in validate(made).peak_bytes.items():
+        needs[devices[process]] += peak[DEVICE]
     adam = server.device_adam_params_per_s
     costs = ServerCosts(sizes, server, shared_updates=False, device_adam=adam)
-    simulated = simulate(made, costs, steps=STEPS)
-    fullest = max(proved, key=lambda rank: proved[rank][DEVICE])
-    peak = {DEVICE: proved[fullest][DEVICE], HOST_TIER: 0, DISK: 0}
+    shared = made  # of processes that share devices, as one process a device would run it
+    if spec.options.process_per_stage:
+        alike = spec.with_(process_per_stage=False)
+        shared = schedule(pipeline_of(alike, stages, sizes, profile.weight_bytes))
+    simulated = simulate(shared, costs, steps=STEPS)
+    [(fullest, most)] = needs.most_common(1)
+    peak = {DEVICE: most, HOST_TIER: 0, DISK: 0}
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
     lacking = budgets.lacking(peak)
     step = simulated.step_seconds
-    slowest, busy = _busiest(made, costs)
+    slowest, busy = _busiest(shared, costs)
     need = f"{format_bytes(peak[DEVICE])}, the budget is {format_bytes(budgets.device)}"
     return Plan(
         method=spec.method,
@@ -151,9 +157,39 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         if lacking
         else f"passes of rank {slowest}: {min(1.0, busy / step):.0%} of a step of {step:.4g} s",
         lacking=lacking,
-        settings={"cut": spec.options.cut, "map": made.settings["positions"]},
-        notes=(staleness_note(made), *weights_notes(spec)),
-    )
+        settings={
+            "cut": spec.options.cut, "map": shared.settings["positions"],
+            "processes": made.num_ranks,
+        },
+        notes=tuple(notes_of(made, spec)),
+    )  # fmt: skip
+
+
+def budgets_of(spec: RunSpec, made: Schedule) -> list[int | None]:
+    """Bytes that each process may take of its device: those that it needs, and an even part of what
+    all of that device leave of the budget."""
+    devices = spec.options.devices(made.num_units, spec.ranks)
+    if spec.device_memory is None or not spec.options.process_per_stage:
+        return [spec.device_memory] * len(devices)
+    proved = validate(made).peak_bytes
+    needs = [proved[process][DEVICE] for process in range(made.num_ranks)]
+    left = dict.fromkeys(devices, spec.device_memory)
+    for device, own in zip(devices, needs, strict=True):
+        left[device] -= own
+    pairs = zip(devices, needs, strict=True)
+    return [own + left[device] // devices.count(device) for device, own in pairs]
+
+
+def notes_of(made: Schedule, spec: RunSpec) -> list[str]:
+    """Notes of a plan and of its run: versions of weights, and processes that share devices."""
+    notes = [_staleness_note(made), *_weights_notes(spec)]
+    if spec.options.process_per_stage:
+        notes.append(
+            f"a process a stage: {made.num_units} on {spec.ranks} devices, each with a context of "
+            "its own, which no budget counts; predicted as one process a device, whose stages take "
+            "turns"
+        )
+    return notes
 
 
 def _busiest(made: Schedule, costs: ServerCosts) -> tuple[int, float]:
@@ -166,7 +202,7 @@ def _busiest(made: Schedule, costs: ServerCosts) -> tuple[int, float]:
     return slowest, busy[slowest]
 
 
-def staleness_note(made: Schedule) -> str:
+def _staleness_note(made: Schedule) -> str:
     """How stale the weights of forward passes are, in words."""
     stale = [action.stale for action in made.actions if action.kind is Kind.FORWARD]
     if not max(stale):
@@ -178,7 +214,7 @@ def staleness_note(made: Schedule) -> str:
     )
 
 
-def weights_notes(spec: RunSpec) -> list[str]:
+def _weights_notes(spec: RunSpec) -> list[str]:
     """The weights that passes read, in words, where they are not the published default's."""
     options, notes = spec.options, []
     if options.prediction != "none":

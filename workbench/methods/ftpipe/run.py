@@ -21,11 +21,11 @@ from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe import shared_weights
 from workbench.methods.ftpipe.mitigating import STATES, versions_of
 from workbench.methods.ftpipe.planner import (
+    budgets_of,
+    notes_of,
     pipeline_of,
     plan,
     stages_of,
-    staleness_note,
-    weights_notes,
     with_stages,
 )
 from workbench.methods.ftpipe.stage_sizes import StageSizes
@@ -41,7 +41,6 @@ from workbench.runtime.passes.stage_engine import MicroBatch
 from workbench.runtime.passes.statistics import ReplicaStatistics, added
 from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.runtime.transport.groups import as_one, new_group, tensors_of_all
-from workbench.runtime.transport.neighbours import carrier
 from workbench.runtime.updates.stage_states import StatesTogether
 from workbench.runtime.updates.stage_updates import optimizer_of
 from workbench.runtime.updates.step_end import Tie, agree
@@ -70,8 +69,12 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     stages = stages_in(model, spec)
     report.event("plan", **planned.to_dict())
     Snapshots(folder, model).clear()
-    teller = spec.options.positions(len(stages), spec.ranks)[-1]
-    found = trained_ranks.train("workbench.methods.ftpipe", spec, report, folder, teller=teller)
+    found = trained_ranks.train(
+        "workbench.methods.ftpipe", spec, report, folder,
+        teller=spec.options.processes(len(stages), spec.ranks)[-1],
+        devices=spec.options.devices(len(stages), spec.ranks),
+        budgets=budgets_of(spec, planned.schedule),
+    )  # fmt: skip
     return replace(found, predicted=planned.predicted(found.grad_norms[1:], spec.clip))
 
 
@@ -114,7 +117,7 @@ class FtpipeTraining:
                 shared_weights.loans(model, stages, here), optimizer=self._optimizer,
                 versions=self._versions, read=self._read, updated=self._updated, clip=spec.clip,
                 shares_clip=spec.options.stage_clip == "local-prop", device=device,
-                backend=carrier("auto", device), everybody=everybody, meter=self._meter,
+                backend=dist.get_backend(), everybody=everybody, meter=self._meter,
             )  # fmt: skip
         self._last = len(stages) - 1
         of = [(here[n].parameters, own.optimizer) for n, own in self._stages.optimizers.items()]
@@ -194,9 +197,7 @@ class FtpipeTraining:
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        notes = [
-            *self.history.notes, staleness_note(self._stages.schedule), *weights_notes(self._spec),
-        ]  # fmt: skip
+        notes = [*self.history.notes, *notes_of(self._stages.schedule, self._spec)]
         return Outcome(
             **self.history.measured(),
             peak_bytes={"device": self._meter.peak, "host": 0, "disk": 0},

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +31,7 @@ from workbench.runtime.passes.unit_stage import UnitStage
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import as_one
-from workbench.runtime.transport.neighbours import neighbours
+from workbench.runtime.transport.neighbours import links_of, neighbours
 from workbench.runtime.updates.stage_loans import StageLoans
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, clip_own
 from workbench.runtime.updates.stage_weights import StageWeights
@@ -127,8 +126,7 @@ class AsynchronousStages:
             (loan.owner, loan.borrower): (line.positions[loan.owner], line.positions[loan.borrower])
             for loan in line.loans
         }
-        links = [pair for pair in dict.fromkeys(pairwise(line.positions)) if len({*pair}) == 2]
-        places = StageMap.of(made.num_ranks, 1)
+        places, links = StageMap.of(made.num_ranks, 1), links_of(line.positions)
         channels = neighbours(places, links, rank, backend, everybody, device)
         self.groups = {*channels.values()} - {None, everybody}
         """Process groups in which a device may wait."""
@@ -139,7 +137,7 @@ class AsynchronousStages:
         self._executor = Executor(
             made, self._within(engine.perform), device, rank=rank, perturb=perturb,
             announce=self._within(engine.transport.announce), record_from=NEVER,
-            together=device.type == "cuda", abandon_s=ABANDON_S,
+            together=backend == "nccl", abandon_s=ABANDON_S,
             on_failure=lambda _: engine.transport.stop(),
         )  # fmt: skip
 

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from workbench.runtime.passes.stage_passes import there
+
 Pair = tuple[int, int]
 """Owner and borrower, units of the schedule."""
 
@@ -63,7 +65,8 @@ class StageLoans:
         """Before a unit's update: what it lent has all gradients, and what it borrows has none."""
         for pair, own in self._lent.items():
             if pair[0] == unit:
-                for weight, more in zip(own, self._gradients.pop((pair, step)), strict=True):
+                came = there(self._gradients.pop((pair, step)))
+                for weight, more in zip(own, came, strict=True):
                     weight.grad.add_(more.to(weight.grad.device))
         for pair in self._borrowed:
             if pair[1] == unit:
@@ -75,7 +78,8 @@ class StageLoans:
         """With a unit's update: install what it borrows."""
         for pair, copies in self._borrowed.items():
             if pair[1] == unit:
-                came = self._lent[pair] if pair in self._lent else self._weights[pair].popleft()
+                local = pair in self._lent
+                came = self._lent[pair] if local else there(self._weights[pair].popleft())
                 for weight, new in zip(copies, came, strict=True):
                     weight.copy_(new)
 
