@@ -71,7 +71,7 @@ def test_on_several_devices_those_methods_are_compared_that_run_there(tmp_path, 
     more = ["--set", "family=resnet", "--set", "tied=false"]
     assert main([*words, *more]) == 0
     told = capsys.readouterr().out
-    assert "torch-gpipe is not planned: torch-gpipe is planned for decoders only" in told
+    assert "torch-interleaved is planned for decoders only" in told
     assert "torch-zero-bubble" not in told, "it trains decoders only"
 
 
