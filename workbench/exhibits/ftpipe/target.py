@@ -148,8 +148,10 @@ def _bars(axes: Any, rows: pd.DataFrame, ylabel: str, words: str, tasks: dict[st
                 axes.text(x, top * 0.02, told_in, rotation=90, color=GREY, **at)
                 continue
             axes.bar(x, row.value, width * 0.86, **bar_look(COLOURS[row.label], row.source))
-            drawing.beside(axes, f"{row.value:.3g}", (x, row.value), (0, 2), **at)
+            number = f"{row.value:.3g}{drawing.marks(row)}"
+            drawing.beside(axes, number, (x, row.value), (0, 2), **at)
     axes.set_xticks(range(len(tasks)), [*tasks.values()])
+    axes.tick_params(axis="x", length=0)
     axes.set(xlim=(-0.55, len(tasks) - 0.45), ylim=(0, 1.18 * top), ylabel=ylabel)
     drawing.title(axes, words)
 
@@ -181,7 +183,7 @@ def _measured(way: str, record: RunRecord | None, size: Any) -> Iterator[dict[st
         if reached is None and accuracy >= goal:
             reached = one["step"], spent
         shown = {"x": one["epoch"], "seconds": spent, "step": one["step"], "value": accuracy}
-        yield about | shown | {"quantity": CURVE, "unit": "%"}
+        yield about | shown | {"quantity": CURVE, "unit": "%", "busy": ""}
     if reached is None:
         yield about | time | {"status": MISSED if record.status == "ok" else record.status}
         return
