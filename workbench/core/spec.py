@@ -31,7 +31,7 @@ class RunSpec:
     bert of MRPC or SuperGLUE; of pictures ``digits``, or a folder of CIFAR or of class folders."""
     tokenizer: str = "bytes"
     """``bytes``, or ``bpe:N`` for a byte-level BPE of N tokens trained on the text; ``wordpiece``
-    of pairs."""
+    of pairs; of t5 a folder with the ``tokenizer.json`` of a trained one."""
     augment: Literal["none", "crop-flip"] = "none"
     """Change of pictures that are trained on: ``crop-flip`` moves each by up to an eighth of a side
     and mirrors every other one, by seed and sample, as is usual on CIFAR."""
