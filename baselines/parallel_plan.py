@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baselines.parallel_step import Divided, Step, line_of
-from baselines.stages import check_shares, cut
+from baselines.stages import check_shares, stages_for
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.methods.offload.evaluate import STEPS
@@ -41,12 +41,8 @@ def data_parallel(spec: RunSpec, profile: Profile) -> Plan:
 def pipeline(spec: RunSpec, profile: Profile, order: str) -> Plan:
     """A stage on every device, and passes in the order of that name."""
     check_profile(profile, spec)
-    stages = cut(
-        [unit.flops for unit in profile.units],
-        [unit.parameters for unit in profile.units],
-        spec.ranks,
-        recompute=spec.activations != "keep",
-    )
+    flops, parameters = zip(*((unit.flops, unit.parameters) for unit in profile.units), strict=True)
+    stages = stages_for(spec, flops, parameters)
     passes = lists(order, spec.ranks, spec.microbatches)
     return plan_of(Step(spec, profile, line_of(spec, passes, stages)))
 

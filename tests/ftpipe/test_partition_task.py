@@ -134,6 +134,7 @@ def test_a_module_of_the_users_is_a_task(partition, tmp_path):
 @pytest.mark.parametrize(
     ("task", "family"),
     [("gpt2 -l 2", "gpt"), ("bert_squad -l 2", "bert"), ("glue -l 2 --set tied=true", "bert"),
+     ("vision --model vit_base_patch16_384 -l 2 --hidden 16 --heads 2 --crop 32", "vit"),
      ("vision --model vgg16_bn --hidden 8 --no_recomputation --save-memory-mode", "vgg")],
 )  # fmt: skip
 def test_published_tasks_have_models(partition, tmp_path, task: str, family: str) -> None:

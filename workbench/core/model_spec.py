@@ -25,11 +25,12 @@ FUNCTION = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
 ENGINE = "engine:"
 """Begins the family of a module in a user's own loop."""
 T5_FAMILY = "t5"
-WIDE_RESNET = "wide-resnet"
-MODULES = {"bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, T5_FAMILY: 4}
+WIDE_RESNET, VIT = "wide-resnet", "vit"
+MODULES = {"bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, VIT: 2, T5_FAMILY: 4}
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
-PICTURED = ("vgg", "resnet", WIDE_RESNET)
-"""Families of pictures, to which the number of heads means nothing."""
+HEADLESS = ("vgg", "resnet", WIDE_RESNET)
+PICTURED = (*HEADLESS, VIT)
+"""Families of pictures; to the former the number of heads means nothing."""
 MOST = {"layers": 2000, "hidden": 1 << 20, "heads": 1 << 20, "seq": 1 << 27, "vocab": 1 << 27}
 """Twice the deepest transformers that were trained; one layer of the widest has 12 trillion
 parameters. What takes time in proportion to one of these ends in seconds."""
@@ -38,7 +39,10 @@ T5_MOST = {
     "feed_forward": MOST["hidden"],
 }  # fmt: skip
 """Sizes that t5 alone has -> the most of each."""
-ONLY = dict.fromkeys((*T5_MOST, "gated", "pretrained"), T5_FAMILY) | {"group_norm": WIDE_RESNET}
+VIT_MOST = {"patch": MOST["seq"]}
+"""Sizes that vit alone has."""
+ONLY = dict.fromkeys((*T5_MOST, "gated", "pretrained"), T5_FAMILY)
+ONLY |= {"group_norm": WIDE_RESNET, **dict.fromkeys(VIT_MOST, VIT)}
 """Fields that mean something to one family alone -> the family."""
 T5_SIZES = {
     "small": (6, 512, 8, 64, 2048),
@@ -60,6 +64,13 @@ NAMED: dict[str, dict[str, Any]] = {
     }
     for depth, widening in ((16, 4), (28, 10))
     for classes, drops, grouped in product((10, 100), (False, True), (False, True))
+} | {
+    f"vit_{name}_patch{patch}_{side}": {
+        "family": VIT, "layers": layers, "hidden": hidden, "heads": heads, "seq": side,
+        "vocab": 1000, "tied": False, "patch": patch,
+    }
+    for name, layers, hidden, heads in (("base", 12, 768, 12), ("large", 24, 1024, 16))
+    for patch, side in product((16, 32), (224, 384))
 }  # fmt: skip
 """Published models by a name that may be given as the family -> fields of their specs."""
 
@@ -69,7 +80,7 @@ class ModelSpec:
     """A decoder: GPT of any size, or a Hugging Face configuration (made by `model.hf_config`)."""
 
     family: str = GPT_FAMILY
-    """``gpt``; ``bert``, ``vgg``, ``resnet``, ``wide-resnet`` or ``t5`` (families.py);
+    """``gpt``; ``bert``, ``vgg``, ``resnet``, ``wide-resnet``, ``vit`` or ``t5`` (families.py);
     ``package.module:function``, which makes a module (custom.py); or the path of a Hugging Face
     ``config.json`` (or of the folder that holds it)."""
     layers: int = 16
@@ -107,13 +118,16 @@ class ModelSpec:
     calls: str = ""
     """Calls of each unit, as a partition of calls has them, such as ``depth=9 0-3,5 4,6-8``; empty
     for the model's own layers."""
+    patch: int | None = None
+    """Pixels of a side of vit's patches, which are its tokens; by default a quarter of a picture's
+    side, or 16 if that is less."""
 
     def __post_init__(self) -> None:
         if not self.family:
             raise ValueError("the model family is empty; use 'gpt' or the path of a config.json")
-        for name, most in (MOST | T5_MOST).items():
+        for name, most in (MOST | T5_MOST | VIT_MOST).items():
             value = getattr(self, name)
-            if value is None and name in T5_MOST:
+            if value is None and name not in MOST:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}; it must be a whole number")
@@ -130,7 +144,7 @@ class ModelSpec:
                     f"{name} is {value}; of the model {self.family} it means nothing, only of "
                     f"{family}"
                 )
-        if self.hidden % self.heads and not self.head_size and self.family not in PICTURED:
+        if self.hidden % self.heads and not self.head_size and self.family not in HEADLESS:
             nearest = _nearest_divisor(self.hidden, self.heads)
             raise ValueError(
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "

@@ -11,6 +11,8 @@ A `ModelSpec` names one by its family. What its numbers mean there:
 * ``wide-resnet``: `layers` blocks in three groups, of n each at a depth of 6 n + 4; `hidden`
   channels of the first group, 16 times the factor k; `dropout` inside blocks, `group_norm`; n + 2
   units. ``wrn_28x10_c100_dr03_gn`` and the like are names with published sizes.
+* ``vit``: `layers` blocks on patches of `patch` pixels of pictures of `seq`, `vocab` classes; n + 2
+  units. ``vit_base_patch16_384`` and the like are names with published sizes.
 * ``t5``: `layers` blocks of the encoder and `decoder_layers` of the decoder, so many units and 4;
   sources of `seq` tokens, answers of `target_seq`. Data: pairs of texts (answers.py).
 * ``package.module:function``: whatever the function takes them for (custom.py).
@@ -28,9 +30,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import VIT, WIDE_RESNET, ModelSpec
 from workbench.core.paths import user_path
-from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
+from workbench.model import (
+    bert,
+    cifar,
+    custom_data,
+    custom_model,
+    digits,
+    t5,
+    vision,
+    vit,
+    wide_resnet,
+)
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
 from workbench.model.call_layers import LayerWeights, call_layers
@@ -48,6 +60,8 @@ EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
 PICTURES = 4096
 """Synthetic pictures in an epoch."""
+PATCH = 16
+"""Pixels of a side of the published patches."""
 ANSWER = 8
 """Tokens of an answer where a spec names no number."""
 
@@ -254,6 +268,16 @@ def _wide_resnet(spec: ModelSpec) -> nn.Module:
     )  # fmt: skip
 
 
+def _vit(spec: ModelSpec) -> nn.Module:
+    return vit.Vit(
+        vit.VitShape(
+            layers=spec.layers, hidden=spec.hidden, heads=spec.heads, image=spec.seq,
+            patch=spec.patch or min(PATCH, max(1, spec.seq // 4)), classes=spec.vocab,
+            dropout=spec.dropout,
+        )
+    )  # fmt: skip
+
+
 def _picture(spec: ModelSpec) -> tuple[Tensor, ...]:
     return torch.zeros(EXAMPLE, 3, spec.seq, spec.seq), _labels()
 
@@ -329,10 +353,13 @@ FAMILIES = {
     ),
     **{
         name: Family(
-            make=make, initialize=vision.initialize, example=_picture, load=_pictures,
+            make=make, initialize=initialize, example=_picture, load=_pictures,
             holds_out=_pictures_held_out,
         )
-        for name, make in (("vgg", _vgg), ("resnet", _resnet), ("wide-resnet", _wide_resnet))
+        for name, make, initialize in (
+            ("vgg", _vgg, vision.initialize), ("resnet", _resnet, vision.initialize),
+            (WIDE_RESNET, _wide_resnet, vision.initialize), (VIT, _vit, vit.initialize),
+        )
     },
     "t5": Family(
         make=_t5, initialize=t5.initialize, example=_texts, load=_answers,

@@ -1,5 +1,6 @@
-"""A wide residual network trains alike under methods of one device and of several: with BatchNorm,
-whose statistics are of micro-batches, and with GroupNorm, which knows none."""
+"""Networks for pictures train alike under methods of one device and of several: a wide residual one
+with BatchNorm, whose statistics are of micro-batches, and with GroupNorm, which knows none; and a
+vision transformer."""
 
 from __future__ import annotations
 
@@ -12,20 +13,25 @@ from tests.methods.pipelines import schedule_for, trained
 from workbench.core.model_spec import ModelSpec
 from workbench.methods import stronghold
 
+SAME = {"layers": 3, "seq": 16, "vocab": 10, "dropout": 0.1, "tied": False}
+MODELS = [
+    ModelSpec(family="wide-resnet", hidden=4, heads=1, **SAME),
+    ModelSpec(family="wide-resnet", hidden=4, heads=1, group_norm=True, **SAME),
+    ModelSpec(family="vit", hidden=8, heads=2, patch=4, **SAME),
+]
 
-def spec_for(grouped: bool, **changes):
+
+def spec_for(model: ModelSpec, **changes):
     """Steps of 8 pictures; a micro-batch of 4 has statistics of its own."""
-    model = ModelSpec(
-        family="wide-resnet", layers=3, hidden=4, heads=1, seq=16, vocab=10, dropout=0.1,
-        tied=False, group_norm=grouped,
-    )  # fmt: skip
-    given = {"model": model, "text": "stdlib", "batch": 8, "steps": 3, "microbatches": 2}
+    augment = "crop-flip" if model.family == "vit" else "none"
+    given = {"model": model, "text": "stdlib", "augment": augment}
+    given |= {"batch": 8, "steps": 3, "microbatches": 2}
     return plain.spec_for(**{**given, **changes})
 
 
-@pytest.fixture(scope="module", params=[False, True])
+@pytest.fixture(scope="module", params=MODELS, ids=["BatchNorm", "GroupNorm", "vit"])
 def whole(request, tmp_path_factory):
-    """The module as it was written, in one process, with and without GroupNorm."""
+    """The module as it was written, in one process."""
     spec = spec_for(request.param, method="plain", activations="keep")
     made = PlainTraining(spec, Silent(), tmp_path_factory.mktemp("whole"))
     made.run()
@@ -38,10 +44,10 @@ def assert_alike(training, parameters, whole):
 
 
 def test_methods_train_it(whole, tmp_path):
-    grouped = whole.spec.model.group_norm
-    spec = spec_for(grouped, window=2, resident=1, activations="recompute")
+    model = whole.spec.model
+    spec = spec_for(model, window=2, resident=1, activations="recompute")
     assert_alike(*harness.run(stronghold, spec, tmp_path / "one"), whole)
-    spec = spec_for(grouped, method="1f1b", ranks=2, microbatches=1, activations="auto")
-    activations = "keep" if grouped else "checkpoint"
+    spec = spec_for(model, method="1f1b", ranks=2, microbatches=1, activations="auto")
+    activations = "keep" if model.group_norm else "checkpoint"
     schedule = schedule_for("1f1b", spec, 2, 2, activations=activations)
     assert_alike(*trained(schedule, spec, tmp_path / "two"), whole)
