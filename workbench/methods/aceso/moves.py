@@ -14,8 +14,8 @@ from workbench.methods.aceso.plan import Stage
 from workbench.methods.aceso.space import Rated, Space, uniform
 
 RATIOS = (0.4, 0.2, 0.0)
-"""Parts of the difference in work that a bottleneck's time with its messages is to be under its work
-without them: the first that can be."""
+"""Parts of the difference in work to the partner. A bottleneck's time, with its messages, is to be
+under its work without them by the first part that can be."""
 ROUNDS = 5
 """Stages that are relieved one after the other in one move of operators."""
 DOUBLE, HALF = bytes(min(2 * i, 255) for i in range(256)), bytes(i // 2 for i in range(256))
@@ -158,7 +158,7 @@ def _joined(stage: Stage, algo: bytes, *, at_front: bool) -> Stage:
     return Stage(stage.gpus, *(new + old if at_front else old + new for new, old in pairs))
 
 
-# -- devices ----------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 def _scaled(stage: Stage, dimension: str, *, up: bool) -> Stage | None:
     """The stage with twice or half the devices, in tp or dp; None where it has no half."""
     held = stage.tp if dimension == "tp" else stage.dp
@@ -216,7 +216,7 @@ def _profiled(space: Space, stage: Stage, micro: int) -> bool:
     )
 
 
-# -- samples ----------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------------------
 def move_micro(space: Space, rated: Rated, step: int) -> Rated | None:
     """Take the next larger or smaller micro-batch; each stage chooses tp and dp anew."""
     plan = rated.plan

@@ -29,7 +29,7 @@ AGAIN = 5
 """Times that a plan may be left by a stage that it was left by before."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Effort:
     """Limits of a search of one number of stages."""
 
