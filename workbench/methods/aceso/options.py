@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +11,7 @@ from workbench.core.model_spec import GPT_FAMILY, ModelSpec
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
-from workbench.methods.aceso.plan import Plan, load_plan, read_plan
+from workbench.methods.aceso.plan import Plan, load_plan
 
 PLANS = "plans"
 """Folder, among results, of plans that were trained, each under its digest."""
@@ -81,9 +80,3 @@ def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
         spec, family=GPT_FAMILY, layers=plan.subject.layers, hidden=shape["hidden_size"],
         heads=shape["num_attention_heads"], seq=shape["seq_length"],
     )  # fmt: skip
-
-
-def narrower(plan: Plan, **sizes: int) -> Plan:
-    """A plan of a narrower model, such as for a rehearsal; `sizes` by the names in its file."""
-    changed = json.loads(plan.to_json()) | sizes
-    return read_plan(json.dumps(changed), "the narrower plan")

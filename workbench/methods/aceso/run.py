@@ -22,7 +22,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import check, model_of, plan_of
-from workbench.methods.aceso.plan import Plan, Stage
+from workbench.methods.aceso.plan import Stage
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.stepping import stage_schedule
 from workbench.model import make_model
@@ -175,9 +175,7 @@ class PlanTraining:
             self._step(step)
             if history.pauses_at(step + 1):
                 done = step + 1 - len(history.skipped)
-                self.holder.save(
-                    partial(history.pause, step + 1, done, self.holder, self._report)
-                )
+                self.holder.save(partial(history.pause, step + 1, done, self.holder, self._report))
 
     def _step(self, step: int) -> None:
         spec, began = self._spec, time.monotonic()
@@ -230,7 +228,8 @@ class PlanTraining:
             **self.history.measured(),
             peak_bytes={"device": self._meter.peak, "host": 0, "disk": 0},
             moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
-            parameters=self.model.parameters_count(), engine="workbench", notes=[*self.history.notes],
+            parameters=self.model.parameters_count(), engine="workbench",
+            notes=[*self.history.notes],
         )  # fmt: skip
 
     def close(self) -> None:

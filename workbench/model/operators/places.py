@@ -90,7 +90,9 @@ def places(operators: OperatorList, spec: ModelSpec) -> list[Place]:
     """The place of each operator. Raises ValueError for a model whose operators have no modules
     here, or that has another depth."""
     if operators.family != spec.family or spec.family != "gpt":
-        raise ValueError(f"operators of {operators.family} train no {spec.family}; both must be gpt")
+        raise ValueError(
+            f"operators of {operators.family} train no {spec.family}; both must be gpt"
+        )
     if len(operators) != len(GPT_LAYER) * spec.layers + 3:
         raise ValueError(f"{len(operators)} operators are no GPT of {spec.layers} layers")
     found = [Place(unit=0, site="embedding")]

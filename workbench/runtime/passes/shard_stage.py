@@ -9,7 +9,7 @@ segments, which end where a layer starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,9 +46,6 @@ class Held(NamedTuple):
 class Call:
     """One module of the stage."""
 
-    first: int
-    end: int
-    """Operators that it computes."""
     module: Sharded
     setting: Setting
     takes: Spread | None
@@ -157,8 +154,7 @@ class ShardStage:
             return (held[MAIN].tensor,)
         samples = len(rows.ctx.samples)
         return tuple(
-            self._needed(held[each.name], each.front, samples).to(self.dtype)
-            for each in self._goes
+            self._needed(held[each.name], each.front, samples).to(self.dtype) for each in self._goes
         )
 
     def _pass(
@@ -239,34 +235,26 @@ class ShardStage:
 
     def _made(self, here: range, setting: Setting, segment: int) -> Call:
         spec, every = self.model.spec, self._list.operators
-        front, back = every[here.start], every[here.stop - 1]
-        sharded = [
-            each.layouts[setting.algo][side].shard is not None
-            for side, each in enumerate((front, back))
-        ]
-        build: Callable[..., Sharded] = Attention if len(here) > 1 else MODULES[front.kind]
-        module = build(
-            spec, self._places[here.start], self._groups.columns(setting.tp), sharded=sharded[0]
-        )
+        build: type[Sharded] = Attention if len(here) > 1 else MODULES[every[here.start].kind]
+
+        def sharded(at: int, side: int) -> bool:
+            return every[at].layouts[setting.algo][side].shard is not None
+
+        extras = {e: HANDS_ON[every[e.made_by].kind](spec) for e in made_extras(self._list)}
+        made = [(e.name, form) for e, form in extras.items() if e.made_by in here]
+        into, out = sharded(here.start, 0), sharded(here.stop - 1, 1)
         form = self._places[here.stop - 1].form(spec)
-        extras = made_extras(self._list)
-        forms = {e.name: HANDS_ON[every[e.made_by].kind](spec) for e in extras}
-        reads = [e.name for e in extras if any(at in here for at in e.read_by)]
-        makes = next((e.name for e in extras if e.made_by in here), None)
+        before = self._places[here.start - 1].form(spec) if here.start else None
+        columns = self._groups.columns(setting.tp)
         return Call(
-            first=here.start, end=here.stop, module=module, setting=setting, form=form,
-            takes=_of(self._places[here.start - 1].form(spec), setting, sharded[0])
-            if here.start else None,
-            gives=_of(form, setting, sharded[1]),
+            module=build(spec, self._places[here.start], columns, sharded=into), setting=setting,
+            takes=None if before is None else _of(before, setting, into),
+            gives=_of(form, setting, out), form=form, makes=made[0] if made else None,
             reads={
-                name: _of(forms[name], setting, every[at].layouts[setting.algo][0].shard is not None)
-                for name in reads
-                for e in extras if e.name == name
-                for at in e.read_by if at in here
+                e.name: _of(form, setting, sharded(at, 0))
+                for e, form in extras.items() for at in e.read_by if at in here
             },
-            makes=None if makes is None else (makes, forms[makes]),
-            ends=tuple(e.name for e in extras if e.read_by[-1] in here),
-            segment=segment,
+            ends=tuple(e.name for e in extras if e.read_by[-1] in here), segment=segment,
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Where the pieces of tensors lie on the processes of a stage, and which of them travel where.
 
-An operator runs on tp x dp processes of its stage (Aceso, EuroSys'24): process p is column p % tp of
-row p // tp. A tensor between operators is split over the rows along its samples, and over the
+An operator runs on tp x dp processes of its stage (Aceso, EuroSys'24): process p is column p % tp
+of row p // tp. A tensor between operators is split over the rows along its samples, and over the
 columns of a row along a dimension `shard`, or not at all: then each column has a replica, or, where
 it is `partial`, a term of the sum. So a process holds a box of the whole tensor, and whoever needs
 another box gets it from the boxes that overlap: each element once, and where several have it, from

@@ -120,8 +120,9 @@ def exchange(
     tensor: Tensor, have: Box | None, need: Box | None, moved: Sequence[Move], process: int,
     group: Group,
 ) -> Tensor:  # fmt: skip
-    """What a process needs of a tensor, of which it gives `tensor`, the box that it has. `moved` are
-    all pieces of all processes of the group; several of one target's that overlap are added up."""
+    """The box that a process needs of a tensor, of which it gives `tensor`, the box that it has.
+    `moved` are all pieces of all processes of the group; of a target's those that overlap are added
+    up."""
     travels = any(move.source != move.target for move in moved)
     sent = [
         (move.target, tensor[within(move.box, have)]) for move in moved if move.source == process
@@ -129,7 +130,7 @@ def exchange(
     came = [move for move in moved if move.target == process]
     if not travels and len(came) == 1 and came[0].box == need:
         return sent[0][1].clone(memory_format=torch.contiguous_format)
-    pieces = {}
+    pieces = dict.fromkeys([process], sent[0][1]) if sent else {}
     if travels:
         count = dist.get_world_size(group)
         gives, takes = [0] * count, [0] * count
@@ -142,8 +143,6 @@ def exchange(
         arrived = tensor.new_empty(sum(takes))
         dist.all_to_all_single(arrived, flat, takes, gives, group=group)
         pieces = dict(enumerate(arrived.split(takes)))
-    else:
-        pieces = {process: piece for _, piece in sent}
     made = tensor.new_zeros(() if need is None else sizes(need))
     for move in came:
         made[within(move.box, need)] += pieces[move.source].view(sizes(move.box))

@@ -46,6 +46,7 @@ class ShardStates:
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""
         ranks, me = range(dist.get_world_size()), dist.get_rank()
+        nothing = torch.empty(0, dtype=self._weights.gradients.dtype)
         own = sorted((p for p in self._parts if p.key == p.owner), key=lambda part: part.key[0])
         for unit, parts in groupby(own, lambda part: part.key[0]):
             tensors, writer = [], None
@@ -57,7 +58,7 @@ class ShardStates:
                 need = [whole if rank == writer else None for rank in ranks]
                 moved = moves(have, need)
                 for kind in kinds:
-                    mine = self._viewed(part, kind) if have[me] is not None else torch.empty(0)
+                    mine = self._viewed(part, kind) if have[me] is not None else nothing
                     came = exchange(mine, have[me], need[me], moved, me, self._everybody)
                     if me == writer:
                         named = f"{kind}/{part.name}"

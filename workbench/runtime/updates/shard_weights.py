@@ -89,7 +89,7 @@ class ShardWeights:
 
     def __init__(
         self, stage: ShardStage, parts: Sequence[Part], groups: StageGroups,
-        new: Callable[[Sequence[int]], dist.ProcessGroup | None], gradients: Callable[[int], Tensor],
+        new: Callable[[Sequence[int]], Group], gradients: Callable[[int], Tensor],
     ) -> None:  # fmt: skip
         """`parts` are all the model's; `new` makes a group, with all processes of the world, and
         `gradients` zeros for so many elements."""
@@ -182,4 +182,3 @@ class ShardTie:
         have, need = self._boxes[1 - side], self._boxes[side]
         moved: list[Move] = self._moves[side]
         return exchange(give, have, need, moved, self._process, self._group)
-
