@@ -28,7 +28,7 @@ from tests.methods.aceso.plans import (
 from tests.methods.harness import Silent
 from tests.methods.test_parallel_baselines import Disturbing, children, kill
 from workbench.core.spec import RunSpec
-from workbench.methods import aceso
+from workbench.methods.aceso import planner as aceso
 from workbench.methods.aceso.files import read_table
 from workbench.methods.aceso.plan import Plan, read_plan
 from workbench.ranks.failures import RankFailed

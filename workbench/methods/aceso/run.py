@@ -73,7 +73,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         raise ValueError("the plan is of another model or batch than the run's")
     check_start(spec, folder, check_data(spec, report, folder))
     teller = plan.gpus - plan.stages[-1].gpus
-    return trained_ranks.train("workbench.methods.aceso", spec, report, folder, teller=teller)
+    return trained_ranks.train("workbench.methods.aceso.run", spec, report, folder, teller=teller)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from replicas to shards, there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -137,13 +138,17 @@ def exchange(
         for target, piece in sent:
             gives[target] += piece.numel()
         for move in came:
-            takes[move.source] += torch.Size(sizes(move.box)).numel()
+            takes[move.source] += prod(sizes(move.box))
         order = sorted(sent, key=lambda each: each[0])
         flat = torch.cat([tensor.new_empty(0), *(piece.reshape(-1) for _, piece in order)])
         arrived = tensor.new_empty(sum(takes))
         dist.all_to_all_single(arrived, flat, takes, gives, group=group)
         pieces = dict(enumerate(arrived.split(takes)))
-    made = tensor.new_zeros(() if need is None else sizes(need))
+    if need is None:
+        return tensor.new_empty(0)
+    once = sum(prod(sizes(move.box)) for move in came) == prod(sizes(need))
+    made = tensor.new_empty(sizes(need)) if once else tensor.new_zeros(sizes(need))
     for move in came:
-        made[within(move.box, need)] += pieces[move.source].view(sizes(move.box))
+        piece, place = pieces[move.source].view(sizes(move.box)), made[within(move.box, need)]
+        place.copy_(piece) if once else place.add_(piece)
     return made
