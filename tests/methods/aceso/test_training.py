@@ -62,7 +62,7 @@ def trained(spec: RunSpec, folder: Path) -> Trained:
         for label, value in load_file(file).items()
         if label.startswith("weight/")
     }
-    return Trained(found.losses, weights, found.grad_norms)
+    return Trained(found.losses, weights, found.grad_norms if spec.clip else [])
 
 
 def judged(spec: RunSpec, precision: str = "fp32") -> Trained:
