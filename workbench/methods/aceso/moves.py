@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from workbench.methods.aceso.bottleneck import Move, ideal, worst_first
+from workbench.methods.aceso.costs import StageCost
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.aceso.space import Rated, Space, uniform
 
 RATIOS = (0.4, 0.2, 0.0)
-"""Parts of the difference in work that a bottleneck's time with its messages is to be under its work
-without them: the first that can be."""
+"""Parts of the difference in work to the partner. A bottleneck's time, with its messages, is to be
+under its work without them by the first part that can be."""
 ROUNDS = 5
 """Stages that are relieved one after the other in one move of operators."""
 DOUBLE, HALF = bytes(min(2 * i, 255) for i in range(256)), bytes(i // 2 for i in range(256))
@@ -22,23 +23,24 @@ OVERFULL = 10.0
 """Milliseconds for each MB too many, where a stage's tp and dp are chosen."""
 
 Stages = tuple[Stage, ...]
+Measure = Callable[[StageCost], float]
 
 
-def moved(space: Space, rated: Rated, index: int, move: Move) -> Rated | None:
-    """The plan that a move for a stage makes."""
+def moved(space: Space, rated: Rated, index: int, move: Move, skip: int = 0) -> Rated | None:
+    """The plan that a move for a stage makes. `skip`: its best partners, which were tried."""
     if move == "dec-op":
-        return move_operators(space, rated, index)
+        return move_operators(space, rated, index, skip)
     if move.endswith("mbs"):
         return move_micro(space, rated, 1 if move == "inc-mbs" else -1)
-    return move_devices(space, rated, index, move)
+    return move_devices(space, rated, index, move, skip)
 
 
 # -- operators to another stage --------------------------------------------------------------------
-def move_operators(space: Space, rated: Rated, index: int) -> Rated | None:
+def move_operators(space: Space, rated: Rated, index: int, skip: int = 0) -> Rated | None:
     """Relieve the stage, and those that are then the worst, by handing operators on."""
     best = None
-    for _ in range(ROUNDS):
-        found = _hand_on(space, rated, index)
+    for number in range(ROUNDS):
+        found = _hand_on(space, rated, index, 0 if number else skip)
         if found is None:
             return best
         best = rated = found
@@ -46,26 +48,27 @@ def move_operators(space: Space, rated: Rated, index: int) -> Rated | None:
     return best
 
 
-def _hand_on(space: Space, rated: Rated, index: int) -> Rated | None:
+def _hand_on(space: Space, rated: Rated, index: int, skip: int) -> Rated | None:
     plan, cost = rated
     count, limit = len(plan.stages), space.cluster.memory
-    if count == 1:
+    if skip >= count - 1:
         return None
     memory = cost.memory > limit
     others = [i for i in range(count) if i != index]
     goals = [limit]
     if memory:
-        partner = min(others, key=lambda i: (cost.stages[i].memory, i))
+        others.sort(key=lambda i: cost.stages[i].memory)
     else:
         slowest = max(stage.time for stage in cost.stages)
-        partner = max(others, key=lambda i: (idle(space, rated, i, slowest), -i))
+        others.sort(key=lambda i: -idle(space, rated, i, slowest))
         work = [stage.forward + stage.backward + stage.recompute for stage in cost.stages]
-        gap = work[index] - work[partner]
+        gap = work[index] - work[others[skip]]
         goals = [work[index] - ratio * gap for ratio in RATIOS]
-    for goal in goals:
-        stages = _walk(space, rated, index, partner, goal, memory=memory)
-        if stages is not None:
-            return space.rated(plan.micro, stages)
+    for measure in (_memory,) if memory else (_time, _time_from_input):
+        for goal in goals:
+            stages = _walk(space, rated, index, others[skip], goal, measure)
+            if stages is not None:
+                return space.rated(plan.micro, stages)
     return None
 
 
@@ -81,8 +84,21 @@ def idle(space: Space, rated: Rated, index: int, slowest: float) -> float:
     return gap * ideal(space, rated.plan, index) / stage.time
 
 
+def _memory(cost: StageCost) -> float:
+    return cost.memory
+
+
+def _time(cost: StageCost) -> float:
+    return cost.time
+
+
+def _time_from_input(cost: StageCost) -> float:
+    """Without the message that comes: it is sent whatever the stage holds."""
+    return cost.time - cost.into
+
+
 def _walk(
-    space: Space, rated: Rated, source: int, partner: int, goal: float, *, memory: bool
+    space: Space, rated: Rated, source: int, partner: int, goal: float, measure: Measure
 ) -> Stages | None:
     """Hand operators from stage to stage up to the partner, each as few as meet the goal."""
     micro, count = rated.plan.micro, len(rated.plan.stages)
@@ -93,7 +109,7 @@ def _walk(
         behind = count - 1 - at
         stages[at] = space.choose(stages[at], starts[at], micro, behind)
         cost = space.costs.stage(stages[at], starts[at], micro, behind=behind)
-        return cost.memory if memory else cost.time
+        return measure(cost)
 
     for at in range(source, partner, step):
         whole, begin, size = stages[at], starts[at], len(stages[at].tp)
@@ -142,7 +158,7 @@ def _joined(stage: Stage, algo: bytes, *, at_front: bool) -> Stage:
     return Stage(stage.gpus, *(new + old if at_front else old + new for new, old in pairs))
 
 
-# -- devices ----------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 def _scaled(stage: Stage, dimension: str, *, up: bool) -> Stage | None:
     """The stage with twice or half the devices, in tp or dp; None where it has no half."""
     held = stage.tp if dimension == "tp" else stage.dp
@@ -155,7 +171,7 @@ def _scaled(stage: Stage, dimension: str, *, up: bool) -> Stage | None:
     return stage._replace(gpus=gpus, **{dimension: scaled})
 
 
-def move_devices(space: Space, rated: Rated, index: int, move: Move) -> Rated | None:
+def move_devices(space: Space, rated: Rated, index: int, move: Move, skip: int = 0) -> Rated | None:
     """Double or halve the stage's devices; others give or take as many."""
     plan = rated.plan
     up, dimension = move.startswith("inc"), move[-2:]
@@ -163,7 +179,7 @@ def move_devices(space: Space, rated: Rated, index: int, move: Move) -> Rated | 
     if own is None:
         return None
     offers = _offers(space, rated, index, up=not up)
-    for start in range(len(offers)):
+    for start in range(skip, len(offers)):
         stages = [*plan.stages]
         stages[index] = own
         wanted = own.gpus - plan.stages[index].gpus
@@ -200,7 +216,7 @@ def _profiled(space: Space, stage: Stage, micro: int) -> bool:
     )
 
 
-# -- samples ----------------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------------------
 def move_micro(space: Space, rated: Rated, step: int) -> Rated | None:
     """Take the next larger or smaller micro-batch; each stage chooses tp and dp anew."""
     plan = rated.plan

@@ -1,9 +1,9 @@
 """Chooses what a stage recomputes, so that it fits: the published way (Aceso, EuroSys'24 artifact).
 
-Operators that are alike are a group. The group whose profiled activations are largest goes first: each of
-its operators and the one after it are recomputed, which saves the first one's activations. Where
-that frees more than is needed, only operators from the stage's front are taken. It never looks at
-the time that it costs.
+Operators that are alike are a group. The group whose profiled activations are largest goes first:
+each of its operators and the one after it are recomputed, which saves the first one's activations.
+Where that frees more than is needed, only operators from the stage's front are taken. It never
+looks at the time that it costs.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from workbench.methods.aceso.bottleneck import groups, worst_first
@@ -22,11 +23,13 @@ from workbench.methods.aceso.space import Rated, Space
 
 NEAR = 1.2
 """Times the best plan's time, up to which a plan may start a later trial."""
+GAIN = 1e-5
+"""Part of its time by which a plan must be faster to count as better: profiles tell no less."""
 AGAIN = 5
 """Times that a plan may be left by a stage that it was left by before."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Effort:
     """Limits of a search of one number of stages."""
 
@@ -72,6 +75,7 @@ class Search:
         self.pool: list[tuple[float, int, Rated]] = []
         self.done: list[tuple[float, int, Rated]] = []
         self.reopened: Counter[tuple[int, Stages]] = Counter()
+        self.order = count()
         self.seen: Rated | None = None
 
     def run(self, first: Rated) -> Found:
@@ -106,7 +110,7 @@ class Search:
         best = self.found.best
         if not self.space.fits(best.cost):
             return rated.cost.memory < best.cost.memory
-        return self.space.fits(rated.cost) and rated.cost.time < best.cost.time
+        return self._beats(rated)
 
     def _better(self, one: Rated, other: Rated) -> bool:
         """Fits and is faster, or at least is nearer to fitting."""
@@ -138,7 +142,7 @@ class Search:
         if index is None:
             return None
         if not left:
-            heapq.heappush(self.done, (rated.cost.time, self.found.explored, rated))
+            heapq.heappush(self.done, (rated.cost.time, next(self.order), rated))
         left.add(index)
         for group in groups(self.space, rated, index):
             made = list(self._made(rated, index, group))
@@ -155,19 +159,20 @@ class Search:
     def _beats(self, rated: Rated) -> bool:
         best = self.found.best
         known = best.cost.time if self.space.fits(best.cost) else float("inf")
-        return self.space.fits(rated.cost) and rated.cost.time < known
+        return self.space.fits(rated.cost) and rated.cost.time < known * (1 - GAIN)
 
     def _made(self, rated: Rated, index: int, group: list) -> Iterator[Rated]:
         """New plans of a group of moves."""
+        skip = self.reopened[_key(rated)]
         for move in group:
-            made = moved(self.space, rated, index, move)
+            made = moved(self.space, rated, index, move, skip)
             if made is None or _key(made) in self.visited or self._over():
                 continue
             self.visited.add(_key(made))
             self.found.explored += 1
             best = self.found.best
             if not self.space.fits(best.cost) or made.cost.time < NEAR * best.cost.time:
-                heapq.heappush(self.pool, (made.cost.time, self.found.explored, made))
+                heapq.heappush(self.pool, (made.cost.time, next(self.order), made))
             if self.seen is None or self._better(made, self.seen):
                 self.seen = made
             yield made
@@ -179,12 +184,11 @@ class Search:
             if not self.left.get(_key(rated)):
                 return rated
         while self.done:
-            time, order, rated = heapq.heappop(self.done)
-            self.reopened[_key(rated)] += 1
-            self.left.pop(_key(rated), None)
+            rated = heapq.heappop(self.done)[-1]
             if self.reopened[_key(rated)] < AGAIN:
-                heapq.heappush(self.done, (time * NEAR, order, rated))
-            return rated
+                self.reopened[_key(rated)] += 1
+                del self.left[_key(rated)]
+                return rated
         return None
 
 

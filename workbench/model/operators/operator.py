@@ -17,9 +17,9 @@ Kind = Literal[
     "conv", "batchnorm", "relu", "maxpool", "add", "downsample-add", "avgpool", "classifier",
 ]  # fmt: skip
 """Computations of an operator. `qkv`: one GEMM for queries, keys and values. `cross-qkv`: queries
-of the decoder, keys and values of the encoder's output. `linear`: a GEMM whose bias the next operator
-adds. `add-dropout`: bias, dropout and residual. `head`: logits and loss. `add`: the residual as it
-is; `downsample-add`: after a convolution of 1x1 and its batch norm."""
+of the decoder, keys and values of the encoder's output. `linear`: a GEMM whose bias the next
+operator adds. `add-dropout`: bias, dropout and residual. `head`: logits and loss. `add`: the
+residual as it is; `downsample-add`: after a convolution of 1x1 and its batch norm."""
 
 Layouts = tuple[Layout, Layout]
 """Of an operator's input and output."""
