@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, MEGATRON_T5, T5_FAMILY, ModelSpec
+from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, T5_FAMILY, T5_LIKE_GPT, ModelSpec
 from workbench.core.named_models import bottlenecks_of
 from workbench.model.operators import operator_list
 
 if TYPE_CHECKING:
     from torch import nn
 
-LISTS = {GPT_FAMILY: "gpt", MEGATRON_T5: "t5", BOTTLENECKS: "resnet"}
+LISTS = {GPT_FAMILY: "gpt", T5_LIKE_GPT: "t5", BOTTLENECKS: "resnet"}
 """Family -> its list's name."""
-STANDS = f"{T5_FAMILY} has layers of its own; these are the operators of {MEGATRON_T5}"
+STANDS = f"{T5_FAMILY} has layers of its own; these are the operators of {T5_LIKE_GPT}"
 
 
 def listed(spec: ModelSpec) -> tuple[list[dict[str, Any]], list[str]]:
     """A row an operator, and notes for people. Raises ValueError for a model without a list."""
     notes = []
     if spec.family == T5_FAMILY:
-        spec = replace(spec, family=MEGATRON_T5, gated=False, pretrained="")
+        spec = replace(spec, family=T5_LIKE_GPT, gated=False, pretrained="")
         notes = [STANDS]
     if spec.family not in LISTS:
         raise ValueError(f"the model is {spec.family}; operators are listed of {', '.join(LISTS)}")

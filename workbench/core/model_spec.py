@@ -24,14 +24,14 @@ FUNCTION = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
 ENGINE = "engine:"
 """Begins the family of a module in a user's own loop."""
 T5_FAMILY = "t5"
-MEGATRON_T5 = "megatron-t5"
+T5_LIKE_GPT = "megatron-t5"
 WIDE_RESNET = "wide-resnet"
 BOTTLENECKS = "wide-resnet-imagenet"
 MODULES = {
-    "bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, BOTTLENECKS: 2, T5_FAMILY: 4, MEGATRON_T5: 4,
+    "bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, BOTTLENECKS: 2, T5_FAMILY: 4, T5_LIKE_GPT: 4,
 }  # fmt: skip
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
-ANSWERING = (T5_FAMILY, MEGATRON_T5)
+ANSWERING = (T5_FAMILY, T5_LIKE_GPT)
 """Encoder-decoders."""
 PICTURED = ("vgg", "resnet", WIDE_RESNET, BOTTLENECKS)
 """Families of pictures, to which the number of heads means nothing."""

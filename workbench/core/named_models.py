@@ -14,8 +14,8 @@ from typing import Any
 from workbench.core.model_spec import (
     BOTTLENECKS,
     GPT_FAMILY,
-    MEGATRON_T5,
     T5_FAMILY,
+    T5_LIKE_GPT,
     WIDE_RESNET,
 )
 
@@ -35,7 +35,7 @@ GPT_SIZES = {
     "scale-layer": (8, 512, 8),
 }
 """Size -> layers, hidden, heads."""
-MEGATRON_T5_SIZES = {
+T5_LIKE_GPT_SIZES = {
     "770M": (24, 16, 64, 4096),
     "3B": (24, 32, 128, 16384),
     "6B": (24, 64, 128, 32768),
@@ -72,11 +72,11 @@ NAMED: dict[str, dict[str, Any]] = {
     }
     for size, (layers, hidden, heads) in GPT_SIZES.items()
 } | {
-    f"{MEGATRON_T5}-{size}": {
-        "family": MEGATRON_T5, "layers": layers, "hidden": 1024, "heads": heads, "seq": 2048,
+    f"{T5_LIKE_GPT}-{size}": {
+        "family": T5_LIKE_GPT, "layers": layers, "hidden": 1024, "heads": heads, "seq": 2048,
         "target_seq": 512, "vocab": 30592, "head_size": head_size, "feed_forward": feed_forward,
     }
-    for size, (layers, heads, head_size, feed_forward) in MEGATRON_T5_SIZES.items()
+    for size, (layers, heads, head_size, feed_forward) in T5_LIKE_GPT_SIZES.items()
 } | {
     f"{BOTTLENECKS}-{size}": {
         "family": BOTTLENECKS, "layers": layers, "hidden": hidden, "heads": 1, "seq": 224,

@@ -34,8 +34,8 @@ from torch.nn import functional as F
 
 from workbench.core.model_spec import (
     BOTTLENECKS,
-    MEGATRON_T5,
     T5_FAMILY,
+    T5_LIKE_GPT,
     WIDE_RESNET,
     ModelSpec,
 )
@@ -47,8 +47,8 @@ from workbench.model import (
     custom_data,
     custom_model,
     digits,
-    megatron_t5,
     t5,
+    t5_like_gpt,
     vision,
     wide_resnet,
     wide_resnet_imagenet,
@@ -320,8 +320,8 @@ def _t5(spec: ModelSpec) -> nn.Module:
     return t5.T5(t5_shape(spec))
 
 
-def _megatron_t5(spec: ModelSpec) -> nn.Module:
-    return megatron_t5.MegatronT5(t5_shape(spec), max(spec.seq, spec.target_seq or ANSWER))
+def _t5_like_gpt(spec: ModelSpec) -> nn.Module:
+    return t5_like_gpt.T5LikeGPT(t5_shape(spec), max(spec.seq, spec.target_seq or ANSWER))
 
 
 def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:
@@ -361,7 +361,7 @@ FAMILIES = {
             holds_out=answers_held_out, counted=True,
         )
         for name, make, initialize in (
-            (T5_FAMILY, _t5, t5.initialize), (MEGATRON_T5, _megatron_t5, megatron_t5.initialize),
+            (T5_FAMILY, _t5, t5.initialize), (T5_LIKE_GPT, _t5_like_gpt, t5_like_gpt.initialize),
         )
     },
 }  # fmt: skip

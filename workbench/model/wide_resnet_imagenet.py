@@ -3,7 +3,7 @@
 Blocks of He et al. (CVPR 2016), three convolutions 1x1, 3x3, 1x1 in four groups, of which the 3x3
 ones are k times as wide as the 1x1 ones before them (Zagoruyko and Komodakis, BMVC 2016): with c
 channels c, k c and 4 c, twice as many from group to group. These are the networks of Aceso
-(EuroSys'24) and Alpa (OSDI'22). With c = 320, k = 2 and 16 blocks there are 1,017,910,784
+(EuroSys'24) and Alpa (OSDI'22). With c = 320, k = 2 and 16 blocks there are 1,005,653,184
 parameters, for which 1B stands.
 
 Each of Aceso's operators is a submodule of its name (`operators`). The ReLUs after `bn1` and `bn2`

@@ -28,7 +28,7 @@ INIT_STD = 0.02
 NORM_EPS = 1e-5
 
 
-class MegatronT5(nn.ModuleDict):
+class T5LikeGPT(nn.ModuleDict):
     """Token ids [B, S], mask [B, S] and ids for the decoder [B, T] -> logits [B, T, vocab].
 
     The mask is True where there is a token of the source and False where there is padding; no row
