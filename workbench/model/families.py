@@ -11,8 +11,12 @@ A `ModelSpec` names one by its family. What its numbers mean there:
 * ``wide-resnet``: `layers` blocks in three groups, of n each at a depth of 6 n + 4; `hidden`
   channels of the first group, 16 times the factor k; `dropout` inside blocks, `group_norm`; n + 2
   units. ``wrn_28x10_c100_dr03_gn`` and the like are names with published sizes.
+* ``wide-resnet-imagenet``: `layers` bottleneck blocks in four groups, 16 or 33 as published;
+  `hidden` channels, `width_factor`; n + 2 units. ``wide-resnet-imagenet-1B`` and the like are
+  names with published sizes.
 * ``t5``: `layers` blocks of the encoder and `decoder_layers` of the decoder, so many units and 4;
   sources of `seq` tokens, answers of `target_seq`. Data: pairs of texts (answers.py).
+* ``megatron-t5``: as t5. ``megatron-t5-770M`` and the like are names with published sizes.
 * ``package.module:function``: whatever the function takes them for (custom.py).
 """
 
@@ -28,9 +32,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import (
+    BOTTLENECKS,
+    T5_FAMILY,
+    T5_LIKE_GPT,
+    WIDE_RESNET,
+    ModelSpec,
+)
+from workbench.core.named_models import bottlenecks_of, groups_of
 from workbench.core.paths import user_path
-from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
+from workbench.model import (
+    bert,
+    cifar,
+    custom_data,
+    custom_model,
+    digits,
+    t5,
+    t5_like_gpt,
+    vision,
+    wide_resnet,
+    wide_resnet_imagenet,
+)
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
 from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
@@ -212,18 +234,10 @@ def _labels() -> Tensor:
     return torch.zeros(EXAMPLE, dtype=torch.int64)
 
 
-def _groups(count: int, groups: int) -> tuple[int, ...]:
-    """Nearly equal, the later ones larger. Raises ValueError where there are too few."""
-    if count < groups:
-        raise ValueError(f"layers is {count}; the model has {groups} groups of one or more each")
-    each, more = divmod(count, groups)
-    return tuple(each + (group >= groups - more) for group in range(groups))
-
-
 def _vgg(spec: ModelSpec) -> nn.Module:
     return vision.Vgg(
         vision.VggShape(
-            convs=_groups(spec.layers, 5), width=spec.hidden, image=spec.seq,
+            convs=groups_of(spec.layers, 5), width=spec.hidden, image=spec.seq,
             hidden=64 * spec.hidden, classes=spec.vocab, dropout=spec.dropout,
         )
     )  # fmt: skip
@@ -231,7 +245,7 @@ def _vgg(spec: ModelSpec) -> nn.Module:
 
 def _resnet(spec: ModelSpec) -> nn.Module:
     shape = vision.ResNetShape(
-        blocks=_groups(spec.layers, 4), width=spec.hidden, classes=spec.vocab
+        blocks=groups_of(spec.layers, 4), width=spec.hidden, classes=spec.vocab
     )
     return vision.ResNet(shape)
 
@@ -239,8 +253,17 @@ def _resnet(spec: ModelSpec) -> nn.Module:
 def _wide_resnet(spec: ModelSpec) -> nn.Module:
     return wide_resnet.WideResNet(
         wide_resnet.WideResNetShape(
-            blocks=_groups(spec.layers, 3), width=spec.hidden, classes=spec.vocab,
+            blocks=groups_of(spec.layers, 3), width=spec.hidden, classes=spec.vocab,
             dropout=spec.dropout, group_norm=spec.group_norm,
+        )
+    )  # fmt: skip
+
+
+def _bottlenecks(spec: ModelSpec) -> nn.Module:
+    return wide_resnet_imagenet.BottleneckResNet(
+        wide_resnet_imagenet.BottleneckShape(
+            blocks=bottlenecks_of(spec.layers), width=spec.hidden, factor=spec.width_factor or 2,
+            classes=spec.vocab,
         )
     )  # fmt: skip
 
@@ -283,7 +306,7 @@ def _pictures_held_out(source: str | Path) -> bool:
 
 
 def t5_shape(spec: ModelSpec) -> t5.T5Shape:
-    """Sizes of the T5 that a spec describes."""
+    """Sizes of the encoder-decoder that a spec describes."""
     return t5.T5Shape(
         layers=spec.layers, decoder_layers=spec.decoder_layers or spec.layers,
         hidden=spec.hidden, heads=spec.heads,
@@ -295,6 +318,10 @@ def t5_shape(spec: ModelSpec) -> t5.T5Shape:
 
 def _t5(spec: ModelSpec) -> nn.Module:
     return t5.T5(t5_shape(spec))
+
+
+def _t5_like_gpt(spec: ModelSpec) -> nn.Module:
+    return t5_like_gpt.T5LikeGPT(t5_shape(spec), max(spec.seq, spec.target_seq or ANSWER))
 
 
 def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:
@@ -323,10 +350,18 @@ FAMILIES = {
             make=make, initialize=vision.initialize, example=_picture, load=_pictures,
             holds_out=_pictures_held_out,
         )
-        for name, make in (("vgg", _vgg), ("resnet", _resnet), ("wide-resnet", _wide_resnet))
+        for name, make in (
+            ("vgg", _vgg), ("resnet", _resnet), (WIDE_RESNET, _wide_resnet),
+            (BOTTLENECKS, _bottlenecks),
+        )
     },
-    "t5": Family(
-        make=_t5, initialize=t5.initialize, example=_texts, load=_answers,
-        holds_out=answers_held_out, counted=True,
-    ),
+    **{
+        name: Family(
+            make=make, initialize=initialize, example=_texts, load=_answers,
+            holds_out=answers_held_out, counted=True,
+        )
+        for name, make, initialize in (
+            (T5_FAMILY, _t5, t5.initialize), (T5_LIKE_GPT, _t5_like_gpt, t5_like_gpt.initialize),
+        )
+    },
 }  # fmt: skip

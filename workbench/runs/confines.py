@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES, NAMED
+from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES
+from workbench.core.named_models import NAMED
 from workbench.model.corpus import BUNDLED
 
 INSIDE = "here it must lie in the results folder"
