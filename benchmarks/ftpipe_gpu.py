@@ -24,7 +24,8 @@ from benchmarks.delayed import Delayed
 from benchmarks.ftpipe_alone import AlikeUnits, MeasuredCosts, Shape, alone, load_ms
 from workbench.core.division import packs_of
 from workbench.core.files import write_whole
-from workbench.core.model_spec import NAMED, ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.named_models import NAMED
 from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.operator_graph import Traced

@@ -1,8 +1,10 @@
-"""Networks for pictures train alike under methods of one device and of several: a wide residual one
+"""Networks for pictures train alike under methods of one device and of several: wide residual ones
 with BatchNorm, whose statistics are of micro-batches, and with GroupNorm, which knows none; and a
 vision transformer."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 
@@ -13,11 +15,22 @@ from tests.methods.pipelines import schedule_for, trained
 from workbench.core.model_spec import ModelSpec
 from workbench.methods import stronghold
 
-SAME = {"layers": 3, "seq": 16, "vocab": 10, "dropout": 0.1, "tied": False}
+SMALL = partial(ModelSpec, hidden=4, heads=1, vocab=10, tied=False)
 MODELS = [
-    ModelSpec(family="wide-resnet", hidden=4, heads=1, **SAME),
-    ModelSpec(family="wide-resnet", hidden=4, heads=1, group_norm=True, **SAME),
-    ModelSpec(family="vit", hidden=8, heads=2, patch=4, **SAME),
+    SMALL(family="wide-resnet", layers=3, seq=16, dropout=0.1),
+    SMALL(family="wide-resnet", layers=3, seq=16, dropout=0.1, group_norm=True),
+    SMALL(family="wide-resnet-imagenet", layers=5, seq=64, width_factor=3),
+    ModelSpec(
+        family="vit",
+        layers=3,
+        hidden=8,
+        heads=2,
+        seq=16,
+        vocab=10,
+        dropout=0.1,
+        tied=False,
+        patch=4,
+    ),
 ]
 
 
@@ -29,9 +42,9 @@ def spec_for(model: ModelSpec, **changes):
     return plain.spec_for(**{**given, **changes})
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=["BatchNorm", "GroupNorm", "vit"])
+@pytest.fixture(scope="module", params=MODELS, ids=["BatchNorm", "GroupNorm", "bottlenecks", "vit"])
 def whole(request, tmp_path_factory):
-    """The module as it was written, in one process."""
+    """The module as it was written, in one process, of each model."""
     spec = spec_for(request.param, method="plain", activations="keep")
     made = PlainTraining(spec, Silent(), tmp_path_factory.mktemp("whole"))
     made.run()

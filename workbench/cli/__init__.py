@@ -123,6 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
         usage="workbench layers [-l LAYERS] [--hidden H] [--set family=FAMILY] [options]",
     )
     add_spec_flags(layers, None, window="auto")
+    layers.add_argument("--operators", action="store_true", help="operators that plans cut instead")
     layers.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     layers.set_defaults(handler=_layers)
 
@@ -293,9 +294,13 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _layers(arguments: argparse.Namespace) -> int:
-    from workbench.cli.layers import lines_of, looked_at
+    from workbench.cli import layers, operators
 
-    rows, notes = looked_at(specs_from(arguments, window="auto")[0].model)
+    model = specs_from(arguments, window="auto")[0].model
+    if arguments.operators:
+        (rows, notes), lines_of = operators.listed(model), operators.lines_of
+    else:
+        (rows, notes), lines_of = layers.looked_at(model), layers.lines_of
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
     for note in notes:
         print(note, file=sys.stderr)

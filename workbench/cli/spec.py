@@ -102,9 +102,10 @@ def add_spec_flags(
         default=[],
         metavar="KEY=VALUE",
         help="any other field of the spec, such as family=bert, vgg, resnet, wide-resnet (or "
-        "wrn_28x10_c100_dr03_gn, wrn_16x4_c10 and the like), vit (or vit_base_patch16_384, "
-        "vit_large_patch32_384), t5 (or t5-small, t5-base, t5-large, "
-        "t5-3b with their sizes), or a function of your own, "
+        "wrn_28x10_c100_dr03_gn, wrn_16x4_c10 and the like), wide-resnet-imagenet (-1B and the "
+        "like), vit (or vit_base_patch16_384, vit_large_patch32_384), t5 (or t5-small, t5-base, "
+        "t5-large, t5-3b with their sizes), megatron-t5 (-770M and the like), gpt-1_3B and the "
+        "like, or a function of your own, "
         "package.module:function, that makes a module and data (workbench/model/custom.py)",
     )
 

@@ -13,8 +13,12 @@ A `ModelSpec` names one by its family. What its numbers mean there:
   units. ``wrn_28x10_c100_dr03_gn`` and the like are names with published sizes.
 * ``vit``: `layers` blocks on patches of `patch` pixels of pictures of `seq`, `vocab` classes; n + 2
   units. ``vit_base_patch16_384`` and the like are names with published sizes.
+* ``wide-resnet-imagenet``: `layers` bottleneck blocks in four groups, 16 or 33 as published;
+  `hidden` channels, `width_factor`; n + 2 units. ``wide-resnet-imagenet-1B`` and the like are
+  names with published sizes.
 * ``t5``: `layers` blocks of the encoder and `decoder_layers` of the decoder, so many units and 4;
   sources of `seq` tokens, answers of `target_seq`. Data: pairs of texts (answers.py).
+* ``megatron-t5``: as t5. ``megatron-t5-770M`` and the like are names with published sizes.
 * ``package.module:function``: whatever the function takes them for (custom.py).
 """
 
@@ -30,7 +34,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.model_spec import VIT, WIDE_RESNET, ModelSpec
+from workbench.core.model_spec import (
+    BOTTLENECKS,
+    T5_FAMILY,
+    T5_LIKE_GPT,
+    VIT,
+    WIDE_RESNET,
+    ModelSpec,
+)
+from workbench.core.named_models import bottlenecks_of, groups_of
 from workbench.core.paths import user_path
 from workbench.model import (
     bert,
@@ -39,9 +51,11 @@ from workbench.model import (
     custom_model,
     digits,
     t5,
+    t5_like_gpt,
     vision,
     vit,
     wide_resnet,
+    wide_resnet_imagenet,
 )
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
@@ -235,18 +249,10 @@ def _labels() -> Tensor:
     return torch.zeros(EXAMPLE, dtype=torch.int64)
 
 
-def _groups(count: int, groups: int) -> tuple[int, ...]:
-    """Nearly equal, the later ones larger. Raises ValueError where there are too few."""
-    if count < groups:
-        raise ValueError(f"layers is {count}; the model has {groups} groups of one or more each")
-    each, more = divmod(count, groups)
-    return tuple(each + (group >= groups - more) for group in range(groups))
-
-
 def _vgg(spec: ModelSpec) -> nn.Module:
     return vision.Vgg(
         vision.VggShape(
-            convs=_groups(spec.layers, 5), width=spec.hidden, image=spec.seq,
+            convs=groups_of(spec.layers, 5), width=spec.hidden, image=spec.seq,
             hidden=64 * spec.hidden, classes=spec.vocab, dropout=spec.dropout,
         )
     )  # fmt: skip
@@ -254,7 +260,7 @@ def _vgg(spec: ModelSpec) -> nn.Module:
 
 def _resnet(spec: ModelSpec) -> nn.Module:
     shape = vision.ResNetShape(
-        blocks=_groups(spec.layers, 4), width=spec.hidden, classes=spec.vocab
+        blocks=groups_of(spec.layers, 4), width=spec.hidden, classes=spec.vocab
     )
     return vision.ResNet(shape)
 
@@ -262,7 +268,7 @@ def _resnet(spec: ModelSpec) -> nn.Module:
 def _wide_resnet(spec: ModelSpec) -> nn.Module:
     return wide_resnet.WideResNet(
         wide_resnet.WideResNetShape(
-            blocks=_groups(spec.layers, 3), width=spec.hidden, classes=spec.vocab,
+            blocks=groups_of(spec.layers, 3), width=spec.hidden, classes=spec.vocab,
             dropout=spec.dropout, group_norm=spec.group_norm,
         )
     )  # fmt: skip
@@ -274,6 +280,15 @@ def _vit(spec: ModelSpec) -> nn.Module:
             layers=spec.layers, hidden=spec.hidden, heads=spec.heads, image=spec.seq,
             patch=spec.patch or min(PATCH, max(1, spec.seq // 4)), classes=spec.vocab,
             dropout=spec.dropout,
+        )
+    )  # fmt: skip
+
+
+def _bottlenecks(spec: ModelSpec) -> nn.Module:
+    return wide_resnet_imagenet.BottleneckResNet(
+        wide_resnet_imagenet.BottleneckShape(
+            blocks=bottlenecks_of(spec.layers), width=spec.hidden, factor=spec.width_factor or 2,
+            classes=spec.vocab,
         )
     )  # fmt: skip
 
@@ -316,7 +331,7 @@ def _pictures_held_out(source: str | Path) -> bool:
 
 
 def t5_shape(spec: ModelSpec) -> t5.T5Shape:
-    """Sizes of the T5 that a spec describes."""
+    """Sizes of the encoder-decoder that a spec describes."""
     return t5.T5Shape(
         layers=spec.layers, decoder_layers=spec.decoder_layers or spec.layers,
         hidden=spec.hidden, heads=spec.heads,
@@ -328,6 +343,10 @@ def t5_shape(spec: ModelSpec) -> t5.T5Shape:
 
 def _t5(spec: ModelSpec) -> nn.Module:
     return t5.T5(t5_shape(spec))
+
+
+def _t5_like_gpt(spec: ModelSpec) -> nn.Module:
+    return t5_like_gpt.T5LikeGPT(t5_shape(spec), max(spec.seq, spec.target_seq or ANSWER))
 
 
 def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:
@@ -358,11 +377,17 @@ FAMILIES = {
         )
         for name, make, initialize in (
             ("vgg", _vgg, vision.initialize), ("resnet", _resnet, vision.initialize),
-            (WIDE_RESNET, _wide_resnet, vision.initialize), (VIT, _vit, vit.initialize),
+            (WIDE_RESNET, _wide_resnet, vision.initialize),
+            (BOTTLENECKS, _bottlenecks, vision.initialize), (VIT, _vit, vit.initialize),
         )
     },
-    "t5": Family(
-        make=_t5, initialize=t5.initialize, example=_texts, load=_answers,
-        holds_out=answers_held_out, counted=True,
-    ),
+    **{
+        name: Family(
+            make=make, initialize=initialize, example=_texts, load=_answers,
+            holds_out=answers_held_out, counted=True,
+        )
+        for name, make, initialize in (
+            (T5_FAMILY, _t5, t5.initialize), (T5_LIKE_GPT, _t5_like_gpt, t5_like_gpt.initialize),
+        )
+    },
 }  # fmt: skip

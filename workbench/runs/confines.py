@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES, NAMED
+from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES
+from workbench.core.named_models import NAMED
 from workbench.model.corpus import BUNDLED
 from workbench.model.tokenizer_file import is_folder
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from workbench.core.fields import fields_of
 from workbench.core.files import read_whole
-from workbench.core.model_spec import NAMED, ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.named_models import NAMED
 from workbench.core.options import catalogue
 from workbench.core.paths import user_path
 from workbench.core.sealed import parse_sealed

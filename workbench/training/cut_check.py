@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.core.model_spec import GPT_FAMILY, T5_FAMILY, ModelSpec
+from workbench.core.model_spec import ANSWERING, GPT_FAMILY, ModelSpec
 from workbench.model import make_model
 from workbench.model.base import Context, set_parameter
 from workbench.model.decompose.operators import Operator
@@ -28,7 +28,7 @@ from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.training.compare import LOSS, NoNumber, Rows, Seen, agree
 from workbench.training.compared import lacks_memory, made_up_rows
 
-TOKENS = (GPT_FAMILY, "bert", T5_FAMILY)
+TOKENS = (GPT_FAMILY, "bert", *ANSWERING)
 """Families that read tokens; the others of ours read pictures."""
 SMALL = {"hidden": 16, "heads": 2, "seq": 16, "vocab": 256, "target_seq": 4}
 SMALL_PICTURES = {"hidden": 8, "heads": 2, "seq": 32, "vocab": 10}
