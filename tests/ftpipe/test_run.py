@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from baselines import plain
+from tests.methods import double
+from tests.methods import plain as whole
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from tests.methods.test_parallel_baselines import Disturbing, children, kill
 from tests.methods.test_t5 import MODEL as T5
@@ -205,6 +207,7 @@ def test_predictions_are_trained_with_and_their_memory_is_proved(tmp_path):
     assert peaks[1] > peaks[0]
 
 
+@pytest.mark.parametrize("close", [1e-5, 1e-10])
 @pytest.mark.parametrize(
     "case",
     [
@@ -213,17 +216,40 @@ def test_predictions_are_trained_with_and_their_memory_is_proved(tmp_path):
         {"stage_order": "seq", "cut": "3 3", "activations": "keep"},
     ],
 )
-def test_synchronous_orders_are_plain_training(case, tmp_path):
-    """With tied weights and the norm of the whole model."""
+def test_synchronous_orders_are_plain_training(case, close, monkeypatch, tmp_path):
+    """With tied weights and the norm of the whole model, in fp32 and in fp64."""
+    exact, norms = close < 1e-5, []
+    if exact:
+        fork_ranks(monkeypatch, "fp64 stages")
     spec = spec_of(model=TIED, clip=0.5, **case)
     found = ftpipe.train(spec, Silent(), tmp_path / "run")
-    alone = RunSpec.of(
-        method="plain", model=TIED, batch=4, steps=7, clip=0.5, microbatches=2, device="cpu"
-    )
-    wanted = plain.train(alone, Silent(), tmp_path / "plain")
-    assert found.losses == pytest.approx(wanted.losses, rel=1e-5)
-    assert found.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-5)
+    alone = RunSpec.of(method="plain", model=TIED, batch=4, steps=7, clip=0.5, device="cpu")
+    dtype = torch.float64 if exact else torch.float32
+    with pytest.MonkeyPatch.context() as patch:
+        if exact:
+            double.use(patch)
+        wanted, _ = whole.train(alone, dtype, norms)
+    assert found.losses == pytest.approx(wanted, rel=close)
+    assert found.grad_norms == pytest.approx(norms, rel=close)
     assert max(found.grad_norms) > 0.5
+
+
+@pytest.mark.parametrize("order", ["async-1f1b", "sync-1f1b"])
+def test_a_process_a_stage_trains_alike_within_the_memory_of_its_device(order, tmp_path):
+    """Tied weights travel between processes of one device as between devices."""
+    spec = spec_of(model=TIED, cut="2 1 1 2", map="0 1 0 1", stage_order=order, clip=0.5)
+    spec = spec.with_(device_memory=1 << 22)
+    one = ftpipe.train(spec, Silent(), tmp_path / "one")
+    each = ftpipe.train(spec.with_(process_per_stage=True), Silent(), tmp_path / "each")
+    assert each.losses == one.losses
+    assert "a process a stage: 4 on 2 devices" in " ".join(each.notes)
+    peaks = next(note for note in each.notes if note.startswith("device peak"))
+    assert peaks.count(" KiB") + peaks.count(" MiB") == 4, "of each process"
+    for found in (one, each):
+        assert found.peak_bytes["device"] <= found.predicted["peak_bytes"]["device"]
+    full = each.predicted["peak_bytes"]["device"] - 1
+    with pytest.raises(DoesNotFit, match=r"rank [01] needs"):
+        ftpipe.train(spec.with_(process_per_stage=True, device_memory=full), Silent(), tmp_path)
 
 
 @pytest.mark.thorough
@@ -328,6 +354,23 @@ def test_states_of_every_optimizer_go_on(kind, tmp_path):
         for name, each in (("same", other), ("moved", moved))
     ]
     assert last[0] == pytest.approx(last[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, pytest.param({"optimizer": "sgd", "momentum": 0.9}, marks=pytest.mark.thorough)]
+)
+def test_gap_aware_runs_go_on(kind, tmp_path):
+    """To the last bit, with their means of steps, without which they would train otherwise."""
+    spec = spec_of(
+        cut="2 2 2", map="0 1 0", microbatches=1, weight_stashing=True, gap_aware=True, lr=0.1,
+        save_every=4, steps=8, lr_decay_steps=8, **kind,
+    )  # fmt: skip
+    whole = ftpipe.train(spec, Silent(), tmp_path / "whole").losses
+    ftpipe.train(spec.with_(steps=4), Silent(), tmp_path / "run")
+    saved = tmp_path / "run" / "checkpoints" / step_name(4) / "unit-00002.safetensors"
+    named = load_file(saved)
+    assert any(name.startswith("gap_square/") and t.any() for name, t in named.items()), named
+    assert ftpipe.train(spec, Silent(), tmp_path / "run").losses == whole
 
 
 def test_statistics_of_batchnorm_go_on(tmp_path):

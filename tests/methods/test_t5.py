@@ -1,7 +1,12 @@
-"""An encoder-decoder of unequal halves trains alike under methods of one device and of several: a
-bias is relayed that is of no sample, answers differ in length, first and last layer share."""
+"""Encoder-decoders of unequal halves train alike under methods of one device and of several: a
+bias is relayed that is of no sample, answers differ in length, first and last layer share, and of
+Megatron's the first layer has what it shares twice."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -17,6 +22,7 @@ MODEL = ModelSpec(
     family="t5", layers=3, decoder_layers=2, hidden=16, heads=2, head_size=12, seq=24,
     target_seq=8, vocab=258, gated=True, dropout=0.1,
 )  # fmt: skip
+MEGATRONS = replace(MODEL, family="megatron-t5", gated=False)
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +34,17 @@ def text(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(text, tmp_path_factory) -> PlainTraining:
-    """The module as it was written, in one process."""
-    spec = spec_for(text, method="plain", activations="keep")
-    made = PlainTraining(spec, Silent(), tmp_path_factory.mktemp("whole"))
-    made.run()
-    return made
+def whole(text, tmp_path_factory) -> Callable[[ModelSpec], PlainTraining]:
+    """The module of a model as it was written, in one process."""
+
+    @cache
+    def train(model: ModelSpec) -> PlainTraining:
+        spec = spec_for(text, model=model, method="plain", activations="keep")
+        made = PlainTraining(spec, Silent(), tmp_path_factory.mktemp("whole"))
+        made.run()
+        return made
+
+    return train
 
 
 def spec_for(text: str, **changes) -> RunSpec:
@@ -46,24 +57,28 @@ def assert_alike(losses, parameters, whole: PlainTraining) -> None:
     assert_near(parameters, whole.parameters(), PARAMETER_TOLERANCE)
 
 
-@pytest.mark.parametrize("activations", ["keep", "recompute"])
-def test_stronghold_trains_it(activations, text, whole, tmp_path):
-    spec = spec_for(text, window=2, resident=1, activations=activations)
+@pytest.mark.parametrize(
+    ("model", "activations"), [(MODEL, "keep"), (MODEL, "recompute"), (MEGATRONS, "recompute")]
+)
+def test_stronghold_trains_it(model, activations, text, whole, tmp_path):
+    spec = spec_for(text, model=model, window=2, resident=1, activations=activations)
     training, parameters = harness.run(stronghold, spec, tmp_path)
-    assert_alike(training.history.losses, parameters, whole)
+    assert_alike(training.history.losses, parameters, whole(model))
 
 
 @pytest.mark.parametrize(
-    ("order", "activations"),
+    ("model", "order", "activations"),
     [
-        pytest.param("1f1b", "keep", marks=pytest.mark.thorough),
-        ("1f1b", "checkpoint"),
-        ("zb-h1", "keep"),
-        ("interleaved", "recompute"),
+        pytest.param(MODEL, "1f1b", "keep", marks=pytest.mark.thorough),
+        (MODEL, "1f1b", "checkpoint"),
+        (MODEL, "zb-h1", "keep"),
+        (MODEL, "interleaved", "recompute"),
+        (MEGATRONS, "1f1b", "checkpoint"),
+        pytest.param(MEGATRONS, "zb-h1", "keep", marks=pytest.mark.thorough),
     ],
 )
-def test_pipelines_train_it(order, activations, text, whole, tmp_path):
-    spec = spec_for(text, method=order, ranks=2, activations="auto")
+def test_pipelines_train_it(model, order, activations, text, whole, tmp_path):
+    spec = spec_for(text, model=model, method=order, ranks=2, activations="auto")
     schedule = schedule_for(order, spec, 2, 2, activations=activations)
     training, parameters = trained(schedule, spec, tmp_path)
-    assert_alike(training.history.losses, parameters, whole)
+    assert_alike(training.history.losses, parameters, whole(model))

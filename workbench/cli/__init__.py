@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
+ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso")
+"""Verbs whose flags are their own business."""
 PUBLISHED_WINDOW = 4
 """The artifact's default, for `run`; `plan` chooses by itself."""
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A polite kill of the command line must end what it runs, like Ctrl-C.
         signal.signal(signal.SIGTERM, _interrupt)
         words = list(sys.argv[1:] if argv is None else argv)
-        if words[:1] in (["doctor"], ["page"], ["varuna"], ["partition"], ["results"]):
+        if words and words[0] in ALONE:
             room = "workbench" if words[0] in ("doctor", "page") else "workbench.cli"
             return import_module(f"{room}.{words[0]}").main(words[1:])
         if words[:1] == ["run"] and any(word.partition("=")[0] == "--config" for word in words):
@@ -121,6 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
         usage="workbench layers [-l LAYERS] [--hidden H] [--set family=FAMILY] [options]",
     )
     add_spec_flags(layers, None, window="auto")
+    layers.add_argument("--operators", action="store_true", help="operators that plans cut instead")
     layers.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     layers.set_defaults(handler=_layers)
 
@@ -146,6 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
     verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
     verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
+    verbs.add_parser("aceso", help="plans of tp, dp, stages and recomputation: cost, search")
     verbs.add_parser("results", help="held-out figures over seeds, by algorithm and batch")
 
     reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")
@@ -290,9 +294,13 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _layers(arguments: argparse.Namespace) -> int:
-    from workbench.cli.layers import lines_of, looked_at
+    from workbench.cli import layers, operators
 
-    rows, notes = looked_at(specs_from(arguments, window="auto")[0].model)
+    model = specs_from(arguments, window="auto")[0].model
+    if arguments.operators:
+        (rows, notes), lines_of = operators.listed(model), operators.lines_of
+    else:
+        (rows, notes), lines_of = layers.looked_at(model), layers.lines_of
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
     for note in notes:
         print(note, file=sys.stderr)

@@ -34,7 +34,7 @@ def looked_at(spec: ModelSpec) -> tuple[list[dict[str, Any]], list[str]]:
 def rows_of(spec: ModelSpec, model: LayeredModel) -> list[dict[str, Any]]:
     """A row a unit: its number, layer, own parameters, the unit whose weights it borrows, and what
     flows into it for one sample."""
-    lenders = {unit: owner for (unit, _), (owner, _) in model.tied().items()}
+    lenders = {unit: owner for (unit, _), (owner, _) in model.tied().items() if unit != owner}
     return [
         {
             "unit": unit,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from itertools import chain, product
+from itertools import chain
 from math import isqrt
 from typing import Any
 
@@ -25,11 +25,19 @@ FUNCTION = re.compile(rf"({WORD}(?:\.{WORD})*):({WORD})")
 ENGINE = "engine:"
 """Begins the family of a module in a user's own loop."""
 T5_FAMILY = "t5"
-WIDE_RESNET = "wide-resnet"
-MODULES = {"bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, T5_FAMILY: 4}
+T5_LIKE_GPT = "megatron-t5"
+WIDE_RESNET, VIT = "wide-resnet", "vit"
+BOTTLENECKS = "wide-resnet-imagenet"
+MODULES = {
+    "bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, BOTTLENECKS: 2, VIT: 2, T5_FAMILY: 4,
+    T5_LIKE_GPT: 4,
+}  # fmt: skip
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
-PICTURED = ("vgg", "resnet", WIDE_RESNET)
-"""Families of pictures, to which the number of heads means nothing."""
+ANSWERING = (T5_FAMILY, T5_LIKE_GPT)
+"""Encoder-decoders."""
+HEADLESS = ("vgg", "resnet", WIDE_RESNET, BOTTLENECKS)
+PICTURED = (*HEADLESS, VIT)
+"""Families of pictures; to the former the number of heads means nothing."""
 MOST = {"layers": 2000, "hidden": 1 << 20, "heads": 1 << 20, "seq": 1 << 27, "vocab": 1 << 27}
 """Twice the deepest transformers that were trained; one layer of the widest has 12 trillion
 parameters. What takes time in proportion to one of these ends in seconds."""
@@ -37,31 +45,14 @@ T5_MOST = {
     "decoder_layers": MOST["layers"], "target_seq": MOST["seq"], "head_size": MOST["hidden"],
     "feed_forward": MOST["hidden"],
 }  # fmt: skip
-"""Sizes that t5 alone has -> the most of each."""
-ONLY = dict.fromkeys((*T5_MOST, "gated", "pretrained"), T5_FAMILY) | {"group_norm": WIDE_RESNET}
-"""Fields that mean something to one family alone -> the family."""
-T5_SIZES = {
-    "small": (6, 512, 8, 64, 2048),
-    "base": (12, 768, 12, 64, 3072),
-    "large": (24, 1024, 16, 64, 4096),
-    "3b": (24, 1024, 32, 128, 16384),
-}
-"""Published models -> layers of each half, hidden, heads, head_size, feed_forward."""
-NAMED: dict[str, dict[str, Any]] = {
-    f"t5-{name}": {
-        "family": T5_FAMILY, "layers": layers, "hidden": hidden, "heads": heads, "seq": 512,
-        "vocab": 32128, "head_size": head_size, "feed_forward": feed_forward,
-    }
-    for name, (layers, hidden, heads, head_size, feed_forward) in T5_SIZES.items()
-} | {
-    f"wrn_{depth}x{widening}_c{classes}{'_dr03' * drops}{'_gn' * grouped}": {
-        "family": WIDE_RESNET, "layers": (depth - 4) // 2, "hidden": 16 * widening, "heads": 1,
-        "seq": 32, "vocab": classes, "dropout": 0.3 * drops, "tied": False, "group_norm": grouped,
-    }
-    for depth, widening in ((16, 4), (28, 10))
-    for classes, drops, grouped in product((10, 100), (False, True), (False, True))
+"""Sizes that encoder-decoders alone have -> the most of each."""
+OWN_MOST = T5_MOST | {"width_factor": 1024, "patch": MOST["seq"]}
+"""Sizes that some families alone have, None in the others' specs -> the most of each."""
+ONLY = dict.fromkeys(T5_MOST, ANSWERING) | {
+    "gated": (T5_FAMILY,), "pretrained": (T5_FAMILY,), "group_norm": (WIDE_RESNET,),
+    "width_factor": (BOTTLENECKS,), "patch": (VIT,),
 }  # fmt: skip
-"""Published models by a name that may be given as the family -> fields of their specs."""
+"""Fields that mean something to some families alone -> these families."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +60,8 @@ class ModelSpec:
     """A decoder: GPT of any size, or a Hugging Face configuration (made by `model.hf_config`)."""
 
     family: str = GPT_FAMILY
-    """``gpt``; ``bert``, ``vgg``, ``resnet``, ``wide-resnet`` or ``t5`` (families.py);
+    """``gpt``; ``bert``, ``vgg``, ``resnet``, ``wide-resnet``, ``wide-resnet-imagenet``, ``vit``,
+    ``t5`` or ``megatron-t5`` (families.py);
     ``package.module:function``, which makes a module (custom.py); or the path of a Hugging Face
     ``config.json`` (or of the folder that holds it)."""
     layers: int = 16
@@ -90,13 +82,14 @@ class ModelSpec:
     """SHA-256 of the Hugging Face configuration file, or of the file with the function; empty for
     GPT."""
     decoder_layers: int | None = None
-    """Blocks of t5's decoder; by default as many as `layers`, which are the encoder's."""
+    """Blocks of the decoder of t5 or megatron-t5; by default as many as `layers`, which are the
+    encoder's."""
     target_seq: int | None = None
-    """Tokens of an answer of t5, by default 8; `seq` are the source's."""
+    """Tokens of an answer of t5 or megatron-t5, by default 8; `seq` are the source's."""
     head_size: int | None = None
-    """Width of one attention head of t5; by default hidden / heads."""
+    """Width of one attention head of t5 or megatron-t5; by default hidden / heads."""
     feed_forward: int | None = None
-    """Width of the feed-forward of t5; by default 4 times hidden."""
+    """Width of the feed-forward of t5 or megatron-t5; by default 4 times hidden."""
     gated: bool = False
     """Whether the feed-forward of t5 is gated, as in its version 1.1."""
     pretrained: str = ""
@@ -107,13 +100,19 @@ class ModelSpec:
     calls: str = ""
     """Calls of each unit, as a partition of calls has them, such as ``depth=9 0-3,5 4,6-8``; empty
     for the model's own layers."""
+    patch: int | None = None
+    """Pixels of a side of vit's patches, which are its tokens; by default a quarter of a picture's
+    side, or 16 if that is less."""
+    width_factor: int | None = None
+    """Times that the 3x3 convolutions of wide-resnet-imagenet are as wide as the 1x1 convolutions
+    before them, by default 2; `hidden` are the channels of the first ones."""
 
     def __post_init__(self) -> None:
         if not self.family:
             raise ValueError("the model family is empty; use 'gpt' or the path of a config.json")
-        for name, most in (MOST | T5_MOST).items():
+        for name, most in (MOST | OWN_MOST).items():
             value = getattr(self, name)
-            if value is None and name in T5_MOST:
+            if value is None and name in OWN_MOST:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}; it must be a whole number")
@@ -124,13 +123,13 @@ class ModelSpec:
                     f"{name} is {value}; it must be at most {most}, more than any machine "
                     "has trained"
                 )
-        for name, family in ONLY.items():
-            if (value := getattr(self, name)) and self.family != family:
+        for name, families in ONLY.items():
+            if (value := getattr(self, name)) and self.family not in families:
                 raise ValueError(
                     f"{name} is {value}; of the model {self.family} it means nothing, only of "
-                    f"{family}"
+                    f"{' and '.join(families)}"
                 )
-        if self.hidden % self.heads and not self.head_size and self.family not in PICTURED:
+        if self.hidden % self.heads and not self.head_size and self.family not in HEADLESS:
             nearest = _nearest_divisor(self.hidden, self.heads)
             raise ValueError(
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "
@@ -161,7 +160,7 @@ class ModelSpec:
         if self.calls:
             return len(read_sets(self.calls).sets)
         assert not self.custom, "count with workbench.model.units_of"
-        decoders = (self.decoder_layers or self.layers) if self.family == T5_FAMILY else 0
+        decoders = (self.decoder_layers or self.layers) if self.family in ANSWERING else 0
         return self.layers + decoders + MODULES.get(self.family, 2)
 
     @property
@@ -211,7 +210,7 @@ class ModelSpec:
         if not self.calls:  # as before there were any
             del fields["calls"]
         named = fields.items()
-        return {name: value for name, value in named if ONLY.get(name, self.family) == self.family}
+        return {n: value for n, value in named if self.family in ONLY.get(n, (self.family,))}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:

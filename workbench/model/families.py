@@ -11,8 +11,14 @@ A `ModelSpec` names one by its family. What its numbers mean there:
 * ``wide-resnet``: `layers` blocks in three groups, of n each at a depth of 6 n + 4; `hidden`
   channels of the first group, 16 times the factor k; `dropout` inside blocks, `group_norm`; n + 2
   units. ``wrn_28x10_c100_dr03_gn`` and the like are names with published sizes.
+* ``vit``: `layers` blocks on patches of `patch` pixels of pictures of `seq`, `vocab` classes; n + 2
+  units. ``vit_base_patch16_384`` and the like are names with published sizes.
+* ``wide-resnet-imagenet``: `layers` bottleneck blocks in four groups, 16 or 33 as published;
+  `hidden` channels, `width_factor`; n + 2 units. ``wide-resnet-imagenet-1B`` and the like are
+  names with published sizes.
 * ``t5``: `layers` blocks of the encoder and `decoder_layers` of the decoder, so many units and 4;
   sources of `seq` tokens, answers of `target_seq`. Data: pairs of texts (answers.py).
+* ``megatron-t5``: as t5. ``megatron-t5-770M`` and the like are names with published sizes.
 * ``package.module:function``: whatever the function takes them for (custom.py).
 """
 
@@ -28,9 +34,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import (
+    BOTTLENECKS,
+    T5_FAMILY,
+    T5_LIKE_GPT,
+    VIT,
+    WIDE_RESNET,
+    ModelSpec,
+)
+from workbench.core.named_models import bottlenecks_of, groups_of
 from workbench.core.paths import user_path
-from workbench.model import bert, cifar, custom_data, custom_model, digits, t5, vision, wide_resnet
+from workbench.model import (
+    bert,
+    cifar,
+    custom_data,
+    custom_model,
+    digits,
+    t5,
+    t5_like_gpt,
+    vision,
+    vit,
+    wide_resnet,
+    wide_resnet_imagenet,
+)
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
 from workbench.model.call_layers import LayerWeights, call_layers
@@ -48,6 +74,8 @@ EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
 PICTURES = 4096
 """Synthetic pictures in an epoch."""
+PATCH = 16
+"""Pixels of a side of the published patches."""
 ANSWER = 8
 """Tokens of an answer where a spec names no number."""
 
@@ -221,18 +249,10 @@ def _labels() -> Tensor:
     return torch.zeros(EXAMPLE, dtype=torch.int64)
 
 
-def _groups(count: int, groups: int) -> tuple[int, ...]:
-    """Nearly equal, the later ones larger. Raises ValueError where there are too few."""
-    if count < groups:
-        raise ValueError(f"layers is {count}; the model has {groups} groups of one or more each")
-    each, more = divmod(count, groups)
-    return tuple(each + (group >= groups - more) for group in range(groups))
-
-
 def _vgg(spec: ModelSpec) -> nn.Module:
     return vision.Vgg(
         vision.VggShape(
-            convs=_groups(spec.layers, 5), width=spec.hidden, image=spec.seq,
+            convs=groups_of(spec.layers, 5), width=spec.hidden, image=spec.seq,
             hidden=64 * spec.hidden, classes=spec.vocab, dropout=spec.dropout,
         )
     )  # fmt: skip
@@ -240,7 +260,7 @@ def _vgg(spec: ModelSpec) -> nn.Module:
 
 def _resnet(spec: ModelSpec) -> nn.Module:
     shape = vision.ResNetShape(
-        blocks=_groups(spec.layers, 4), width=spec.hidden, classes=spec.vocab
+        blocks=groups_of(spec.layers, 4), width=spec.hidden, classes=spec.vocab
     )
     return vision.ResNet(shape)
 
@@ -248,8 +268,27 @@ def _resnet(spec: ModelSpec) -> nn.Module:
 def _wide_resnet(spec: ModelSpec) -> nn.Module:
     return wide_resnet.WideResNet(
         wide_resnet.WideResNetShape(
-            blocks=_groups(spec.layers, 3), width=spec.hidden, classes=spec.vocab,
+            blocks=groups_of(spec.layers, 3), width=spec.hidden, classes=spec.vocab,
             dropout=spec.dropout, group_norm=spec.group_norm,
+        )
+    )  # fmt: skip
+
+
+def _vit(spec: ModelSpec) -> nn.Module:
+    return vit.Vit(
+        vit.VitShape(
+            layers=spec.layers, hidden=spec.hidden, heads=spec.heads, image=spec.seq,
+            patch=spec.patch or min(PATCH, max(1, spec.seq // 4)), classes=spec.vocab,
+            dropout=spec.dropout,
+        )
+    )  # fmt: skip
+
+
+def _bottlenecks(spec: ModelSpec) -> nn.Module:
+    return wide_resnet_imagenet.BottleneckResNet(
+        wide_resnet_imagenet.BottleneckShape(
+            blocks=bottlenecks_of(spec.layers), width=spec.hidden, factor=spec.width_factor or 2,
+            classes=spec.vocab,
         )
     )  # fmt: skip
 
@@ -292,7 +331,7 @@ def _pictures_held_out(source: str | Path) -> bool:
 
 
 def t5_shape(spec: ModelSpec) -> t5.T5Shape:
-    """Sizes of the T5 that a spec describes."""
+    """Sizes of the encoder-decoder that a spec describes."""
     return t5.T5Shape(
         layers=spec.layers, decoder_layers=spec.decoder_layers or spec.layers,
         hidden=spec.hidden, heads=spec.heads,
@@ -304,6 +343,10 @@ def t5_shape(spec: ModelSpec) -> t5.T5Shape:
 
 def _t5(spec: ModelSpec) -> nn.Module:
     return t5.T5(t5_shape(spec))
+
+
+def _t5_like_gpt(spec: ModelSpec) -> nn.Module:
+    return t5_like_gpt.T5LikeGPT(t5_shape(spec), max(spec.seq, spec.target_seq or ANSWER))
 
 
 def _texts(spec: ModelSpec) -> tuple[Tensor, ...]:
@@ -329,13 +372,22 @@ FAMILIES = {
     ),
     **{
         name: Family(
-            make=make, initialize=vision.initialize, example=_picture, load=_pictures,
+            make=make, initialize=initialize, example=_picture, load=_pictures,
             holds_out=_pictures_held_out,
         )
-        for name, make in (("vgg", _vgg), ("resnet", _resnet), ("wide-resnet", _wide_resnet))
+        for name, make, initialize in (
+            ("vgg", _vgg, vision.initialize), ("resnet", _resnet, vision.initialize),
+            (WIDE_RESNET, _wide_resnet, vision.initialize),
+            (BOTTLENECKS, _bottlenecks, vision.initialize), (VIT, _vit, vit.initialize),
+        )
     },
-    "t5": Family(
-        make=_t5, initialize=t5.initialize, example=_texts, load=_answers,
-        holds_out=answers_held_out, counted=True,
-    ),
+    **{
+        name: Family(
+            make=make, initialize=initialize, example=_texts, load=_answers,
+            holds_out=answers_held_out, counted=True,
+        )
+        for name, make, initialize in (
+            (T5_FAMILY, _t5, t5.initialize), (T5_LIKE_GPT, _t5_like_gpt, t5_like_gpt.initialize),
+        )
+    },
 }  # fmt: skip

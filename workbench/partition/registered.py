@@ -87,6 +87,14 @@ class Registered:
                     f"{told} is of another model: {field.name} is {own!r} there, and {other!r} in "
                     "this run"
                 )
+        cut, places = self.stages_on(ranks)
+        found: dict[str, Any] = {"cut": cut, "map": places}
+        return found | ({"model": replace(model, calls=self.calls)} if self.calls else {})
+
+    def stages_on(self, ranks: int) -> tuple[str, str]:
+        """Cut and map, whatever the model is; each set of calls is a unit. Raises ValueError as
+        `stages_for`."""
+        told = f"the partition {self.name!r}"
         if self.ask.devices != ranks:
             raise ValueError(
                 f"{told} is for {self.ask.devices} ranks, and the run has {ranks}; partition again "
@@ -96,8 +104,7 @@ class Registered:
             why = "one stage" if len(self.map) < 2 else "calls that an older version did not note"
             raise ValueError(f"{told} is of {why}, and no run trains it; partition again")
         cut = self.cut or [1] * len(self.map)
-        found = {"cut": " ".join(map(str, cut)), "map": " ".join(map(str, self.map))}
-        return found | ({"model": replace(model, calls=self.calls)} if self.calls else {})
+        return " ".join(map(str, cut)), " ".join(map(str, self.map))
 
 
 def path_of(results: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core import methods
-from workbench.core.model_spec import GPT_FAMILY, PICTURED, T5_FAMILY
+from workbench.core.model_spec import ANSWERING, GPT_FAMILY, PICTURED
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
@@ -56,7 +56,7 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
                 load_pairs(
                     text, tokenizer, vocab=model.vocab, seq=model.seq, seed=0, held_out=held_out
                 )
-        elif text != STDLIB and model.family == T5_FAMILY:
+        elif text != STDLIB and model.family in ANSWERING:
             load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
 
 

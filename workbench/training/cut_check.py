@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from workbench.core.model_spec import GPT_FAMILY, T5_FAMILY, ModelSpec
+from workbench.core.model_spec import ANSWERING, GPT_FAMILY, ModelSpec
 from workbench.model import make_model
 from workbench.model.base import Context, set_parameter
 from workbench.model.decompose.operators import Operator
@@ -27,10 +28,10 @@ from workbench.runtime.passes.unit_stage import UnitRows, UnitStage
 from workbench.training.compare import LOSS, NoNumber, Rows, Seen, agree
 from workbench.training.compared import lacks_memory, made_up_rows
 
-TOKENS = (GPT_FAMILY, "bert", T5_FAMILY)
+TOKENS = (GPT_FAMILY, "bert", *ANSWERING)
 """Families that read tokens; the others of ours read pictures."""
 SMALL = {"hidden": 16, "heads": 2, "seq": 16, "vocab": 256, "target_seq": 4}
-SMALL_PICTURES = {"hidden": 8, "seq": 32, "vocab": 10}
+SMALL_PICTURES = {"hidden": 8, "heads": 2, "seq": 32, "vocab": 10}
 
 
 def check_stages(spec: ModelSpec, stages: Sequence[range], seed: int) -> str:
@@ -75,7 +76,8 @@ def small_of(spec: ModelSpec) -> ModelSpec:
     less = {name: min(sizes[name], value) for name, value in has.items() if value is not None}
     if less["hidden"] % less.get("heads", 1):
         less["heads"] = 1
-    return replace(spec, **less, head_size=None, feed_forward=None)
+    patch = spec.patch and gcd(spec.patch, less["seq"])
+    return replace(spec, **less, head_size=None, feed_forward=None, patch=patch)
 
 
 def _by_stages(stages: Sequence[UnitStage], rows: Rows, ctx: Context) -> Seen:

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from workbench.core.model_spec import NAMED, ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.named_models import NAMED
 from workbench.model import make_model, units_of
 from workbench.model.custom_data import loss
 from workbench.model.families import blank_rows

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from workbench.core.model_spec import NAMED, ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.named_models import NAMED
 from workbench.model import make_model, units_of
 from workbench.model.wide_resnet import WideBlock, WideResNetShape
 from workbench.runs.overrides import make_spec

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from workbench.core.model_spec import NAMED
+from workbench.core.named_models import NAMED
 from workbench.core.options import takes
 from workbench.core.schema import read_as
 from workbench.methods.ftpipe.orders import ASYNCHRONOUS

@@ -30,6 +30,9 @@ class Options(Common):
     map: str = ""
     """Rank of each stage of the `cut`, as in ``0 1 0 1``; where none are given, stages are dealt in
     turn."""
+    process_per_stage: bool = False
+    """Whether each stage has a process of its own, as published, in place of each rank; processes
+    of one rank share its device and its memory. Losses are equal."""
     partitioner: Literal["mpipe", "pipedream", "exact", "acyclic", "metis"] = "mpipe"
     """Finder of stages: ``mpipe`` is FTPipe's own, whose ranks may have stages that are no
     neighbours; with ``pipedream`` and ``acyclic`` each rank has one."""
@@ -95,6 +98,16 @@ class Options(Common):
             )
         return found
 
+    def processes(self, stages: int, ranks: int) -> list[int]:
+        """Process of each stage. Raises ValueError as `positions`."""
+        positions = self.positions(stages, ranks)
+        return [*range(stages)] if self.process_per_stage else positions
+
+    def devices(self, stages: int, ranks: int) -> list[int]:
+        """Device of each process."""
+        pairs = zip(self.processes(stages, ranks), self.positions(stages, ranks), strict=True)
+        return [device for _, device in sorted({*pairs})]
+
     def depths(self, stages: int, ranks: int) -> list[int]:
         """Micro-batches of each stage between their forward and backward passes."""
         supremum = self.supremum or ranks
@@ -144,6 +157,11 @@ class Options(Common):
                 "activations is 'host'; ftpipe keeps inputs on the devices: use recompute or keep"
             )
         self._check_weights(spec)
+        if spec.model.family.startswith(ENGINE) and self.process_per_stage:
+            raise ValueError(
+                "process_per_stage is true; processes of a loop of one's own are torchrun's: start "
+                "one a stage, and leave it out"
+            )
         if spec.model.family.startswith(ENGINE):  # a loop of one's own knows its processes later
             return
         if self.partition and (self.cut or self.map):
@@ -174,11 +192,6 @@ class Options(Common):
                 f"gap_aware with {spec.microbatches} micro-batches an update, weight_stashing "
                 f"{self.weight_stashing}: the gap is that of one pass, from the weights that it "
                 "read; give 1 micro-batch and weight_stashing"
-            )
-        if self.gap_aware and spec.save_every:
-            raise ValueError(
-                f"gap_aware with save_every {spec.save_every}: checkpoints do not hold its mean of "
-                "steps; leave one of them off"
             )
         if predicts and kept and not self.weight_stashing:
             raise ValueError(

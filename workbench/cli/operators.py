@@ -1,0 +1,106 @@
+"""``workbench layers --operators``: a model as the flat list of operators that plans of Aceso cut.
+
+The lists are those of model/operators; parameters are counted in the modules that train them, which
+are made without values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, T5_FAMILY, T5_LIKE_GPT, ModelSpec
+from workbench.core.named_models import bottlenecks_of
+from workbench.model.operators import operator_list
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LISTS = {GPT_FAMILY: "gpt", T5_LIKE_GPT: "t5", BOTTLENECKS: "resnet"}
+"""Family -> its list's name."""
+STANDS = f"{T5_FAMILY} has layers of its own; these are the operators of {T5_LIKE_GPT}"
+
+
+def listed(spec: ModelSpec) -> tuple[list[dict[str, Any]], list[str]]:
+    """A row an operator, and notes for people. Raises ValueError for a model without a list."""
+    notes = []
+    if spec.family == T5_FAMILY:
+        spec = replace(spec, family=T5_LIKE_GPT, gated=False, pretrained="")
+        notes = [STANDS]
+    if spec.family not in LISTS:
+        raise ValueError(f"the model is {spec.family}; operators are listed of {', '.join(LISTS)}")
+    if spec.decoder_layers not in (None, spec.layers):
+        raise ValueError(
+            f"decoder_layers is {spec.decoder_layers}; the list has as many layers in both halves, "
+            f"so make it {spec.layers}"
+        )
+    layers = bottlenecks_of(spec.layers) if spec.family == BOTTLENECKS else spec.layers
+    found = operator_list(LISTS[spec.family], layers)
+    counts = _parameters(spec)
+    rows = [
+        {
+            "operator": place,
+            "name": each.name,
+            "kind": each.kind,
+            "parameters": next(counts),
+            "tunable": each.tunable,
+            "passes_on": [extra.name for extra in found.alive(place + 1)],
+        }
+        for place, each in enumerate(found.operators)
+    ]
+    return rows, notes
+
+
+def _parameters(spec: ModelSpec) -> Iterator[int]:
+    """Parameters of each operator in order; those that two have in common are in both."""
+    import torch
+
+    from workbench.model.families import module_of
+
+    if spec.family == GPT_FAMILY:
+        return _of_gpt(spec)
+    with torch.device("meta"):
+        operators = module_of(spec, 0).operators()
+    return (_size(module) for _, module in operators)
+
+
+def _of_gpt(spec: ModelSpec) -> Iterator[int]:
+    """A layer's operators that have weights are its modules without children, in order."""
+    from workbench.model import make_model
+
+    model = make_model(spec)
+    units = [model.skeleton(unit) for unit in (0, 1, model.head)]
+    yield _size(units[0])
+    weighty = ("layernorm", "qkv", "linear")
+    layer = operator_list("gpt", 1).operators[1:-2]
+    leaves = [part for part in units[1].modules() if not [*part.children()]]
+    for _ in range(spec.layers):
+        own = map(_size, leaves)
+        yield from (next(own) if each.kind in weighty else 0 for each in layer)
+    yield from map(_size, units[2].children())
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def lines_of(rows: list[dict[str, Any]]) -> list[str]:
+    """A table for people; operators that layers repeat have a line."""
+    times = Counter(row["name"] for row in rows)
+    first = {row["name"]: row for row in reversed(rows)}
+    table = [("operator", "times", "kind", "parameters", "tunable", "beside its output")]
+    for name in times:
+        row = first[name]
+        table.append((
+            name, str(times[name]), row["kind"], f"{row['parameters']:,}",
+            "yes" if row["tunable"] else "", ", ".join(row["passes_on"]),
+        ))  # fmt: skip
+    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        f"{name:{wide[0]}}  {count:>{wide[1]}}  {kind:{wide[2]}}  {size:>{wide[3]}}  "
+        f"{tunable:{wide[4]}}  {beside}".rstrip()
+        for name, count, kind, size, tunable, beside in table
+    ]
+    return [*lines, f"{len(rows)} operators"]
