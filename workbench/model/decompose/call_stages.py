@@ -9,6 +9,7 @@ Calls that touch memory which one of them writes to are in one set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,12 +21,21 @@ from workbench.model.decompose.operators import CallTrace, Operator, operators_o
 
 def call_stages(
     model: nn.Module, inputs: tuple[Tensor, ...], calls: CallSets,
-    criterion: Callable | None = None,
+    criterion: Callable | None = None, named: Mapping[str, Any] | None = None,
 ) -> tuple[list[Layer], list[list[Operator]]]:  # fmt: skip
-    """The layers, in order, as `decompose` gives them, and the operators of each. Raises ValueError
-    for calls that are not those of the module, and for sets that cannot run."""
-    traced = CallTrace.of(model, inputs, basic=calls.basic, depth=calls.depth)
+    """The layers, in order, as `decompose` gives them, and the operators of each; `inputs` and
+    `named` are what the module is called with. Raises ValueError for calls that are not those of
+    the module, and for sets that cannot run."""
+    depth = calls.depth and calls.depth + calls.inside.count(".")
+    traced = CallTrace.of(model, inputs, basic=calls.basic, depth=depth, named=named)
     found, set_of = operators_of(traced), calls.set_of
+    if calls.inside:
+        behind = range(1 + max(set_of), len(traced.trace.calls))
+        set_of |= dict.fromkeys(behind, len(calls.sets) - 1)
+    for one in found:
+        name = one.name.replace(f".{calls.inside}", ".", 1)
+        if calls.names and one.number in calls.set_of and name not in calls.names:
+            raise ValueError(f"call {name} of the module is none of the partition's")
     _check(found, set_of, len(traced.trace.calls))
     cutter = Cutter(traced.trace, traced.blocks, model, again=True, set_of=set_of)
     layers = layers_of(model, traced.trace, traced.mode, cutter.pieces(), criterion)
