@@ -34,7 +34,8 @@ def call_stages(
         set_of |= dict.fromkeys(behind, len(calls.sets) - 1)
     for one in found:
         name = one.name.replace(f".{calls.inside}", ".", 1)
-        if calls.names and one.number in calls.set_of and name not in calls.names:
+        own = name != one.name or one.number in calls.set_of
+        if calls.names and own and name not in calls.names:
             raise ValueError(f"call {name} of the module is none of the partition's")
     _check(found, set_of, len(traced.trace.calls))
     cutter = Cutter(traced.trace, traced.blocks, model, again=True, set_of=set_of)
