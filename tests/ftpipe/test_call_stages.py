@@ -72,6 +72,7 @@ def spec_of(found: tuple[str, str], text: str, model: ModelSpec = T5, **changes)
     ("places", "changes"),
     [
         ("0 1 0 1", {}),
+        ("0 1 0 1", {"process_per_stage": True}),
         ("0 1 1 0", {"microbatches": 1, "weight_stashing": True}),
         ("1 0 1 0", {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05}),
     ],
