@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.call_sets import read_sets
 from workbench.core.model_spec import (
     BOTTLENECKS,
     T5_FAMILY,
@@ -126,7 +127,7 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
     places = None
     with unkeyed():
         if spec.calls:
-            layers, places = call_layers(model, tuple(example), spec.calls, criterion)
+            layers, places = call_layers(model, tuple(example), read_sets(spec.calls), criterion)
         else:
             layers = decompose(model, tuple(example), criterion=criterion)
     trained = TrainedT5(spec.pretrained, t5_shape(spec)) if spec.pretrained else None
