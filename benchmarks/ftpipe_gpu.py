@@ -38,7 +38,7 @@ from workbench.partition.graph import Edge, Graph, Node
 from workbench.partition.methods import Ask, Partition, partition
 from workbench.partition.mpipe import Mpipe
 from workbench.profile.machine import this_machine
-from workbench.profile.table import Echo
+from workbench.profile.store import silent
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.schedule.simulate import simulate
 from workbench.training import trained_ranks
@@ -139,7 +139,8 @@ class Bench:
 def alike(bench: Bench, spec: RunSpec, label: str) -> Rows:
     """Two processes of one device beside the reference."""
     row = bench.trained(spec, label)
-    wanted = Delayed(spec, bench.work / f"{label}-reference", bench.device).losses()
+    reference = Delayed(spec, bench.work / f"{label}-reference", bench.device)
+    wanted = [reference.step(step) for step in range(spec.steps)]
     apart = max(abs(a / b - 1) for a, b in zip(row["losses"], wanted, strict=True))
     return [row | {"reference": wanted, "apart": apart}]
 
@@ -176,7 +177,7 @@ def nodes(bench: Bench) -> Rows:
     traced_s, began = time.monotonic() - began, time.monotonic()
     meter = device_meter(bench.device, size.cap)
     with meter:
-        graph = traced.graph(bench.work, print_nothing, recompute=True, fresh=True)
+        graph = traced.graph(bench.work, silent, recompute=True, fresh=True)
     peak = meter.peak
     meter.close()
     row = {
@@ -186,13 +187,6 @@ def nodes(bench: Bench) -> Rows:
         "backward_ms": sum(node.backward_ms for node in graph.nodes),
     }  # fmt: skip
     return [row, *(_placed(graph, count, "Block")[1] for count in size.devices)]
-
-
-def print_nothing(line: str) -> None:
-    """Hears and says nothing (`Echo`)."""
-
-
-SILENT: Echo = print_nothing
 
 
 def _placed(graph: Graph, devices: int, block: str = "") -> tuple[dict[str, Partition], dict]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baselines import plain
-from tests.ftpipe.test_run import Reference
+from benchmarks.delayed import Delayed
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
@@ -64,7 +64,7 @@ def test_losses_are_those_of_the_declared_versions(found, text, changes, tmp_pat
     assert found[1] == "0 1 0 1"
     spec = spec_of(found, text, **changes)
     losses = ftpipe.train(spec, Silent(), tmp_path / "run").losses
-    reference = Reference(spec, tmp_path)
+    reference = Delayed(spec, tmp_path)
     assert losses == pytest.approx([reference.step(n) for n in range(spec.steps)], rel=1e-5)
 
 
