@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.division import packs_of
-from workbench.core.model_spec import FUNCTION, GPT_FAMILY, T5_FAMILY, WIDE_RESNET
+from workbench.core.model_spec import FUNCTION, GPT_FAMILY, T5_FAMILY, VIT, WIDE_RESNET
 from workbench.core.named_models import NAMED
 from workbench.core.spec import RunSpec, field_of
 from workbench.partition import registered
@@ -60,6 +60,8 @@ BERTS = {
     "bert-large-uncased-whole-word-masking": _sized("large", **BERT_SIZES),
 }
 PICTURES = {"heads": 1, "seq": 32}
+COMPILED = (WIDE_RESNET, VIT)
+"""Families of pictures whose published models the published compiler knew."""
 TASKS = {
     "t5": Task(
         family=T5_FAMILY, flags={**LENGTH, "answer_max_seq_length": "target_seq"},
@@ -79,7 +81,7 @@ TASKS = {
         family="resnet", flags={"crop": "seq"},
         models={
             "vgg16_bn": {"family": "vgg", "layers": 13, "hidden": 64, "vocab": 1000, **PICTURES},
-            **{n: {"family": n} for n, each in NAMED.items() if each["family"] == WIDE_RESNET},
+            **{n: {"family": n} for n, each in NAMED.items() if each["family"] in COMPILED},
             "resnet": {"family": "resnet", "layers": 8, "hidden": 16, "vocab": 10, **PICTURES},
         },
         usual="resnet",
