@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baselines import plain
-from tests.ftpipe.test_run import Reference
+from benchmarks.delayed import Delayed
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from workbench.core.call_sets import read_sets
 from workbench.core.model_spec import ModelSpec
@@ -80,7 +80,7 @@ def test_branches_train_on_the_declared_versions(places, changes, tmp_path):
     """A later branch runs in the first stage, two stages share a scale, and two a head."""
     spec = spec_of((SETS, places), "stdlib", WOVEN, **changes)
     losses = ftpipe.train(spec, Silent(), tmp_path / "run").losses
-    reference = Reference(spec, tmp_path)
+    reference = Delayed(spec, tmp_path)
     assert losses == pytest.approx([reference.step(n) for n in range(spec.steps)], rel=1e-5)
 
 
