@@ -80,7 +80,7 @@ def training(
 
 def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
     """The units of each stage; stage s lies on rank s % ranks. Raises ValueError where there are
-    too many, or those that are given are of others."""
+    too many."""
     units = range(model.num_units)
     flops = [model.flops(unit, spec.microbatch, spec.model.seq) for unit in units]
     return stages_for(spec, flops, [model.unit_parameters(unit) for unit in units])

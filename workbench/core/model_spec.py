@@ -38,6 +38,8 @@ T5_MOST = {
     "feed_forward": MOST["hidden"],
 }  # fmt: skip
 """Sizes that t5 alone has -> the most of each."""
+PATCH = 16
+"""Pixels of a side of the published patches."""
 VIT_MOST = {"patch": MOST["seq"]}
 """Sizes that vit alone has."""
 ONLY = dict.fromkeys((*T5_MOST, "gated", "pretrained"), T5_FAMILY)
@@ -146,6 +148,11 @@ class ModelSpec:
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "
                 f"{nearest} heads would"
             )
+        if self.family == VIT and self.seq % self.patch_size:
+            raise ValueError(
+                f"patches of {self.patch_size} pixels do not divide pictures of {self.seq}; use a "
+                f"patch that does, or pictures of a multiple of {self.patch_size}"
+            )
         if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}; it must be at least 0 and below 1")
         for name in ("tied", "gated", "group_norm"):
@@ -164,6 +171,11 @@ class ModelSpec:
         assert not self.custom, "count with workbench.model.units_of"
         decoders = (self.decoder_layers or self.layers) if self.family == T5_FAMILY else 0
         return self.layers + decoders + MODULES.get(self.family, 2)
+
+    @property
+    def patch_size(self) -> int:
+        """Pixels of a side of vit's patches."""
+        return self.patch or min(PATCH, max(1, self.seq // 4))
 
     @property
     def deep(self) -> int | None:
