@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
+ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso")
+"""Verbs whose flags are their own business."""
 PUBLISHED_WINDOW = 4
 """The artifact's default, for `run`; `plan` chooses by itself."""
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A polite kill of the command line must end what it runs, like Ctrl-C.
         signal.signal(signal.SIGTERM, _interrupt)
         words = list(sys.argv[1:] if argv is None else argv)
-        if words[:1] in (["doctor"], ["page"], ["varuna"], ["partition"], ["results"]):
+        if words and words[0] in ALONE:
             room = "workbench" if words[0] in ("doctor", "page") else "workbench.cli"
             return import_module(f"{room}.{words[0]}").main(words[1:])
         if words[:1] == ["run"] and any(word.partition("=")[0] == "--config" for word in words):
@@ -147,6 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
     verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
     verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
+    verbs.add_parser("aceso", help="plans of tp, dp, stages and recomputation: cost, search")
     verbs.add_parser("results", help="held-out figures over seeds, by algorithm and batch")
 
     reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")

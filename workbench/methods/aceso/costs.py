@@ -41,6 +41,9 @@ MB = UNIT * HALVES
 NS_OF_MS = 1e6
 UNKNOWN_MS = 1e5
 """Of a collective of a size that was not measured."""
+PROFILED = 8
+"""Column of activations as they were profiled, beside the corrected ones."""
+COLUMNS = 9
 NEVER = 10**14
 """Time and size of an operator that ran out of memory, or was not profiled: no plan has it."""
 MOST_KEPT = 60_000
@@ -133,14 +136,14 @@ class Costs:
             count = len(self.operators)
             rows = self.database.rows.get(key)
             if rows is None:
-                made = np.full((8, count), NEVER, dtype=np.int64)
+                made = np.full((COLUMNS, count), NEVER, dtype=np.int64)
             else:
-                made = rows[:, self.rows].copy()
+                made = rows[[*range(PROFILED), ACTIVATIONS]][:, self.rows]
                 never = made[FORWARD] < 0
                 made[ACTIVATIONS] *= self.kept
-                made[[INPUT, OUTPUT, WEIGHTS, FWD_RESERVED, BWD_RESERVED]] *= HALVES
+                made[[INPUT, OUTPUT, WEIGHTS, FWD_RESERVED, BWD_RESERVED, PROFILED]] *= HALVES
                 made[:, never] = NEVER
-            sums = np.zeros((8, count + 1), dtype=np.int64)
+            sums = np.zeros((COLUMNS, count + 1), dtype=np.int64)
             np.cumsum(made, axis=1, out=sums[:, 1:])
             self._tables[key] = made, sums
         return self._tables[key]

@@ -1,7 +1,7 @@
 """A profile database: times and sizes of operators, of collectives and of messages.
 
-Its files are those of Aceso's artifact (EuroSys'24): ``MODEL_SIZE_mbsB_tpT_algoA.csv`` has a row for
-each operator, of B samples a device, T devices that share it and one of its two partitions;
+Its files are those of Aceso's artifact (EuroSys'24): ``MODEL_SIZE_mbsB_tpT_algoA.csv`` has a row
+for each operator, of B samples a device, T devices that share it and one of its two partitions;
 ``prim_MODEL_SIZE_COLLECTIVE_Ngpus.csv`` a row for each size; ``p2p_intra_node.csv`` and
 ``p2p_inter_node.csv`` a line of sizes and a line of bandwidths. Sizes are in MB of 2^20 bytes.
 

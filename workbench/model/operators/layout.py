@@ -2,8 +2,8 @@
 
 An operator runs on tp x dp devices. A tensor between operators is split over the dp rows of
 devices along `batch`, one of its dimensions, and, over the tp devices of a row, either along
-`shard`, or not at all: then it has tp replicas. Aceso (EuroSys'24) writes a layout as replicas R, partial values V
-and factors of three dimensions; `factors` gives them.
+`shard`, or not at all: then it has tp replicas. Aceso (EuroSys'24) writes a layout as replicas R,
+partial values V and factors of three dimensions; `factors` gives them.
 
     >>> Layout(batch=1, shard=2).factors(tp=4, dp=2)
     Factors(replicas=1, partial=1, split=(1, 2, 4))

@@ -17,9 +17,9 @@ Kind = Literal[
     "conv", "batchnorm", "relu", "maxpool", "add", "downsample-add", "avgpool", "classifier",
 ]  # fmt: skip
 """Computations of an operator. `qkv`: one GEMM for queries, keys and values. `cross-qkv`: queries
-of the decoder, keys and values of the encoder's output. `linear`: a GEMM whose bias the next operator
-adds. `add-dropout`: bias, dropout and residual. `head`: logits and loss. `add`: the residual as it
-is; `downsample-add`: after a convolution of 1x1 and its batch norm."""
+of the decoder, keys and values of the encoder's output. `linear`: a GEMM whose bias the next
+operator adds. `add-dropout`: bias, dropout and residual. `head`: logits and loss. `add`: the
+residual as it is; `downsample-add`: after a convolution of 1x1 and its batch norm."""
 
 Layouts = tuple[Layout, Layout]
 """Of an operator's input and output."""
@@ -72,6 +72,10 @@ class OperatorList:
     row_names: tuple[str, ...]
     """Names of the rows of a profile, in order."""
     extras: tuple[Extra, ...]
+    layers: tuple[int, ...]
+    """First operator of each layer, or block: of T5, of the encoder's and then of the decoder's."""
+    towers: tuple[int, ...]
+    """Numbers of layers that follow each other with nothing between: of T5, two."""
     partitions: int
     """Partition dimensions that were published: 2, or 1 where only the usual one was."""
     reshards: bool

@@ -1,0 +1,87 @@
+"""``workbench aceso cost`` and ``search``: what people and programs get, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.aceso.cases import golden
+from workbench.cli import main
+
+NAME = "small_gpt_1_3B_4gpu_4stages"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(golden()[NAME])
+    return path
+
+
+def test_cost_in_json_has_the_keys_that_programs_read(plan: Path, capsys) -> None:
+    assert main(["aceso", "cost", str(plan), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["iteration_ms"] == pytest.approx(58760.92, abs=0.01)
+    assert told["memory_mb"] == pytest.approx(11976.22, abs=0.01)
+    assert set(told["stages"][0]) == {
+        "iteration_ms", "memory_mb", "normal_mb", "reserved_mb", "forward_ms", "backward_ms",
+        "recompute_ms", "in_ms", "out_ms", "reshard_ms",
+    }  # fmt: skip
+    assert told["stages"][1]["memory_mb"] == pytest.approx(11940.64, abs=0.01)
+    assert told["stages"][1]["normal_mb"] == pytest.approx(10660.64, abs=0.01)
+
+
+def test_search_saves_the_plan_that_it_tells_of(tmp_path: Path, capsys) -> None:
+    words = ["aceso", "search", "--memory-limit", "12000", "--start-num-stages", "4",
+             "--config-save-path", str(tmp_path / "plans")]  # fmt: skip
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"]
+    assert told["iteration_ms"] == pytest.approx(58760.92, abs=0.01)
+    assert Path(told["plan"]).read_text() == golden()[NAME]
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    assert "58,760.92 ms an iteration of 512 samples" in table
+    assert [path.name for path in (tmp_path / "plans").iterdir()] == [Path(told["plan"]).name]
+    assert main([*words, "--initial-point", told["plan"], "--max-num-plans", "5"]) == 0
+
+
+WRONG = {
+    "nothing fits": (["search", "--memory-limit", "1000", "--max-num-plans", "30"],
+                     "nothing fits in 1,000 MB a GPU: the nearest plan"),
+    "stages": (["search", "--end-num-stages", "5"], "--end-num-stages is 5; it must be from 1 to"),
+    "samples": (["search", "--micro-batch-size", "0"], "--micro-batch-size has 0"),
+    "profiled": (["search", "--micro-batch-size", "3"], "no micro-batch of 3 samples is profiled"),
+    "size": (["search", "--model-size", "13B"], "has no profile of gpt_13B; it has gpt_1_3B"),
+    "unknown": (["search", "--model-size", "9B"], "the size is '9B'; gpt has 350M"),
+    "batch": (["search", "--global-batch-size", "0"], "the global batch is 0"),
+    "depth": (["search", "--num-layers", "0"], "num_layers is 0"),
+    "folder": (["search", "--profiled-time-path", "nowhere"], "there is no profile database"),
+    "gone": (["search", "--op-group-size", "2"], "--op-group-size has no meaning"),
+    "plan": (["cost", "absent.json"], "absent.json cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_sentence_and_writes_nothing(name, tmp_path, monkeypatch, capsys):
+    words, told = WRONG[name]
+    monkeypatch.chdir(tmp_path)
+    if words[0] == "search":
+        words = [*words, "--config-save-path", str(tmp_path / "plans")]
+    assert main(["aceso", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert told in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_for_other_devices_or_samples_is_refused(plan: Path, capsys) -> None:
+    assert main(["aceso", "cost", str(plan), "--num-gpus-per-node", "8"]) == 2
+    assert "num_gpus adds up to 4; there are 1 x 8" in capsys.readouterr().err
+    text = plan.read_text().replace('"micro_batch_size": 1', '"micro_batch_size": 16')
+    plan.write_text(text)
+    assert main(["aceso", "cost", str(plan)]) == 2
+    assert "no profile of 16 samples a device, tp 1" in capsys.readouterr().err
