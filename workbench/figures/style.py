@@ -69,6 +69,7 @@ LOOKS = {
     "zb-h1": Look("#CC79A7", "$Z$"),
     "varuna": Look("#5B3A8C", "$V$"),
     "ftpipe": Look("#D55E00", "$F$"),
+    "aceso": Look("#009E73", "$A$"),
     "mpipe": Look("#D55E00", "o"),
     "mpipe-faithful": Look("#D55E00", "D", pale=True),
     "pipedream": Look("#0072B2", "s"),

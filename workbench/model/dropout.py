@@ -76,6 +76,16 @@ def causal_attention_dropout(q: Tensor, k: Tensor, v: Tensor, p: float, ctx: Con
     return torch.cat(rows)
 
 
+def attention_factors(like: Tensor, heads: int, p: float, ctx: Context) -> Tensor:
+    """Factors of the attention weights [B, heads, S, S] of all `heads`, 0 or 1 / (1 - p), as the
+    unfused `causal_attention_dropout` of a CPU draws them; `like` are weights of some heads."""
+    found = []
+    for seed in _seeds(len(like), ctx, "attention"):
+        with seeded(like.device, seed):
+            found.append(F.dropout(like.new_ones(1, heads, *like.shape[2:]), p))
+    return torch.cat(found) if found else like.new_ones(0, heads, *like.shape[2:])
+
+
 def _kept(x: Tensor, p: float, ctx: Context, site: str) -> Tensor:
     """True where an element of x stays; one byte an element is what the backward pass keeps."""
     mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)

@@ -16,6 +16,7 @@ from workbench.core.model_spec import (
     GPT_FAMILY,
     T5_FAMILY,
     T5_LIKE_GPT,
+    VIT,
     WIDE_RESNET,
 )
 from workbench.model.operators.sizes import CLASSES, PICTURE, VOCABULARY, published_sizes
@@ -64,6 +65,13 @@ NAMED: dict[str, dict[str, Any]] = {
     }
     for family, more in ALSO.items()
     for name, size in published_sizes(LISTS[family]).items()
+} | {
+    f"vit_{name}_patch{patch}_{side}": {
+        "family": VIT, "layers": layers, "hidden": hidden, "heads": heads, "seq": side,
+        "vocab": 1000, "tied": False, "patch": patch,
+    }
+    for name, layers, hidden, heads in (("base", 12, 768, 12), ("large", 24, 1024, 16))
+    for patch, side in product((16, 32), (224, 384))
 }  # fmt: skip
 """Published models by a name that may be given as the family -> fields of their specs."""
 

@@ -25,7 +25,7 @@ WHOLE = {"model": "a model", "options": "options"}
 """Parts of a spec's JSON form whose fields people write beside the others."""
 FLAGS = {
     "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
-    "data": ("text", "tokenizer", "batch", "microbatches", "steps", "seed", "weights"),
+    "data": ("text", "tokenizer", "augment", "batch", "microbatches", "steps", "seed", "weights"),
     "device": ("device", "ranks", "dtype", "compile", "replay", "activations"),
     "memory": ("device_memory", "host_memory", "disk_memory"),
     "optimizer": ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "clip"),

@@ -98,13 +98,20 @@ def agree(
     nominal: float,
     clip: float | None,
     everybody: dist.ProcessGroup,
+    counted: Sequence[Tensor] | None = None,
 ) -> Ended:
     """Turn gradients of `scale / nominal` times the sum of the losses into those of the mean loss,
     clipped to a global norm of `clip`. `losses` and `weight` are this process's
-    parts of the sums; `first`: the first replica, whose norm counts."""
+    parts of the sums; `first`: the first replica, whose norm counts. `counted` are the parts of the
+    gradients that count here, where these are not all."""
     add_ties(ties)
     finite = bool(torch.isfinite(gradients).all())
-    squared = squared_norm(gradients, ties) if first and finite else 0.0
+    squared = 0.0
+    if counted and finite:
+        norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in counted]
+        squared = float(torch.stack(norms).square().sum())
+    elif counted is None and first and finite:
+        squared = squared_norm(gradients, ties)
     sums = torch.tensor([losses, weight, squared, not finite, wanted], dtype=torch.float64)  # [5]
     dist.all_reduce(sums, group=everybody)
     losses, weight, squared, lost, asked = sums.tolist()

@@ -1,0 +1,190 @@
+"""Whatever a plan divides, and however, it trains as one process does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from baselines import plain as plain_method
+from tests.exactness.trained import NEAR, Trained, assert_equals
+from tests.forks.server import command
+from tests.methods import double, plain
+from tests.methods.aceso.plans import (
+    MODEL,
+    OPERATORS,
+    drawn,
+    even,
+    plan,
+    some,
+    spec_of,
+    turns,
+)
+from tests.methods.harness import Silent
+from tests.methods.test_parallel_baselines import Disturbing, children, kill
+from workbench.core.spec import RunSpec
+from workbench.methods.aceso import planner as aceso
+from workbench.methods.aceso.files import read_table
+from workbench.methods.aceso.plan import Plan, read_plan
+from workbench.ranks.failures import RankFailed
+from workbench.ranks.launcher import RankLauncher
+from workbench.runtime.checkpoint import checkpoint
+
+END = OPERATORS
+later = partial(pytest.param, marks=pytest.mark.thorough)
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Says how ranks are: words of rank_driver.py."""
+
+    def ranks(what: str) -> None:
+        how = command("tests.methods.aceso.rank_driver", what)
+        forked = partial(RankLauncher, process=how)
+        monkeypatch.setattr("workbench.training.trained_ranks.RankLauncher", forked)
+
+    ranks("")
+    return ranks
+
+
+def trained(spec: RunSpec, folder: Path) -> Trained:
+    """A run of a plan, and the weights of its last checkpoint."""
+    found = aceso.train(spec.with_(save_every=spec.steps), Silent(), folder)
+    newest = next(checkpoint.whole(folder / "checkpoints"))
+    weights = {
+        label.removeprefix("weight/"): value
+        for file in newest.path.glob("unit-*.safetensors")
+        for label, value in load_file(file).items()
+        if label.startswith("weight/")
+    }
+    return Trained(found.losses, weights, found.grad_norms if spec.clip else [])
+
+
+def judged(spec: RunSpec, precision: str = "fp32") -> Trained:
+    """Torch's loop over the whole batch."""
+    spec, norms = spec.with_(method="plain", ranks=1, microbatches=1), []
+    with pytest.MonkeyPatch.context() as patch:
+        if precision == "fp64":
+            double.use(patch)
+        dtype = torch.float64 if precision == "fp64" else torch.float32
+        return Trained(*plain.train(spec, dtype, norms), norms)
+
+
+@pytest.mark.parametrize(
+    ("made", "how", "changes"),
+    [
+        # Cuts inside attention and the MLP, residuals over three boundaries, a batch with a rest.
+        (plan([(1, 4, some()), (1, 5, even()), (1, 12, some()), (1, END, even())]), "", {}),
+        # tp to dp and back inside a stage, both dimensions; both copies of the tied table in it.
+        (plan([(2, END, turns(2, 1))]), "", {}),
+        # 2 x 1 to 1 x 2 over a boundary inside the MLP; three samples on two rows.
+        (plan([(2, 11, some(2)), (2, END, some(1))], micro=2, batch=7), "fp64 late", {}),
+        later(plan([(1, 7, some()), (1, END, even(again=True))], micro=3), "", {"clip": None}),
+        later(plan([(2, END, even(2))]), "", {}),
+        later(plan([(2, END, even(2, 1, again=True))]), "", {"fused": False}),
+        later(plan([(2, END, some(1))], micro=2, batch=7), "", {}),
+        later(plan([(4, END, turns(4, 2, 1))], micro=8, batch=11), "late", {}),
+        later(plan([(4, 9, even(1)), (4, END, some(2))]), "fp64", {}),
+        later(plan([(1, 3, some()), (2, 23, turns(2, 1)), (1, END, even())]), "fp64", {}),
+        *[later(plan([(2, 1 + 9 * seed, drawn(seed, 2)), (2, END, drawn(seed + 5, 2))]),
+                "fp64 late", {"model": replace(MODEL, tied=seed != 1)}) for seed in range(3)],
+        *[later(plan([(4, END, drawn(seed, 4))]), "fp64 late", {"fused": seed > 7})
+          for seed in (7, 8)],
+    ],
+)  # fmt: skip
+def test_a_plan_trains_as_one_process_does(made, how, changes, ranks, tmp_path):
+    """20 steps, with dropout, clipping, decay and rates that change."""
+    ranks(how)
+    precision = "fp64" if "fp64" in how else "fp32"
+    spec = spec_of(made, tmp_path, **changes)
+    found = trained(spec, tmp_path / "runs" / "run")
+    assert_equals(found, judged(spec.with_(fused=True), precision), NEAR[precision])
+
+
+@pytest.mark.thorough
+def test_the_published_plan_trains_narrower(ranks, root, tmp_path):
+    """Stages, operators and recomputation as they are; the first batch of smaller ones."""
+    table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
+    name = next(name for name in table if name.startswith("aceso_small_gpt"))
+    small = {
+        "hidden_size": 16, "num_attention_heads": 4, "seq_length": 8, "global_batch_size": 6,
+        "max_position_embeddings": 8,
+    }  # fmt: skip
+    made = read_plan(json.dumps(json.loads(table[name]) | small), name)
+    spec = spec_of(made, tmp_path, model=replace(MODEL, layers=24), steps=5)
+    assert_equals(trained(spec, tmp_path / "runs" / "run"), judged(spec), NEAR["fp32"])
+
+
+def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):
+    """A plan to another one to plain training: each goes on as one process would. Evaluations are
+    one process's, too."""
+    one = plan([(1, 6, some()), (1, END, even())])
+    other = plan([(2, END, turns(1, 2))], micro=6)
+    ends, runs = (2, 4, 6), tmp_path / "runs"
+    of = {"steps": 6, "eval_every": 3, "eval_samples": 8}
+    whole = spec_of(one, tmp_path, **of).with_(method="plain", ranks=1)
+    wanted = plain_method.train(whole, Silent(), runs / "whole")
+    found, before = None, ""
+    for number, made in enumerate((one, other, None)):
+        spec = spec_of(made, tmp_path / str(number), **of) if made else whole
+        spec = spec.with_(steps=ends[number], lr_decay_steps=6, save_every=2, start_from=before)
+        method = aceso if made else plain_method
+        before = str(runs / str(number))
+        found = method.train(spec, Silent(), Path(before))
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
+    told, theirs = (
+        {one["step"]: one["loss"] for one in each.evaluations} for each in (found, wanted)
+    )
+    assert [told[step] for step in theirs] == pytest.approx([*theirs.values()], rel=1e-5)
+
+
+def test_a_process_that_is_killed_is_named_and_the_store_is_whole(ranks, tmp_path):
+    """While others wait for it in a collective."""
+    before, made = children(), plan([(2, END, even(2))])
+    spec = spec_of(made, tmp_path, steps=400, save_every=2)
+    folder = tmp_path / "runs" / "run"
+    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
+        aceso.train(spec, Disturbing(4, lambda: kill(1)), folder)
+    assert children() <= before
+    assert next(checkpoint.whole(folder / "checkpoints")).manifest.next_step >= 4
+
+
+@pytest.mark.parametrize(
+    ("ranks_given", "change", "told"),
+    [
+        (2, {}, "ranks is 2; the plan is for 3 devices: give --ranks 3"),
+        (3, {"num_attention_heads": 3, "hidden_size": 16}, "tp of operator 0 of stage 1 is 2"),
+        (3, {"hidden_size": 18}, "hidden_size is 18; 4 heads must divide it"),
+        (3, {"num_layers": 3}, "adds up to 29; gpt of 3 layers has 42 operators"),
+        (3, None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_plan_that_cannot_be_trained_is_refused(ranks_given, change, told, tmp_path):
+    """In one sentence, and nothing is written."""
+    made: Plan = plan([(1, 6, some()), (2, END, even(2))])
+    spec = spec_of(made, tmp_path, ranks=ranks_given)
+    if change is None:
+        (tmp_path / "plan.json").unlink()
+    else:
+        (tmp_path / "plan.json").write_text(json.dumps(made.to_dict() | change))
+    with pytest.raises(ValueError, match=told) as refused:
+        spec.options.settled(spec, tmp_path / "results")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_plan_says_the_model_and_its_digest_the_run(tmp_path):
+    """Whichever file it is in, and where it lies."""
+    made, results = plan([(1, 6, some()), (1, END, even())], batch=12), tmp_path / "results"
+    spec = spec_of(made, tmp_path / "a", model=replace(MODEL, layers=7), batch=3)
+    again = spec_of(made, tmp_path / "b")
+    other = spec_of(plan([(1, 7, some()), (1, END, even())]), tmp_path / "c")
+    found = [each.with_(**each.options.settled(each, results)) for each in (spec, again, other)]
+    assert (found[0].model, found[0].batch, found[0].microbatches) == (MODEL, 12, 3)
+    assert found[0].key() == found[1].key() != found[2].key()
+    assert found[0].options.settled(found[0], results)["plan"] == found[0].options.plan

@@ -1,0 +1,82 @@
+"""Options of Aceso: the plan that is trained."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from workbench.core.model_spec import GPT_FAMILY, ModelSpec
+from workbench.core.options import Options as Common
+from workbench.core.paths import user_path
+from workbench.core.spec import RunSpec
+from workbench.methods.aceso.plan import Plan, load_plan
+
+PLANS = "plans"
+"""Folder, among results, of plans that were trained, each under its digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """Aceso's options."""
+
+    plan: str = ""
+    """File of the plan, as the search writes it; the model's sizes and the batch are the plan's. A
+    plan that was trained is kept among the results, under its digest."""
+    fused: bool = True
+    """Whether attention, from scores to context, is one call where the plan divides all of it
+    alike."""
+
+    uneven: ClassVar[bool] = True
+
+    def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
+        """The plan's digest, its model and batch. Keeps the plan."""
+        if not self.plan:
+            raise ValueError("plan is missing; give the file of a plan: --plan FILE")
+        plan = plan_of(self.plan, results)
+        check(plan, spec.ranks)
+        text = plan.to_json()
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        kept = results / PLANS / f"{digest}.json"
+        if not kept.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(text)
+        return {
+            "plan": digest, "model": model_of(plan, spec.model), "batch": plan.subject.batch,
+            "microbatches": -(-plan.subject.batch // plan.micro),
+        }  # fmt: skip
+
+
+def plan_of(named: str, results: Path) -> Plan:
+    """The plan of a digest among results, or of a file. Raises ValueError."""
+    kept = results / PLANS / f"{named}.json"
+    path = kept if kept.is_file() else user_path(named)
+    return load_plan(path)
+
+
+def check(plan: Plan, ranks: int) -> None:
+    """Raise ValueError for a plan that so many ranks do not train."""
+    if plan.subject.model != GPT_FAMILY:
+        raise ValueError(
+            f"the plan is of {plan.subject.model}; plans of {GPT_FAMILY} alone are trained here yet"
+        )
+    if plan.gpus != ranks:
+        raise ValueError(
+            f"ranks is {ranks}; the plan is for {plan.gpus} devices: give --ranks {plan.gpus}"
+        )
+    shape = dict(plan.subject.shape)
+    if shape["hidden_size"] % shape["num_attention_heads"]:
+        raise ValueError(
+            f"hidden_size is {shape['hidden_size']}; {shape['num_attention_heads']} heads must "
+            "divide it"
+        )
+
+
+def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
+    """The plan's model; vocabulary, dropout and ties are the spec's."""
+    shape = dict(plan.subject.shape)
+    return replace(
+        spec, family=GPT_FAMILY, layers=plan.subject.layers, hidden=shape["hidden_size"],
+        heads=shape["num_attention_heads"], seq=shape["seq_length"],
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""The tensors that cross a boundary between stages, and how they lie on both sides of it.
+
+On the wire each element is once: the columns of a grid that hold replicas send a share each, and
+the columns that want replicas get a share each, and gather the rest among themselves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from workbench.core.model_spec import ModelSpec
+from workbench.model.operators.operator import Extra, OperatorList
+from workbench.model.operators.places import HANDS_ON, Form, Place
+from workbench.runtime.transport.boxes import Move, Spread, moves
+
+MAIN = "main"
+"""Name of the tensor that goes from each operator to the next."""
+
+
+class Setting(Protocol):
+    """What a plan says of an operator."""
+
+    tp: int
+    dp: int
+    algo: int
+    """Its partition dimension, 0 or 1."""
+    recompute: bool
+
+
+class Crossing(NamedTuple):
+    """A tensor that crosses a boundary."""
+
+    name: str
+    form: Form
+    front: Spread
+    """As the stage in front sends it."""
+    behind: Spread
+    """As the stage behind receives it."""
+
+    def shape(self, samples: int) -> tuple[int, ...]:
+        """Shape of a micro-batch's."""
+        return self.form.shape(samples)
+
+    def moves(self, samples: int) -> list[Move]:
+        """The pieces of a micro-batch, from the processes in front to those behind."""
+        shape = self.shape(samples)
+        have, need = (
+            [each.box(shape, process) for process in range(each.processes)]
+            for each in (self.front, self.behind)
+        )
+        return moves(have, need)
+
+
+def made_extras(operators: OperatorList) -> list[Extra]:
+    """Extra tensors that there are when operators run."""
+    return [e for e in operators.extras if operators.operators[e.made_by].kind in HANDS_ON]
+
+
+def crossings(
+    operators: OperatorList, places: list[Place], spec: ModelSpec, boundary: int, front: Setting,
+    behind: Setting,
+) -> list[Crossing]:  # fmt: skip
+    """What crosses the boundary before operator `boundary`, whose setting is `behind`."""
+
+    def wire(form: Form, setting: Setting, sharded: bool) -> Spread:
+        shard = form.shard if sharded else None
+        return Spread(setting.tp, setting.dp, shard).once(1 + len(form.tail))
+
+    main, every = places[boundary - 1].form(spec), operators.operators
+    out = every[boundary - 1].layouts[front.algo][1].shard is not None
+    into = every[boundary].layouts[behind.algo][0].shard is not None
+    found = [Crossing(MAIN, main, wire(main, front, out), wire(main, behind, into))]
+    alive = {extra.name for extra in operators.alive(boundary)}
+    for extra in made_extras(operators):
+        if extra.name in alive:
+            form = HANDS_ON[every[extra.made_by].kind](spec)
+            ends = wire(form, front, sharded=False), wire(form, behind, sharded=False)
+            found.append(Crossing(extra.name, form, *ends))
+    return found

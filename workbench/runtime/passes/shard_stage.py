@@ -1,0 +1,267 @@
+"""Consecutive operators of a model as a stage, each divided over the stage's processes by itself.
+
+A tensor between operators lies as the one before made it; the one that reads it says how it needs
+it, and whatever is between is an exchange that autograd differentiates. So stages are cut anywhere,
+also inside attention, a residual passes as many stages as it must, and tp, dp and the partition
+dimension change where the plan says so. Operators that a plan recomputes are computed again in
+segments, which end where a layer starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from workbench.core.division import even_share
+from workbench.model.base import LayeredModel
+from workbench.model.operators.modules import MODULES, Attention, Rows, Sharded, of_unit
+from workbench.model.operators.operator import OperatorList
+from workbench.model.operators.places import FUSED, HANDS_ON, Form, Place, fuses
+from workbench.runtime.passes.bundle import Bundle
+from workbench.runtime.passes.shard_ends import MAIN, Crossing, Setting, made_extras
+from workbench.runtime.passes.unit_stage import UnitRows
+from workbench.runtime.transport.boxes import Spread, sizes
+from workbench.runtime.transport.collectives import spread
+from workbench.runtime.transport.group_transport import Form as MessageForm
+from workbench.runtime.transport.stage_groups import StageGroups
+
+
+class Held(NamedTuple):
+    """A tensor inside the stage."""
+
+    tensor: Tensor | None
+    form: Form
+    spread: Spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One module of the stage."""
+
+    module: Sharded
+    setting: Setting
+    takes: Spread | None
+    gives: Spread
+    form: Form
+    reads: Mapping[str, Spread]
+    """Extra tensors, as it needs them."""
+    makes: tuple[str, Form] | None
+    """An extra tensor that it hands on."""
+    ends: tuple[str, ...]
+    """Extra tensors that nobody reads after it."""
+    segment: int
+    """Number of the segment that is computed again with it; -1 for none."""
+
+
+class ShardStage:
+    """A `StageModule` (stage_passes.py). Weights are fp32; with a `dtype` of 16 bits passes are in
+    mixed precision, and tensors between stages are of it."""
+
+    def __init__(
+        self, operators: OperatorList, places: Sequence[Place], model: LayeredModel, *,
+        first: int, settings: Sequence[Setting], came: Sequence[Crossing],
+        goes: Sequence[Crossing], groups: StageGroups, device: torch.device, dtype: torch.dtype,
+        fused: bool = True,
+    ) -> None:  # fmt: skip
+        """Operators from the `first` on, one a setting. `came` and `goes` cross the stage's ends.
+        `fused`: attention is one call where all of it is divided alike."""
+        self.model, self.device, self.dtype = model, device, dtype
+        self.first, self.last = first == 0, first + len(settings) == len(operators)
+        self._list, self._places, self._groups = operators, places, groups
+        self._came, self._goes = came, goes
+        self.calls = [*self._calls(first, settings, fused)]
+        self._steps: dict[int, Sequence[UnitRows]] = {}
+
+    # -- weights --------------------------------------------------------------------------------
+
+    def draw(self, seed: int, dtype: torch.dtype) -> None:
+        """Make the shards from the initial weights of the whole model, a unit at a time."""
+        tied = self.model.tied()
+
+        @lru_cache(maxsize=2)
+        def built(unit: int) -> nn.Module:
+            return self.model.build(unit, seed=seed)
+
+        for call in self.calls:
+            place = call.module.place
+
+            def whole(name: str, place: Place = place) -> Tensor:
+                own = place.unit, self.local(place, name)
+                unit, local = tied.get(own, own)
+                return built(unit).get_parameter(local).detach().to(dtype)
+
+            call.module.take(whole, self.device)
+
+    @staticmethod
+    def local(place: Place, name: str) -> str:
+        """Name of a parameter in its unit."""
+        return f"{place.path}.{name}" if place.path else name
+
+    def parameters(self) -> Iterator[tuple[Call, str, tuple[int, str], nn.Parameter]]:
+        """Call, name in its submodule, (unit, name there), and shard of each parameter."""
+        for call in self.calls:
+            place = call.module.place
+            for name, own in call.module.owned().items():
+                yield call, name, (place.unit, self.local(place, name)), own
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def came(self, samples: int) -> list[MessageForm]:
+        """Tensors from the stage before: this process's boxes."""
+        return self._forms([(each.form, each.behind) for each in self._came], samples)
+
+    def goes(self, samples: int) -> list[MessageForm]:
+        """Tensors for the stage behind: this process's boxes."""
+        return self._forms([(each.form, each.front) for each in self._goes], samples)
+
+    def _forms(self, ends: Sequence[tuple[Form, Spread]], samples: int) -> list[MessageForm]:
+        process = self._groups.process
+        return [
+            (sizes(where.box(form.shape(samples), process)), self.dtype, True)
+            for form, where in ends
+        ]
+
+    # -- passes ---------------------------------------------------------------------------------
+
+    def begin(self, step: int, rows: Sequence[UnitRows]) -> None:
+        """Before a step: each of its micro-batches, whole."""
+        self._steps[step] = rows
+
+    def end(self, step: int) -> None:
+        """Let go of a step's rows."""
+        del self._steps[step]
+
+    def run(self, came: Bundle, micro: int, step: int) -> Bundle:
+        """A pass over a micro-batch of a step. Returns tensors for the stage behind, or this
+        process's part of the mean loss, a scalar."""
+        rows = self._steps[step][micro]
+        held = {
+            each.name: Held(tensor, each.form, each.behind)
+            for each, tensor in zip(self._came, came, strict=True)
+        }
+        with self._autocast():
+            for number, calls in groupby(self.calls, lambda call: call.segment):
+                held = self._pass([*calls], held, rows, again=number >= 0)
+        if self.last:
+            return (held[MAIN].tensor,)
+        samples = len(rows.ctx.samples)
+        return tuple(
+            self._needed(held[each.name], each.front, samples).to(self.dtype) for each in self._goes
+        )
+
+    def _pass(
+        self, calls: Sequence[Call], held: dict[str, Held], rows: UnitRows, *, again: bool
+    ) -> dict[str, Held]:
+        """Calls of one segment, with checkpoints of its inputs where it is computed `again`."""
+        if not (again and torch.is_grad_enabled()):
+            for call in calls:
+                self._call(call, held, rows)
+            return held
+        came = {name: each._replace(tensor=None) for name, each in held.items()}
+        made: dict[str, Held] = {}  # without tensors, too: autograd keeps this function
+
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            inner = _with(came, tensors)
+            for call in calls:
+                self._call(call, inner, rows)
+            made.update({name: each._replace(tensor=None) for name, each in inner.items()})
+            return tuple(each.tensor for each in inner.values())
+
+        tensors = (each.tensor for each in held.values())
+        out = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
+        return _with(made, out)
+
+    def _call(self, call: Call, held: dict[str, Held], rows: UnitRows) -> None:
+        """One module: what it needs as it needs it, and what it leaves."""
+        samples, own = len(rows.ctx.samples), self._rows(call, rows)
+        x = None
+        if call.takes is not None:
+            x = self._needed(held[MAIN], call.takes, samples)
+        read = [self._needed(held[name], each, samples) for name, each in call.reads.items()]
+        made = call.module(x, own, *read)
+        made, extra = made if isinstance(made, tuple) else (made, x)
+        for name in call.ends:
+            held.pop(name, None)
+        if call.makes is not None:
+            name, form = call.makes
+            whole = call.takes if extra is x else call.gives
+            held[name] = Held(extra, form, _of(form, call.setting, whole.shard is not None))
+        held[MAIN] = Held(made, call.form, call.gives)
+
+    def _rows(self, call: Call, rows: UnitRows) -> Rows:
+        setting, whole = call.setting, len(rows.ctx.samples)
+        first, end = even_share(whole, self._groups.process // setting.tp, setting.dp)
+        ctx = of_unit(rows.ctx, call.module.place.unit, first, end)
+        return Rows(rows.inputs[first:end], rows.targets[first:end], ctx, whole)
+
+    def _needed(self, held: Held, need: Spread, samples: int) -> Tensor:
+        shape, groups = held.form.shape(samples), self._groups
+        return spread(held.tensor, held.spread, need, shape, groups.process, groups.all)
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.dtype.itemsize > 2:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    # -- structure ------------------------------------------------------------------------------
+
+    def _calls(self, first: int, settings: Sequence[Setting], fused: bool) -> Iterator[Call]:
+        at, segment, before = 0, -1, False
+        while at < len(settings):
+            count = len(FUSED) if fused and self._alike(first + at, settings[at:]) else 1
+            setting, here = settings[at], range(first + at, first + at + count)
+            starts = self._list.operators[here.start].starts_layer
+            if setting.recompute and (starts or not before):
+                segment += 1
+            before = setting.recompute
+            yield self._made(here, setting, segment if before else -1 - at)
+            at += count
+
+    def _alike(self, first: int, settings: Sequence[Setting]) -> bool:
+        """Whether the next operators are those that one call computes, and divided alike."""
+        count = len(FUSED)
+        if not fuses(self._list.operators[first : first + count]) or len(settings) < count:
+            return False
+        same = [(each.tp, each.dp, each.recompute) for each in settings[:count]]
+        return len({*same}) == 1
+
+    def _made(self, here: range, setting: Setting, segment: int) -> Call:
+        spec, every = self.model.spec, self._list.operators
+        build: type[Sharded] = Attention if len(here) > 1 else MODULES[every[here.start].kind]
+
+        def sharded(at: int, side: int) -> bool:
+            return every[at].layouts[setting.algo][side].shard is not None
+
+        extras = {e: HANDS_ON[every[e.made_by].kind](spec) for e in made_extras(self._list)}
+        made = [(e.name, form) for e, form in extras.items() if e.made_by in here]
+        into, out = sharded(here.start, 0), sharded(here.stop - 1, 1)
+        form = self._places[here.stop - 1].form(spec)
+        before = self._places[here.start - 1].form(spec) if here.start else None
+        columns = self._groups.columns(setting.tp)
+        return Call(
+            module=build(spec, self._places[here.start], columns, sharded=into), setting=setting,
+            takes=None if before is None else _of(before, setting, into),
+            gives=_of(form, setting, out), form=form, makes=made[0] if made else None,
+            reads={
+                e.name: _of(form, setting, sharded(at, 0))
+                for e, form in extras.items() for at in e.read_by if at in here
+            },
+            ends=tuple(e.name for e in extras if e.read_by[-1] in here), segment=segment,
+        )  # fmt: skip
+
+
+def _with(held: Mapping[str, Held], tensors: Sequence[Tensor]) -> dict[str, Held]:
+    pairs = zip(held.items(), tensors, strict=True)
+    return {name: each._replace(tensor=tensor) for (name, each), tensor in pairs}
+
+
+def _of(form: Form, setting: Setting, sharded: bool) -> Spread:
+    return Spread(setting.tp, setting.dp, form.shard if sharded else None)

@@ -1,0 +1,114 @@
+"""Weights and moments of shards in checkpoints that lie by unit, whole: any method goes on from
+them, and so does another plan.
+
+To write, all processes give their boxes of each parameter to the one that writes its unit, a
+parameter at a time. To read, each takes its boxes of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workbench.runtime.checkpoint.checkpoint import (
+    KINDS,
+    check_fits,
+    file_of,
+    tensors_of,
+    write_unit,
+)
+from workbench.runtime.checkpoint.manifest import Saved
+from workbench.runtime.checkpoint.together import Together
+from workbench.runtime.transport.boxes import moves, within
+from workbench.runtime.transport.collectives import exchange
+from workbench.runtime.transport.stage_groups import StageGroups
+from workbench.runtime.updates.shard_weights import Part, ShardWeights
+
+
+class ShardStates:
+    """Has the shards of one process. A `Holder`."""
+
+    def __init__(
+        self, weights: ShardWeights, parts: Sequence[Part], optimizer: Optimizer,
+        groups: StageGroups, everybody: dist.ProcessGroup, names: dict[tuple[int, str], str],
+    ) -> None:  # fmt: skip
+        """`parts` are all the model's, `names` those of their owners; `everybody` is gloo's."""
+        self._weights, self._optimizer, self._groups = weights, optimizer, groups
+        self._parts, self._everybody, self._names = parts, everybody, names
+
+    @torch.no_grad()
+    def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
+        """As `Holder.write`."""
+        ranks, me = range(dist.get_world_size()), dist.get_rank()
+        nothing = torch.empty(0, dtype=self._weights.gradients.dtype)
+        own = sorted((p for p in self._parts if p.key == p.owner), key=lambda part: part.key[0])
+        for unit, parts in groupby(own, lambda part: part.key[0]):
+            tensors, writer = [], None
+            for part in parts:
+                if writer is None:
+                    writer = self._groups.ranks(part.stage)[0]
+                have = part.boxes(self._groups, ranks)
+                whole = tuple((0, size) for size in part.shape)
+                need = [whole if rank == writer else None for rank in ranks]
+                moved = moves(have, need)
+                for kind in kinds:
+                    mine = self._viewed(part, kind) if have[me] is not None else nothing
+                    came = exchange(mine, have[me], need[me], moved, me, self._everybody)
+                    if me == writer:
+                        named = f"{kind}/{part.name}"
+                        tensors.append((named, _flat(came, part)))
+            if me == writer:
+                write_unit(folder, unit, tensors)
+
+    @torch.no_grad()
+    def restore(self, saved: Saved) -> None:
+        """As `Holder.restore`."""
+        found: dict[str, Tensor] = {}
+        units = {part.owner[0] for part in self._weights.parts}
+        found = tensors_of(saved, [file_of(unit) for unit in sorted(units)])
+        done = float(saved.manifest.updates_done)
+        for part in self._weights.parts:
+            shard, name, state = self._weights.shards[part.key], self._names[part.owner], {}
+            at = within(part.box(self._groups.process), tuple((0, n) for n in part.shape))
+            for kind in KINDS:
+                label = f"{kind}/{name}"
+                whole = found.get(label)
+                like = torch.empty(part.shape, device="meta")
+                check_fits(saved.path, label, whole, _flat(like, part))
+                state[kind] = part.shard.view(whole)[at].reshape(shard.shape).to(shard.device)
+            shard.copy_(state.pop(KINDS[0]))
+            group = self._optimizer.param_groups[0]
+            there = shard.device if group.get("fused") or group.get("capturable") else "cpu"
+            self._optimizer.state[shard] = {
+                "step": torch.tensor(done, device=there),
+                **{kind: each.clone() for kind, each in state.items()},
+            }
+
+    def _viewed(self, part: Part, kind: str) -> Tensor:
+        """This process's shard of a weight or moment, on the host."""
+        shard = self._weights.shards[part.key]
+        if kind == KINDS[0]:
+            value = shard.detach()
+        else:
+            value = self._optimizer.state.get(shard, {}).get(kind, torch.zeros_like(shard))
+        return part.shard.view(value.cpu())
+
+
+def _flat(whole: Tensor, part: Part) -> Tensor:
+    """A whole parameter in its own shape."""
+    shard = part.shard
+    return whole if shard.blocks == 1 else whole.flatten(shard.dim, shard.split)
+
+
+class ShardStatesTogether(Together, ShardStates):
+    """Asked for as one, by the process `lead`."""
+
+    def __init__(self, *args, over: dist.ProcessGroup, lead: int) -> None:
+        super().__init__(*args)
+        self.over, self.lead = over, lead

@@ -1,0 +1,184 @@
+"""Weights of a stage whose operators are divided each by itself: gradients, sums, ties and norm.
+
+Gradients lie in one flat tensor, sorted by the grids of operators, so that one sum over replicas
+serves all of a grid. In the norm each shard counts once, and each replica once. A weight that two
+operators share is there twice; each side adds the rows of the other's gradient that it has itself,
+however differently the two are divided, so both make equal updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from workbench.model.base import LayeredModel
+from workbench.model.operators.modules import MODULES
+from workbench.model.operators.operator import OperatorList
+from workbench.model.operators.places import Place
+from workbench.model.operators.shards import Shard
+from workbench.runtime.passes.shard_ends import Setting
+from workbench.runtime.passes.shard_stage import ShardStage
+from workbench.runtime.transport.boxes import Box, Move, Shape, Spread, moves
+from workbench.runtime.transport.collectives import Columns, Group, exchange
+from workbench.runtime.transport.stage_groups import StageGroups
+
+Key = tuple[int, str]
+"""Unit, and name in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A parameter of the model, and where its shards are."""
+
+    key: Key
+    owner: Key
+    """Its own, or that of the parameter whose copy it is."""
+    name: str
+    """In the whole model."""
+    shape: Shape
+    """Of the whole parameter, blocks in a dimension of their own."""
+    shard: Shard
+    stage: int
+    spread: Spread
+    """Over the processes of the stage; dimension 0 is no batch."""
+
+    def box(self, process: int) -> Box:
+        """The shard of a process of the stage."""
+        alone = Spread(self.spread.tp, 1, self.spread.shard)
+        return alone.box(self.shape, process % self.spread.tp)
+
+    def boxes(self, groups: StageGroups, ranks: Sequence[int]) -> list[Box | None]:
+        """The shards of some processes of the world; None where there is none."""
+        own = groups.ranks(self.stage)
+        return [self.box(rank - own[0]) if rank in own else None for rank in ranks]
+
+
+def parts_of(
+    operators: OperatorList, places: Sequence[Place], model: LayeredModel,
+    stages: Sequence[Sequence[Setting]],
+) -> list[Part]:  # fmt: skip
+    """All parameters of a model, in the order of its operators."""
+    found, tied = [], model.tied()
+    settings = [(stage, each) for stage, own in enumerate(stages) for each in own]
+    for (stage, setting), operator, place in zip(
+        settings, operators.operators, places, strict=True
+    ):
+        sharded = operator.layouts[setting.algo][0].shard is not None
+        module = MODULES[operator.kind](model.spec, place, Columns(None), sharded=sharded)
+        for name, shard in module.shards.items():
+            key = place.unit, ShardStage.local(place, name)
+            owner = tied.get(key, key)
+            whole = torch.empty(model.shapes(owner[0])[owner[1]], device="meta")
+            spread = Spread(setting.tp, setting.dp, shard.split)
+            found.append(
+                Part(
+                    key=key, owner=owner, name=model.state_name(*key), stage=stage, shard=shard,
+                    shape=tuple(shard.view(whole).shape), spread=spread,
+                )
+            )  # fmt: skip
+    return found
+
+
+class ShardWeights:
+    """Weights of one process, their gradients, and what it does with these at the end of a step."""
+
+    def __init__(
+        self, stage: ShardStage, parts: Sequence[Part], groups: StageGroups,
+        new: Callable[[Sequence[int]], Group], gradients: Callable[[int], Tensor],
+    ) -> None:  # fmt: skip
+        """`parts` are all the model's; `new` makes a group, with all processes of the world, and
+        `gradients` zeros for so many elements."""
+        of = {key: own for _, _, key, own in stage.parameters()}
+        self.parts = sorted(
+            (part for part in parts if part.key in of), key=lambda part: part.spread.tp
+        )
+        self.shards: dict[Key, nn.Parameter] = {part.key: of[part.key] for part in self.parts}
+        sizes = [own.numel() for own in self.shards.values()]
+        self.gradients = gradients(sum(sizes))  # [elements of all shards here]
+        for own, view in zip(self.shards.values(), self.gradients.split(sizes), strict=True):
+            own.grad = view.view(own.shape)
+        self._sums: list[tuple[Tensor, Group]] = []
+        at = 0
+        for tp, same in groupby(self.parts, lambda part: part.spread.tp):
+            size = sum(self.shards[part.key].numel() for part in same)
+            self._sums.append((self.gradients[at : at + size], groups.replicas(tp)))
+            at += size
+        process = groups.process
+        self._counted = [
+            self.shards[part.key].grad
+            for part in self.parts
+            if process < part.spread.tp  # of its replicas the first row's
+            and (process == 0 or part.spread.shard is not None)
+            and part.key == part.owner
+        ]
+        self._ties = [*self._tied(parts, groups, new)]
+
+    @property
+    def named(self) -> dict[str, nn.Parameter]:
+        """Shards by the parameters' names in the whole model."""
+        return {part.name: self.shards[part.key] for part in self.parts}
+
+    def add_up(self) -> None:
+        """Make gradients those of all samples, and of all copies of a weight."""
+        for flat, replicas in self._sums:
+            if replicas is not None:
+                dist.all_reduce(flat, group=replicas)
+        for tie in self._ties:
+            tie.add_up()
+
+    @property
+    def counted(self) -> list[Tensor]:
+        """Gradients that count in the norm here: of all processes together, each element once."""
+        return self._counted
+
+    def _tied(self, parts: Sequence[Part], groups: StageGroups, new: Callable):
+        of = {part.key: part for part in parts}
+        for copy in parts:
+            if copy.key == copy.owner:
+                continue
+            owner = of[copy.owner]
+            pair = sorted({owner.stage, copy.stage})
+            ranks = [rank for stage in pair for rank in groups.ranks(stage)]
+            group = new(ranks) if len(ranks) > 1 else None
+            me = groups.starts[groups.stage] + groups.process
+            if me in ranks:
+                mine = [
+                    self.shards[part.key].grad if part.stage == groups.stage else None
+                    for part in (owner, copy)
+                ]
+                both = [part.boxes(groups, ranks) for part in (owner, copy)]
+                yield ShardTie(*mine, *both, ranks.index(me), group)
+
+
+class ShardTie:
+    """A weight of which some processes have shards of one copy, and some of another."""
+
+    def __init__(
+        self, one: Tensor | None, other: Tensor | None, ones: list[Box | None],
+        others: list[Box | None], process: int, group: Group,
+    ) -> None:  # fmt: skip
+        """Gradients of both copies here, boxes of all processes of the group, and the number of
+        this process in it."""
+        self._held, self._boxes = (one, other), (ones[process], others[process])
+        self._moves = moves(others, ones), moves(ones, others)
+        self._process, self._group = process, group
+
+    def add_up(self) -> None:
+        """Add to each copy's gradient the other one's."""
+        came = [self._exchanged(side) for side in (0, 1)]
+        for own, each in zip(self._held, came, strict=True):
+            if own is not None:
+                own.add_(each.view(own.shape))
+
+    def _exchanged(self, side: int) -> Tensor:
+        """The other side's gradient where this process has its own."""
+        here, there = self._held[side], self._held[1 - side]
+        give = there if there is not None else here.new_empty(0)
+        have, need = self._boxes[1 - side], self._boxes[side]
+        moved: list[Move] = self._moves[side]
+        return exchange(give, have, need, moved, self._process, self._group)
