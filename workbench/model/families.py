@@ -43,7 +43,6 @@ from workbench.core.model_spec import (
     WIDE_RESNET,
     ModelSpec,
 )
-from workbench.core.named_models import bottlenecks_of, groups_of
 from workbench.core.paths import user_path
 from workbench.model import (
     bert,
@@ -66,6 +65,7 @@ from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
+from workbench.model.named import bottlenecks_of, groups_of
 from workbench.model.pairs import holds_out as pairs_held_out
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures

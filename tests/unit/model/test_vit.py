@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import NAMED
 from workbench.model import make_model, units_of
+from workbench.model.named import NAMED
 from workbench.model.vit import NORM_EPS, Vit, VitShape
 from workbench.runs.overrides import make_spec
 
