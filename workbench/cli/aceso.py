@@ -20,6 +20,8 @@ from workbench.core.files import replacing
 from workbench.core.paths import user_path
 from workbench.methods.aceso.ask import Ask, check_plan
 from workbench.methods.aceso.plan import load_plan, subject_of
+from workbench.methods.aceso.exact import least_time
+from workbench.methods.aceso.ours import search_ours
 from workbench.methods.aceso.search import Effort, Found
 from workbench.methods.aceso.searches import Outcome, file_name, search
 from workbench.methods.aceso.show import cost_dict, cost_lines, search_lines
@@ -44,6 +46,7 @@ GONE = {
     "no-multi-process": "one process searches all numbers of stages",
 }
 """Flag of the published search -> why there is none."""
+SEARCHES = {"faithful": search, "ours": search_ours}
 INTERRUPTED = 130
 
 
@@ -92,7 +95,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--mode", choices=("faithful",), default="faithful", help="the search (default faithful)")
+    add(
+        "--mode",
+        choices=tuple(SEARCHES),
+        default="faithful",
+        help="faithful: the published search (default); ours: better plans, recomputed freely",
+    )
     add("--max-num-hops", type=int, default=Effort.hops, metavar="H",
         help=f"moves in a row (default {Effort.hops})")  # fmt: skip
     add("--max-num-trials", type=int, default=Effort.trials, metavar="T",
@@ -110,7 +118,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="change tp, dp, partition inside stages, too (default 1 for resnet)")  # fmt: skip
     add("--peak-mem-in-backward", type=float, default=0, metavar="MB",
         help="memory that recomputation leaves free (default 0)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="nothing is drawn in faithful mode")
+    add("--seed", type=int, default=0, metavar="N", help="of draws; no search makes any")
     folder = REPOSITORY_RESULTS / "aceso" / "plans"
     add("--config-save-path", type=Path, default=folder, metavar="DIR", help="folder of plans")
     add(
@@ -174,14 +182,15 @@ def _search(given: argparse.Namespace) -> int:
                              f"{first.subject.batch}; it must be of {ask.subject.name} with "
                              f"{ask.subject.batch}")  # fmt: skip
     counts, outcome = ask.stages(given.start_num_stages, given.end_num_stages), None
-    outcome = Outcome(space=ask.space())
+    space = ask.space()
+    outcome = Outcome(space=space, bound=least_time(space))
     if first is not None:
         check_plan(first, outcome.space.costs, ask.cluster)
     effort = Effort(hops=given.max_num_hops, trials=given.max_num_trials,
                     plans=given.max_num_plans, seconds=given.time_budget_total)  # fmt: skip
     tunes = given.finetune_after_trial
     try:
-        search(
+        SEARCHES[given.mode](
             outcome, counts, effort, wide=given.init_dim, first=first, watch=_Progress(),
             start=given.initial_point if first is None else STARTS[0],
             finetunes=ask.subject.model == "resnet" if tunes is None else bool(tunes),
@@ -222,7 +231,11 @@ def tell(outcome: Outcome, given: argparse.Namespace) -> int:
         told: dict[str, Any] = outcome.to_dict()
         print(json.dumps({**told, "plan": str(files[0]) if files else None}, indent=1))
         return code
-    print("\n".join([*search_lines(outcome), *cost_lines(*best)]))
+    lines = [*search_lines(outcome), *cost_lines(*best)]
+    if outcome.fits and outcome.bound:
+        lines.append(f"no plan is under {outcome.bound:,.2f} ms, without recomputation and split "
+                     f"without loss: {best.cost.time / outcome.bound - 1:.1%} less")  # fmt: skip
+    print("\n".join(lines))
     for path in files:
         print(f"plan: {path}")
     return code

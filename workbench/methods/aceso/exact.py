@@ -78,7 +78,7 @@ class Uniform:
             excess = round((cost.memory - self.space.cluster.memory) * MB)
             again = 0
             if excess > 0:
-                again, _ = self._fronts(tp, dp).least(first, last, excess, behind + 1)
+                again, _ = self.fronts_of(tp, dp).least(first, last, excess, behind + 1)
             self.known[key] = float("inf") if again >= LONG else cost.time + again / NS_OF_MS
         return self.known[key]
 
@@ -88,7 +88,8 @@ class Uniform:
         self._told += new
         return new
 
-    def _fronts(self, tp: int, dp: int) -> Fronts:
+    def fronts_of(self, tp: int, dp: int) -> Fronts:
+        """Of operators that are all split so."""
         if (tp, dp) not in self.fronts:
             self.fronts[tp, dp] = Fronts.uniform(self.costs, self.micro // dp, tp)
         return self.fronts[tp, dp]
@@ -102,7 +103,7 @@ class Uniform:
         excess = round((cost.memory - self.space.cluster.memory) * MB)
         if excess <= 0:
             return stage
-        flags = self._fronts(tp, dp).flags(first, last, excess, behind + 1)
+        flags = self.fronts_of(tp, dp).flags(first, last, excess, behind + 1)
         return stage._replace(recompute=flags)
 
     def filled(self, gpus: tuple[int, ...], most: float) -> list[int] | None:

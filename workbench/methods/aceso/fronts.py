@@ -43,6 +43,9 @@ class Point(NamedTuple):
     """First and last operator of each, counted from the part's first one."""
 
 
+Choices = tuple[tuple[Point, ...], np.ndarray, np.ndarray]
+
+
 class Segment(NamedTuple):
     """Operators that are made again together."""
 
@@ -68,8 +71,10 @@ class Fronts:
         layer = max((int(self.sizes[a:b].sum()) for a, b in spans), default=0)
         self.unit = max(1, (layer or int(self.sizes.sum())) // UNITS)
         self.may = np.array([o.kind not in NEVER_AGAIN for o in self.operators.operators])
-        self._parts: dict[tuple[object, ...], tuple[Point, ...]] = {}
+        self._parts: dict[tuple[object, ...], Choices] = {}
         self._sums: dict[tuple[object, ...], np.ndarray] = {}
+        self._spans: dict[tuple[int, ...], np.ndarray] = {}
+        self._segments: dict[tuple[object, ...], list[Segment]] = {}
         self.limits = cache(self._limits)
 
     @classmethod
@@ -147,10 +152,9 @@ class Fronts:
         sums = self._sum(parts[1:-1], limit)
         saved, times = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         for part in ends:
-            points = self.front(*part, limit, opens=opens and part == parts[0])
-            more = np.array([p.saved for p in points]), np.array([p.time for p in points])
-            saved = np.add.outer(saved, more[0]).ravel()
-            times = np.add.outer(times, more[1]).ravel()
+            _, more, longer = self._choices(part, limit, opens=opens and part == parts[0])
+            saved = np.add.outer(saved, more).ravel()
+            times = np.add.outer(times, longer).ravel()
         need = np.maximum(units - saved, 0)
         known = need < len(sums)
         if not known.any():
@@ -159,6 +163,9 @@ class Fronts:
 
     def _sum(self, parts: list[tuple[int, int]], limit: int) -> np.ndarray:
         """Least time of whole layers by units to save."""
+        span = (limit, *(parts and (parts[0][0], parts[-1][1])))
+        if span in self._spans:
+            return self._spans[span]
         counts = Counter(self._key(*part) for part in parts)
         key = (limit, *sorted(counts.items()))
         if key not in self._sums:
@@ -175,24 +182,36 @@ class Fronts:
                                out=made[point.saved : end])  # fmt: skip
                 made = np.minimum.accumulate(made[::-1])[::-1]  # more may be saved than needed
             self._sums[key] = made
+        self._spans[span] = self._sums[key]
         return self._sums[key]
 
     def _key(self, first: int, last: int) -> tuple[object, ...]:
         return (self.rows[first:last].tobytes(),)
 
-    def front(
-        self, first: int, last: int, limit: int, *, opens: bool = False
-    ) -> tuple[Point, ...]:
+    def front(self, first: int, last: int, limit: int, *, opens: bool = False) -> tuple[Point, ...]:
         """Choices of a part that no other one beats, by bytes saved."""
+        return self._choices((first, last), limit, opens=opens)[0]
+
+    def _choices(self, part: tuple[int, int], limit: int, *, opens: bool) -> Choices:
+        """Points of a part, and the bytes and times of all."""
+        first, last = part
         # Else a segment would go on with the one before, and be larger than either.
         begin = 0 if opens or self.operators.operators[first].starts_layer else 1
         key = (limit, begin, *self._key(first, last))
         if key not in self._parts:
-            self._parts[key] = self._front(first, last, limit, begin)
+            points = self._front(first, last, limit, begin)
+            saved, times = (np.array([p[i] for p in points]) for i in (0, 1))
+            self._parts[key] = points, saved, times
         return self._parts[key]
 
     def _useful(self, first: int, last: int, begin: int) -> list[Segment]:
         """Segments of a part that no shorter one inside them beats."""
+        key = (begin, *self._key(first, last))
+        if key not in self._segments:
+            self._segments[key] = self._find_useful(first, last, begin)
+        return self._segments[key]
+
+    def _find_useful(self, first: int, last: int, begin: int) -> list[Segment]:
         count, found = last - first, []
         times, sizes, may = (each[first:last] for each in (self.times, self.sizes, self.may))
         for length in range(1, count):

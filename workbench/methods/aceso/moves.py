@@ -139,7 +139,10 @@ def handed_over(stages: Stages, place: int, count: int) -> Stages | None:
     if len(giver.tp) <= abs(count):
         return None
     if count > 0:
-        left, right = _joined(left, right.algo[:count], at_front=False), _cut(right, slice(count, None))
+        left, right = (
+            _joined(left, right.algo[:count], at_front=False),
+            _cut(right, slice(count, None)),
+        )
     else:
         left, right = _cut(left, slice(0, count)), _joined(right, left.algo[count:], at_front=True)
     return (*stages[:place], left, right, *stages[place + 2 :])

@@ -49,7 +49,8 @@ def search_ours(
             if rated is not None and finetunes:
                 _take(outcome, count, fine_tuned(space, rated), 0, watch)
         if (found := outcome.found.get(count)) is not None and clock() <= end:
-            refined, rated_stages = _refined(space, found.best, lambda: clock() > end)
+            alike = uniform[found.best.plan.micro]
+            refined, rated_stages = _refined(space, found.best, alike, lambda: clock() > end)
             _take(outcome, count, refined, rated_stages, watch)
     outcome.whole = True
     outcome.cpu_seconds = time.process_time() - begun
@@ -75,7 +76,9 @@ def _take(
             watch(count, found)
 
 
-def _refined(space: Space, rated: Rated, over: Callable[[], bool]) -> tuple[Rated, int]:
+def _refined(
+    space: Space, rated: Rated, alike: Uniform, over: Callable[[], bool]
+) -> tuple[Rated, int]:
     """The plan with free recomputation and shifted cuts, and how many plans were rated."""
     chosen: dict[tuple[Stage, int, int], Stage] = {}
     explored, micro = 0, rated.plan.micro
@@ -85,7 +88,7 @@ def _refined(space: Space, rated: Rated, over: Callable[[], bool]) -> tuple[Rate
         for index, stage in enumerate(stages):
             key = (stage, first, len(stages) - 1 - index)
             if key not in chosen:
-                chosen[key] = freed(space, *key[:2], micro, key[2])
+                chosen[key] = _freed(space, alike, *key)
             made.append(chosen[key])
             first += len(stage.tp)
         return space.rated(micro, tuple(made))
@@ -111,15 +114,18 @@ def _rank(space: Space, rated: Rated) -> tuple[bool, float]:
     return not space.fits(rated.cost), rated.cost.time
 
 
-def freed(space: Space, stage: Stage, first: int, micro: int, behind: int) -> Stage:
+def _freed(space: Space, alike: Uniform, stage: Stage, first: int, behind: int) -> Stage:
     """The stage with the better one of the published choice of recomputation and the free one."""
-    costs, limit = space.costs, space.cluster.memory
+    costs, limit, micro = space.costs, space.cluster.memory, alike.micro
     published = space.choose(stage, first, micro, behind)
     bare = stage._replace(recompute=bytes(len(stage.tp)))
     excess = round((costs.stage(bare, first, micro, behind=behind).memory - limit) * MB)
     if excess <= 0:
         return bare
-    fronts = Fronts.of_stage(costs, stage, first, micro)
+    if stage.uniform and not stage.algo[0]:
+        fronts = alike.fronts_of(stage.tp[0], stage.dp[0])
+    else:
+        fronts = Fronts.of_stage(costs, stage, first, micro)
     flags = fronts.flags(first, first + len(stage.tp), excess, behind + 1)
     free = stage._replace(recompute=flags)
 
