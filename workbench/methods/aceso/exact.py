@@ -43,22 +43,16 @@ class Uniform:
     def _cheap_cuts(self) -> np.ndarray:
         made, _ = self.costs.table(self.space.micros[0], 1, 0)
         sizes = made[OUTPUT, :-1]
-        layers = [i - 1 for i in self.costs.operators.layers if 0 < i]
+        layers = [i - 1 for i in self.costs.operators.layers if i > 0]
         least = max(1, int(np.median(sizes[layers])) if layers else int(np.median(sizes)))
         return np.append(np.flatnonzero(sizes <= LARGE * least) + 1, self.total)
 
     def _work(self) -> dict[tuple[int, int], np.ndarray]:
         """Running sums of milliseconds, by tp and dp."""
         found = {}
-        most = min(MOST_OF_STAGE, self.space.cluster.per_node)
-        sizes = [2**k for k in range(most.bit_length())]
-        for tp, dp in product(sizes, sizes):
-            samples = self.micro // dp
-            if tp * dp <= most and tp <= self.space.most_tp and self.micro % dp == 0 and (
-                samples in self.space.micros and (samples, tp, 0) in self.costs.database.rows
-            ):  # fmt: skip
-                _, sums = self.costs.table(samples, tp, 0)
-                found[tp, dp] = (sums[FORWARD] + sums[BACKWARD]) / NS_OF_MS
+        for tp, dp in splits(self.space, self.micro):
+            _, sums = self.costs.table(self.micro // dp, tp, 0)
+            found[tp, dp] = (sums[FORWARD] + sums[BACKWARD]) / NS_OF_MS
         return found
 
     def time(self, first: int, last: int, gpus: int, behind: int, most: float) -> float:
@@ -179,6 +173,18 @@ class Uniform:
             changed[place] += shift
             if changed[place - 1] < changed[place] < changed[place + 1]:
                 yield changed
+
+
+def splits(space: Space, micro: int) -> list[tuple[int, int]]:
+    """Pairs of tp and dp of a stage, whose samples are profiled."""
+    most = min(MOST_OF_STAGE, space.cluster.per_node)
+    sizes = [2**k for k in range(most.bit_length())]
+    return [
+        (tp, dp)
+        for tp, dp in product(sizes, sizes)
+        if tp * dp <= most and tp <= space.most_tp and micro % dp == 0
+        and micro // dp in space.micros and (micro // dp, tp, 0) in space.costs.database.rows
+    ]  # fmt: skip
 
 
 def dealings(space: Space, count: int) -> Iterator[tuple[int, ...]]:

@@ -39,7 +39,7 @@ def search_ours(
     outcome.whole = False
     uniform = {micro: Uniform(space, micro) for micro in reversed(space.micros)}
     for count in counts:
-        for (micro, made), gpus in product(uniform.items(), dealings(space, count)):
+        for made, gpus in product(uniform.values(), dealings(space, count)):
             if clock() > end:
                 break
             found = outcome.found.get(count)

@@ -156,5 +156,6 @@ def _list(
     return OperatorList(
         family=family, operators=tuple(operators), row_names=tuple(names),
         rows=tuple(names.index(each.name) for each in operators),
-        extras=extras, layers=tuple(layers), towers=towers, partitions=partitions, reshards=partitions == 2,
+        extras=extras, layers=tuple(layers), towers=towers, partitions=partitions,
+        reshards=partitions == 2,
     )  # fmt: skip
