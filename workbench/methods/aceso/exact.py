@@ -24,6 +24,9 @@ AHEAD = 8
 """Cuts beyond the last one that fits which are looked at, too: the next message may be smaller."""
 SHIFTS = (1, -1, 2, -2, 3, -3, 5, -5, 8, -8, 13, -13)
 """Operators by which a cut is shifted."""
+MOST_LAYERS = 128
+"""Of a model whose recomputation is chosen freely; deeper ones have the published choice, which
+takes no longer for more layers."""
 LARGE = 4
 """Times the smallest message of a layer, above which none is sent."""
 
@@ -37,6 +40,7 @@ class Uniform:
         self.fronts: dict[tuple[int, int], Fronts] = {}
         self.known: dict[tuple[int, int, int, int, int], float] = {}
         self._told = 0
+        self.free = len(self.costs.operators.layers) <= MOST_LAYERS
         self.cuts = self._cheap_cuts()
         self.work = self._work()
 
@@ -67,14 +71,22 @@ class Uniform:
         """Milliseconds of a stage of this tp and dp; infinite where it does not fit."""
         key = (first, last, tp, dp, behind)
         if key not in self.known:
-            stage = uniform(last - first, tp, dp)
-            cost = self.costs.stage(stage, first, self.micro, behind=behind)
-            excess = round((cost.memory - self.space.cluster.memory) * MB)
-            again = 0
-            if excess > 0:
-                again, _ = self.fronts_of(tp, dp).least(first, last, excess, behind + 1)
-            self.known[key] = float("inf") if again >= LONG else cost.time + again / NS_OF_MS
+            self.known[key] = self._shaped(uniform(last - first, tp, dp), first, last, behind)
         return self.known[key]
+
+    def _shaped(self, stage: Stage, first: int, last: int, behind: int) -> float:
+        limit = self.space.cluster.memory
+        if not self.free:
+            stage = self.space.choose(stage, first, self.micro, behind)
+        cost = self.costs.stage(stage, first, self.micro, behind=behind)
+        excess = round((cost.memory - limit) * MB)
+        if excess <= 0:
+            return cost.time
+        if not self.free:
+            return float("inf")
+        fronts = self.fronts_of(stage.tp[0], stage.dp[0])
+        again, _ = fronts.least(first, last, excess, behind + 1)
+        return float("inf") if again >= LONG else cost.time + again / NS_OF_MS
 
     def rated_stages(self) -> int:
         """Stages that were rated since this was asked last."""
@@ -93,6 +105,8 @@ class Uniform:
         shapes = [shape for shape in self.work if shape[0] * shape[1] == gpus]
         tp, dp = min(shapes, key=lambda s: self.shaped(first, last, *s, behind))
         stage = uniform(last - first, tp, dp)
+        if not self.free:
+            return self.space.choose(stage, first, self.micro, behind)
         cost = self.costs.stage(stage, first, self.micro, behind=behind)
         excess = round((cost.memory - self.space.cluster.memory) * MB)
         if excess <= 0:

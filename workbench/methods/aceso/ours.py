@@ -31,29 +31,32 @@ def search_ours(
     outcome: Outcome, counts: Iterable[int], effort: Effort, *, finetunes: bool = False,
     watch: Watch | None = None, clock: Callable[[], float] = time.monotonic, **start: object,
 ) -> None:  # fmt: skip
-    """Search each number of stages into `outcome`, until the seconds of `effort` are over."""
-    space, begun, counts = outcome.space, time.process_time(), tuple(counts)
-    end = clock() + effort.seconds
-    plans = min(effort.plans, PUBLISHED_PLANS)
-    search(outcome, counts, replace(effort, plans=plans), finetunes=finetunes, watch=watch, **start)
-    outcome.whole = False
+    """Search each number of stages into `outcome`, for the seconds of `effort` each: the published
+    search has half of them at most."""
+    space, begun = outcome.space, time.process_time()
     uniform = {micro: Uniform(space, micro) for micro in reversed(space.micros)}
-    for count in counts:
-        for made, gpus in product(uniform.values(), dealings(space, count)):
-            if clock() > end:
-                break
-            found = outcome.found.get(count)
-            fits = found is not None and space.fits(found.best.cost)
-            rated = made.fastest(gpus, found.best.cost.time if fits else float("inf"))
-            _take(outcome, count, rated, made.rated_stages(), watch)
-            if rated is not None and finetunes:
-                _take(outcome, count, fine_tuned(space, rated), 0, watch)
-        if (found := outcome.found.get(count)) is not None and clock() <= end:
-            alike = uniform[found.best.plan.micro]
-            refined, rated_stages = _refined(space, found.best, alike, lambda: clock() > end)
-            _take(outcome, count, refined, rated_stages, watch)
-    outcome.whole = True
-    outcome.cpu_seconds = time.process_time() - begun
+    first = replace(effort, plans=min(effort.plans, PUBLISHED_PLANS), seconds=effort.seconds / 2)
+    try:
+        for count in counts:
+            end = clock() + effort.seconds
+            search(outcome, (count,), first, finetunes=finetunes, watch=watch, **start)
+            outcome.whole = False
+            for made, gpus in product(uniform.values(), dealings(space, count)):
+                if clock() > end:
+                    break
+                found = outcome.found.get(count)
+                fits = found is not None and space.fits(found.best.cost)
+                rated = made.fastest(gpus, found.best.cost.time if fits else float("inf"))
+                _take(outcome, count, rated, made.rated_stages(), watch)
+                if rated is not None and finetunes:
+                    _take(outcome, count, fine_tuned(space, rated), 0, watch)
+            if (found := outcome.found.get(count)) is not None:
+                alike = uniform[found.best.plan.micro]
+                refined, more = _refined(space, found.best, alike, lambda end=end: clock() > end)
+                _take(outcome, count, refined, more, watch)
+        outcome.whole = True
+    finally:
+        outcome.cpu_seconds = time.process_time() - begun
 
 
 def _take(
@@ -122,6 +125,8 @@ def _freed(space: Space, alike: Uniform, stage: Stage, first: int, behind: int) 
     excess = round((costs.stage(bare, first, micro, behind=behind).memory - limit) * MB)
     if excess <= 0:
         return bare
+    if not alike.free:
+        return published
     if stage.uniform and not stage.algo[0]:
         fronts = alike.fronts_of(stage.tp[0], stage.dp[0])
     else:
