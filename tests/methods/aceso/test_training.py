@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from tests.exactness.trained import NEAR, Trained, assert_equals
 from tests.forks.server import command
 from tests.methods import double, plain
 from tests.methods.aceso.plans import (
+    KEYS,
     MODEL,
     OPERATORS,
+    T5,
+    T5_OPERATORS,
     drawn,
     even,
     plan,
@@ -52,9 +56,9 @@ def ranks(monkeypatch):
     return ranks
 
 
-def trained(spec: RunSpec, folder: Path) -> Trained:
+def trained(spec: RunSpec, folder: Path, method: ModuleType = aceso) -> Trained:
     """A run of a plan, and the weights of its last checkpoint."""
-    found = aceso.train(spec.with_(save_every=spec.steps), Silent(), folder)
+    found = method.train(spec.with_(save_every=spec.steps), Silent(), folder)
     newest = next(checkpoint.whole(folder / "checkpoints"))
     weights = {
         label.removeprefix("weight/"): value
@@ -106,18 +110,51 @@ def test_a_plan_trains_as_one_process_does(made, how, changes, ranks, tmp_path):
     assert_equals(found, judged(spec.with_(fused=True), precision), NEAR[precision])
 
 
+def pairs(folder: Path) -> str:
+    """Texts and their answers, of which some are longer than others."""
+    file = folder / "pairs.tsv"
+    rows = (f"d {n} a {n % 7}\t{'s' * (n % 5)}{n}\n" for n in range(40))
+    file.write_text("".join(rows))
+    return str(file)
+
+
+def written(spec: RunSpec, folder: Path) -> Trained:
+    """The module as it is written, in one process."""
+    alone = spec.with_(method="plain", ranks=1, microbatches=1, activations="keep")
+    return trained(alone, folder, plain_method)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        # Cuts before the decoder, and inside the attention to what the encoder puts out.
+        plan([(1, 28, some()), (2, 52, turns(2, 1)), (1, 73, even())], model=T5, algos=1),
+        later(plan([(2, 16, drawn(1, 2)), (2, T5_OPERATORS, drawn(2, 2))], model=T5, algos=1)),
+        later(plan([(4, T5_OPERATORS, drawn(3, 4))], model=T5, algos=1)),
+    ],
+)
+def test_an_encoder_decoder_trains_as_one_process_does(made, ranks, tmp_path):
+    """Its table of words is there three times, labels that count differ, sources are padded."""
+    spec = spec_of(made, tmp_path, model=T5, text=pairs(tmp_path), steps=8)
+    assert_equals(
+        trained(spec, tmp_path / "runs" / "run"), written(spec, tmp_path / "runs" / "one"),
+        NEAR["fp32"],
+    )  # fmt: skip
+
+
 @pytest.mark.thorough
-def test_the_published_plan_trains_narrower(ranks, root, tmp_path):
+@pytest.mark.parametrize("name", ["small_gpt_1_3B_4gpu_4stages", "small_t5_770M_4gpu_4stages"])
+def test_a_published_plan_trains_narrower(name, ranks, root, tmp_path):
     """Stages, operators and recomputation as they are; the first batch of smaller ones."""
     table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
-    name = next(name for name in table if name.startswith("aceso_small_gpt"))
-    small = {
-        "hidden_size": 16, "num_attention_heads": 4, "seq_length": 8, "global_batch_size": 6,
-        "max_position_embeddings": 8,
-    }  # fmt: skip
-    made = read_plan(json.dumps(json.loads(table[name]) | small), name)
-    spec = spec_of(made, tmp_path, model=replace(MODEL, layers=24), steps=5)
-    assert_equals(trained(spec, tmp_path / "runs" / "run"), judged(spec), NEAR["fp32"])
+    told, model = json.loads(table[f"{name}.json"]), T5 if "t5" in name else MODEL
+    sizes = {key: getattr(model, field) for key, field in KEYS.items() if key in told}
+    made = read_plan(json.dumps(told | sizes | {"global_batch_size": 6}), name)
+    spec = spec_of(made, tmp_path, model=replace(model, layers=24), steps=5)
+    if model is T5:
+        spec = spec.with_(text=pairs(tmp_path))
+    one = written(spec, tmp_path / "runs" / "one")
+    assert_equals(trained(spec, tmp_path / "runs" / "run"), one, NEAR["fp32"])
 
 
 def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):

@@ -1,14 +1,14 @@
-"""Operators of a transformer as modules, each over the shards of one device of its row.
+"""Operators of transformers as modules, each over the shards of one device of its row.
 
-Arithmetic, names and weights are those of this project's GPT (model/gpt.py), so that plain training
-is what any division of them is compared with. A matrix is divided by its outputs, or, where the
-input comes sharded, by its inputs, and the terms are added up; so both partition dimensions of each
-GEMM are one rule, which the operator's layouts decide. Tables of words are divided by their rows.
+Arithmetic, names and weights are those of this project's GPT (gpt.py) and T5 (t5_like_gpt.py), so
+that plain training is what any division of them is compared with. A matrix is divided by its
+outputs, or, where the input comes sharded, by its inputs, and the terms are added up; so both
+partition dimensions of each GEMM are one rule, which the operator's layouts decide. Tables of words
+are divided by their rows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -25,12 +25,16 @@ from workbench.model.dropout import (
     causal_attention,
     causal_attention_dropout,
     dropout,
+    dropped,
+    kept,
 )
 from workbench.model.gpt import NORM_EPS
+from workbench.model.keys import key
 from workbench.model.loss import linear_cross_entropy
 from workbench.model.operators.operator import Kind
-from workbench.model.operators.places import Place
+from workbench.model.operators.places import Heads, Place
 from workbench.model.operators.shards import WHOLE, Shard
+from workbench.model.text import IGNORED
 
 
 class Columns(Protocol):
@@ -49,12 +53,15 @@ class Columns(Protocol):
 class Rows(NamedTuple):
     """Samples of an operator's row of devices."""
 
-    tokens: Tensor
+    inputs: tuple[Tensor, ...]
+    """Of the model."""
     targets: Tensor
     ctx: Context
     """Of its unit."""
-    whole: int
-    """Samples of the micro-batch, of all rows together."""
+    labels: int
+    """Labels that count in the micro-batch, of all rows together."""
+    all_count: bool
+    """Whether all do."""
 
 
 class Sharded(nn.Module):
@@ -86,19 +93,32 @@ class Sharded(nn.Module):
         """Its shards, by their names in the submodule."""
         return {name: self.get_parameter(name.replace(".", "_")) for name in self.shards}
 
+    def drops(self, rows: Rows) -> bool:
+        """Whether something is dropped in a pass."""
+        return self.spec.dropout > 0 and rows.ctx.training
+
+    def seeds(self, ctx: Context) -> list[int]:
+        """Of each sample where masks are keyed by the place of a draw in the model."""
+        own = (ctx.seed, "drawn", ctx.step)
+        return [key(*own, sample, self.place.draw) for sample in ctx.samples]
+
     def _dropped(self, x: Tensor, rows: Rows) -> Tensor:
-        p = self.spec.dropout
-        return dropout(x, p, rows.ctx, self.place.site) if p and rows.ctx.training else x
+        if not self.drops(rows):
+            return x
+        if self.place.draw is None:
+            return dropout(x, self.spec.dropout, rows.ctx, self.place.site)
+        return dropped(x, self.spec.dropout, self.seeds(rows.ctx))
 
 
 class Embedding(Sharded):
     """Token ids [B, S] -> [B, S, H]."""
 
     def divided(self) -> dict[str, Shard]:
-        return {"wte.weight": Shard(0), "wpe.weight": WHOLE}
+        words, positions = self.place.tables
+        return {words: Shard(0), positions: WHOLE}
 
     def forward(self, _: None, rows: Rows) -> Tensor:
-        tokens, table = rows.tokens, self.wte_weight
+        tokens, (table, positions) = rows.inputs[self.place.input], self.owned().values()
         if self.columns.count > 1:
             first, end = even_share(self.spec.vocab, self.columns.number, self.columns.count)
             here = (tokens >= first) & (tokens < end)
@@ -106,7 +126,7 @@ class Embedding(Sharded):
             x = self.columns.summed(found)
         else:
             x = F.embedding(tokens, table)
-        x = x + self.wpe_weight[: tokens.shape[1]]
+        x = x + positions[: tokens.shape[1]]
         return self._dropped(x, rows)
 
 
@@ -146,37 +166,69 @@ class Qkv(Linear):
     blocks = 3
 
     def forward(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        width = self.spec.hidden // self.spec.heads
+        width = self.place.heads.width
         qkv = super().forward(x, rows).unflatten(-1, (3, -1, width))  # [B, S, 3, heads, d]
         return qkv[:, :, :2], qkv[:, :, 2]
 
 
+class CrossQkv(Sharded):
+    """[B, T, H] and memory [B, S, H] -> queries and keys [B, T + S, heads, d], values
+    [B, S, heads, d]."""
+
+    def divided(self) -> dict[str, Shard]:
+        parts = {"query": Shard(0), "key_value": Shard(0, 2)}
+        return {f"{n}.{what}": s for n, s in parts.items() for what in ("weight", "bias")}
+
+    def forward(self, x: Tensor, rows: Rows, memory: Tensor) -> tuple[Tensor, Tensor]:
+        wq, bq, wkv, bkv = self.owned().values()
+        width, read = self.place.heads.width, self.columns.read
+        query = F.linear(read(x), wq, bq).unflatten(-1, (-1, width))
+        key, value = F.linear(read(memory), wkv, bkv).unflatten(-1, (2, -1, width)).unbind(2)
+        return torch.cat([query, key], dim=1), value
+
+
+def queries_keys(pair: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
+    """Each [B, heads, length, d]."""
+    if heads.memory:
+        q, k = pair.transpose(1, 2).split((heads.queries, heads.keys), dim=2)
+    else:
+        q, k = pair.permute(2, 0, 3, 1, 4)
+    return q, k
+
+
 class Score(Sharded):
-    """Queries and keys [B, S, 2, heads, d] -> [B, heads, S, S]."""
+    """Queries and keys -> [B, heads, queries, keys]."""
 
     def forward(self, pair: Tensor, rows: Rows) -> Tensor:
-        q, k = pair.permute(2, 0, 3, 1, 4)  # each [B, heads, S, d]
-        return q @ k.transpose(2, 3) * (1 / math.sqrt(q.shape[-1]))
+        q, k = queries_keys(pair, self.place.heads)
+        return q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
 
 
 class Softmax(Sharded):
-    """[B, heads, S, S] -> weights of the positions up to each one's own."""
+    """[B, heads, queries, keys] -> weights of the keys that are read."""
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        size = x.shape[-1]
-        later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
-        return x.masked_fill(later, float("-inf")).softmax(-1)
+        size, heads = x.shape[-1], self.place.heads
+        if heads.masked:
+            x = x.masked_fill(~rows.inputs[1].bool()[:, None, None, :], float("-inf"))
+        if heads.causal:
+            later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
+            x = x.masked_fill(later, float("-inf"))
+        return x.float().softmax(-1).type_as(x)
 
 
 class Dropout(Sharded):
-    """Drops attention weights [B, heads, S, S]."""
+    """Drops attention weights [B, heads, queries, keys]; masks are parts of those of all heads."""
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        if not (self.spec.dropout and rows.ctx.training):
+        if not self.drops(rows):
             return x
-        first, end = even_share(self.spec.heads, self.columns.number, self.columns.count)
-        factors = attention_factors(x, self.spec.heads, self.spec.dropout, rows.ctx)
-        return x * factors[:, first:end]
+        heads, p = self.place.heads.count, self.spec.dropout
+        first, end = even_share(heads, self.columns.number, self.columns.count)
+        if self.place.draw is None:
+            return x * attention_factors(x, heads, p, rows.ctx)[:, first:end]
+        every = x.new_empty((), dtype=x.dtype).expand(len(x), heads, *x.shape[2:])
+        return x * kept(every, p, self.seeds(rows.ctx))[:, first:end] * (1.0 / (1.0 - p))
 
 
 class Weighted(Sharded):
@@ -191,9 +243,9 @@ class Attention(Sharded):
     parts of those of all heads, which no kernel takes."""
 
     def forward(self, pair: Tensor, rows: Rows, values: Tensor) -> Tensor:
-        q, k = pair.permute(2, 0, 3, 1, 4)  # each [B, heads, S, d]
+        q, k = queries_keys(pair, self.place.heads)
         v, p = values.transpose(1, 2), self.spec.dropout
-        if not (p and rows.ctx.training and len(q)):
+        if not (self.drops(rows) and len(q)):
             return causal_attention(q, k, v).transpose(1, 2).flatten(2)
         if self.columns.count == 1:
             y = causal_attention_dropout(q, k, v, p, rows.ctx)
@@ -224,10 +276,10 @@ class Head(Sharded):
         return {"weight": Shard(0)}
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        part = len(x) / rows.whole
-        if self.columns.count == 1 and len(x):
+        columns, counts = self.columns, rows.targets != IGNORED
+        if columns.count == 1 and len(x) and rows.all_count:
+            part = rows.targets.numel() / rows.labels
             return linear_cross_entropy(x, self.weight, rows.targets) * part
-        columns = self.columns
         logits = F.linear(columns.read(x), self.weight).float()  # [B, S, words here]
         first, end = even_share(self.spec.vocab, columns.number, columns.count)
         most = columns.largest(logits.amax(-1))  # [B, S]
@@ -236,11 +288,12 @@ class Head(Sharded):
         here = (rows.targets >= first) & (rows.targets < end)
         index = (rows.targets - first).where(here, 0)[..., None]
         chosen = columns.summed(logits.gather(-1, index)[..., 0] * here)
-        return (total - chosen).sum() / (rows.whole * x.shape[1])
+        return ((total - chosen) * counts).sum() / rows.labels
 
 
 MODULES: dict[Kind, type[Sharded]] = {
-    "embedding": Embedding, "layernorm": LayerNorm, "qkv": Qkv, "score": Score,
+    "embedding": Embedding, "layernorm": LayerNorm, "qkv": Qkv, "cross-qkv": CrossQkv,
+    "score": Score,
     "softmax": Softmax, "dropout": Dropout, "context": Weighted, "linear": Linear,
     "add-dropout": AddDropout, "gelu": Gelu, "head": Head,
 }  # fmt: skip
