@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from workbench.core.model_spec import ModelSpec
+from workbench.core.named_models import bottlenecks_of
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
@@ -74,15 +75,20 @@ def check(plan: Plan, ranks: int) -> None:
             "alone, 0"
         )
     shape = dict(subject.shape)
-    hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
+    hidden, heads = shape.get("hidden_size", 0), shape.get("num_attention_heads", 1)
     if "kv_channels" not in shape and hidden % heads:
         raise ValueError(f"hidden_size is {hidden}; {heads} heads must divide it")
+    if isinstance(subject.layers, tuple) and subject.layers != bottlenecks_of(sum(subject.layers)):
+        raise ValueError(
+            f"num_layers is {list(subject.layers)}; of so many blocks trained are "
+            f"{list(bottlenecks_of(sum(subject.layers)))}"
+        )
 
 
 NAMES = {
     "hidden_size": "hidden", "num_attention_heads": "heads", "seq_length": "seq",
     "encoder_seq_length": "seq", "decoder_seq_length": "target_seq", "kv_channels": "head_size",
-    "ffn_hidden_size": "feed_forward",
+    "ffn_hidden_size": "feed_forward", "in_channels": "hidden", "width_factor": "width_factor",
 }  # fmt: skip
 """Keys of a plan -> fields of a model."""
 
@@ -90,5 +96,7 @@ NAMES = {
 def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
     """The plan's model; vocabulary, dropout and ties are the spec's."""
     sizes = {NAMES[key]: value for key, value in plan.subject.shape if key in NAMES}
-    family = FAMILIES[plan.subject.model]
-    return replace(spec, family=family, layers=plan.subject.layers, **sizes)
+    layers = plan.subject.layers
+    if isinstance(layers, tuple):
+        layers, sizes["heads"], sizes["tied"] = sum(layers), 1, False
+    return replace(spec, family=FAMILIES[plan.subject.model], layers=layers, **sizes)

@@ -35,8 +35,9 @@ from workbench.runtime.passes.shard_ends import Crossing, crossings
 from workbench.runtime.passes.shard_stage import MicroRows, ShardStage
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
+from workbench.runtime.passes.statistics import added
 from workbench.runtime.protocols import OutsideUpdates
-from workbench.runtime.transport.groups import new_group
+from workbench.runtime.transport.groups import new_group, tensors_of_all
 from workbench.runtime.transport.neighbours import carrier
 from workbench.runtime.transport.shard_transport import ShardTransport
 from workbench.runtime.transport.stage_groups import StageGroups
@@ -169,12 +170,19 @@ class PlanTraining:
     def run(self) -> None:
         """All steps that are left."""
         spec, history = self._spec, self.history
-        first = history.resume(self.holder, self._report)
+        first, statistics = history.resume(self.holder, self._report), self.stage.statistics()
+        if first:
+            for name, value in statistics.items():
+                value.copy_(history.statistics[name])
         for step in range(first, spec.steps):
             self._step(step)
             if history.pauses_at(step + 1):
                 done = step + 1 - len(history.skipped)
-                self.holder.save(partial(history.pause, step + 1, done, self.holder, self._report))
+                own = {} if self._groups.process else statistics
+                found = added(tensors_of_all(own, self._everybody))
+                self.holder.save(
+                    partial(history.pause, step + 1, done, self.holder, self._report, found)
+                )
 
     def _step(self, step: int) -> None:
         spec, began = self._spec, time.monotonic()

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from workbench.core.model_spec import GPT_FAMILY, T5_LIKE_GPT, ModelSpec
+from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, T5_LIKE_GPT, ModelSpec
+from workbench.core.named_models import bottlenecks_of
 from workbench.model.operators.operator import Extra, Kind, Operator, OperatorList
 
-FAMILIES = {"gpt": GPT_FAMILY, "t5": T5_LIKE_GPT}
+FAMILIES = {"gpt": GPT_FAMILY, "t5": T5_LIKE_GPT, "resnet": BOTTLENECKS}
 """Lists whose operators have modules here -> the family of model that they train."""
 
 
@@ -29,6 +30,13 @@ class Form(NamedTuple):
     def shape(self, samples: int) -> tuple[int, ...]:
         """Shape for so many samples."""
         return (samples, *self.tail)
+
+
+class Window(NamedTuple):
+    """A convolution's."""
+
+    stride: int
+    padding: int
 
 
 class Heads(NamedTuple):
@@ -69,6 +77,9 @@ class Place:
     draw: int | None = None
     """Number of its dropout among all of the model, where that is its key."""
     heads: Heads | None = None
+    window: Window | None = None
+    rectified: bool = False
+    """Whether a norm puts out what is above zero alone."""
 
 
 def places(operators: OperatorList, spec: ModelSpec) -> list[Place]:
@@ -77,7 +88,8 @@ def places(operators: OperatorList, spec: ModelSpec) -> list[Place]:
     if FAMILIES.get(operators.family) != spec.family:
         wanted = FAMILIES.get(operators.family, "nothing")
         raise ValueError(f"operators of {operators.family} train {wanted} here, not {spec.family}")
-    found = [*(_gpt(spec) if spec.family == GPT_FAMILY else _t5(spec))]
+    made = {GPT_FAMILY: _gpt, T5_LIKE_GPT: _t5, BOTTLENECKS: _pictures}
+    found = [*made[spec.family](spec)]
     if len(operators) != len(found):
         raise ValueError(f"the plan has {len(operators)} operators; the model has {len(found)}")
     return found
@@ -168,6 +180,38 @@ def _feed_forward(
     yield Place(unit=unit, form=wide)
     yield Place(unit=unit, path=second, form=hidden)
     yield Place(unit=unit, form=hidden, **end)
+
+
+def _pictures(spec: ModelSpec) -> Iterator[Place]:
+    """Stem, blocks of four groups, head."""
+    width, factor, size = spec.hidden, spec.width_factor or 2, -(-spec.seq // 2)
+
+    def form(channels: int) -> Form:
+        return Form((channels, size, size), 1)
+
+    yield Place(unit=0, path="0.conv1", form=form(width), window=Window(2, 3))
+    yield Place(unit=0, path="0.bn1", form=form(width))
+    yield Place(unit=0, form=form(width))
+    size = -(-size // 2)
+    yield Place(unit=0, form=form(width))
+    unit = 0
+    for group, count in enumerate(bottlenecks_of(spec.layers)):
+        for number in range(count):
+            unit, inner = unit + 1, width << group
+            stride = 2 if group and not number else 1
+            yield Place(unit=unit, path="0.conv1", form=form(inner), window=Window(1, 0))
+            yield Place(unit=unit, path="0.bn1", form=form(inner), rectified=True)
+            size = -(-size // stride)
+            wide, out = form(inner * factor), form(4 * inner)
+            yield Place(unit=unit, path="0.conv2", form=wide, window=Window(stride, 1))
+            yield Place(unit=unit, path="0.bn2", form=wide, rectified=True)
+            yield Place(unit=unit, path="0.conv3", form=out, window=Window(1, 0))
+            yield Place(unit=unit, path="0.bn3", form=out)
+            yield Place(unit=unit, path="0.downsample", form=out, window=Window(stride, 0))
+            yield Place(unit=unit, form=out)
+    last = Form((4 * width << 3,), 1)
+    yield Place(unit=unit + 1, form=last)
+    yield Place(unit=unit + 1, path="0.fc", form=last)
 
 
 FUSED: tuple[Kind, ...] = ("score", "softmax", "dropout", "context")

@@ -23,13 +23,16 @@ from torch.utils.checkpoint import checkpoint
 from workbench.core.division import even_share
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import Context, LayeredModel
-from workbench.model.operators.modules import MODULES, Attention, Rows, Sharded, of_unit
+from workbench.model.operators.modules import MODULES
 from workbench.model.operators.operator import OperatorList
+from workbench.model.operators.picture_modules import BatchNorm
 from workbench.model.operators.places import FUSED, Form, Handed, Place, fuses, handed
+from workbench.model.operators.sharded import Rows, Sharded, of_unit
+from workbench.model.operators.transformer_modules import Attention
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.shard_ends import MAIN, Crossing, Setting
 from workbench.runtime.transport.boxes import Spread, sizes
-from workbench.runtime.transport.collectives import spread
+from workbench.runtime.transport.collectives import Columns, spread
 from workbench.runtime.transport.group_transport import Form as MessageForm
 from workbench.runtime.transport.stage_groups import StageGroups
 
@@ -124,6 +127,14 @@ class ShardStage:
             for name, own in call.module.owned().items():
                 yield call, name, (place.unit, self.local(place, name)), own
 
+    def statistics(self) -> dict[str, Tensor]:
+        """Running ones of its norms, by their names in the whole model."""
+        return {
+            self.model.state_name(place.unit, self.local(place, name)): value
+            for module in (call.module for call in self.calls) if isinstance(module, BatchNorm)
+            for place in (module.place,) for name, value in module.statistics().items()
+        }  # fmt: skip
+
     # -- messages -------------------------------------------------------------------------------
 
     def came(self, samples: int) -> list[MessageForm]:
@@ -183,7 +194,7 @@ class ShardStage:
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             inner = _with(came, tensors)
             for call in calls:
-                self._call(call, inner, rows)
+                self._call(call, inner, rows, repeats=bool(made))
             made.update({name: each._replace(tensor=None) for name, each in inner.items()})
             return tuple(each.tensor for each in inner.values())
 
@@ -191,9 +202,12 @@ class ShardStage:
         out = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
         return _with(made, out)
 
-    def _call(self, call: Call, held: dict[str, Held], rows: MicroRows) -> None:
+    def _call(
+        self, call: Call, held: dict[str, Held], rows: MicroRows, *, repeats: bool = False
+    ) -> None:
         """One module: what it needs as it needs it, and what it leaves."""
-        samples, own, x = len(rows.ctx.samples), self._rows(call, rows), None
+        samples, own = len(rows.ctx.samples), self._rows(call, rows, repeats=repeats)
+        x = own.inputs[0] if self.first and call is self.calls[0] else None
         if call.takes is not None:
             x = self._needed(held[MAIN], call.takes, samples)
         read = [self._needed(held[name], each, samples) for name, each in call.reads.items()]
@@ -209,13 +223,14 @@ class ShardStage:
                 whole = call.takes
             held[extra.name] = Held(tensor, form, _of(form, call.setting, whole.shard is not None))
 
-    def _rows(self, call: Call, rows: MicroRows) -> Rows:
+    def _rows(self, call: Call, rows: MicroRows, *, repeats: bool) -> Rows:
         setting, whole = call.setting, len(rows.ctx.samples)
         first, end = even_share(whole, self._groups.process // setting.tp, setting.dp)
         ctx = of_unit(rows.ctx, call.module.place.unit, first, end)
         inputs = tuple(each[first:end] for each in rows.inputs)
         labels = rows.targets.numel() if rows.labels is None else rows.labels
-        return Rows(inputs, rows.targets[first:end], ctx, labels, rows.labels is None)
+        every = rows.labels is None
+        return Rows(inputs, rows.targets[first:end], ctx, labels, every, whole, repeats)
 
     def _needed(self, held: Held, need: Spread, samples: int) -> Tensor:
         shape, groups = held.form.shape(samples), self._groups
@@ -259,9 +274,13 @@ class ShardStage:
         extras = handed(self._list, places)
         into, out = sharded(here.start, 0), sharded(here.stop - 1, 1)
         form = places[here.stop - 1].form
-        module = build(self._spec, places[here.start], columns(setting.tp), sharded=into)
+        rows = Columns(self._groups.replicas(setting.tp))
+        module = build(
+            self._spec, places[here.start], columns(setting.tp), rows, sharded=into,
+            algo=setting.algo,
+        )  # fmt: skip
         takes = None
-        if kind != "embedding":
+        if kind != "embedding" and here.start:
             takes = _of(places[here.start - 1].form, setting, into)
         return Call(
             module=module, setting=setting, takes=takes, gives=_of(form, setting, out), form=form,

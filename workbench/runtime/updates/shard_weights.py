@@ -70,7 +70,8 @@ def parts_of(
         settings, operators.operators, places, strict=True
     ):
         sharded = operator.layouts[setting.algo][0].shard is not None
-        module = MODULES[operator.kind](spec, place, Columns(None), sharded=sharded)
+        alone = Columns(None), Columns(None)
+        module = MODULES[operator.kind](spec, place, *alone, sharded=sharded, algo=setting.algo)
         for name, shard in module.shards.items():
             key = place.unit, ShardStage.local(place, name)
             owner = tied.get(key, key)
