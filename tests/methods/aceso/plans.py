@@ -9,20 +9,27 @@ from typing import Any
 
 from tests.methods import plain
 from workbench.core.model_spec import ModelSpec
+from workbench.core.named_models import bottlenecks_of
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, Stage, Subject
 from workbench.model.operators import published_sizes
+from workbench.model.operators.places import FAMILIES
 
 MODEL = ModelSpec(layers=2, hidden=16, heads=4, seq=8, vocab=256, dropout=0.1, tied=True)
 T5 = ModelSpec(
     family="megatron-t5", layers=2, hidden=16, heads=4, head_size=8, feed_forward=24, seq=12,
     target_seq=6, vocab=258, dropout=0.1, tied=True,
 )  # fmt: skip
-OPERATORS, T5_OPERATORS = 29, 73
+PICTURES = ModelSpec(
+    family="wide-resnet-imagenet", layers=4, hidden=4, heads=1, seq=64, vocab=10, width_factor=3,
+    tied=False,
+)  # fmt: skip
+OPERATORS, T5_OPERATORS, PICTURE_OPERATORS = 29, 73, 38
 KEYS = {
     "seq_length": "seq", "encoder_seq_length": "seq", "decoder_seq_length": "target_seq",
     "max_position_embeddings": "seq", "num_attention_heads": "heads", "kv_channels": "head_size",
-    "hidden_size": "hidden", "ffn_hidden_size": "feed_forward",
+    "hidden_size": "hidden", "ffn_hidden_size": "feed_forward", "in_channels": "hidden",
+    "width_factor": "width_factor",
 }  # fmt: skip
 """Sizes in a plan's file -> fields of a model."""
 Rule = Callable[[int], tuple[int, int, bool]]
@@ -74,11 +81,12 @@ def plan(
             )
         )
         first = end
-    name = "gpt" if model.family == "gpt" else "t5"
+    name = next(name for name, family in FAMILIES.items() if family == model.family)
+    layers = bottlenecks_of(model.layers) if name == "resnet" else model.layers
     shape = [
         (key, getattr(model, KEYS[key])) for key in next(iter(published_sizes(name).values())).shape
     ]
-    subject = Subject(model=name, size="tiny", layers=model.layers, shape=tuple(shape), batch=batch)
+    subject = Subject(model=name, size="tiny", layers=layers, shape=tuple(shape), batch=batch)
     return Plan(subject=subject, micro=micro, stages=tuple(made))
 
 

@@ -20,6 +20,8 @@ from tests.methods.aceso.plans import (
     KEYS,
     MODEL,
     OPERATORS,
+    PICTURE_OPERATORS,
+    PICTURES,
     T5,
     T5_OPERATORS,
     drawn,
@@ -38,8 +40,10 @@ from workbench.methods.aceso.plan import Plan, read_plan
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import RankLauncher
 from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.checkpoint.checkpoint import STATISTICS
 
 END = OPERATORS
+LARGE = {"model": PICTURES, "micro": 8, "batch": 16}
 later = partial(pytest.param, marks=pytest.mark.thorough)
 
 
@@ -62,9 +66,9 @@ def trained(spec: RunSpec, folder: Path, method: ModuleType = aceso) -> Trained:
     newest = next(checkpoint.whole(folder / "checkpoints"))
     weights = {
         label.removeprefix("weight/"): value
-        for file in newest.path.glob("unit-*.safetensors")
+        for file in newest.path.glob("*.safetensors")
         for label, value in load_file(file).items()
-        if label.startswith("weight/")
+        if label.startswith("weight/") or file.name == STATISTICS
     }
     return Trained(found.losses, weights, found.grad_norms if spec.clip else [])
 
@@ -118,9 +122,9 @@ def pairs(folder: Path) -> str:
     return str(file)
 
 
-def written(spec: RunSpec, folder: Path) -> Trained:
+def written(spec: RunSpec, folder: Path, micros: int = 1) -> Trained:
     """The module as it is written, in one process."""
-    alone = spec.with_(method="plain", ranks=1, microbatches=1, activations="keep")
+    alone = spec.with_(method="plain", ranks=1, microbatches=micros, activations="keep")
     return trained(alone, folder, plain_method)
 
 
@@ -142,17 +146,48 @@ def test_an_encoder_decoder_trains_as_one_process_does(made, ranks, tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        # Cuts inside blocks; channels in shards of outputs, and of inputs.
+        plan([(1, 9, some()), (2, PICTURE_OPERATORS, turns(2, 1))], **LARGE),
+        later(plan([(2, PICTURE_OPERATORS, even(2, 1))], **LARGE)),
+        later(plan([(2, 13, some(1)), (2, PICTURE_OPERATORS, some(2))], **LARGE)),
+        later(plan([(4, PICTURE_OPERATORS, drawn(4, 4))], **LARGE)),
+    ],
+)
+def test_pictures_train_as_in_one_process(made, ranks, tmp_path):
+    """BatchNorm's statistics are of whole micro-batches, and go into checkpoints. AdamW makes whole
+    steps of gradients that are rounding, but for a large epsilon."""
+    spec = spec_of(made, tmp_path, model=PICTURES, text="stdlib", steps=4, eps=1e-5)
+    found = trained(spec, tmp_path / "runs" / "run")
+    wanted = written(spec, tmp_path / "runs" / "one", micros=2)
+    assert_equals(found, wanted, NEAR["fp32"])
+
+
+PUBLISHED = {
+    "small_gpt_1_3B_4gpu_4stages": replace(MODEL, layers=24),
+    "small_t5_770M_4gpu_4stages": replace(T5, layers=24),
+    "small_resnet_1B_4gpu_2stages": replace(PICTURES, layers=16),
+}
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["small_gpt_1_3B_4gpu_4stages", "small_t5_770M_4gpu_4stages"])
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_plan_trains_narrower(name, ranks, root, tmp_path):
-    """Stages, operators and recomputation as they are; the first batch of smaller ones."""
+    """Stages, operators, grids, partitions and recomputation as they are; a batch of one
+    micro-batch and a half, but of pictures, whose statistics a smaller one would change."""
     table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
-    told, model = json.loads(table[f"{name}.json"]), T5 if "t5" in name else MODEL
+    told, model = json.loads(table[f"{name}.json"]), PUBLISHED[name]
     sizes = {key: getattr(model, field) for key, field in KEYS.items() if key in told}
-    made = read_plan(json.dumps(told | sizes | {"global_batch_size": 6}), name)
-    spec = spec_of(made, tmp_path, model=replace(model, layers=24), steps=5)
-    if model is T5:
-        spec = spec.with_(text=pairs(tmp_path))
+    micro, more = told["micro_batch_size"], {"eps": 1e-5}
+    batch = micro if "in_channels" in told else micro + micro // 2 + 1
+    made = read_plan(json.dumps(told | sizes | {"global_batch_size": batch}), name)
+    if "t5" in name:
+        more["text"] = pairs(tmp_path)
+    elif "resnet" in name:
+        more["text"] = "stdlib"
+    spec = spec_of(made, tmp_path, model=model, steps=4, **more)
     one = written(spec, tmp_path / "runs" / "one")
     assert_equals(trained(spec, tmp_path / "runs" / "run"), one, NEAR["fp32"])
 
