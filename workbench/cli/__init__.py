@@ -149,7 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
     verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
     verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
-    verbs.add_parser("aceso", help="plans of tp, dp, stages and recomputation: cost, search")
+    verbs.add_parser("aceso", help="plans of tp, dp, stages, recomputation: cost, search")
     verbs.add_parser("results", help="held-out figures over seeds, by algorithm and batch")
 
     reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")

@@ -72,6 +72,10 @@ class OperatorList:
     row_names: tuple[str, ...]
     """Names of the rows of a profile, in order."""
     extras: tuple[Extra, ...]
+    layers: tuple[int, ...]
+    """First operator of each layer, or block: of T5, of the encoder's and then of the decoder's."""
+    towers: tuple[int, ...]
+    """Numbers of layers that follow each other with nothing between: of T5, two."""
     partitions: int
     """Partition dimensions that were published: 2, or 1 where only the usual one was."""
     reshards: bool

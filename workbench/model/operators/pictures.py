@@ -34,10 +34,12 @@ def resnet(blocks: Sequence[int]) -> OperatorList:
         _operator("maxpool", "maxpool"),
     ]
     extras: tuple[Extra, ...] = ()
+    layers = []
     for group, count in enumerate(blocks):
         for number in range(count):
             block = f"block-{group}-{number}-"
             start = len(operators)
+            layers.append(start)
             operators += [_of_block(block, i, first=(group, number) == (0, 0))
                           for i in range(len(BLOCK))]  # fmt: skip
             places = {name: start + i for i, (name, _) in enumerate(BLOCK)}
@@ -47,6 +49,7 @@ def resnet(blocks: Sequence[int]) -> OperatorList:
     return OperatorList(
         family="resnet", operators=tuple(operators), rows=tuple(range(len(operators))),
         row_names=tuple(each.name for each in operators), extras=extras, partitions=2,
+        layers=tuple(layers), towers=(len(layers),),
         reshards=True,
     )  # fmt: skip
 

@@ -108,7 +108,7 @@ def gpt(layers: int) -> OperatorList:
     head = [_ends("encoder-embedding", "embedding", WHOLE)]
     tail = [_norm("final-layernorm", SAMPLES), _ends("gpt-post-process", "head", SAMPLES)]
     parts = [(head, ()), *[(layer, sketches)] * layers, (tail, ())]
-    return _list("gpt", parts, [*head, *layer, *tail], (), partitions=2)
+    return _list("gpt", parts, [*head, *layer, *tail], (), towers=(layers,), partitions=2)
 
 
 def t5(layers: int) -> OperatorList:
@@ -129,7 +129,7 @@ def t5(layers: int) -> OperatorList:
     readers = tuple(first + len(decoder) * n + place for n in range(layers))
     memory = (Extra(name="encoder-output", made_by=made_by, read_by=readers),)
     rows = [*head, *encoder, *middle, *decoder, *tail]
-    return _list("t5", parts, rows, memory, partitions=1)
+    return _list("t5", parts, rows, memory, towers=(layers, layers), partitions=1)
 
 
 def _renamed(sketches: tuple[Sketch, ...], prefix: str) -> tuple[Sketch, ...]:
@@ -142,16 +142,20 @@ def _list(
     parts: list[tuple[list[Operator], tuple[Sketch, ...]]],
     rows: list[Operator],
     extras: tuple[Extra, ...],
+    towers: tuple[int, ...],
     partitions: int,
 ) -> OperatorList:
     names = [each.name for each in rows]
     operators: list[Operator] = []
+    layers = []
     for block, sketches in parts:
+        layers += [len(operators)] if sketches else []
         places = {each.name: len(operators) + i for i, each in enumerate(block)}
         extras += extras_of(sketches, places.__getitem__, f"{len(operators)}-")
         operators += block
     return OperatorList(
         family=family, operators=tuple(operators), row_names=tuple(names),
         rows=tuple(names.index(each.name) for each in operators),
-        extras=extras, partitions=partitions, reshards=partitions == 2,
+        extras=extras, layers=tuple(layers), towers=towers, partitions=partitions,
+        reshards=partitions == 2,
     )  # fmt: skip
