@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baselines.parallel_step import Divided, Step, line_of
-from baselines.stages import check_shares, cut
+from baselines.stages import check_shares, stages_for
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.methods.offload.evaluate import STEPS
@@ -18,9 +18,8 @@ from workbench.methods.pipeline.orders import lists, one_f_one_b
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
-from workbench.profile.server import Server, ServerCosts, server_of
-from workbench.profile.unit_costs import ProfiledSizes
-from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.profile.server import ServerCosts, server_of
+from workbench.schedule.action import COMPUTE
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER
 from workbench.schedule.simulate import Simulation, simulate
@@ -42,28 +41,10 @@ def data_parallel(spec: RunSpec, profile: Profile) -> Plan:
 def pipeline(spec: RunSpec, profile: Profile, order: str) -> Plan:
     """A stage on every device, and passes in the order of that name."""
     check_profile(profile, spec)
-    stages = cut(
-        [unit.flops for unit in profile.units],
-        [unit.parameters for unit in profile.units],
-        spec.ranks,
-        recompute=spec.activations != "keep",
-    )
+    flops, parameters = zip(*((unit.flops, unit.parameters) for unit in profile.units), strict=True)
+    stages = stages_for(spec, flops, parameters)
     passes = lists(order, spec.ranks, spec.microbatches)
     return plan_of(Step(spec, profile, line_of(spec, passes, stages)))
-
-
-class _Costs(ServerCosts):
-    """Costs on a server whose devices update their own weights."""
-
-    def __init__(self, sizes: ProfiledSizes, server: Server, adam_params_per_s: float) -> None:
-        super().__init__(sizes, server, shared_updates=False)
-        self._adam = adam_params_per_s
-
-    def _seconds(self, action: Action, server: Server) -> float:
-        if action.kind is Kind.UPDATE:
-            cost = self._sizes.cost(action.unit, 1)
-            return server.compute_slowdown * (cost.gradient_s + cost.parameters / self._adam)
-        return super()._seconds(action, server)
 
 
 def plan_of(step: Step, library: str = "torch") -> Plan:
@@ -72,7 +53,8 @@ def plan_of(step: Step, library: str = "torch") -> Plan:
     schedule = step.schedule()
     server = server_of(profile, spec.with_(ranks=schedule.mesh.processes))
     proved = validate(schedule).peak_bytes
-    costs = _Costs(step.sizes, server, step.updaters * profile.hardware.device_adam_params_per_s)
+    adam = step.updaters * profile.hardware.device_adam_params_per_s
+    costs = ServerCosts(step.sizes, server, shared_updates=False, device_adam=adam)
     simulated = simulate(schedule, costs, steps=STEPS)
     fullest = max(proved, key=lambda rank: proved[rank][DEVICE])
     peak = {DEVICE: proved[fullest][DEVICE], HOST_TIER: 0, DISK: 0}

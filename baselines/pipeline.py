@@ -10,17 +10,17 @@ send activations and their gradients; what they leave to their user is done here
   gradients are added to its own before the norm, and after the update it sends the weight;
 * our loss makes the gradients of the head's matrix in its forward pass (`workbench.model.loss`),
   and GPipe runs all forward passes first. So the head runs forward when its backward pass is due:
-  what waits for that is the head's input, and not a matrix for every micro-batch.
+  what waits for that is the head's input, and not a matrix for every micro-batch;
+* of labels that do not count, a micro-batch's loss weighs by those that do;
+* several tensors between two stages go as one (`packed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,19 +28,22 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
-from torch.utils.checkpoint import checkpoint as checkpointed
 
 from baselines.adamw import ClippedAdamW
 from baselines.common import refuse_host_activations
+from baselines.packed import Packed
 from baselines.plain_training import PlainTraining
-from baselines.stages import cut
+from baselines.stage_modules import Stage, Stages
+from baselines.stages import stages_for
 from baselines.states import StageHolder
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
-from workbench.model.base import Context, LayeredModel, set_parameter
+from workbench.model.base import LayeredModel
+from workbench.model.weighing import weights_of
 from workbench.runtime.memory.storage import DTYPES
+from workbench.runtime.passes.statistics import undivided
 from workbench.runtime.transport.groups import new_group
 from workbench.training import trained_ranks
 
@@ -67,98 +70,10 @@ def training(
 
 def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
     """The units of each stage; stage s lies on rank s % ranks. Raises ValueError where there are
-    too many."""
+    too many, or those that are given are of others."""
     units = range(model.num_units)
-    return cut(
-        [model.flops(unit, spec.microbatch, spec.model.seq) for unit in units],
-        [model.unit_parameters(unit) for unit in units],
-        spec.ranks * getattr(spec.options, "chunks", 1),
-        recompute=spec.activations != "keep",
-    )
-
-
-class Stages(nn.Module):
-    """Some units of a model, as `Whole` has all of them: [m, S] tokens or [m, S, H] -> [m, S, H].
-
-    The units of other ranks are empty modules, so that numbers stay those of the model. The head,
-    which takes targets too, is run by `loss`.
-    """
-
-    def __init__(
-        self,
-        model: LayeredModel,
-        own: Sequence[range],
-        *,
-        seed: int,
-        device: torch.device,
-        checkpoint: bool,
-    ) -> None:
-        super().__init__()
-        self.layered, self.seed, self.checkpoint = model, seed, checkpoint
-        self.own = sorted(unit for stage in own for unit in stage)
-        self.step = 0
-        """The optimizer step, which draws depend on. (torch 2.11 takes tensors only in a call.)"""
-        self.units = nn.ModuleList(
-            model.build(unit, seed=seed, device=device) if unit in self.own else nn.Module()
-            for unit in range(model.num_units)
-        )
-        self.passed: Context | None = None
-        """Identity of the micro-batch that passed the head last."""
-
-    def share_tied(self, device: torch.device, dtype: torch.dtype) -> list[tuple[int, str]]:
-        """Make a weight that two units of this rank use one parameter. One that belongs to another
-        rank's unit gets memory; returns (unit, local name) of those."""
-        borrowed = []
-        for (unit, name), (owner, owner_name) in self.layered.tied().items():
-            if unit not in self.own:
-                continue
-            if owner in self.own:
-                weight = self.units[owner].get_parameter(owner_name)
-            else:
-                shape = self.layered.shapes(owner)[owner_name]
-                weight = torch.empty(shape, dtype=dtype, device=device)
-                borrowed.append((unit, name))
-            set_parameter(self.units[unit], name, weight)
-        return borrowed
-
-    @property
-    def blocks(self) -> list[nn.Module]:
-        """Layers of all stages of the rank."""
-        return [self.units[unit] for unit in self.own if 0 < unit < self.layered.head]
-
-    def run(self, stage: range, x: Tensor, *, samples: Tensor) -> Tensor:
-        """One micro-batch through a stage; `samples` [m] are the global numbers of its rows."""
-        rows, run = tuple(samples.tolist()), self.layered.forward
-        for unit in stage:
-            ctx = Context(seed=self.seed, step=self.step, unit=unit, samples=rows)
-            if unit == self.layered.head:
-                self.passed = ctx
-                break
-            if self.checkpoint and unit:
-                x = checkpointed(
-                    run, unit, self.units[unit], x, ctx,
-                    use_reentrant=False, preserve_rng_state=False,
-                )  # fmt: skip
-            else:
-                x = run(unit, self.units[unit], x, ctx)
-        return x
-
-    def loss(self, x: Tensor, targets: Tensor, ctx: Context) -> Tensor:
-        """Mean loss of a micro-batch, an fp32 scalar."""
-        return self.layered.forward(ctx.unit, self.units[ctx.unit], x, ctx, targets)
-
-
-class Stage(nn.Module):
-    """One stage, as torch's schedules call it. Its units are those of `Stages`."""
-
-    def __init__(self, stages: Stages, own: range) -> None:
-        super().__init__()
-        self.units = nn.ModuleList(stages.units[unit] for unit in own)
-        self._run = partial(stages.run, own)
-
-    def forward(self, x: Tensor, **of: Any) -> Tensor:
-        """One micro-batch."""
-        return self._run(x, **of)
+    flops = [model.flops(unit, spec.microbatch, spec.model.seq) for unit in units]
+    return stages_for(spec, flops, [model.unit_parameters(unit) for unit in units])
 
 
 class StagesTraining(PlainTraining):
@@ -176,6 +91,10 @@ class StagesTraining(PlainTraining):
         self.rank = dist.get_rank()
         super().__init__(spec, report, folder)
         self.loss = torch.zeros((), device=self.device)
+        self._weights: dict[int, float] = {}
+        """First sample of a micro-batch -> weight of its loss, where that is not 1."""
+        self._statistics: dict[str, Tensor] = {}
+        """BatchNorm's, of all ranks, when they are asked for."""
         self.schedule = self._schedule(schedule)
 
     def outcome(self) -> Outcome:
@@ -190,25 +109,33 @@ class StagesTraining(PlainTraining):
         )
 
     def _schedule(self, schedule: type[PipelineSchedule]) -> PipelineSchedule:
-        spec = self.spec
-        inner = torch.empty(
-            (spec.microbatch, spec.model.seq, self.model.hidden),
-            dtype=DTYPES[spec.dtype],
-            device="meta",
-            requires_grad=True,
-        )
-        tokens = torch.empty(inner.shape[:2], dtype=torch.int64, device="meta")
-        stages = [
-            PipelineStage(
-                Stage(self.whole, self.stages[number]),
-                number,
-                len(self.stages),
-                self.device,
-                input_args=inner if number else tokens,
-                output_args=inner,
+        spec, head, dtype = self.spec, self.model.head, DTYPES[self.spec.dtype]
+
+        def form(unit: int) -> Packed:
+            parts = self.model.boundary(unit, spec.model.seq)
+            return Packed(parts, spec.microbatch, dtype)
+
+        *first, _ = self.batches.rows(self.batches.samples(0)[:1])
+        given = tuple(
+            torch.empty(spec.microbatch, *part.shape[1:], dtype=self._narrowed(part).dtype,
+                        device="meta")
+            for part in first
+        )  # fmt: skip
+        stages = []
+        for number in range(self.rank, len(self.stages), spec.ranks):
+            own = self.stages[number]
+            came, leaves = form(own.start) if number else None, form(min(own.stop, head))
+            stages.append(
+                PipelineStage(
+                    Stage(self.whole, own, came, leaves),
+                    number,
+                    len(self.stages),
+                    self.device,
+                    input_args=came.example if came else given,
+                    output_args=leaves.example,
+                )
             )
-            for number in range(self.rank, len(self.stages), spec.ranks)
-        ]
+        self._ends = form(head)
         several = issubclass(schedule, PipelineScheduleMulti)
         # The loss is a mean over the micro-batches already.
         return schedule(
@@ -222,14 +149,18 @@ class StagesTraining(PlainTraining):
 
     def _step(self, step: int) -> tuple[float, float]:
         """One optimizer step; returns its mean loss and the norm of all stages' gradients."""
-        tokens, targets = (rows.to(self.device) for rows in self.batches.batch(step))
-        inputs = (tokens,) if self.rank == 0 else ()
-        last = self.rank == self.spec.ranks - 1
+        *inputs, targets = self.batches.batch(step)
+        first, last = self.rank == 0, self.rank == self.spec.ranks - 1
+        if last and self.model.counts_differ:
+            parts = targets.split(self.spec.microbatch)
+            weights = weights_of(self.model, self.batches, step, parts)
+            starts = self.batches.samples(step)[:: self.spec.microbatch]
+            self._weights = dict(zip(starts, weights, strict=True))
         self.loss.zero_()
         self.whole.step = step
         self.schedule.step(
-            *inputs,
-            target=targets if last else None,
+            *(self._narrowed(part).to(self.device) for part in inputs if first),
+            target=targets.to(self.device) if last else None,
             return_outputs=False,
             samples=torch.tensor(self.batches.samples(step)),
         )
@@ -244,13 +175,19 @@ class StagesTraining(PlainTraining):
     def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Asked for by the schedule as soon as a micro-batch has passed."""
         ctx = self.whole.passed
+        weight = self._weights.get(ctx.samples[0], 1.0)
 
         def head(x: Tensor) -> Tensor:
-            loss = self.whole.loss(x, targets, ctx) / self.spec.microbatches
+            loss = self.whole.loss(self._ends.unpack(x), targets, ctx) * weight
+            loss = loss / self.spec.microbatches
             self.loss += loss.detach()
             return loss
 
-        return _Later.apply(x, head)
+        return _Later.apply(x, head if weight else None)
+
+    def _narrowed(self, part: Tensor) -> Tensor:
+        """An input of the model, in the run's dtype if it is no integer."""
+        return part.to(DTYPES[self.spec.dtype]) if part.is_floating_point() else part
 
     # -- set-up -------------------------------------------------------------------------------
 
@@ -274,12 +211,13 @@ class StagesTraining(PlainTraining):
     def _tie(self, whole: Stages) -> list[Tie]:
         """Tied weights become one parameter where a stage has both units, else a tie."""
         whole.share_tied(self.device, DTYPES[self.spec.dtype])
-        ties = []
+        ties, tied = [], set()
         rank_of = {u: s % self.spec.ranks for s, stage in enumerate(self.stages) for u in stage}
         for (unit, name), (owner, owner_name) in self.model.tied().items():
             theirs, ours = rank_of[owner], rank_of[unit]
-            if ours == theirs:
+            if ours == theirs or (ours, owner, owner_name) in tied:
                 continue
+            tied.add((ours, owner, owner_name))
             group = new_group([theirs, ours])  # by all ranks, also those that are not in it
             if self.rank in (theirs, ours):
                 at, own = (owner, owner_name) if self.rank == theirs else (unit, name)
@@ -287,6 +225,24 @@ class StagesTraining(PlainTraining):
         return ties
 
     # -- checkpoints ----------------------------------------------------------------------------
+
+    def _keep(self, next_step: int, keep: Callable[..., None]) -> None:
+        """Each rank has the statistics of its own units: together all are known."""
+        units = [
+            module if unit in self.whole.own else self.model.skeleton(unit)
+            for unit, module in enumerate(self.whole.units)
+        ]
+        own = undivided(self.model, self.whole.units)
+        self._statistics = {
+            name: own[name].clone() if name in own else torch.zeros_like(value, device=self.device)
+            for name, value in undivided(self.model, units).items()
+        }
+        for value in self._statistics.values():
+            dist.all_reduce(value)
+        super()._keep(next_step, keep)
+
+    def statistics(self) -> dict[str, Tensor]:
+        return self._statistics
 
     def resume(self) -> int:
         first = super().resume()
@@ -307,6 +263,8 @@ class Tie:
 
     def add_gradients(self) -> None:
         """The owner gets the sum, the other one has none any more."""
+        if self.weight.grad is None:  # no label of the step has reached it
+            self.weight.grad = torch.zeros_like(self.weight)
         dist.reduce(self.weight.grad, dst=self.owner, group=self.group)
         if dist.get_rank() != self.owner:
             self.weight.grad = None
@@ -343,10 +301,11 @@ class OfAllStages:
 
 
 class _Later(torch.autograd.Function):
-    """A scalar whose forward pass is made in the backward pass; until then its value is 0."""
+    """A scalar whose forward pass is made in the backward pass; until then its value is 0. Without
+    one its gradient is 0: the mean of no labels is no number."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx, x: Tensor, run: Callable[[Tensor], Tensor] | None) -> Tensor:
         ctx.save_for_backward(x)
         ctx.run = run
         return x.new_zeros((), dtype=torch.float32)
@@ -355,6 +314,8 @@ class _Later(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         x = ctx.saved_tensors[0].detach().requires_grad_()
+        if ctx.run is None:
+            return torch.zeros_like(x), None
         with torch.enable_grad():
             (ctx.run(x) * grad).backward()
         return x.grad, None

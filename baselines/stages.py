@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from workbench.core.division import packs_of
+from workbench.core.spec import RunSpec
 from workbench.partition.chain import min_max_partition
 
 BACKWARD = 2
@@ -54,6 +56,22 @@ def cut(
     smallest = min_max_partition([float(number) for number in parameters], count, fits)
     assert smallest is not None
     return smallest
+
+
+def stages_for(
+    spec: RunSpec, flops: Sequence[float], parameters: Sequence[int]
+) -> tuple[range, ...]:
+    """The stages that a run of torch's pipelines names, or those of `cut`. Raises ValueError for
+    other ranks or units."""
+    count = spec.ranks * getattr(spec.options, "chunks", 1)
+    if not (given := getattr(spec.options, "given_stages", [])):
+        return cut(flops, parameters, count, recompute=spec.activations != "keep")
+    if (len(given), sum(given)) != (count, len(flops)):
+        raise ValueError(
+            f"stages {spec.options.stages!r} are {len(given)} of {sum(given)} units; the ranks "
+            f"have {count} stages and the model {len(flops)} units"
+        )
+    return packs_of(given)
 
 
 def share_of(samples: int, rank: int, ranks: int) -> range:

@@ -1,8 +1,10 @@
-"""FTPipe's figures that need no GPU: partitions and how soon they are found, T5-3B by operation
-counts, and an asynchronous pipeline of ranks that sleep beside its simulation.
+"""FTPipe's figures: partitions and how soon they are found, T5-3B by operation counts, and an
+asynchronous pipeline of ranks that sleep beside its simulation. Those of a GPU are asked by their
+names (ftpipe_gpu.py).
 
     python -m benchmarks.ftpipe
     python -m benchmarks.ftpipe --only exact t5
+    python -m benchmarks.ftpipe --only gpu-alike --size smoke --out FOLDER
 
 A line a figure, with what was aimed at. Times of partitions are seconds of a processor. Costs of
 T5-3B are counted operations: they say how parts relate, not how long they take.
@@ -13,9 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +36,7 @@ from workbench.partition.methods import Ask, Partition, partition
 from workbench.partition.mpipe import Mpipe
 from workbench.partition.t5 import Shape, t5_graph
 from workbench.runtime.transport import loopback
-from workbench.schedule.action import COMPUTE, Action, Kind
+from workbench.schedule.action import Action, Kind
 from workbench.schedule.simulate import simulate
 
 BLOCK = "T5Block"
@@ -47,8 +47,6 @@ MAP, MICROS, STEPS = (0, 1, 2, 3, 0, 2), 2, 12
 FORWARD_S, BACKWARD_S = (0.02, 0.05, 0.02, 0.05, 0.02, 0.02), (0.04, 0.10, 0.04, 0.10, 0.04, 0.04)
 FULL = 4
 """Steps after which the paced pipeline is full."""
-TICK_S = 0.002
-"""How often a sleeping pass looks how many share its device."""
 
 
 def timed(graph: Graph, ask: Ask, settings: Mpipe | None = None) -> tuple[Partition, float]:
@@ -138,37 +136,25 @@ def mean_ms(graph: Graph, devices: int) -> float:
 
 
 class Costs:
-    """Seconds of passes; those of several stages on a device have a part of it each."""
+    """Seconds of passes."""
 
     def seconds(self, action: Action) -> float:
         times = {Kind.FORWARD: FORWARD_S, Kind.BACKWARD: BACKWARD_S}.get(action.kind)
         return times[action.unit] if times else 0.0
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        return 1 + Counter(busy)[COMPUTE] if lane == COMPUTE else 1
+        return 1.0
 
 
-class Shared(Pace):
-    """Passes sleep as long as they take while others sleep on the same device."""
+class Sleeping(Pace):
+    """Passes sleep."""
 
     def __init__(self) -> None:
         self.updates: list[float] = []
         """When the first stage updated its weights."""
-        self._lock, self._active = threading.Lock(), 0
 
     def seconds(self, action: Action) -> float:
         return Costs().seconds(action)
-
-    def work(self, seconds: float) -> None:
-        with self._lock:
-            self._active += 1
-        left, now = seconds, time.monotonic()
-        while left > 0:
-            time.sleep(min(TICK_S, left))
-            before, now = now, time.monotonic()
-            left -= (now - before) / self._active
-        with self._lock:
-            self._active -= 1
 
     def perform(self, action: Action, step: int) -> None:
         super().perform(action, step)
@@ -201,7 +187,7 @@ def paced() -> Iterator[str]:
 def _rank(rank: int, folder: Path, made) -> None:
     torch.set_num_threads(1)
     loopback.join(torch.device("cpu"), file=folder / "ranks", rank=rank, ranks=made.num_ranks)
-    pace = Shared()
+    pace = Sleeping()
     run(rank, made, pace, STEPS)
     if rank == 0:
         (folder / "updates.json").write_text(json.dumps(pace.updates))
@@ -215,6 +201,14 @@ def digits() -> Iterator[str]:
     yield from ftpipe_digits.digits()
 
 
+def on_gpu(name: str, size: str, out: Path) -> Iterator[str]:
+    """A figure of one GPU."""
+    from benchmarks import ftpipe_gpu  # imports the engine
+
+    yield from ftpipe_gpu.lines(name, size, out)
+
+
+ON_GPU = ("gpu-alike", "gpu-processes", "gpu-nodes", "gpu-stages", "gpu-large")
 FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "exact": exact, "large": large, "t5": t5, "memory": memory, "paced": paced,
     "digits": digits,
@@ -224,9 +218,15 @@ FIGURES: dict[str, Callable[[], Iterator[str]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures; exit code 0."""
     parser = argparse.ArgumentParser(prog="benchmarks.ftpipe", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=FIGURES, default=[*FIGURES])
-    for name in parser.parse_args(argv).only:
-        for line in FIGURES[name]():
+    parser.add_argument("--only", nargs="+", choices=[*FIGURES, *ON_GPU], default=[*FIGURES])
+    parser.add_argument("--size", choices=("full", "smoke"), default="full", help="of gpu- figures")
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/ftpipe-gpu"), help="of their rows"
+    )
+    given = parser.parse_args(argv)
+    for name in given.only:
+        found = FIGURES[name]() if name in FIGURES else on_gpu(name, given.size, given.out)
+        for line in found:
             print(line, flush=True)
     return 0
 

@@ -37,7 +37,7 @@ from workbench.core.reporter import Lines, Untold
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
 from workbench.model.unchanged import Unchanged
-from workbench.ranks.alike import RATE, training
+from workbench.ranks.alike import RATE, code_of, training
 from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.checkpoint.manifest import Saved, newest, step_name, steps_in
@@ -45,7 +45,7 @@ from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.updates.adam_step import Diverged
 from workbench.training.continues import OtherTraining
 from workbench.training.loop import OutsideRate, Steps, Task, whole_state
-from workbench.training.optimizer_settings import in_common, settings_of
+from workbench.training.optimizer_settings import settings_of
 from workbench.training.run import resolve_device
 from workbench.training.streams import Streams
 
@@ -88,27 +88,24 @@ class Engine(Streams, Habits):
         bytes, or text such as ``24GiB``. `seed` is that of random numbers in forward passes.
         `results` is where measurements of this machine are kept. What goes on before the first
         step is told on the standard error stream, by the first process of several, unless `quiet`.
-        `options` are the method's own. Where torchrun has started several processes, each
-        makes an engine and passes its rows; `stages` of them in turn are a pipeline, by default
-        all, and pass equal rows. Harmony, the swapping methods and fsdp divide it themselves.
+        `options` are the method's own; a method whose stages are updated by themselves takes a
+        function of parameters as `optimizer`, which makes theirs. Where torchrun has started
+        several processes, each makes an engine and passes its rows; `stages` of them in turn are a
+        pipeline, by default all, and pass equal rows. Harmony, the swapping methods and fsdp divide
+        it themselves.
 
         Raises ValueError, one sentence, for what cannot be trained so."""
         self._row = methods.driven(method, int(os.environ.get("WORLD_SIZE", 1)))
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
-        if not isinstance(optimizer_config, Mapping):
-            given = type(optimizer_config).__name__
-            raise ValueError(f'optimizer_config is a {given}; give a dictionary: {{"lr": 1e-3}}')
         self._module, self._stages, self._results = model, stages, user_path(results)
         self._weight_of, self._microbatches = weight_of, microbatches
-        config = dict(optimizer_config)
-        groups = config.pop("params", None)
-        self.optimizer = settings_of(config)
+        self._own = options.pop("optimizer") if callable(options.get("optimizer")) else None
+        if self._own is not None and not self._row.asynchronous:
+            raise ValueError(f"optimizer is a function; {method} has AdamW alone, leave it out")
+        self.optimizer, self._no_decay = settings_of(model, optimizer_config, self._own)
         """Knows the learning rate, for schedulers of torch's; it updates nothing itself."""
-        (group,), self._no_decay = self.optimizer.param_groups, frozenset[str]()
-        if groups is not None:
-            common, self._no_decay = in_common(model, groups, config)
-            group.update(common)
+        (group,) = self.optimizer.param_groups
         memory = {"device": device_memory, "host": host_memory, "disk": disk_memory}
         self._fields: dict[str, Any] = {
             f"{tier}_memory": parse_bytes(given) if isinstance(given, str) else given
@@ -223,7 +220,8 @@ class Engine(Streams, Habits):
             told |= training(
                 self._module, loss_fn, self._weight_of, self._no_decay,
                 {name: self._fields[name] for name in self._fields.keys() - {"lr", "optimizer"}}
-                | {"microbatches": self._microbatches, "stages": self._stages},
+                | {"microbatches": self._microbatches, "stages": self._stages}
+                | {"the code of optimizer": code_of(self._own)},
             )  # fmt: skip
         return told
 
@@ -274,6 +272,7 @@ class Engine(Streams, Habits):
             microbatches=self._microbatches, objective=objective, first=first,
             results=self._results, folder=self._folder.path, stages=self._stages,
             weight_of=self._weight_of, peers=self._peers, report=self._report, again=self._again,
+            optimizer=self._own,
         )  # fmt: skip
         steps = methods.imported(self._row.driven)(task)
         try:

@@ -23,8 +23,8 @@ from baselines.blocks import compile_blocks
 from baselines.common import decay_groups, refuse_host_activations
 from baselines.deepspeed_pipe.planner import LABEL, stages_of
 from baselines.deepspeed_rank import FilesOfRanks, be_a_rank, make_operators
-from baselines.pipeline import Stages
 from baselines.plain_training import PlainTraining
+from baselines.stage_modules import Stages
 from baselines.stages import share_of
 from baselines.stepping import Stepping
 from workbench.core.record import Outcome

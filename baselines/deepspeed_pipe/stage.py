@@ -14,7 +14,7 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from baselines.pipeline import Stages
+from baselines.stage_modules import Stages
 from workbench.model.base import Context
 
 Samples = tuple[int, ...]

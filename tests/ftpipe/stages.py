@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,22 +14,18 @@ from torch import nn
 from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.mitigation import gap_penalty, predict_adam, predict_sgd
 from workbench.methods.pipeline.asynchronous import schedule
-from workbench.methods.pipeline.asynchronous_line import Asynchronous
+from workbench.methods.pipeline.asynchronous_line import Asynchronous, Loan
+from workbench.methods.pipeline.asynchronous_stages import AsynchronousStages, Begun
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model.base import Context
 from workbench.model.cut_point import CutPoint
 from workbench.model.slices import Slices
-from workbench.runtime.executor.executor import Executor
 from workbench.runtime.passes.stage import Given, Stage
-from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
-from workbench.runtime.passes.stage_passes import StagePasses
-from workbench.runtime.transport.group_transport import GroupTransport
+from workbench.runtime.passes.stage_engine import MicroBatch
 from workbench.runtime.transport.groups import new_group
 from workbench.runtime.updates.sgd_tf import SgdTf
-from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers
-from workbench.runtime.updates.stage_weights import StageWeights
-from workbench.schedule import buffers as name
-from workbench.schedule.action import Kind
+from workbench.runtime.updates.stage_loans import StageLoans
+from workbench.schedule.action import Action, Kind
 from workbench.schedule.schedule import Schedule
 
 ROWS, WIDE = 3, 8
@@ -50,12 +45,21 @@ def rate(optimizer: str, step: int) -> float:
 
 
 class Net(nn.Module):
-    """Layers that are cut between each two."""
+    """Layers that are cut between each two; `tied`, the last one has the first one's weight,
+    `called`, it is the first one, and `normed`, the second one is followed by BatchNorm."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(
+        self, layers: int, *, tied: bool = False, called: bool = False, normed: bool = False
+    ) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(layers))
+        if tied:
+            self.layers[-1].weight = self.layers[0].weight
+        if called:
+            self.layers[-1] = self.layers[0]
+        if normed:
+            self.layers[1] = nn.Sequential(self.layers[1], nn.BatchNorm1d(WIDE))
         self.cuts = nn.ModuleList(CutPoint() for _ in range(layers - 1))
 
     def made(self, x):
@@ -90,23 +94,27 @@ class How:
     recompute: bool = True
 
 
-def pipeline(positions: Sequence[int], micros: int, how: How) -> Schedule:
-    """The schedule of a stage a layer."""
-    return schedule(
-        Asynchronous(
-            label="async-1f1b",
-            positions=positions,
-            depths=[*reversed(range(len(positions)))],
-            micros=micros,
-            samples=ROWS,
-            sizes=IdealSizes(),
-            stashes=how.weight_stashing,
-            predicts=how.prediction != "none",
-            nesterov=how.prediction == "nag",
-            averages=how.gap_aware,
-            recompute=how.recompute,
-        )  # fmt: skip
+def line_of(positions: Sequence[int], micros: int, how: How, *, tied: bool = False) -> Asynchronous:
+    """The pipeline of a stage a layer."""
+    return Asynchronous(
+        label="async-1f1b",
+        positions=positions,
+        depths=[*reversed(range(len(positions)))],
+        micros=micros,
+        samples=ROWS,
+        sizes=IdealSizes(),
+        stashes=how.weight_stashing,
+        predicts=how.prediction != "none",
+        nesterov=how.prediction == "nag",
+        averages=how.gap_aware,
+        recompute=how.recompute,
+        loans=[Loan(0, len(positions) - 1, 8)] if tied else [],
     )
+
+
+def pipeline(positions: Sequence[int], micros: int, how: How, **kw: bool) -> Schedule:
+    """Its schedule."""
+    return schedule(line_of(positions, micros, how, **kw))
 
 
 def trained(
@@ -114,81 +122,54 @@ def trained(
 ) -> dict:
     """The weights of a process's stages and its losses after so many steps."""
     torch.set_default_dtype(torch.float64)
-    how = How(**how)
-    plan = pipeline(positions, micros, how)
-    slices = Slices(Net(len(positions)), batch)
+    slices, device, losses = Slices(Net(len(positions)), batch), torch.device("cpu"), []
     cut = slices.stages(len(positions))
-    mine = [number for number, at in enumerate(positions) if at == rank]
     stages = {
-        number: Stage(slices, cut[number], device=torch.device("cpu"), dtype=torch.float64)
-        for number in mine
+        number: Stage(slices, cut[number], device=device, dtype=torch.float64)
+        for number, at in enumerate(positions)
+        if at == rank
     }
-    weights = {n: StageWeights([stages[n]], slices.learning(cut[n])) for n in mine}
-    optimizers = {n: OPTIMIZERS[optimizer](own.named.values()) for n, own in weights.items()}
-    versions = {
-        n: versions_of(
-            one, stages[n].modules, how,
-            copies=plan.buffers[name.on_rank(rank, name.weights(n))].copies,
-            rate=partial(rate, optimizer),
-        )
-        for n, one in optimizers.items()
-    }  # fmt: skip
 
-    def updated(n: int) -> StageOptimizer:
-        def prepare(step: int) -> bool:
-            optimizers[n].param_groups[0]["lr"] = rate(optimizer, step)
-            return True
+    def read(step: int) -> Begun:
+        ctx = Context(seed=0, step=step, unit=0, samples=tuple(range(ROWS)))
+        rows = [Given(batch(ROWS, step, micro), ctx) for micro in range(micros)]
+        parts = [MicroBatch(samples=ctx.samples, weight=1.0)] * micros
+        return Begun(rows=rows, micros=parts, scale=1 / micros, rate=rate(optimizer, step))
 
-        return StageOptimizer(optimizers[n], weights[n].gradients, before=prepare)
+    def updated(stage: int, step: int, done: bool) -> None:
+        if stage + 1 == len(positions):
+            losses.append(made.engine.mean_loss(step)[0] / micros)
 
-    engine = StageEngine(
-        stages, StagePasses(stages), weights[mine[0]].gradients, int,
-        StageOptimizers({n: updated(n) for n in mine}), versions=versions,
+    made = AsynchronousStages(
+        line_of(positions, micros, How(**how)), stages,
+        {number: slices.learning(cut[number]) for number in stages}, StageLoans({}, {}),
+        optimizer=lambda _, named: OPTIMIZERS[optimizer](named.values()),
+        versions=lambda n, own, **kw: versions_of(own, stages[n].modules, How(**how), **kw),
+        read=read, updated=updated, clip=None, shares_clip=False, device=device, backend="gloo",
+        everybody=new_group(backend="gloo"),
     )  # fmt: skip
-    group = new_group(backend="gloo")
-    channels = {
-        (peer, forward, front): group
-        for peer in {*positions} - {rank}
-        for forward in (True, False)
-        for front in (True, False)
-    }
-    device = torch.device("cpu")
-    engine.transport = GroupTransport(
-        channels, group, process=int, forms=engine.forms, latency=None, device=device
-    )
-    engine.transport.use(plan)
-    executor = Executor(
-        plan, engine.perform, device, rank=rank, announce=engine.transport.announce,
-        on_failure=lambda _: engine.transport.stop(), abandon_s=2.0,
-    )  # fmt: skip
-    losses = []
     for first, end in ((0, steps // 2), (steps // 2, steps)):  # with a drain midway
-        for step in range(first, end):
-            ctx = Context(seed=0, step=step, unit=0, samples=tuple(range(ROWS)))
-            given = [Given(batch(ROWS, step, micro), ctx) for micro in range(micros)]
-            for stage in stages.values():
-                stage.begin(step, given)
-            micro_batches = [MicroBatch(samples=ctx.samples, weight=1.0)] * micros
-            engine.begin(step, micro_batches, 1 / micros)
-        executor.run(first, end - first)
-        for step in range(first, end):
-            for stage in stages.values():
-                stage.end(step)
-            losses.append(engine.end(step).mean_loss()[0] / micros)
-    executor.close()
-    named = {label: p.tolist() for own in weights.values() for label, p in own.named.items()}
-    engine.close()
+        made.run(first, end - first)
+        made.drain()
+    named = {label: p.tolist() for n in stages for label, p in made.owned(n).items()}
+    made.close()
     return {"losses": losses, "weights": named}
 
 
 class Delayed:
     """The reference: layers by hand, on the weights that the schedule declares."""
 
-    def __init__(self, schedule: Schedule, optimizer: str, how: How) -> None:
+    def __init__(self, schedule: Schedule, optimizer: str, how: How, *, tied: bool = False) -> None:
+        """`tied`: the last layer reads the first one's weight, as old as the schedule says."""
         self._optimizer, self._how, self._micros = optimizer, how, schedule.num_microbatches
         layers = Net(schedule.num_units).double().layers
         self._now = [[layer.weight, layer.bias] for layer in layers]
-        self._optimizers = [OPTIMIZERS[optimizer](own) for own in self._now]
+        self._tied, owned = tied, [*self._now]
+        if tied:
+            owned[-1] = owned[-1][1:]
+            last = schedule.num_units - 1
+            self._late = max(a.stale for a in schedule.actions if brings(a, last))
+        self._optimizers = [OPTIMIZERS[optimizer](own) for own in owned]
         self._stale = {
             (a.unit, a.microbatch): a.stale for a in schedule.actions if a.kind is Kind.FORWARD
         }
@@ -234,7 +215,8 @@ class Delayed:
             out = (crossing[stage] @ made[0].T + made[1]).tanh()
             back = above * (1 - out**2)
             above = back @ newest[0]
-            self._now[stage][0].grad += back.T @ crossing[stage]
+            owner = 0 if self._tied and stage + 1 == len(self._now) else stage
+            self._now[owner][0].grad += back.T @ crossing[stage]
             self._now[stage][1].grad += back.sum(0)
             added = [theta.grad.clone() for theta in self._now[stage]]
             self._kept[stage][step].added.append(added)
@@ -242,6 +224,9 @@ class Delayed:
 
     def _read(self, stage: int, micro: int, step: int, since: int) -> list[torch.Tensor]:
         """The weights that a forward pass reads."""
+        if self._tied and stage + 1 == len(self._now):
+            lender = self._kept[0][max(since, step - self._late)]
+            return [lender.weights[0], self._kept[stage][step].weights[1]]
         stale, kind = self._stale[stage, micro], self._how.prediction
         version = max(since, step - stale)
         kept, ahead = self._kept[stage][version], step - version
@@ -308,7 +293,14 @@ class Delayed:
             f"layers.{number}.{local}": theta.detach()
             for number, own in enumerate(self._now)
             for local, theta in zip(("weight", "bias"), own, strict=True)
+            if not self._tied or (number + 1, local) != (len(self._now), "weight")
         }
+
+
+def brings(action: Action, borrower: int) -> bool:
+    """Whether an action declares the version of borrowed weights."""
+    lent = action.microbatch is None and action.kind in (Kind.SEND, Kind.RECV)
+    return lent or (action.kind is Kind.UPDATE and action.unit == borrower)
 
 
 class Version(NamedTuple):

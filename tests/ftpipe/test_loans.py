@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.ftpipe.stages import brings
 from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.asynchronous_line import Asynchronous, Loan
 from workbench.methods.pipeline.ideal import IdealSizes
-from workbench.schedule.action import Action, Kind
+from workbench.schedule.action import Kind
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.validate import validate
@@ -27,12 +28,6 @@ def pipeline(positions: tuple[int, ...], borrower: int, micros: int) -> Schedule
             loans=[Loan(0, borrower, 8)],
         )  # fmt: skip
     )
-
-
-def brings(action: Action, borrower: int) -> bool:
-    """Whether an action declares the version of borrowed weights."""
-    lent = action.microbatch is None and action.kind in (Kind.SEND, Kind.RECV)
-    return lent or (action.kind is Kind.UPDATE and action.unit == borrower)
 
 
 @pytest.mark.parametrize("micros", [1, 2, 4])

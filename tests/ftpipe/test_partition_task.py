@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
+from tests.varuna.workers import Workers
 from workbench import cli
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
@@ -120,11 +121,20 @@ def test_a_module_of_the_users_is_a_task(partition, tmp_path):
     assert sum(made["cut"]) == 6
     assert len(made["graph"]["edges"]) == 5
     assert registered(tmp_path, made["name"]).keys() - {"sha256"} == made.keys()
+    like = {"micros": 1, "steps": 6, "how": "well", "layers": 6}
+    named = {"partition": made["name"], "results": str(tmp_path)}
+    given = {name: " ".join(map(str, made[name])) for name in ("cut", "map")}
+    with Workers() as workers:
+        told = workers.run("streamed", stages=2, cases=[like | named, like | given])
+    for one, other in (each["each"] for each in told):
+        assert one.get("losses"), one
+        assert one["losses"] == other["losses"], "an engine's stages are those of the partition"
 
 
 @pytest.mark.parametrize(
     ("task", "family"),
     [("gpt2 -l 2", "gpt"), ("bert_squad -l 2", "bert"), ("glue -l 2 --set tied=true", "bert"),
+     ("vision --model vit_base_patch16_384 -l 2 --hidden 16 --heads 2 --crop 32", "vit"),
      ("vision --model vgg16_bn --hidden 8 --no_recomputation --save-memory-mode", "vgg")],
 )  # fmt: skip
 def test_published_tasks_have_models(partition, tmp_path, task: str, family: str) -> None:

@@ -9,8 +9,11 @@ from itertools import combinations, product
 import pytest
 import torch
 
-from tests.ftpipe.stages import OPTIMIZERS, Delayed, How, pipeline
+from tests.ftpipe.stages import OPTIMIZERS, Delayed, How, Net, batch, pipeline
 from tests.varuna.workers import Workers
+from workbench.model.base import Context
+from workbench.model.slices import Slices
+from workbench.runtime.passes.stage import Given, Stage
 
 STEPS = 8
 STASHED, KEPT = How(weight_stashing=True), How(recompute=False)
@@ -94,3 +97,20 @@ def pairwise(*axes: list) -> Iterator[Case]:
         best = max(every, key=lambda case: len(pairs(case) & left))
         left -= pairs(best)
         yield best
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_passes_in_16_bits_read_weights_of_their_moment_or_of_their_step(steady):
+    inputs = {name: value.float() for name, value in batch(2).items()}
+    slices, device = Slices(Net(2), lambda rows: inputs), torch.device("cpu")
+    stage = Stage(slices, range(2), device=device, dtype=torch.bfloat16, steady=steady)
+    ctx, losses = Context(seed=0, step=0, unit=0, samples=(0, 1)), []
+    for step in (0, 1):  # copies are made with the second
+        stage.begin(step, [Given(inputs, ctx)])
+        losses.append(stage.run((), 0, step)[0].item())
+    with torch.no_grad():
+        for weight in stage.named_parameters().values():
+            weight.mul_(2)
+    losses.append(stage.run((), 0, 1)[0].item())
+    assert losses[0] == losses[1]
+    assert (losses[2] == losses[1]) == steady

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from workbench.methods.ftpipe import run
+from workbench.model.base import LayeredModel
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import ProfiledSizes
 from workbench.runtime.memory.storage import States
@@ -45,6 +47,23 @@ def use(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(torch.float64))
     patch.setattr(States, "within", _within)
     patch.setattr(host_adam, "update", _update)
+
+
+def stages(patch: pytest.MonkeyPatch) -> None:
+    """`use`, for stages that stay with a process: weights are drawn in fp32, and widened."""
+    use(patch)
+    patch.setattr(run, "DTYPES", {"fp32": torch.float64})
+    drawn = LayeredModel.build
+
+    def build(*args: Any, **kw: Any) -> nn.Module:
+        torch.set_default_dtype(torch.float32)
+        try:
+            return drawn(*args, **kw, dtype=torch.float64)
+        finally:
+            torch.set_default_dtype(torch.float64)
+
+    patch.setattr(LayeredModel, "build", build)
+    torch.set_default_dtype(torch.float64)
 
 
 def _within(weights: Tensor, whole: Tensor) -> States:

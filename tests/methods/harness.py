@@ -66,10 +66,10 @@ class Silent:
         self.events.append((kind, values))
 
 
-def fork_ranks(patch: pytest.MonkeyPatch) -> None:
+def fork_ranks(patch: pytest.MonkeyPatch, what: str = "") -> None:
     """Have ranks of torch's own methods forked from now on, where the question is not how they
-    start (rank_server.py)."""
-    forked = partial(RankLauncher, process=process(""))
+    start (rank_server.py); `what` as rank_driver.py takes it."""
+    forked = partial(RankLauncher, process=process(what))
     patch.setattr("workbench.training.trained_ranks.RankLauncher", forked)
 
 

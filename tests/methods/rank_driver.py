@@ -3,7 +3,8 @@
 ``python -m tests.methods.rank_driver WHAT FOLDER RANK``; WHAT is nothing, ``delays`` (of a seed,
 where ``delays SEED`` names one), ``fp64`` (everything in it), ``UNIT:nan:STEP`` (a gradient of that
 unit is no number), ``RANK:hangs:WHERE`` with WHERE among import, meet, end; ``RANK:KIND:STEP:HOW``,
-HOW being fill (a tier is full), hang, kill, raise or wait; or ``fp64`` and one of the others; or
+HOW being fill (a tier is full), hang, kill, raise or wait; or ``fp64`` and one of the others, or
+``stages`` that stay with a process; or
 ``together``, with one thread for all that a device would work off, and one of the others.
 """
 
@@ -115,8 +116,9 @@ def main(what: str, folder: Path, number: int) -> int:
     """The rank's exit status."""
     perturb = None
     if what.startswith("fp64"):
-        double.use(pytest.MonkeyPatch())
         what = what.removeprefix("fp64").strip()
+        (double.stages if what == "stages" else double.use)(pytest.MonkeyPatch())
+        what = what.removeprefix("stages")
     if what.startswith("together"):
         together(pytest.MonkeyPatch())
         what = what.removeprefix("together").strip()

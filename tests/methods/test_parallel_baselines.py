@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from baselines import data_parallel, zero_infinity, zero_offload
 from baselines.pipeline import stages_of
@@ -62,16 +63,21 @@ def assert_losses(spec: RunSpec, outcome: Outcome, tolerance: float = LOSS_TOLER
 def assert_masters(spec: RunSpec, folder: Path) -> None:
     """Those of the newest checkpoint of a run."""
     _, expected = plain.judge(spec.with_(ranks=1, method="plain"))
+    found, _ = newest_weights(folder)
+    assert found.keys() == expected.keys()
+    assert_near(found, expected)
+
+
+def newest_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and BatchNorm's statistics of a run's newest checkpoint."""
     newest = next(checkpoint.whole(folder / "checkpoints"))
-    assert newest.manifest.next_step == spec.steps
     found = {
         label.removeprefix("weight/"): value
         for file in newest.path.glob("unit-*.safetensors")
         for label, value in load_file(file).items()
         if label.startswith("weight/")
     }
-    assert found.keys() == expected.keys()
-    assert_near(found, expected)
+    return found, checkpoint.statistics(newest)
 
 
 def children() -> set[psutil.Process]:

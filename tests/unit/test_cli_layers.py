@@ -77,7 +77,9 @@ def test_on_several_devices_those_methods_are_compared_that_run_there(tmp_path, 
     assert "torch-interleaved is not planned: torch plans torch-interleaved by itself" in told
     more = ["--set", "family=resnet", "--set", "tied=false"]
     assert main([*words, *more]) == 0
-    assert "torch-gpipe" not in capsys.readouterr().out, "it trains decoders only"
+    told = capsys.readouterr().out
+    assert "torch-interleaved is planned for decoders only" in told
+    assert "torch-zero-bubble" not in told, "it trains decoders only"
 
 
 def test_where_nothing_can_be_planned_the_reason_is_said(tmp_path, capsys):

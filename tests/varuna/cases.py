@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
@@ -471,23 +472,33 @@ def asynchronous(stages: int, cases: list[dict]) -> dict:
     return {"each": [trained(dist.get_rank(), **case) for case in cases]}
 
 
-def streamed(
-    stages: int, positions: tuple[int, ...], micros: int, steps: int, how: str, **options
-) -> dict:
-    """Losses and weights of an engine that takes batches ahead, asked for its weights midway; of
-    ranks of which the last one fails in some way, the words of the error."""
-    from tests.ftpipe.stages import ROWS, Layers, batch, rate
+def streamed(cases: list[dict], stages: int) -> dict:
+    """Loops that take batches ahead, one after the other."""
+    return {"each": [_streamed(**case) for case in cases]}
+
+
+def _streamed(
+    micros: int, steps: int, how: str, positions: tuple[int, ...] = (), layers: int = 0,
+    folder: str = "", optimizer: str = "adamw", own: bool = False, net: dict | None = None,
+    then: str = "ftpipe", **options,
+) -> dict:  # fmt: skip
+    """Losses and weights of an engine that takes batches ahead, and saves midway in a `folder`,
+    beside those of this and of another one, of the method `then`, that go on from there; of ranks
+    of which the last one fails in some way, the words of the error. `own`: the optimizer is a
+    function."""
+    from tests.ftpipe.stages import OPTIMIZERS, ROWS, Layers, batch, rate
     from workbench import Engine
 
     def loader(count: int, seen: int = 0):
         for step in range(seen, count):
-            engine.optimizer.param_groups[0]["lr"] = rate("adamw", step)
+            engine.optimizer.param_groups[0]["lr"] = rate(optimizer, step)
             if how == "killed" and dist.get_rank() and step == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
             if how == "raises" and dist.get_rank() and step == 4:
                 raise OSError("no such luck")
             parts = [batch(ROWS, step, micro) for micro in range(micros)]
-            made = {name: torch.cat([part[name] for part in parts]).float() for name in "xy"}
+            made = {name: torch.cat([part[name] for part in parts]) for name in "xy"}
+            made = {name: value.to(torch.get_default_dtype()) for name, value in made.items()}
             if how == "wild" and step == 1:
                 made["x"] *= torch.inf
             yield made
@@ -495,25 +506,45 @@ def streamed(
     def distance(outputs, given):
         return (outputs - given["y"]).square().mean()
 
-    module, config = Layers(len(positions)), {"lr": 0.01, "weight_decay": 0.1}
+    def again() -> bool:
+        """Whether an engine does as well from the checkpoint on."""
+        told["resumed"] = engine.load(folder)
+        told["again"] = [float(loss) for loss in engine.stream(loader(steps, half), distance)]
+        found = engine.state_dict()
+        alike = all(torch.equal(value, weights[name]) for name, value in found.items())
+        return alike and told["again"] == losses[half:]
+
+    def engine_of(method: str) -> Engine:
+        options_ = ({"map": " ".join(map(str, positions))} if positions else {}) | options
+        config = {"lr": 0.01, "weight_decay": 0.1}
+        if own:
+            config, options_["optimizer"] = {}, OPTIMIZERS.get(optimizer, torch.optim.ASGD)
+        return Engine(
+            module, config, method=method, device="cpu", quiet=how != "wild",
+            microbatches=micros, **options_ if method == "ftpipe" else {},
+        )  # fmt: skip
+
+    torch.set_default_dtype(torch.float32 if "dtype" in options else torch.float64)
+    module = Layers(layers or len(positions), **net or {})
     kept = {name: value.clone() for name, value in module.state_dict().items()}
-    errors = io.StringIO()
+    errors, half, told = io.StringIO(), steps // 2, {"said": ""}
     try:
-        with redirect_stderr(errors), Engine(
-            module, config, method="ftpipe", device="cpu", quiet=how != "wild", microbatches=micros,
-            map=" ".join(map(str, positions)), **options,
-        ) as engine:  # fmt: skip
-            losses = [float(loss) for loss in engine.stream(loader(steps // 2), distance)]
-            engine.state_dict()
-            losses += engine.stream(loader(steps, steps // 2), distance)
-            weights = {name: value.tolist() for name, value in engine.state_dict().items()}
-            said = ""
+        with redirect_stderr(errors), engine_of("ftpipe") as engine:
+            losses = [float(loss) for loss in engine.stream(loader(half), distance)]
+            engine.save(folder) if folder else engine.state_dict()
+            losses += engine.stream(loader(steps, half), distance)
+            weights = engine.state_dict()
             try:
                 engine.step(next(loader(1)), distance)
             except ValueError as error:
-                said = str(error)
+                told["said"] = str(error)
+            told["alike"] = bool(folder) and again()
+        if folder:
+            with engine_of(then) as engine:
+                told["alike"] &= again()
     except Exception as error:
-        return {"said": f"{type(error).__name__}: {error}"}
+        return {"said": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
     same = all(torch.equal(value, module.state_dict()[name]) for name, value in kept.items())
-    told = {"said": said, "untouched": same, "errors": errors.getvalue()}
-    return {"losses": losses, "weights": weights, **told}
+    told |= {"untouched": same, "errors": errors.getvalue()}
+    lists = {name: value.tolist() for name, value in weights.items()}
+    return {"losses": losses, "weights": lists, **told}

@@ -294,16 +294,9 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _layers(arguments: argparse.Namespace) -> int:
-    from workbench.cli import layers, operators
+    from workbench.cli.layers import show_layers
 
-    model = specs_from(arguments, window="auto")[0].model
-    if arguments.operators:
-        (rows, notes), lines_of = operators.listed(model), operators.lines_of
-    else:
-        (rows, notes), lines_of = layers.looked_at(model), layers.lines_of
-    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
-    for note in notes:
-        print(note, file=sys.stderr)
+    show_layers(arguments, specs_from(arguments, window="auto")[0].model)
     return OK
 
 

@@ -10,14 +10,14 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.division import packs_of
-from workbench.core.model_spec import FUNCTION, GPT_FAMILY, T5_FAMILY, WIDE_RESNET
-from workbench.core.named_models import NAMED
+from workbench.core.model_spec import FUNCTION, GPT_FAMILY, T5_FAMILY, VIT, WIDE_RESNET
 from workbench.core.spec import RunSpec, field_of
+from workbench.model.named import NAMED
 from workbench.partition import registered
 from workbench.partition.analysis import analyse
 from workbench.partition.graph import Graph, rows_of
@@ -60,6 +60,8 @@ BERTS = {
     "bert-large-uncased-whole-word-masking": _sized("large", **BERT_SIZES),
 }
 PICTURES = {"heads": 1, "seq": 32}
+COMPILED = (WIDE_RESNET, VIT)
+"""Families of pictures whose published models the published compiler knew."""
 TASKS = {
     "t5": Task(
         family=T5_FAMILY, flags={**LENGTH, "answer_max_seq_length": "target_seq"},
@@ -79,7 +81,7 @@ TASKS = {
         family="resnet", flags={"crop": "seq"},
         models={
             "vgg16_bn": {"family": "vgg", "layers": 13, "hidden": 64, "vocab": 1000, **PICTURES},
-            **{n: {"family": n} for n, each in NAMED.items() if each["family"] == WIDE_RESNET},
+            **{n: {"family": n} for n, each in NAMED.items() if each["family"] in COMPILED},
             "resnet": {"family": "resnet", "layers": 8, "hidden": 16, "vocab": 10, **PICTURES},
         },
         usual="resnet",
@@ -227,10 +229,11 @@ def register(
     spec = resolve(asked)
     check_inputs([spec], store)
     if calls:
-        graph, compare = _of_calls(spec, ask, store, fresh, **calls)
+        graph, compare, sets_of = _of_calls(spec, ask, store, fresh, **calls)
     else:
-        graph, compare = _of_layers(spec, ask, store, fresh)
+        graph, compare, sets_of = _of_layers(spec, ask, store, fresh)
     found = partition(graph, ask, settings)
+    sets = sets_of(found)
     counts = Counter(found.stage.values())
     cut = [] if calls else [counts[stage] for stage in range(len(found.stage_to_device))]
     made = registered.made(
@@ -238,18 +241,20 @@ def register(
         ask=ask, settings=asdict(settings), costs=f"measured on {this_machine(spec.device).name}",
         graph=rows_of(graph), stage=found.stage, device=found.device, cut=cut,
         map=found.stage_to_device,
-        checked="not compared: --no_check" if unchecked else compare(found),
+        calls=sets, checked="not compared: --no_check" if unchecked else compare(found),
         analysis=analyse(graph, found, bandwidth=ask.bandwidth, cheap_last=ask.cheap_last),
     )  # fmt: skip
     registered.write(store.root, made, force=force)
     run = asked.with_(ranks=ask.devices, partition=name)
-    return made, ["workbench", "run", "-m", METHOD, *words_of(run, always="batch")] if cut else []
+    trains = ["workbench", "run", "-m", METHOD, *words_of(run, always="batch")]
+    return made, trains if cut or sets else []
 
 
 def _of_layers(
     spec: RunSpec, ask: Ask, store: Store, fresh: bool
-) -> tuple[Graph, Callable[[Partition], str]]:
-    """The graph of a model's layers, and what compares a partition with the module."""
+) -> tuple[Graph, Callable[[Partition], str], Callable[[Partition], str]]:
+    """The graph of a model's layers, what compares a partition with the module, and what tells the
+    calls of its stages, of which layers have none."""
     from workbench.methods.ftpipe.parts import cut_and_map, graph_of
     from workbench.model import make_model
     from workbench.profile.store import profile_for, stored_profile
@@ -269,16 +274,16 @@ def _of_layers(
         cut = map(int, cut_and_map(found)[0].split())
         return check_stages(spec.model, packs_of([*cut]), spec.seed)
 
-    return graph, compare
+    return graph, compare, lambda _: ""
 
 
 def _of_calls(
     spec: RunSpec, ask: Ask, store: Store, fresh: bool, *,
     basic_blocks: Sequence[str] = (), depth: int | None = None,
-) -> tuple[Graph, Callable[[Partition], str]]:  # fmt: skip
+) -> tuple[Graph, Callable[[Partition], str], Callable[[Partition], str]]:  # fmt: skip
     """As `_of_layers`, of a module's calls."""
     from workbench.methods.ftpipe.operator_graph import Traced
-    from workbench.training.cut_check import check_order
+    from workbench.training.cut_check import check_order, check_stages
 
     traced, keeps = Traced(spec, basic=basic_blocks, depth=depth), spec.activations == "keep"
     _check_devices(ask, len(traced.operators), "calls")
@@ -286,10 +291,17 @@ def _of_calls(
     def graph_of(*_: Any) -> Graph:
         return traced.graph(store.root, _tell, recompute=not keeps, fresh=fresh)
 
-    def compare(found: Partition) -> str:
-        return check_order(traced.module, traced.inputs, traced.operators, found.stage)
+    def sets_of(found: Partition) -> str:
+        return traced.sets(found.stage)
 
-    return measured(spec, store, graph_of), compare
+    def compare(found: Partition) -> str:
+        told = check_order(traced.module, traced.inputs, traced.operators, found.stage)
+        if not (sets := sets_of(found)):
+            return told
+        ones = packs_of([1] * len(found.stage_to_device))
+        return f"{told}; {check_stages(replace(spec.model, calls=sets), ones, spec.seed)}"
+
+    return measured(spec, store, graph_of), compare, sets_of
 
 
 def _check_devices(ask: Ask, count: int, what: str) -> None:

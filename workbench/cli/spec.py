@@ -17,10 +17,12 @@ from typing import Any, NoReturn
 
 from workbench.core import methods
 from workbench.core.fields import Field
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import T5_FAMILY, ModelSpec
 from workbench.core.options import catalogue, takes
+from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec, field_of
 from workbench.model.hf_config import spec_from_config
+from workbench.model.tokenizer_file import FILE as TOKENIZER_FILE
 from workbench.runs.overrides import (
     FIELDS,
     FLAGS,
@@ -101,8 +103,9 @@ def add_spec_flags(
         metavar="KEY=VALUE",
         help="any other field of the spec, such as family=bert, vgg, resnet, wide-resnet (or "
         "wrn_28x10_c100_dr03_gn, wrn_16x4_c10 and the like), wide-resnet-imagenet (-1B and the "
-        "like), t5 (or t5-small, t5-base, t5-large, t5-3b with their sizes), megatron-t5 (-770M "
-        "and the like), gpt-1_3B and the like, or a function of your own, "
+        "like), vit (or vit_base_patch16_384, vit_large_patch32_384), t5 (or t5-small, t5-base, "
+        "t5-large, t5-3b with their sizes), megatron-t5 (-770M and the like), gpt-1_3B and the "
+        "like, or a function of your own, "
         "package.module:function, that makes a module and data (workbench/model/custom.py)",
     )
 
@@ -175,6 +178,10 @@ def specs_from(
         random = changes.get("weights", data.get("weights")) == "random"
         told = spec_from_config(arguments.hf_config, random=random, **given)
         changes["model"] = told.to_dict()
+        own = user_path(arguments.hf_config)
+        own = own.parent if own.suffix == ".json" else own
+        if told.family == T5_FAMILY and "tokenizer" not in {*changes, *data}:
+            changes |= {"tokenizer": str(own)} if (own / TOKENIZER_FILE).is_file() else {}
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method
     specs = specs_for(data, changes, asked, peers=peers, refused=refused)

@@ -15,6 +15,7 @@ from itertools import chain
 from math import isqrt
 from typing import Any
 
+from workbench.core.call_sets import read_sets
 from workbench.core.schema import read_as
 
 GPT_FAMILY = "gpt"
@@ -25,16 +26,18 @@ ENGINE = "engine:"
 """Begins the family of a module in a user's own loop."""
 T5_FAMILY = "t5"
 T5_LIKE_GPT = "megatron-t5"
-WIDE_RESNET = "wide-resnet"
+WIDE_RESNET, VIT = "wide-resnet", "vit"
 BOTTLENECKS = "wide-resnet-imagenet"
 MODULES = {
-    "bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, BOTTLENECKS: 2, T5_FAMILY: 4, T5_LIKE_GPT: 4,
+    "bert": 3, "vgg": 3, "resnet": 2, WIDE_RESNET: 2, BOTTLENECKS: 2, VIT: 2, T5_FAMILY: 4,
+    T5_LIKE_GPT: 4,
 }  # fmt: skip
 """Families of ordinary modules (families.py), which are decomposed -> units beside their layers."""
 ANSWERING = (T5_FAMILY, T5_LIKE_GPT)
 """Encoder-decoders."""
-PICTURED = ("vgg", "resnet", WIDE_RESNET, BOTTLENECKS)
-"""Families of pictures, to which the number of heads means nothing."""
+HEADLESS = ("vgg", "resnet", WIDE_RESNET, BOTTLENECKS)
+PICTURED = (*HEADLESS, VIT)
+"""Families of pictures; to the former the number of heads means nothing."""
 MOST = {"layers": 2000, "hidden": 1 << 20, "heads": 1 << 20, "seq": 1 << 27, "vocab": 1 << 27}
 """Twice the deepest transformers that were trained; one layer of the widest has 12 trillion
 parameters. What takes time in proportion to one of these ends in seconds."""
@@ -43,11 +46,11 @@ T5_MOST = {
     "feed_forward": MOST["hidden"],
 }  # fmt: skip
 """Sizes that encoder-decoders alone have -> the most of each."""
-OWN_MOST = T5_MOST | {"width_factor": 1024}
+OWN_MOST = T5_MOST | {"width_factor": 1024, "patch": MOST["seq"]}
 """Sizes that some families alone have, None in the others' specs -> the most of each."""
 ONLY = dict.fromkeys(T5_MOST, ANSWERING) | {
     "gated": (T5_FAMILY,), "pretrained": (T5_FAMILY,), "group_norm": (WIDE_RESNET,),
-    "width_factor": (BOTTLENECKS,),
+    "width_factor": (BOTTLENECKS,), "patch": (VIT,),
 }  # fmt: skip
 """Fields that mean something to some families alone -> these families."""
 
@@ -57,8 +60,8 @@ class ModelSpec:
     """A decoder: GPT of any size, or a Hugging Face configuration (made by `model.hf_config`)."""
 
     family: str = GPT_FAMILY
-    """``gpt``; ``bert``, ``vgg``, ``resnet``, ``wide-resnet``, ``wide-resnet-imagenet``, ``t5`` or
-    ``megatron-t5`` (families.py);
+    """``gpt``; ``bert``, ``vgg``, ``resnet``, ``wide-resnet``, ``wide-resnet-imagenet``, ``vit``,
+    ``t5`` or ``megatron-t5`` (families.py);
     ``package.module:function``, which makes a module (custom.py); or the path of a Hugging Face
     ``config.json`` (or of the folder that holds it)."""
     layers: int = 16
@@ -94,6 +97,12 @@ class ModelSpec:
     for random weights."""
     group_norm: bool = False
     """Whether norms of wide-resnet are GroupNorm, which needs no statistics, not BatchNorm."""
+    calls: str = ""
+    """Calls of each unit, as a partition of calls has them, such as ``depth=9 0-3,5 4,6-8``; empty
+    for the model's own layers."""
+    patch: int | None = None
+    """Pixels of a side of vit's patches, which are its tokens; by default a quarter of a picture's
+    side, or 16 if that is less."""
     width_factor: int | None = None
     """Times that the 3x3 convolutions of wide-resnet-imagenet are as wide as the 1x1 convolutions
     before them, by default 2; `hidden` are the channels of the first ones."""
@@ -120,7 +129,7 @@ class ModelSpec:
                     f"{name} is {value}; of the model {self.family} it means nothing, only of "
                     f"{' and '.join(families)}"
                 )
-        if self.hidden % self.heads and not self.head_size and self.family not in PICTURED:
+        if self.hidden % self.heads and not self.head_size and self.family not in HEADLESS:
             nearest = _nearest_divisor(self.hidden, self.heads)
             raise ValueError(
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "
@@ -131,6 +140,13 @@ class ModelSpec:
         for name in ("tied", "gated", "group_norm"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name} is {value!r}; it must be true or false")
+        if self.calls:
+            read_sets(self.calls)
+            if not self.decomposed:
+                raise ValueError(
+                    f"calls is {self.calls!r}; the model {self.family} has layers and no module "
+                    "whose calls these could be"
+                )
 
     @property
     def pure(self) -> bool:
@@ -141,6 +157,8 @@ class ModelSpec:
     def units(self) -> int:
         """Embedding, blocks and head, or the layers of a decomposed module. How many a user's own
         has, only `workbench.model.units_of` can tell: it is made to be counted."""
+        if self.calls:
+            return len(read_sets(self.calls).sets)
         assert not self.custom, "count with workbench.model.units_of"
         decoders = (self.decoder_layers or self.layers) if self.family in ANSWERING else 0
         return self.layers + decoders + MODULES.get(self.family, 2)
@@ -188,8 +206,11 @@ class ModelSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, without the fields that other families alone have."""
-        fields = asdict(self).items()
-        return {n: value for n, value in fields if self.family in ONLY.get(n, (self.family,))}
+        fields = asdict(self)
+        if not self.calls:  # as before there were any
+            del fields["calls"]
+        named = fields.items()
+        return {n: value for n, value in named if self.family in ONLY.get(n, (self.family,))}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelSpec:

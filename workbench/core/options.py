@@ -30,6 +30,8 @@ class Options:
     """Whether backward passes may begin at checkpoints, so that such passes are profiled, too."""
     uneven: ClassVar[bool] = False
     """Whether micro-batches may differ by one sample."""
+    calls: ClassVar[bool] = False
+    """Whether units may be any sets of a model's calls."""
     synonyms: ClassVar[Mapping[str, str]] = {}
     """Names that options of other methods have -> options of these, which people may give by them:
     of one method, one name says one thing."""

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Literal
 
 from workbench.core.fields import Field, fields_of
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import PICTURED, ModelSpec
 from workbench.core.options import Options, catalogue, choose, options_of
 from workbench.core.schema import check_words, read_as
 
@@ -31,7 +31,10 @@ class RunSpec:
     bert of MRPC or SuperGLUE; of pictures ``digits``, or a folder of CIFAR or of class folders."""
     tokenizer: str = "bytes"
     """``bytes``, or ``bpe:N`` for a byte-level BPE of N tokens trained on the text; ``wordpiece``
-    of pairs."""
+    of pairs; of t5 a folder with the ``tokenizer.json`` of a trained one."""
+    augment: Literal["none", "crop-flip"] = "none"
+    """Change of pictures that are trained on: ``crop-flip`` moves each by up to an eighth of a side
+    and mirrors every other one, by seed and sample, as is usual on CIFAR."""
     batch: int = 4
     """Samples per optimizer step."""
     microbatches: int = 1
@@ -123,6 +126,11 @@ class RunSpec:
                 "layers, micro-batches or ranks"
             )
         check_words(self)
+        if self.augment != "none" and self.model.family not in PICTURED:
+            raise ValueError(
+                f"augment is {self.augment!r}; {self.model.family} reads no pictures of ours, "
+                f"{', '.join(PICTURED)} do"
+            )
         kind = options_of(self.method)
         if self.options is None:
             object.__setattr__(self, "options", kind())
@@ -133,6 +141,11 @@ class RunSpec:
         if self.batch % self.microbatches and not kind.uneven:
             raise ValueError(
                 f"a batch of {self.batch} does not divide into {self.microbatches} micro-batches"
+            )
+        if self.model.calls and not kind.calls:
+            raise ValueError(
+                f"calls is {self.model.calls!r}, and {self.method} trains a model's own layers: "
+                "leave it out, or use the method that the partition was made for"
             )
         self.options.check(self)
 

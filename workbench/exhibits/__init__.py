@@ -61,6 +61,7 @@ FTPIPE = {
     "ftpipe_partitions": "ftpipe.partitions",
     "ftpipe_schedules": "ftpipe.schedules",
     "ftpipe_quality": "ftpipe.quality",
+    "ftpipe_target": "ftpipe.target",
 }
 """Exhibits of FTPipe (ATC'21)."""
 EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA | FTPIPE

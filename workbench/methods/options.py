@@ -86,7 +86,29 @@ class Visits(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunks(Options):
+class Staged(Options):
+    """Options of pipelines whose stages may be given."""
+
+    stages: str = "auto"
+    """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; ``auto``
+    balances measured time within memory, or, in torch's pipelines, operations."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        numbers_of_units("stages", self.stages, STAGES)
+
+    @property
+    def given_stages(self) -> list[int]:
+        """Units of each stage, where the user gave them; else empty."""
+        return numbers_of_units("stages", self.stages, STAGES)
+
+
+STAGES = "5 4 4 3"
+"""Stages in a message to somebody who gave others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks(Staged):
     """Options of pipelines with several stages a rank."""
 
     chunks: int = 2

@@ -8,7 +8,8 @@ and the docstring; the answer is the function's name. Names of Python's own are 
 
 A source or an answer that is too long loses its end, and ends with a token of its own all the same.
 The decoder reads the answer moved on by one, and begins with padding, as T5's does. A sample is
-found by its number alone, in a fresh keyed order each epoch, as in `text.Batches`.
+found by its number alone, in a fresh keyed order each epoch, as in `text.Batches`. Padding and the
+end are tokens of a trained tokenizer's own, else the two after the others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from workbench.model.keys import permuted, place_of
 from workbench.model.pairs import HELD_OUT
 from workbench.model.text import IGNORED
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
+from workbench.model.tokenizer_file import FromFile, is_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,8 +42,6 @@ FUNCTION = re.compile(
     re.MULTILINE,
 )
 """A function that is no private one, and its docstring."""
-SPECIAL = 2
-"""Tokens beside the tokenizer's: padding, and the end of a text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +61,10 @@ class Answers:
     labels: np.ndarray
     """[n, target_seq] int32: tokens of the answers, and -100 after their end."""
     tokenizer: Tokenizer
-    """Its tokens are below `padding`."""
     padding: int
     """The token that the decoder begins with, and that stands for what is ignored."""
+    end: int
+    """The token that ends a text."""
 
     def __len__(self) -> int:
         """Samples in one epoch."""
@@ -76,8 +77,9 @@ class Answers:
 
     def text(self, ids: Sequence[int]) -> str:
         """An answer's tokens as text, up to the end of it."""
-        end = next((at for at, token in enumerate(ids) if not 0 <= token < self.padding), None)
-        return self.tokenizer.decode(ids[:end])
+        own = range(self.tokenizer.vocab)
+        ends = (t not in own or t in (self.padding, self.end) for t in ids)
+        return self.tokenizer.decode(ids[: next((at for at, t in enumerate(ends) if t), None)])
 
     def at(
         self, places: Sequence[int], samples: Sequence[int]
@@ -112,8 +114,9 @@ def load_answers(
     of `target_seq`; those that are `held_out` are of the library's tenth that is not trained on, or
     of the folder's file for that.
 
-    `tokenizer` is ``bytes`` or ``bpe:N``. Raises ValueError, one sentence with file and line, for
-    what is missing or malformed, and when the tokens are more than the model's `vocab`.
+    `tokenizer` is ``bytes``, ``bpe:N`` or the folder of a trained one (tokenizer_file.py). Raises
+    ValueError, one sentence with file and line, for what is missing or malformed, and when the
+    tokens are more than the model's `vocab`.
     """
     if min(seq, target_seq) < 2:
         raise ValueError(
@@ -127,31 +130,38 @@ def load_answers(
         name, pairs, path = Path(source).name, _read_lines(user_path(source)), user_path(source)
         held = read_asked(examples_at(path, True)) if held_out else []
     told = _told(name, pairs)
-    made = Bytes() if tokenizer in ("", Bytes.name) else tokenize(told, tokenizer, cache)[0]
+    if trained := is_folder(tokenizer):
+        made: Tokenizer = FromFile(tokenizer)
+    else:
+        made = Bytes() if tokenizer in ("", Bytes.name) else tokenize(told, tokenizer, cache)[0]
     if held_out:
         pairs, told = held, _told(name, held)
-    if (total := made.vocab + SPECIAL) > vocab:
+    padding, end = (made.padding, made.end) if trained else (made.vocab, made.vocab + 1)
+    if (total := max(made.vocab, padding + 1, end + 1)) > vocab:
         raise ValueError(
             f"the model's vocabulary of {vocab} is smaller than the {total} tokens of "
             f"{made.name!r}, padding and the end of a text; use a vocabulary of at least {total}"
         )
-    padding, end = made.vocab, made.vocab + 1
     ids = np.full((len(pairs), seq), padding, dtype=np.int32)
+    mask = np.zeros(ids.shape, dtype=bool)
     labels = np.full((len(pairs), target_seq), IGNORED, dtype=np.int32)
     for row, (asked, answer) in enumerate(pairs):
         for table, text in ((ids, asked), (labels, answer)):
             tokens = made.encode(text.encode())[: table.shape[1] - 1]
             table[row, : len(tokens)] = tokens  # as an array: a list of SQuAD's takes seconds
             table[row, len(tokens)] = end
+            if table is ids:
+                mask[row, : len(tokens) + 1] = True
     return Answers(
         name=f"{name}, answers",
-        digest=told.digest,
+        digest=sha256((told.digest + made.digest).encode()).hexdigest() if trained else told.digest,
         seed=seed,
         ids=ids,
-        mask=ids != padding,
+        mask=mask,
         labels=labels,
         tokenizer=made,
         padding=padding,
+        end=end,
     )
 
 

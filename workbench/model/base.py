@@ -53,6 +53,8 @@ class Part:
     """Where the batch dimension is; None for what does not grow with the batch."""
     rows: int = 1
     """Entries of the batch dimension per sample."""
+    given: int | None = None
+    """Place among what the model takes, of such a tensor as it was given: who reads it has it."""
 
     def full_shape(self, samples: int) -> tuple[int, ...]:
         """Shape for so many samples."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import set_parameter
+from workbench.model.call_layers import call_layers
 from workbench.model.custom import function_of, importing
 from workbench.model.custom_data import Samples, Words, classes_of, item_of, loss
 from workbench.model.decompose import Layer, ListOfLayers, Undecomposed, decompose, from_list
@@ -80,9 +81,12 @@ def make_layered(spec: ModelSpec, seed: int = 0) -> Decomposed:
     module = make_keyed(made.module.train())
     frozen = thaw(module)
     *inputs, targets = _rows(spec, made, EXAMPLE)
+    places = None
     with unkeyed():
         try:
-            if made.listed:
+            if spec.calls:
+                layers, places = call_layers(module, tuple(inputs), spec.calls, loss)
+            elif made.listed:
                 layers = from_list([*module], tuple(inputs), criterion=loss)
             else:
                 layers = decompose(module, tuple(inputs), criterion=loss)
@@ -104,6 +108,7 @@ def make_layered(spec: ModelSpec, seed: int = 0) -> Decomposed:
         targets=targets,
         frozen=frozen,
         foreign=True,
+        places=places,
     )
     model.classes = classes_of(model.output, targets, spec.family)
     return model

@@ -61,9 +61,14 @@ class Draw(NamedTuple):
 class Pass:
     """One pass of a layer, or of a whole module, on a micro-batch."""
 
-    def __init__(self, ctx: Context, draws: Sequence[Draw] = (), place: int = 0) -> None:
-        """`draws` of the whole model; `place` of the first draw of this pass."""
-        self.ctx, self.draws, self.place = ctx, draws, place
+    def __init__(
+        self, ctx: Context, draws: Sequence[Draw] = (), places: Sequence[int] | None = None
+    ) -> None:
+        """`draws` of the whole model; `places` of those of this pass, by default all."""
+        self.ctx, self.draws = ctx, draws
+        self.places = range(len(draws)) if places is None else places
+        self.drawn = 0
+        """Draws so far."""
         self.filling = False
         """Whether numbers of a place are drawn now."""
         self.calls: dict[int, int] = {}
@@ -71,16 +76,18 @@ class Pass:
 
     def again(self) -> Pass:
         """A repetition of what comes next."""
-        copy = Pass(self.ctx, self.draws, self.place)
-        copy.calls = dict(self.calls)
+        copy = Pass(self.ctx, self.draws, self.places)
+        copy.drawn, copy.calls = self.drawn, dict(self.calls)
         return copy
 
     def next_draw(self, shape: torch.Size, *, hidden: bool) -> tuple[int | None, list[int]]:
         """(dimension to draw along, a seed for each entry there) of the next draw; or (None, one
         seed). Raises ValueError where the layer drew otherwise when it was looked at."""
-        place, ctx = self.place, self.ctx
-        self.place += 1
-        draw = self.draws[place] if place < len(self.draws) else None
+        place, ctx = -1, self.ctx
+        if self.drawn < len(self.places):
+            place = self.places[self.drawn]
+        self.drawn += 1
+        draw = self.draws[place] if place >= 0 else None
         known = draw is not None and draw.hidden == hidden
         if known and draw.dim is not None:
             known = draw.dim < len(shape) and shape[draw.dim] == len(ctx.samples)

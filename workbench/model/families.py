@@ -11,6 +11,8 @@ A `ModelSpec` names one by its family. What its numbers mean there:
 * ``wide-resnet``: `layers` blocks in three groups, of n each at a depth of 6 n + 4; `hidden`
   channels of the first group, 16 times the factor k; `dropout` inside blocks, `group_norm`; n + 2
   units. ``wrn_28x10_c100_dr03_gn`` and the like are names with published sizes.
+* ``vit``: `layers` blocks on patches of `patch` pixels of pictures of `seq`, `vocab` classes; n + 2
+  units. ``vit_base_patch16_384`` and the like are names with published sizes.
 * ``wide-resnet-imagenet``: `layers` bottleneck blocks in four groups, 16 or 33 as published;
   `hidden` channels, `width_factor`; n + 2 units. ``wide-resnet-imagenet-1B`` and the like are
   names with published sizes.
@@ -23,7 +25,7 @@ A `ModelSpec` names one by its family. What its numbers mean there:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,10 +38,10 @@ from workbench.core.model_spec import (
     BOTTLENECKS,
     T5_FAMILY,
     T5_LIKE_GPT,
+    VIT,
     WIDE_RESNET,
     ModelSpec,
 )
-from workbench.core.named_models import bottlenecks_of, groups_of
 from workbench.core.paths import user_path
 from workbench.model import (
     bert,
@@ -50,16 +52,19 @@ from workbench.model import (
     t5,
     t5_like_gpt,
     vision,
+    vit,
     wide_resnet,
     wide_resnet_imagenet,
 )
 from workbench.model.answers import holds_out as answers_held_out
 from workbench.model.answers import load_answers
+from workbench.model.call_layers import LayerWeights, call_layers
 from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
+from workbench.model.named import bottlenecks_of, groups_of
 from workbench.model.pairs import holds_out as pairs_held_out
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
@@ -69,6 +74,8 @@ EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
 PICTURES = 4096
 """Synthetic pictures in an epoch."""
+PATCH = 16
+"""Pixels of a side of the published patches."""
 ANSWER = 8
 """Tokens of an answer where a spec names no number."""
 
@@ -116,12 +123,19 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
         model = make_keyed(family.make(spec))
         *example, _ = family.example(spec)
     criterion = custom_data.loss if family.counted else cross_entropy
+    places = None
     with unkeyed():
-        layers = decompose(model, tuple(example), criterion=criterion)
+        if spec.calls:
+            layers, places = call_layers(model, tuple(example), spec.calls, criterion)
+        else:
+            layers = decompose(model, tuple(example), criterion=criterion)
     trained = TrainedT5(spec.pretrained, t5_shape(spec)) if spec.pretrained else None
+    own = LayerWeights(layers, lambda: make_decomposed(replace(spec, calls="")))
 
     def initialize(module: nn.Module, unit: int, seed: int) -> None:
-        if trained is None:
+        if spec.calls and trained is None:
+            own(module, unit, seed)
+        elif trained is None:
             family.initialize(module, unit=unit, seed=seed)
         else:
             trained.fill(module, layers[unit].state)
@@ -135,6 +149,7 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
         max_seq=spec.seq,
         targets=family.example(spec)[-1],
         left_out=family.counted,
+        places=places,
     )
     if made.num_units != spec.units:
         raise ValueError(
@@ -259,6 +274,16 @@ def _wide_resnet(spec: ModelSpec) -> nn.Module:
     )  # fmt: skip
 
 
+def _vit(spec: ModelSpec) -> nn.Module:
+    return vit.Vit(
+        vit.VitShape(
+            layers=spec.layers, hidden=spec.hidden, heads=spec.heads, image=spec.seq,
+            patch=spec.patch or min(PATCH, max(1, spec.seq // 4)), classes=spec.vocab,
+            dropout=spec.dropout,
+        )
+    )  # fmt: skip
+
+
 def _bottlenecks(spec: ModelSpec) -> nn.Module:
     return wide_resnet_imagenet.BottleneckResNet(
         wide_resnet_imagenet.BottleneckShape(
@@ -347,12 +372,13 @@ FAMILIES = {
     ),
     **{
         name: Family(
-            make=make, initialize=vision.initialize, example=_picture, load=_pictures,
+            make=make, initialize=initialize, example=_picture, load=_pictures,
             holds_out=_pictures_held_out,
         )
-        for name, make in (
-            ("vgg", _vgg), ("resnet", _resnet), (WIDE_RESNET, _wide_resnet),
-            (BOTTLENECKS, _bottlenecks),
+        for name, make, initialize in (
+            ("vgg", _vgg, vision.initialize), ("resnet", _resnet, vision.initialize),
+            (WIDE_RESNET, _wide_resnet, vision.initialize),
+            (BOTTLENECKS, _bottlenecks, vision.initialize), (VIT, _vit, vit.initialize),
         )
     },
     **{

@@ -3,7 +3,8 @@
 Where data has a part of its own for that (families.py), this is held out. Else it is the end of the
 data, which is not trained on as soon as a run evaluates: of a text the last tokens, of pairs of
 texts the last rows; of pictures and a user's own samples, which often lie in the order of their
-classes, the last ones in a keyed order.
+classes, the last ones in a keyed order. Pictures that are trained on, and no others, may be moved
+and mirrored (augmented.py).
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ def load_part(
     )  # fmt: skip
     if share and not own:
         data = _divided(data, share, held_out)
+    if spec.augment != "none" and not held_out:
+        from workbench.model.augmented import Augmented
+
+        data = Augmented(data, spec.seed)
     return Draws(data, spec.batch)
 
 

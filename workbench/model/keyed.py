@@ -53,9 +53,9 @@ class OnceNorm(_BatchNorm):
     """BatchNorm whose running statistics see each micro-batch once, at each call in a pass. Names
     are BatchNorm's own."""
 
-    _counted: tuple[object, int] = (None, 0)
-    """The micro-batch that was counted last, and the calls of its pass: a repetition of them, as
-    by a checkpoint, is not counted."""
+    _counted: tuple[int | None, dict[tuple[int, ...], int]] = (None, {})
+    """The step that was counted last, and calls by the samples of its micro-batches: a repetition,
+    as by a checkpoint, also when others have passed meanwhile, is not counted."""
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
@@ -86,16 +86,17 @@ class OnceNorm(_BatchNorm):
 
     def begin_anew(self) -> None:
         """Count the next micro-batch, also one that was counted: a checkpoint is taken up."""
-        self._counted = None, 0
+        self._counted = None, {}
 
     def _is_new(self, running: Pass) -> bool:
         """Whether this call of a pass with gradients is no repetition."""
         call = running.calls[id(self)] = running.calls.get(id(self), 0) + 1
-        micro_batch = running.ctx.step, running.ctx.samples
-        counted = self._counted[1] if self._counted[0] == micro_batch else 0
-        if call <= counted:
+        if self._counted[0] != running.ctx.step:
+            self._counted = running.ctx.step, {}
+        counted = self._counted[1]
+        if call <= counted.get(running.ctx.samples, 0):
             return False
-        self._counted = micro_batch, call
+        counted[running.ctx.samples] = call
         return True
 
 

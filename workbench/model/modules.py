@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -48,12 +48,15 @@ class Decomposed(LayeredModel):
         frozen: Collection[str] = (),
         foreign: bool = False,
         left_out: bool = False,
+        places: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """`layers` are those of `module`, and end with the loss; `targets` of two samples are an
         example; `frozen` are names of what is not trained (frozen.py), which asks for gradients
         like the rest; `foreign`: a user's own, of which nobody knows more than is seen;
-        `left_out`: the loss leaves out labels of -100. Raises ValueError for parameters that ask
-        for none, and for what no method here can do exactly.
+        `left_out`: the loss leaves out labels of -100. `places`: where, among all draws in the
+        module's order, each layer's are, of layers that are any sets of calls; what the module is
+        called with then goes to those that read it. Raises ValueError for parameters that ask for
+        no gradient, and for what no method here can do exactly.
         """
         take_over()
         self.foreign, self._targets = foreign, targets
@@ -83,9 +86,20 @@ class Decomposed(LayeredModel):
         ]
         self._kinds, self._traits = self._traits_of_units()
         of_units = [self._traits[kind].draws for kind in self._kinds]
-        self.draws: list[Draw] = [draw for draws in of_units for draw in draws]
+        self._given = {} if places is None else {v.name: k for k, v in enumerate(layers[0].inputs)}
+        ends = [*accumulate(map(len, of_units), initial=0)]
+        self._places = [range(*pair) for pair in pairwise(ends)] if places is None else places
+        """Of the draws of each unit."""
+        drawn: dict[int, Draw] = {}
+        for unit, (own, draws) in enumerate(zip(self._places, of_units, strict=True)):
+            if len(own) != len(draws):
+                raise ValueError(
+                    f"the calls of stage {unit} draw random numbers {len(own)} times by "
+                    f"themselves, and {len(draws)} times together: cut the model at its layers"
+                )
+            drawn |= dict(zip(own, draws, strict=True))
+        self.draws: list[Draw] = [drawn[place] for place in sorted(drawn)]
         """All draws of the model, by their places."""
-        self._places = [0, *accumulate(len(draws) for draws in of_units)]
         devices = [self._traits[kind].device for kind in self._kinds]
         self._unreached = unreached(layers, self._kinds, devices, targets)
 
@@ -135,6 +149,7 @@ class Decomposed(LayeredModel):
                 differentiable=value.differentiable,
                 batch_dim=value.batch_dim,
                 rows=value.rows,
+                given=self._given.get(value.name) if unit else None,
             )
             for value in self._units[unit].inputs
         )
@@ -151,8 +166,9 @@ class Decomposed(LayeredModel):
         inputs = x if isinstance(x, tuple) else (x,)
         if module.training != ctx.training:
             module.train(ctx.training)
-        own = self.draws[: self._places[unit + 1]]
-        with drawing(Pass(ctx, own, self._places[unit])), held(module, self._frozen[unit]):
+        places = self._places[unit]
+        own = self.draws[: max(places, default=-1) + 1]
+        with drawing(Pass(ctx, own, places)), held(module, self._frozen[unit]):
             if unit == self.head:
                 loss = module(*inputs, targets=targets)[0]
                 return loss.to(torch.promote_types(loss.dtype, torch.float32))
@@ -248,7 +264,7 @@ class Decomposed(LayeredModel):
 
     def draws_in(self, unit: int) -> bool:
         """Whether a unit draws random numbers in training."""
-        return self._places[unit + 1] > self._places[unit]
+        return len(self._places[unit]) > 0
 
     def normalizes_in(self, unit: int) -> bool:
         """Whether a unit has BatchNorm."""

@@ -7,7 +7,10 @@ process keeps its stage's and lets go of the rest. Random numbers belong to samp
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from workbench.core.division import packs_of
 from workbench.model.base import set_parameter
 from workbench.model.cut_point import cut_points
 from workbench.model.decompose import Undecomposed, decompose
+from workbench.model.decompose.layer import local_tensors
 from workbench.model.drawn import generators, unkeyed
 from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
@@ -109,6 +113,35 @@ class Slices:
             for name in dict.fromkeys(self.names[id(parameter)] for parameter in every):
                 found.setdefault(name, []).append(stage)
         return found
+
+    def lent(self, stages: Sequence[range]) -> dict[tuple[int, int], dict[str, int]]:
+        """Weights that several stages use and that are trained: the first of these stages and
+        another one -> name in the module -> elements."""
+        found: dict[tuple[int, int], dict[str, int]] = {}
+        learning = [self.learning(units) for units in stages]
+        elements = {name: math.prod(shape) for name, shape in self.shapes().items()}
+        sizes = {self.aliases[name]: count for name, count in elements.items()}
+        for name, (owner, *others) in self.holders(stages).items():
+            if any(learning[stage][name] for stage in (owner, *others)):
+                for other in others:
+                    found.setdefault((owner, other), {})[name] = sizes[name]
+        return found
+
+    def borrow(self, units: range, names: Collection[str]) -> dict[str, nn.Parameter]:
+        """Have slices use copies of some parameters, in modules of their own; the copies, by the
+        names of these in the module."""
+        copies: dict[str, nn.Parameter] = {}
+        for unit in units:
+            layer = self.layers[unit]
+            stay = layer.module.plan, *local_tensors(layer.module).values()
+            memo = {id(one): one for one in stay}
+            for parameter in layer.module.parameters():
+                if (name := self.names[id(parameter)]) in names:
+                    made = copies.setdefault(name, nn.Parameter(parameter.detach().clone()))
+                    memo[id(parameter)] = made
+            self.layers[unit] = replace(layer, module=copy.deepcopy(layer.module, memo))
+        self.names |= {id(made): name for name, made in copies.items()}
+        return copies
 
     def learning(self, units: range) -> dict[str, bool]:
         """Parameters of slices by their names in the module: whether each is trained. Raises

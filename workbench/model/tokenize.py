@@ -149,8 +149,8 @@ def bpe_size(tokenizer: str) -> int:
     kind, _, number = tokenizer.partition(":")
     if kind != "bpe" or not number.isdecimal():
         raise ValueError(
-            f"unknown tokenizer {tokenizer!r}; use 'bytes', 'bpe:N' as in 'bpe:4096', or "
-            "of pairs 'wordpiece'"
+            f"unknown tokenizer {tokenizer!r}; use 'bytes', 'bpe:N' as in 'bpe:4096', of pairs "
+            "'wordpiece', or of t5 a folder with a tokenizer.json"
         )
     if len(number) > 7 or int(number) > MOST_TOKENS:
         raise ValueError(f"{tokenizer} has too many tokens; use an N of at most {MOST_TOKENS}")

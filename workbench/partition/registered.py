@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Registered:
     analysis: Analysis
     checked: str
     """How the stages were compared with the module, or why they were not."""
+    calls: str = ""
+    """Calls of each stage (core/call_sets.py), where stages are such and no runs of units."""
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -74,9 +76,9 @@ class Registered:
         """JSON-able."""
         return asdict(self) | {"model": self.model.to_dict()}
 
-    def stages_for(self, model: ModelSpec, ranks: int) -> tuple[str, str]:
-        """Cut and map for a run, as options have them. Raises ValueError where the partition is of
-        another model, for other ranks, or of stages that no run can have."""
+    def stages_for(self, model: ModelSpec, ranks: int) -> dict[str, Any]:
+        """Model, cut and map for a run, as a spec has them. Raises ValueError where the partition
+        is of another model, for other ranks, or of stages that no run can have."""
         told = f"the partition {self.name!r}"
         for field in fields(ModelSpec):
             own, other = getattr(self.model, field.name), getattr(model, field.name)
@@ -85,17 +87,24 @@ class Registered:
                     f"{told} is of another model: {field.name} is {own!r} there, and {other!r} in "
                     "this run"
                 )
+        cut, places = self.stages_on(ranks)
+        found: dict[str, Any] = {"cut": cut, "map": places}
+        return found | ({"model": replace(model, calls=self.calls)} if self.calls else {})
+
+    def stages_on(self, ranks: int) -> tuple[str, str]:
+        """Cut and map, whatever the model is; each set of calls is a unit. Raises ValueError as
+        `stages_for`."""
+        told = f"the partition {self.name!r}"
         if self.ask.devices != ranks:
             raise ValueError(
                 f"{told} is for {self.ask.devices} ranks, and the run has {ranks}; partition again "
                 f"with -p {ranks}"
             )
-        if not self.cut:
-            raise ValueError(
-                f"{told} has stages that are no runs of the model's layers, and a run trains none "
-                "of these yet; partition the layers: leave --basic_blocks and --depth out"
-            )
-        return " ".join(map(str, self.cut)), " ".join(map(str, self.map))
+        if not self.cut and not self.calls:
+            why = "one stage" if len(self.map) < 2 else "calls that an older version did not note"
+            raise ValueError(f"{told} is of {why}, and no run trains it; partition again")
+        cut = self.cut or [1] * len(self.map)
+        return " ".join(map(str, cut)), " ".join(map(str, self.map))
 
 
 def path_of(results: Path, name: str) -> Path:

@@ -68,8 +68,9 @@ class Standing:
 
     def nbytes(self) -> int:
         """The bytes; all units are gone."""
-        gc.collect()  # modules may refer to themselves
         libraries = library_bytes_of(self._meter)
+        if self._meter.now > self._before:
+            gc.collect()  # modules may refer to themselves
         return libraries + max(0, self._meter.now - self._before) + self._buffers
 
 

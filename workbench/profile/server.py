@@ -185,14 +185,16 @@ class ServerCosts:
         clips: bool = False,
         recorded: bool = False,
         replicas: int = 1,
+        device_adam: float | None = None,
     ) -> None:
         """`shared_updates`: each rank updates its share of every layer, as in DP mode. `clips`:
         gradients exceed the limit in every step, so that nobody guesses; else all guesses stand.
-        `recorded`: passes of blocks are (`records`). `replicas` of a pipeline add up."""
+        `recorded`: passes of blocks are (`records`). `replicas` of a pipeline add up.
+        `device_adam`: parameters a second of a device, where devices update their own weights."""
         self._sizes, self._server, self._clips = sizes, server, clips
         self._parts = server.ranks if shared_updates else 1
         self._recorded, self._replicas = recorded, replicas
-        self._cost = cache(self._cost_of)
+        self._device_adam, self._cost = device_adam, cache(self._cost_of)
         self._slowdowns: dict[tuple[str, ...], float] = {}
 
     def _cost_of(self, unit: int, samples: int) -> UnitCost:
@@ -237,6 +239,10 @@ class ServerCosts:
                 return server.message_seconds(action.nbytes)
             case Kind.REDUCE:
                 return server.sum_seconds(action.nbytes, self._replicas)
+            case Kind.UPDATE if self._device_adam is not None:
+                cost = self._sizes.cost(action.unit, 1)
+                adam_s = cost.parameters / self._device_adam
+                return server.compute_slowdown * (cost.gradient_s + adam_s)
             case Kind.UPDATE if action.turn == GUESS and self._clips:
                 return 0.0
             case Kind.SETTLE if not self._clips:
@@ -255,15 +261,15 @@ class ServerCosts:
 
     def slowdown(self, lane: str, busy: Iterable[str]) -> float:
         """Lanes on a processor take turns. Else weights and stashed inputs come over one link, as
-        do outputs and gradients to other devices, and lanes of different kinds disturb each other
-        as on a single device: each of several has its part of the host's memory and cores, and of
-        what the others take of them."""
+        do outputs and gradients to other devices, passes of several stages of a device take turns,
+        and lanes of different kinds disturb each other as on a single device: each of several has
+        its part of the host's memory and cores, and of what the others take of them."""
         if self._server.cores:
             return self._server.turns(lane, busy)
         key = lane, *busy
         if key not in self._slowdowns:
             beside = sorted({*key[1:]} - {lane})  # two lanes of a link take no more of the rest
-            alike = key[1:].count(lane) if lane in (H2D, NET_OUT) else 0
+            alike = key[1:].count(lane) if lane in (H2D, NET_OUT, COMPUTE) else 0
             factor = in_the_way(self._server.slowdowns, lane, beside)
             self._slowdowns[key] = (1 + alike) * max(1.0, factor)
         return self._slowdowns[key]

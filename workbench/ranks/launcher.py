@@ -44,19 +44,20 @@ class RankLauncher:
         ranks: int,
         *,
         device: str,
+        devices: Sequence[int] = (),
         process: Sequence[str] = PROCESS,
         quiet: bool = False,
     ) -> None:
         """`work` names a module whose ``run_rank(context)`` each of so many `ranks` calls; `device`
-        is ``cpu`` or ``cuda``. With `quiet` the output of a rank goes to ``log-RANK.txt`` in
-        `folder`, which is emptied."""
+        is ``cpu`` or ``cuda``, and `devices` the number of each rank's, by default its own. With
+        `quiet` the output of a rank goes to ``log-RANK.txt`` in `folder`, which is emptied."""
         self.folder, self.count = folder, ranks
         self.processes: list[subprocess.Popen] = []
         self._process, self._quiet, self._memory = process, quiet, -1
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():  # of an attempt before
             old.unlink()
-        self._own = {"work": work, "device": device, "ranks": ranks}
+        self._own = {"work": work, "device": device, "ranks": ranks, "devices": [*devices]}
 
     def resize(self, ranks: int) -> None:
         """Have so many ranks, which a plan may leave fewer; processes that wait for other counts

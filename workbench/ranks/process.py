@@ -89,7 +89,8 @@ def main(folder: Path, rank: int, **more: Any) -> int:
         parts, own = StartParts(), _told()
         work = import_module(own["work"])
         parts.end("imports")
-        device = _device(own["device"], rank, own["ranks"])
+        devices = own["devices"] or range(own["ranks"])
+        device = _device(own["device"], devices[rank], own["ranks"])
         parts.end("its device")
         order = _told()
         parts.end("waiting for the plan and memory")
@@ -105,8 +106,9 @@ def main(folder: Path, rank: int, **more: Any) -> int:
             order=order,
             parts=parts,
         )
-        if order["meets"]:
-            _meet(context)
+        if order["meets"]:  # NCCL has one process a device
+            alone = len({*devices}) == len(devices)
+            _meet(context, device if alone else torch.device("cpu"))
         parts.end("meeting the others")
         work.run_rank(context, **more)
     except Failed as error:
@@ -127,20 +129,21 @@ def _told() -> dict[str, Any]:
     return json.loads(line)
 
 
-def _device(kind: str, rank: int, ranks: int) -> torch.device:
+def _device(kind: str, number: int, ranks: int) -> torch.device:
     use_rank_threads(kind, ranks)
     if kind != "cuda":
         return torch.device(kind)
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(number)
     torch.cuda.synchronize()  # makes its context
     import_module("torch._inductor.compile_fx")  # takes seconds, and passes are compiled soon
-    return torch.device(kind, rank)
+    return torch.device(kind, number)
 
 
-def _meet(context: RankContext) -> None:
-    """Join the process group of all ranks. All addresses are this machine's own."""
+def _meet(context: RankContext, device: torch.device) -> None:
+    """Join the process group of all ranks, of NCCL or gloo as a device's kind has it. All addresses
+    are this machine's own."""
     join(
-        context.device,
+        device,
         file=context.folder / "meeting",
         rank=context.rank,
         ranks=context.ranks,

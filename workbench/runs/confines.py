@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.model_spec import FUNCTION, GPT_FAMILY, MODULES
-from workbench.core.named_models import NAMED
 from workbench.model.corpus import BUNDLED
+from workbench.model.named import NAMED
+from workbench.model.tokenizer_file import is_folder
 
 INSIDE = "here it must lie in the results folder"
 
@@ -42,7 +43,7 @@ def inside(path: Path, root: Path) -> bool:
 
 
 def _refused(name: str, value: str, root: Path) -> str:
-    """Why a field may not have the value. A tokenizer names nothing."""
+    """Why a field may not have the value."""
     path = Path(value)
     match name:
         case "family" if FUNCTION.fullmatch(value):
@@ -58,6 +59,8 @@ def _refused(name: str, value: str, root: Path) -> str:
             fits = value in (GPT_FAMILY, *MODULES, *NAMED) or inside(path, root)
         case "pretrained":
             fits = not value or inside(path, root)
+        case "tokenizer":
+            fits = not is_folder(value) or inside(path, root)
         case _:
             fits = name != "text" or value in BUNDLED or inside(path, root)
     return "" if fits else INSIDE

@@ -29,7 +29,7 @@ ALIKE = (
 NO_MATTER = {
     "layers", "steps", "seed", "device", "lr", "min_lr", "lr_schedule", "warmup_steps",
     "lr_decay_steps", "weight_decay", "beta1", "beta2", "eps", "save_every", "start_from",
-    "eval_every", "eval_epochs", "eval_share", "eval_samples", *ALIKE,
+    "eval_every", "eval_epochs", "eval_share", "eval_samples", "augment", *ALIKE,
 }  # fmt: skip
 """Others count only where several records are alike: the one that differs least is the nearest."""
 

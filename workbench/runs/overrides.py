@@ -14,18 +14,18 @@ from typing import Any
 from workbench.core.fields import fields_of
 from workbench.core.files import read_whole
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import NAMED
 from workbench.core.options import catalogue
 from workbench.core.paths import user_path
 from workbench.core.sealed import parse_sealed
 from workbench.core.spec import RunSpec, field_of, flat
+from workbench.model.named import NAMED
 
 MODEL = fields_of(ModelSpec).keys()
 WHOLE = {"model": "a model", "options": "options"}
 """Parts of a spec's JSON form whose fields people write beside the others."""
 FLAGS = {
     "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
-    "data": ("text", "tokenizer", "batch", "microbatches", "steps", "seed", "weights"),
+    "data": ("text", "tokenizer", "augment", "batch", "microbatches", "steps", "seed", "weights"),
     "device": ("device", "ranks", "dtype", "compile", "replay", "activations"),
     "memory": ("device_memory", "host_memory", "disk_memory"),
     "optimizer": ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "clip"),

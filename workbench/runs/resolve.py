@@ -13,6 +13,8 @@ from workbench.core.sources import Modules, by_content, config_file
 from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
+from workbench.model.tokenizer_file import FILE as TOKENIZER_FILE
+from workbench.model.tokenizer_file import is_folder
 
 WEIGHTS = re.compile(
     r"(?i)(.*\.(safetensors|gguf|ggml|h5|msgpack|ckpt)|(pytorch_model|model|weights|consolidated|"
@@ -109,6 +111,9 @@ class Keys:
         if spec.model.custom:
             facts.append(self._told(imports_digest, spec.model.family))
         instead |= by_content(spec.model)
+        if is_folder(spec.tokenizer):
+            file = user_path(spec.tokenizer) / TOKENIZER_FILE
+            instead["tokenizer"] = self._told(corpus.source_digest, str(file)) or spec.tokenizer
         if spec.model.pretrained:
             instead["pretrained"] = corpus.source_digest(spec.model.pretrained)
         return spec.key(*facts, **instead)

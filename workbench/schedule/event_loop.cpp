@@ -40,13 +40,13 @@ class Devices {
   public:
     // Of each lane its device, or -1, and where its actions begin among `order`, for lanes of
     // devices; of each action whether it goes on with the pass before it, whom it yields to, and
-    // where those begin that hold it back.
+    // where those begin that hold it back. `places` of actions among those that are ready, or none.
     Devices(std::int64_t actions, std::int64_t nodes, std::int64_t lanes, std::int64_t devices,
             const std::int32_t* device_of, const std::int64_t* first, const std::int64_t* order,
             const std::int64_t* goes_on, const std::int64_t* yields_to,
-            const std::int64_t* held_first, const std::int64_t* held)
+            const std::int64_t* held_first, const std::int64_t* held, const std::int64_t* places)
         : actions_(actions), nodes_(nodes), device_of_(device_of), first_(first), order_(order),
-          goes_on_(goes_on), yields_to_(yields_to), held_first_(held_first), held_(held),
+          goes_on_(goes_on), yields_to_(yields_to), held_first_(held_first), held_(held), places_(places),
           lanes_(static_cast<std::size_t>(devices)), started_(static_cast<std::size_t>(lanes), 0),
           chosen_(static_cast<std::size_t>(devices), never),
           busy_(static_cast<std::size_t>(devices), 0) {
@@ -66,7 +66,8 @@ class Devices {
                std::vector<std::int64_t>& begun) {
         for (const std::int32_t device : free) {
             if (busy_[device]) continue;
-            if (chosen_[device] == never) chosen_[device] = choose(device, ended);
+            if (places_ != nullptr) chosen_[device] = choose_ready(device, missing);
+            else if (chosen_[device] == never) chosen_[device] = choose(device, ended);
             const std::int64_t node = chosen_[device];
             if (node == never || missing[node] != 0) continue;
             chosen_[device] = never;
@@ -79,6 +80,23 @@ class Devices {
     std::vector<std::int32_t> free; // devices that may begin something now
 
   private:
+    std::int64_t choose_ready(std::int32_t device, const std::int32_t* missing) {
+        std::int64_t found = never, place = 0;
+        std::int32_t of = 0;
+        for (const std::int32_t lane : lanes_[device]) {
+            const std::int64_t count = first_[lane + 1] - first_[lane];
+            const std::int64_t action = order_[first_[lane] + started_[lane] % count];
+            const std::int64_t node = started_[lane] / count * actions_ + action;
+            if (node >= nodes_ || missing[node] != 0) continue;
+            if (found != never && places_[action] >= place) continue;
+            found = node;
+            place = places_[action];
+            of = lane;
+        }
+        if (found != never) ++started_[of];
+        return found;
+    }
+
     std::int64_t choose(std::int32_t device, const std::vector<char>& ended) {
         const auto count = [&](std::int32_t lane) { return first_[lane + 1] - first_[lane]; };
         std::int64_t begin = nodes_; // of the step
@@ -109,7 +127,7 @@ class Devices {
 
     std::int64_t actions_, nodes_;
     const std::int32_t* device_of_;
-    const std::int64_t *first_, *order_, *goes_on_, *yields_to_, *held_first_, *held_;
+    const std::int64_t *first_, *order_, *goes_on_, *yields_to_, *held_first_, *held_, *places_;
     std::vector<std::vector<std::int32_t>> lanes_;
     std::vector<std::int64_t> started_, chosen_;
     std::vector<char> busy_;
@@ -121,7 +139,8 @@ class Devices {
 // those of each node: there are so many `durations`), and the distances to those that wait for it, which lie from `first[i]` to `first[i + 1]`; of each lane
 // its rank, and its bit in a set of busy lanes of that rank; of each node how many it waits for.
 //
-// Of `devices` lanes take turns (see `Devices` for what follows); none where there are 0.
+// Of `devices` lanes take turns (see `Devices` for what follows); none where there are 0. Where
+// `eager`: each takes what is ready, by `places`.
 //
 // `ask` says how much a lane slows down beside a set of busy lanes, below 1 if it cannot say. Returns
 // how many nodes ended, less than all where they wait for each other, and -1 if `ask` could not say.
@@ -129,10 +148,10 @@ extern "C" std::int64_t workbench_times(
     std::int64_t actions, std::int64_t nodes, std::int64_t lanes, std::int64_t ranks,
     std::int64_t durations, const std::int32_t* lane_of, const double* alone, const std::int64_t* first,
     const std::int64_t* distances, const std::int32_t* rank_of, const std::int32_t* bit_of,
-    std::int32_t* missing, std::int64_t devices, const std::int32_t* device_of,
+    std::int32_t* missing, std::int64_t devices, std::int64_t eager, const std::int32_t* device_of,
     const std::int64_t* lane_first, const std::int64_t* lane_actions, const std::int64_t* goes_on,
     const std::int64_t* yields_to, const std::int64_t* held_first, const std::int64_t* held,
-    double (*ask)(std::int32_t, std::uint64_t), double* start, double* end) {
+    const std::int64_t* places, double (*ask)(std::int32_t, std::uint64_t), double* start, double* end) {
     std::vector<Lane> lane(static_cast<std::size_t>(lanes));
     std::vector<std::vector<std::int32_t>> lanes_of(static_cast<std::size_t>(ranks));
     for (std::int32_t i = 0; i < lanes; ++i) lanes_of[rank_of[i]].push_back(i);
@@ -145,7 +164,7 @@ extern "C" std::int64_t workbench_times(
     for (std::int64_t node = 0; node < std::min(actions, nodes); ++node)
         if (missing[node] == 0 && (!devices || device_of[lane_of[node]] < 0)) ready.push_back(node);
     Devices turns(actions, nodes, devices ? lanes : 0, devices, device_of, lane_first, lane_actions,
-                  goes_on, yields_to, held_first, held);
+                  goes_on, yields_to, held_first, held, eager ? places : nullptr);
     std::vector<char> has_ended(static_cast<std::size_t>(devices ? nodes : 0), 0);
     const auto note = [&](std::int32_t rank) {
         if (!has_changed[rank]) changed.push_back(rank);

@@ -147,9 +147,10 @@ def compiled(graph: Graph | ArrayGraph, alone: list[float], slowdowns: Slowdowns
     )  # fmt: skip
     sizes = graph.num_actions, graph.num_nodes, len(graph.lane_keys), len(slowdowns.lanes_of)
     pointers = [each.buffer_info()[0] for each in (*given, start, end)]
-    devices = len(graph.turns.queues) if graph.turns is not None else 0
+    turns = graph.turns
+    taking = (len(turns.queues), bool(turns.places)) if turns is not None else (0, 0)
     num_ended = loop(
-        *sizes, len(alone), *pointers[:7], devices, *pointers[7:-2], ask, *pointers[-2:]
+        *sizes, len(alone), *pointers[:7], *taking, *pointers[7:-2], ask, *pointers[-2:]
     )
     if failures:
         raise failures[0]
@@ -160,7 +161,7 @@ def _taking_turns(graph: Graph | ArrayGraph) -> list[array]:
     """The graph's turns as the compiled loop takes them."""
     turns = graph.turns
     if turns is None:
-        return [array("i"), *(array("q") for _ in range(6))]
+        return [array("i"), *(array("q") for _ in range(7))]
     of_device = {d: iter(lanes) for d, lanes in enumerate(turns.queues)}
     lanes = [next(of_device[d]) if d >= 0 else () for d in turns.device_of]
     flat = [array("i", turns.device_of)]
@@ -168,6 +169,7 @@ def _taking_turns(graph: Graph | ArrayGraph) -> list[array]:
         flat.append(array("q", accumulate(map(len, rows), initial=0)))
         flat.append(array("q", chain.from_iterable(rows)))
     flat[3:3] = array("q", turns.goes_on), array("q", turns.yields_to)
+    flat.append(array("q", turns.places))
     return flat
 
 
@@ -200,5 +202,5 @@ class Slowdowns:
 @functools.cache
 def _loop() -> Callable[..., int] | None:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
-    takes = (*[number] * 5, *[pointer] * 7, number, *[pointer] * 7, ASK, pointer, pointer)
+    takes = (*[number] * 5, *[pointer] * 7, *[number] * 2, *[pointer] * 8, ASK, pointer, pointer)
     return native.function(SOURCE, "workbench_times", takes, number)

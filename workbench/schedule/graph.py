@@ -16,12 +16,14 @@ from functools import cached_property
 from itertools import accumulate, chain
 
 from workbench.schedule.action import (
+    COMPUTE,
     LATER,
     MEETING,
     RECEIVES,
     SENDS,
     Action,
     format_name,
+    lane_kind,
     parse_name,
 )
 from workbench.schedule.schedule import Schedule
@@ -64,10 +66,14 @@ class Graph:
 
     @cached_property
     def turns(self) -> Turns | None:
-        """Lanes that share devices, where some do. Raises ScheduleError for a deadlock."""
-        if not any(lane == LATER for _, lane in self.lane_keys):
+        """Lanes that share devices, where some do. Raises ScheduleError for a deadlock of such as
+        the list orders."""
+        lanes = Counter(rank for rank, lane in self.lane_keys if lane_kind(lane) == COMPUTE)
+        if max(lanes.values(), default=0) < 2:
             return None
-        order = [node for node in topological(self) if node < self.num_actions]
+        order: list[int] = []
+        if any(lane == LATER for _, lane in self.lane_keys):
+            order = [node for node in topological(self) if node < self.num_actions]
         actions, lanes = self.schedule.actions, (self.lane_keys, self.lane_actions)
         return turns_of(actions, *lanes, self.references, order)
 

@@ -1,6 +1,14 @@
 """Lanes that take turns on one device, where the order of passes is settled while the step runs.
 
-Most schedules give a device one order of passes. Varuna's (EuroSys 2022) leaves some of it open: a
+Most schedules give a device one order of passes. There are two rules for those that do not.
+
+*The first that is ready.* A device whose stages are updated by themselves has a lane for each of
+them. Of the passes that are ready, whose lane and whose references have ended, it takes that of the
+deepest stage, and of a stage a backward pass or an update before a forward pass. Nobody is waited
+for, so no device rests while there is something to do, and lanes go from step to step by
+themselves. A device that chooses so adds no wait to those that the validator has seen.
+
+*The list, with yields.* Varuna's (EuroSys 2022) leaves some of it open: a
 recomputation whose gradient has not come lets the next forward pass go first. So forward passes are
 on one lane of a device (`COMPUTE`), recomputations and backward passes on another one (`LATER`).
 Each lane keeps its own order. Between the two, the device takes the pass that stands first in the
@@ -22,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from workbench.schedule.action import COMPUTE, LATER, Action, Kind
+from workbench.schedule.action import COMPUTE, LATER, Action, Kind, lane_kind
 
 NEVER = -1
 """Instead of an action that is waited for, or of a lane."""
@@ -46,6 +54,9 @@ class Turns:
     held_by: Sequence[Sequence[int]]
     """Action -> actions of other lanes of its device that its pass waits for: until they have ended
     the device does not choose it, for it would wait for itself."""
+    places: Sequence[int] = ()
+    """Action -> its place among passes that are ready; empty where the list counts. Nothing goes
+    on, yields or is held back where devices take what is ready."""
 
 
 def turns_of(
@@ -57,14 +68,14 @@ def turns_of(
 ) -> Turns | None:
     """The turns of a schedule, None where every lane has its device to itself; arguments as of
     graph.py. `order` is one in which the actions of a step can run."""
+    if not any(text == LATER for _, text in lane_keys):
+        return _ready(actions, lane_keys, lane_actions)
     number = {key: lane for lane, key in enumerate(lane_keys)}
     pairs = [
         (lane, number[rank, LATER])
         for lane, (rank, text) in enumerate(lane_keys)
         if text == COMPUTE and (rank, LATER) in number
     ]
-    if not pairs:
-        return None
     shared = [lane for pair in pairs for lane in pair]
     clocks = _clocks(shared, lane_actions, references, order)
     device_of, goes_on = [NEVER] * len(lane_keys), [False] * len(actions)
@@ -84,6 +95,53 @@ def turns_of(
         yields_to=_yields(actions),
         held_by=held_by,
     )
+
+
+def _ready(
+    actions: Sequence[Action],
+    lane_keys: Sequence[tuple[int, str]],
+    lane_actions: Sequence[Sequence[int]],
+) -> Turns | None:
+    """Turns of ranks with several lanes of passes, each of which takes what is ready."""
+    of_rank: dict[int, list[int]] = {}
+    for lane, (rank, text) in enumerate(lane_keys):
+        if lane_kind(text) == COMPUTE:
+            of_rank.setdefault(rank, []).append(lane)
+    shared = [lanes for lanes in of_rank.values() if len(lanes) > 1]
+    if not shared:
+        return None
+    device_of = [NEVER] * len(lane_keys)
+    for device, lanes in enumerate(shared):
+        for lane in lanes:
+            device_of[lane] = device
+    return Turns(
+        device_of=device_of,
+        queues=[[lane_actions[lane] for lane in lanes] for lanes in shared],
+        goes_on=[False] * len(actions),
+        yields_to=[NEVER] * len(actions),
+        held_by=[()] * len(actions),
+        places=places(actions),
+    )
+
+
+def places(actions: Sequence[Action]) -> list[int]:
+    """The place of each action among those that are ready, 0 being the first."""
+    units = 1 + max(action.unit for action in actions)
+    return [2 * (units - 1 - a.unit) + (a.kind is Kind.FORWARD) for a in actions]
+
+
+def first_ready(
+    turns: Turns, device: int, begun: Sequence[int], ready: Callable[[int, int], bool]
+) -> int:
+    """The lane, counted among those of the device, whose next action comes first among those that
+    are ready; NEVER where none is. `begun`: lane -> its actions that have begun, in all steps;
+    `ready` tells of a step, counted from the first, and an action of it."""
+    heads = []
+    for lane, actions in enumerate(turns.queues[device]):
+        step, at = divmod(begun[lane], len(actions))
+        if ready(step, actions[at]):
+            heads.append((turns.places[actions[at]], lane))
+    return min(heads)[1] if heads else NEVER
 
 
 def _clocks(
@@ -195,7 +253,9 @@ class Devices:
         for device in dict.fromkeys(self.free):
             if self._busy[device]:
                 continue
-            if self._chosen[device] == NEVER:
+            if self._turns.places:
+                self._chosen[device] = self._choose_ready(device, missing)
+            elif self._chosen[device] == NEVER:
                 self._chosen[device] = self._choose(device, ended)
             node = self._chosen[device]
             if node != NEVER and not missing[node]:
@@ -203,6 +263,20 @@ class Devices:
                 nodes.append(node)
         self.free.clear()
         return nodes
+
+    def _choose_ready(self, device: int, missing: Sequence[int]) -> int:
+        def ready(step: int, action: int) -> bool:
+            node = step * self._actions + action
+            return node < self._nodes and not missing[node]
+
+        begun = self._begun[device]
+        lane = first_ready(self._turns, device, begun, ready)
+        if lane == NEVER:
+            return NEVER
+        queue = self._turns.queues[device][lane]
+        step, at = divmod(begun[lane], len(queue))
+        begun[lane] += 1
+        return step * self._actions + queue[at]
 
     def _choose(self, device: int, ended: Sequence[bool]) -> int:
         queues, begun = self._turns.queues[device], self._begun[device]

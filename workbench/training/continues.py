@@ -6,6 +6,7 @@ data, batch, clipping or optimizer, nor where other parameters are trained or de
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def decided_by(spec: RunSpec, model: LayeredModel | None = None) -> dict[str, An
         "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps", "weight_decay",
         "beta1", "beta2", "eps",
     )  # fmt: skip
-    shared = {"model": spec.model.to_dict()} | {name: getattr(spec, name) for name in decides}
+    shared: dict[str, Any] = {"model": replace(spec.model, calls="").to_dict()}
+    shared |= {name: getattr(spec, name) for name in decides}
     if spec.lr_schedule != "constant":
         shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
     if model is None or not spec.model.decomposed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from workbench.training.compared import lacks_memory, made_up_rows
 TOKENS = (GPT_FAMILY, "bert", *ANSWERING)
 """Families that read tokens; the others of ours read pictures."""
 SMALL = {"hidden": 16, "heads": 2, "seq": 16, "vocab": 256, "target_seq": 4}
-SMALL_PICTURES = {"hidden": 8, "seq": 32, "vocab": 10}
+SMALL_PICTURES = {"hidden": 8, "heads": 2, "seq": 32, "vocab": 10}
 
 
 def check_stages(spec: ModelSpec, stages: Sequence[range], seed: int) -> str:
@@ -75,7 +76,8 @@ def small_of(spec: ModelSpec) -> ModelSpec:
     less = {name: min(sizes[name], value) for name, value in has.items() if value is not None}
     if less["hidden"] % less.get("heads", 1):
         less["heads"] = 1
-    return replace(spec, **less, head_size=None, feed_forward=None)
+    patch = spec.patch and gcd(spec.patch, less["seq"])
+    return replace(spec, **less, head_size=None, feed_forward=None, patch=patch)
 
 
 def _by_stages(stages: Sequence[UnitStage], rows: Rows, ctx: Context) -> Seen:

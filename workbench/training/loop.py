@@ -33,7 +33,7 @@ from workbench.runtime.passes.statistics import clones
 from workbench.runtime.passes.unit_passes import make_room
 from workbench.training.bounded import Again, compare_in_time
 from workbench.training.compare import Rows
-from workbench.training.optimizer_settings import Settings
+from workbench.training.optimizer_settings import MakeOptimizer, Settings
 from workbench.training.run import Training, resolve_device
 
 NORMALIZED = (
@@ -126,6 +126,8 @@ class Task:
     again: Again
     """Makes the objective once more, for another first batch."""
     weight_of: Weigh | None = None
+    optimizer: MakeOptimizer | None = None
+    """Makes the optimizer of some parameters, where that is the user's own."""
 
 
 def whole_state(module: nn.Module, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:

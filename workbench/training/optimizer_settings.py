@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from workbench.core.mistakes import in_a_sentence
 
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes an optimizer of some parameters."""
 NOT_OURS = ("amsgrad", "maximize", "capturable", "differentiable")
 """Flags of torch's AdamW that no method here knows."""
 
@@ -71,8 +73,54 @@ class Settings(torch.optim.AdamW):
         self.load_state_dict(state)
 
 
-def settings_of(config: Mapping[str, Any], params: Any = None) -> Settings:
-    """Settings by arguments of torch's AdamW; of groups of parameters, for a look at these. Raises
+def settings_of(
+    module: nn.Module, config: Mapping[str, Any], own: MakeOptimizer | None = None
+) -> tuple[Settings, frozenset[str]]:
+    """Settings by arguments of torch's AdamW, and names of the module's parameters without weight
+    decay; of an `own` optimizer, at its learning rate. Raises ValueError for what an optimizer does
+    not take, or no method here computes."""
+    if not isinstance(config, Mapping):
+        given = type(config).__name__
+        raise ValueError(f'optimizer_config is a {given}; give a dictionary: {{"lr": 1e-3}}')
+    if own is not None:
+        return _adamw({"lr": _own_rate(own, config)}), frozenset()
+    config = dict(config)
+    groups = config.pop("params", None)
+    made = _adamw(config)
+    if groups is None:
+        return made, frozenset()
+    common, no_decay = in_common(module, groups, config)
+    made.param_groups[0].update(common)
+    return made, no_decay
+
+
+def _own_rate(own: MakeOptimizer, config: Mapping[str, Any]) -> float:
+    """The learning rate of an optimizer of the user's own, of which a parameter is given a step."""
+    some = nn.Parameter(torch.zeros(1))
+    some.grad = torch.zeros(1)
+    made, told = own([some]), "beside an optimizer of your own; "
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ValueError(
+            f"optimizer makes a {type(made).__name__}; give a function of parameters that makes an "
+            "optimizer of torch's, such as lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )
+    kind, rates = type(made).__name__, {group.get("lr") for group in made.param_groups}
+    if len(rates) > 1 or None in rates:
+        raise ValueError(f"{kind} has the learning rates {rates}; give all its groups one")
+    if further := config.keys() - {"lr"}:
+        raise ValueError(f"optimizer_config has {min(further)!r} {told}give it to that one")
+    (rate,) = map(float, rates)
+    if config.get("lr", rate) != rate:
+        raise ValueError(f"optimizer_config has lr {config['lr']} {told}that one has {rate}")
+    try:
+        made.step()
+    except TypeError:
+        raise ValueError(f"{kind} wants a closure, and no stage has one; use another") from None
+    return rate
+
+
+def _adamw(config: Mapping[str, Any], params: Any = None) -> Settings:
+    """Settings; of groups of parameters, for a look at these. Raises
     ValueError for what AdamW does not take, or no method here computes."""
     try:
         made = Settings([nn.Parameter(torch.empty(0))] if params is None else params, **config)
@@ -89,7 +137,7 @@ def in_common(
     """The settings of a module's parameters in groups as torch's AdamW takes them, and the names of
     those that have no weight decay. Raises ValueError for groups that differ in more, for one that
     leaves a parameter out, and for parameters that are none of the module's."""
-    made = settings_of(config, groups).param_groups
+    made = _adamw(config, groups).param_groups
     every = module.named_parameters(remove_duplicate=False)
     names: dict[int, list[str]] = {}
     for name, parameter in every:

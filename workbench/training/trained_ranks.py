@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from functools import partial
@@ -45,8 +46,15 @@ HANG_STEPS = 5
 """A step may take so many times as long as the longest before: ranks tell of nothing in between."""
 
 
-def train(work: str, spec: RunSpec, report: Reporter, folder: Path, *, teller: int = 0) -> Outcome:
+def train(
+    work: str, spec: RunSpec, report: Reporter, folder: Path, *, teller: int = 0,
+    devices: Sequence[int] = (), budgets: Sequence[int | None] = (),
+) -> Outcome:  # fmt: skip
     """Train on the spec's ranks; what they measured, as one, with the losses of the `teller`.
+
+    `devices`: number of each process's device, where processes share some; by default each rank is
+    a process with a device of its own. `budgets`: bytes of its device that each process may take,
+    by default the spec's.
 
     `work` names a module whose ``training(spec, report, folder)`` is a context in every rank, with
     ``run()`` and ``outcome()``. Raises what made a rank fail: OutOfMemory, ValueError or RankFailed
@@ -54,13 +62,19 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path, *, teller: i
     """
     device = resolve_device(spec.device).type
     check_data(spec, report, folder)
-    with closing(_Run(work, spec.with_(device=device), folder / "ranks", teller)) as run:
-        return together(run.run(report), teller)
+    devices = devices or range(spec.ranks)
+    order = {
+        "spec": spec.with_(device=device).to_dict(), "trains": work, "teller": teller,
+        "budgets": [*budgets] or [spec.device_memory] * len(devices),
+    }  # fmt: skip
+    with closing(_Run(spec.with_(device=device), folder / "ranks", order, devices)) as run:
+        return together(run.run(report), teller, devices)
 
 
 def run_rank(context: RankContext) -> None:
     """Train in the process of one rank."""
     spec, board = RunSpec.from_dict(context.order["spec"]), context.board
+    spec = spec.with_(device_memory=context.order["budgets"][context.rank])
     events = (
         context.folder / EVENTS if context.rank == context.order["teller"] else Path(os.devnull)
     )
@@ -93,20 +107,26 @@ class FileReporter:
         self._board.begin(self._board.rank, self._board.steps)
 
 
-def together(outcomes: list[Outcome], teller: int = 0) -> Outcome:
+def together(outcomes: list[Outcome], teller: int = 0, devices: Sequence[int] = ()) -> Outcome:
     """One outcome of all ranks': the largest peaks, the sum of bytes moved, and otherwise the
-    teller's, whose clock and losses are everyone's. A peak of the host is all ranks' already."""
+    teller's, whose clock and losses are everyone's. A peak of the host is all ranks' already; those
+    of processes that share one of the `devices` are added."""
     first = asdict(outcomes[teller])
     peaks = {
         tier: _all(max, [o.peak_bytes[tier] for o in outcomes]) for tier in first["peak_bytes"]
     }
+    of_device: dict[int, list[int | None]] = {}
+    for number, outcome in zip(devices or range(len(outcomes)), outcomes, strict=True):
+        of_device.setdefault(number, []).append(outcome.peak_bytes["device"])
+    peaks["device"] = _all(max, [_all(sum, each) for each in of_device.values()])
     moved = {way: _all(sum, [o.moved_bytes[way] for o in outcomes]) for way in first["moved_bytes"]}
     notes, device = first["notes"], [o.peak_bytes["device"] for o in outcomes]
     if len(outcomes) > 1:
         notes = [*notes, "bytes moved: all ranks together, not those from device to device"]
     if len(outcomes) > 1 and None not in device:
         each = ", ".join(map(format_bytes, device))
-        notes.append(f"device peak: the largest of {each}, without the network library's own")
+        sums = " sum of one device" * (len(of_device) < len(devices))
+        notes.append(f"device peak: the largest{sums} of {each}, without the network library's own")
     return Outcome(**{**first, "peak_bytes": peaks, "moved_bytes": moved, "notes": notes})
 
 
@@ -117,15 +137,18 @@ def _all(combine: Any, values: list[int | None]) -> int | None:
 class _Run:
     """One run on its ranks, as its process sees it."""
 
-    def __init__(self, work: str, spec: RunSpec, folder: Path, teller: int) -> None:
-        self._spec, self._work, self._events = spec, work, folder / EVENTS
-        self._teller = teller
+    def __init__(
+        self, spec: RunSpec, folder: Path, order: dict[str, Any], devices: Sequence[int]
+    ) -> None:
+        self._spec, self._order, self._events = spec, order, folder / EVENTS
         self._told, self._saving = 0, False
         self._longest_s = 0.0
         """Duration of the longest step so far. The first counts too, although layers are compiled
         in it: the second may take as long where a disk or a slow link bounds both."""
-        steps = _steps_of(spec)
-        self._launcher = RankLauncher(folder, __name__, spec.ranks, device=spec.device)
+        steps = _steps_of(spec, len(devices))
+        self._launcher = RankLauncher(
+            folder, __name__, len(devices), device=spec.device, devices=devices
+        )
         self._board = self._launcher.make_board(Board.sizes(steps))
         processes = self._launcher.processes
         ask = partial(stack_probe.where, folder, processes)
@@ -133,13 +156,12 @@ class _Run:
 
     def run(self, report: Reporter) -> list[Outcome]:
         """Start all ranks and wait for them, telling what the teller tells; what each measured."""
-        order = {"spec": self._spec.to_dict(), "trains": self._work, "teller": self._teller}
-        self._launcher.start(order, meets=True)
+        self._launcher.start(self._order, meets=True)
         deadline = None
         while self._launcher.running():
             self._tell(report)
             self._launcher.check(self._late)
-            if deadline is None and len(self._launcher.results()) == self._spec.ranks:
+            if deadline is None and len(self._launcher.results()) == self._launcher.count:
                 deadline = time.monotonic() + END_S
             if deadline is not None and time.monotonic() > deadline:
                 break  # all is said and done; a library does not let its process go
@@ -185,10 +207,10 @@ class _Run:
             self._saving = True
 
 
-def _steps_of(spec: RunSpec) -> Schedule:
+def _steps_of(spec: RunSpec, ranks: int) -> Schedule:
     """A rank's step is all that it tells the board of: one action, whose number is the rank's."""
     step = {"kind": Kind.UPDATE, "unit": 0, "lane": COMPUTE}
-    actions = tuple(Action(**step, rank=rank) for rank in range(spec.ranks))
+    actions = tuple(Action(**step, rank=rank) for rank in range(ranks))
     return Schedule(
-        name=spec.method, num_units=1, num_microbatches=1, num_ranks=spec.ranks, actions=actions
+        name=spec.method, num_units=1, num_microbatches=1, num_ranks=ranks, actions=actions
     )

@@ -44,7 +44,7 @@ def record(spec: RunSpec, seconds: float = 0.5, /, **changes: Any) -> RunRecord:
         "step_seconds": [9.0, seconds * 0.9, seconds, seconds * 1.1] if ok else [],
         "peak_bytes": {"device": 2**20, "host": 2**21, "disk": 0} if ok else {},
         "moved_bytes": {"load": 10, "store": 5, "read": 0, "write": 0} if ok else {},
-        "parameters": spec.model.parameters if ok else None,
+        "parameters": spec.model.parameters if ok and spec.model.family == "gpt" else None,
         "window": None if window == "auto" else window,
         "predicted": {
             "step_seconds": seconds * 1.1,

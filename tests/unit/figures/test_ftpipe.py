@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
+from tests.unit.figures.records import record
 from tests.unit.figures.test_varuna_exhibits import judged
 from workbench.exhibits import FTPIPE, find, open_exhibit
-from workbench.exhibits.ftpipe import base, blocks, partitions
+from workbench.exhibits.ftpipe import base, blocks, partitions, target
 from workbench.figures.rows import ESTIMATED, MEASURED, PUBLISHED, SIMULATED, pick
-from workbench.figures.verdict import FAILS, HOLDS
+from workbench.figures.verdict import FAILS, HOLDS, UNTESTED
 from workbench.published.tables import FOLDER
+from workbench.runs.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +118,40 @@ def test_accuracy_is_judged_against_synchronous_training(opened):
     assert (every["value"] <= every["high"]).all()
     equal = rows.assign(value=rows["value"].where(rows["quantity"] != "fine-tuning", 95.0))
     assert judged(session, equal)[2:] == [HOLDS, HOLDS]
+
+
+def test_accuracy_and_time_are_of_one_run(tmp_path):
+    """The first evaluation at the target counts, evaluations take no time, and processors that
+    ranks share tell nothing of speed."""
+    exhibit = find("ftpipe_target")
+    session = open_exhibit("ftpipe_target", "tiny", tmp_path)
+    at = exhibit.opened("tiny", Store(tmp_path), "stdlib", "")
+    gpipe, ftpipe = exhibit.specs(at.size)
+    assert (gpipe.options.stage_order, ftpipe.options.map) == ("gpipe-lifo", "0 1 0 1")
+    seen = {gpipe: (1.0, 0.04, 0.5), ftpipe: (0.5, 0.06, 0.49)}
+    records = [
+        record(
+            spec, step_seconds=[seconds] * 4, predicted={"step_seconds": 0.25},
+            evaluations=[
+                {"step": step, "epoch": step / 2, "accuracy": accuracy, "seconds": 9.0}
+                for step, accuracy in zip((2, 4), accuracies, strict=True)
+            ],
+        )
+        for spec, (seconds, *accuracies) in seen.items()
+    ]  # fmt: skip
+    rows = exhibit.table(at, records)
+    times = pick(rows, quantity=target.TIME, pair="digits")
+    assert [*times["value"]] == [4.0, 1.0, 1.0, 0.5]
+    assert [*times["source"]] == [MEASURED, SIMULATED] * 2
+    assert [*pick(rows, quantity=target.CURVE)["seconds"]] == [2.0, 4.0, 1.0, 2.0]
+    verdicts = judged(session, rows)
+    assert verdicts[0] == HOLDS
+    assert verdicts[1] == UNTESTED
+    on_gpus = session.verdict(rows.assign(device="cuda"))
+    assert [*on_gpus["verdict"]][:2] == [HOLDS, HOLDS]
+    assert [*on_gpus["published ratio"]][1:] == pytest.approx([4.10, 2.47], abs=0.005)
+    words = " ".join(text.get_text() for text in session.draw(rows).legends[0].get_texts())
+    assert all(source in words for source in (MEASURED, SIMULATED, PUBLISHED, *target.WAYS))
+    missed = [replace(records[0], evaluations=records[0].evaluations[:1]), records[1]]
+    assert target.MISSED in {*exhibit.table(at, missed)["status"]}
+    assert judged(session, exhibit.table(at, missed))[0] == HOLDS, "no worse than 4 %"

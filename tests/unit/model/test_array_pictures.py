@@ -1,13 +1,19 @@
 """CIFAR's published files and the bundled digits as pictures; one sentence for all else."""
 
+import itertools
+
 import numpy as np
 import pytest
+import torch
 
 from workbench.cli import main
 from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
+from workbench.model import make_model
 from workbench.model.cifar import VERSIONS, cifar_at, read_cifar
 from workbench.model.digits import read_digits
 from workbench.model.families import holds_out, load_data
+from workbench.model.held_out import load_part
 from workbench.model.keys import place_of
 
 TEN, HUNDRED = VERSIONS
@@ -95,3 +101,36 @@ def test_held_out_parts_are_their_own(tmp_path):
         assert tuple(map(len, parts)) == counts
         assert parts[0].digest != parts[1].digest
     assert not holds_out(spec, tmp_path / TEN.test)
+
+
+def test_pictures_are_moved_and_mirrored_by_seed_and_sample():
+    """However samples are grouped, and not in evaluations; an epoch later otherwise."""
+    model = ModelSpec(family="wide-resnet", layers=3, hidden=8, seq=8, vocab=10)
+    given = {"method": "plain", "model": model, "text": "digits", "seed": 5, "eval_every": 1}
+    spec = RunSpec.of(**given, augment="crop-flip")
+    made = make_model(model)
+    (as_is, moved), (shown, asked) = (
+        [load_part(one, made, held_out=held) for one in (RunSpec.of(**given), spec)]
+        for held in (False, True)
+    )
+    samples = range(96)
+    (plain, labels), (pictures, same) = as_is.rows(samples), moved.rows(samples)
+    assert torch.equal(labels, same)
+    assert as_is.digest != moved.digest
+    torch.testing.assert_close(shown.rows(range(8)), asked.rows(range(8)), rtol=0, atol=0)
+    seen = set()
+    for sample in samples:
+        assert torch.equal(moved.rows([sample])[0][0], pictures[sample])
+        around = torch.nn.functional.pad(plain[sample], (1,) * 4)
+        for down, right, flip in itertools.product(range(3), range(3), (False, True)):
+            crop = around[:, down : down + 8, right : right + 8]
+            if torch.equal(crop.flip(-1) if flip else crop, pictures[sample]):
+                seen.add((down, right, flip))
+                break
+        else:
+            pytest.fail(f"sample {sample} is no crop")
+    assert len(seen) == 18
+    again = [g for g in range(1347, 2 * 1347) if torch.equal(as_is.rows([g])[0][0], plain[0])]
+    assert not torch.equal(moved.rows(again)[0][0], pictures[0])
+    with pytest.raises(ValueError, match="augment is 'crop-flip'; gpt reads no pictures of ours"):
+        RunSpec.of(method="plain", augment="crop-flip")

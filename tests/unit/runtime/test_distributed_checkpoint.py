@@ -59,7 +59,7 @@ class Part:
         return self
 
     def save(self, folder: Path, step: int, **more: Any) -> ours.Saving:
-        tensors, numbers = optimizer_tensors(self.optimizer, self.parameters)
+        tensors, numbers = optimizer_tensors([self.optimizer], self.parameters)
         return save(folder, tensors, manifest(step), numbers=numbers, **{"data": DATA, **more})
 
     def equals(self, other: Part) -> bool:
@@ -208,7 +208,7 @@ def test_the_newest_of_a_folder_and_a_spare_one_is_taken(tmp_path) -> None:
 def test_what_changes_after_save_returned_is_not_what_is_written(tmp_path, monkeypatch) -> None:
     part, real, go = Part("adamw", range(2)).train(range(3)), ours.save_file, threading.Event()
     monkeypatch.setattr(ours, "save_file", lambda *words: (go.wait(60), real(*words)))
-    tensors, numbers = optimizer_tensors(part.optimizer, part.parameters)
+    tensors, numbers = optimizer_tensors([part.optimizer], part.parameters)
     told, statistics, data = manifest(3), {"bn.running_mean": torch.tensor([6.0])}, dict(DATA)
     saving = save(tmp_path, tensors, told, numbers=numbers, data=data, statistics=statistics)
     part.train(range(3, 9))
@@ -233,7 +233,7 @@ def test_plain_training_goes_on_from_ours_and_ours_from_its(tmp_path) -> None:
         for unit, masters in masters_by_unit(first.whole, first.masters).items()
     }
     theirs = Saved.read(tmp_path / "first" / "checkpoints" / "step-00000002")
-    tensors, numbers = optimizer_tensors(first.optimizer.inner, parameters)
+    tensors, numbers = optimizer_tensors([first.optimizer.inner], parameters)
     mine = save(tmp_path / "ours" / "checkpoints", tensors, theirs.manifest, numbers=numbers).wait()
     for name in theirs.manifest.files:
         assert (mine / name).read_bytes() == (theirs.path / name).read_bytes(), name
@@ -243,7 +243,7 @@ def test_plain_training_goes_on_from_ours_and_ours_from_its(tmp_path) -> None:
     fresh = {u: {n: torch.zeros_like(t) for n, t in each.items()} for u, each in parameters.items()}
     optimizer = torch.optim.AdamW([t for named in fresh.values() for t in named.values()])
     restore_optimizer(optimizer, fresh, load(theirs, weights(fresh)))
-    for unit, found in optimizer_tensors(optimizer, fresh)[0].items():
+    for unit, found in optimizer_tensors([optimizer], fresh)[0].items():
         assert all(torch.equal(found[label], each) for label, each in tensors[unit].items())
     assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
 

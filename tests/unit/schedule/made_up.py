@@ -22,7 +22,7 @@ class Table:
         return factor
 
 
-def random_schedule(rng, num_actions=6, num_buffers=5, num_ranks=1):
+def random_schedule(rng, num_actions=6, num_buffers=5, num_ranks=1, lanes=LANES):
     """Actions on random lanes with dependencies that cannot deadlock; not training."""
     after = [[] for _ in range(num_actions)]
     takes, frees = [[] for _ in after], [[] for _ in after]
@@ -50,7 +50,7 @@ def random_schedule(rng, num_actions=6, num_buffers=5, num_ranks=1):
             Action(
                 kind=Kind.REDUCE,
                 unit=i,
-                lane=rng.choice(LANES),
+                lane=rng.choice(lanes),
                 rank=ranks[i],
                 after=tuple(dict.fromkeys(names[j] + "@-1" * past for j, past in after[i])),
                 takes=tuple(takes[i]),

@@ -30,7 +30,8 @@ def both(schedule, costs, steps):
 @settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 12), st.integers(1, 4))
 def test_they_are_equal_whatever_waits_for_what(rng, num_actions, steps):
-    schedule = random_schedule(rng, num_actions, num_ranks=rng.randint(1, 3))
+    stages = rng.choice((LANES, (*LANES, "compute.2", "compute.3")))
+    schedule = random_schedule(rng, num_actions, num_ranks=rng.randint(1, 3), lanes=stages)
     costs = random_costs(rng, schedule)
     costs.slowdowns = {(lane, other): 1 + rng.random() for lane in LANES for other in LANES}
     quick, plain = both(schedule, costs, steps)

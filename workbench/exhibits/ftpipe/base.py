@@ -4,7 +4,7 @@ lie in its released code."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -45,6 +45,23 @@ MODELS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Digits:
+    """The dials of runs that learn handwritten digits."""
+
+    layers: int
+    hidden: int
+    ranks: int
+    steps: int
+    every: int
+    """Steps between evaluations."""
+    target: float
+    """Accuracy."""
+    ways: tuple[str, ...]
+    cuts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Partitioner -> cut and map; where there are none, it finds them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
     """The dials of a size."""
 
@@ -57,6 +74,7 @@ class Size:
     """Numbers of blocks L."""
     stages: int
     """Stages of the pipelines whose staleness is shown."""
+    digits: Digits
 
 
 class FtpipeExhibit(Exhibit):

@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
+from torch.optim import Optimizer
 
+from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
-from workbench.methods.ftpipe.options import Options
-from workbench.methods.pipeline.asynchronous_line import Asynchronous
-from workbench.methods.pipeline.driven import check_tiers, cutting, job_of
-from workbench.methods.pipeline.making import StageJob
+from workbench.methods.ftpipe.mitigating import versions_of
+from workbench.methods.ftpipe.planner import line_of
+from workbench.methods.ftpipe.stage_sizes import StageSizes
+from workbench.methods.pipeline.asynchronous_line import Asynchronous, Loan
+from workbench.methods.pipeline.asynchronous_stages import Named
+from workbench.methods.pipeline.driven import check_tiers, cutting, job_of, told_of
 from workbench.methods.pipeline.stage_stream import StageStream
 from workbench.methods.pipeline.stepping import StepPlan
 from workbench.model.objective import Batch
+from workbench.partition.registered import read
 from workbench.profile.unit_costs import Sizes
+from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.transport.groups import as_one, tensors_of_all
 from workbench.runtime.updates.stage_updates import optimizer_of
 from workbench.training.loop import Steps, Task
-
-NO_CHECKPOINT = "ftpipe writes no checkpoints of a loop of one's own yet; use engine.state_dict()"
 
 
 class Streamed(Steps):
@@ -34,11 +38,10 @@ class Streamed(Steps):
 
     def __init__(self, task: Task) -> None:
         """Raises ValueError for what cannot be trained so."""
-        spec, peers, options = task.spec, task.peers, task.spec.options
+        peers, world = task.peers, len(task.peers.folders)
+        self._spec = spec = spec_of(task, world)
         check_tiers(spec)
-        check_options(options)
-        self._report = task.report
-        self._all, world = peers.group, len(peers.folders)
+        options, self._report, self._all = spec.options, task.report, peers.group
         words = len(options.map.split())
         stages = words or len(options.sizes) or task.stages or world
         positions = options.positions(stages, world)
@@ -52,17 +55,29 @@ class Streamed(Steps):
         task.report.phase(f"cutting the module into {stages} stages")
         if task.microbatches > 1:
             as_one(lambda: objective.divide(objective.twin().layered()[0]), peers.group)
+
+        def line(sizes: Sizes, loans: Sequence[Loan]) -> Asynchronous:
+            each = packs_of([1] * stages)
+            return line_of(spec, positions, StageSizes(sizes, each, options.state_values), loans)
+
+        def optimizer(named: Named) -> Optimizer:
+            trained = {name: p for name, p in named.items() if p.requires_grad}
+            if task.optimizer is not None and trained:
+                return task.optimizer([*trained.values()])
+            return optimizer_of(
+                options.optimizer, spec, trained, trained.keys() - objective.no_decay, peers.device,
+                momentum=options.momentum, nesterov=options.nesterov,
+            )  # fmt: skip
+
         with cutting(objective):
             plan = StepPlan(map=StageMap.of(world, 1), order="1f1b", positions=positions)
-            job = replace(job_of(task, plan, spec.batch), cut=options.cut)
+            job = replace(job_of(task, plan, spec.batch), cut=options.cut, apart=True)
             self._model = StageStream(
-                objective, job, lambda sizes: line_of(spec, positions, job, sizes),
-                lambda named: optimizer_of(
-                    options.optimizer, spec, named, named.keys() - objective.no_decay, peers.device,
-                    momentum=options.momentum, nesterov=options.nesterov,
-                ),
+                objective, job, line, optimizer, partial(versions_of, options=options),
                 rate=lambda: spec.learning_rate(0), clip=spec.clip,
+                shares_clip=options.stage_clip == "local-prop",
             )  # fmt: skip
+        self._model.checkpoints.training = told_of(task)
         peers.stops += [group.abort for group in self._model.groups]
         self._waiting = deque[float]()
         """Losses that came while the pipeline was drained for other reasons."""
@@ -80,24 +95,27 @@ class Streamed(Steps):
         return self._taken()
 
     def settle(self) -> None:
-        self._waiting += self._model.settle()
-        left_out = sorted(chain(*as_one(lambda: self._model.left_out, self._all)))
-        self._model.left_out.clear()
+        losses, left_out = self._model.settle()
+        self._waiting += losses
         if left_out:
             self._report.say(
                 f"{len(left_out)} updates of single stages are left out, since their gradients are "
-                f"not finite; the first in step {left_out[0]}"
+                f"not finite; the first in step {left_out[0][0]}"
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        parts = tensors_of_all(dict(self._model.named_parameters()), self._all)
+        parts = tensors_of_all(self._model.tensors(), self._all)
         return {name: tensor for part in parts for name, tensor in part.items()}
 
     def save(self, folder: Path) -> Path:
-        raise ValueError(NO_CHECKPOINT)
+        self._model.checkpoints.settings = self._spec.optimizer.told()
+        self._model.checkpoints.save(folder).wait()
+        return folder / step_name(self.steps)
 
     def load(self, folder: Path) -> int | None:
-        raise ValueError(NO_CHECKPOINT)
+        if (found := self._model.load(folder)) is not None:
+            self._waiting.clear()
+        return found
 
     def close(self) -> None:
         self._model.close()
@@ -108,28 +126,24 @@ class Streamed(Steps):
         return losses
 
 
-def check_options(options: Options) -> None:
-    """Raise ValueError for what `run` does and a stream does not."""
-    usual = Options()
-    for name in ("weight_stashing", "prediction", "gap_aware", "stage_clip", "partition"):
-        if (value := getattr(options, name)) != getattr(usual, name):
-            raise ValueError(
-                f"{name} is {value!r}; a loop of one's own reads stale weights and clips each "
-                "stage by its own norm: leave it out, or use workbench run"
-            )
+def spec_of(task: Task, world: int) -> RunSpec:
+    """The spec of a loop, with the stages of a registered partition where its options name one.
+    Raises ValueError for what `run` does and a stream does not."""
+    spec, options = task.spec, task.spec.options
     if options.synchronous:
         raise ValueError(
             f"stage_order is {options.stage_order!r}, which ends with each step; use the method "
             "1f1b or gpipe in a loop of your own"
         )
-
-
-def line_of(spec: RunSpec, positions: Sequence[int], job: StageJob, sizes: Sizes) -> Asynchronous:
-    """The pipeline of a loop: an update a batch."""
-    options, stages = spec.options, len(positions)
-    return Asynchronous(
-        label=options.stage_order, positions=positions,
-        depths=options.depths(stages, len(job.plan.map.ranks)),
-        micros=job.shares.micros, samples=len(job.shares.rows(0)[0]), sizes=sizes,
-        recompute=spec.activations != "keep",
-    )  # fmt: skip
+    if options.partition:
+        named = read(task.results, options.partition)
+        if named.calls:
+            raise ValueError(
+                f"the partition {named.name!r} has stages of calls, and a loop of your own trains "
+                "stages of layers: partition again without depth and basic_blocks"
+            )
+        cut, places = named.stages_on(world)
+        options = replace(options, partition="", cut=cut, map=places)
+    model = replace(spec.model, layers=1)  # whatever it has, it is cut later
+    how = {"microbatches": task.microbatches, "device": task.peers.device.type}
+    return replace(spec, options=options, model=model, ranks=world, **how)

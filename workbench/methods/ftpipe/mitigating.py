@@ -19,8 +19,9 @@ from workbench.methods.ftpipe.stage_sizes import PIECE
 from workbench.runtime.updates.sgd_tf import VELOCITY, SgdTf
 from workbench.runtime.updates.weight_versions import WeightVersions
 
-SQUARE, COUNT, LARGEST = "gap_square", "gap_count", "gap_lr_max"
-"""States of a gap-aware optimizer, and of its groups the largest rate so far."""
+STATES = SQUARE, COUNT, LARGEST = "gap_square", "gap_count", "gap_lr_max"
+"""States of a gap-aware optimizer: the mean of squared steps, their number, of SGD the largest rate
+so far."""
 NOT_KNOWN = ("dampening", "nesterov", "amsgrad", "maximize")
 """Settings that the formulas do not have."""
 
@@ -28,7 +29,7 @@ NOT_KNOWN = ("dampening", "nesterov", "amsgrad", "maximize")
 def check_optimizer(optimizer: Optimizer, use: str) -> None:
     """Raise ValueError for an optimizer whose steps the formulas are not."""
     kind = type(optimizer).__name__
-    if not isinstance(optimizer, SGD | SgdTf | Adam):
+    if type(optimizer) not in (SGD, SgdTf, Adam, AdamW):
         raise ValueError(f"{use} with {kind}: its steps are not known, use SGD, Adam or AdamW")
     for group in optimizer.param_groups:
         for setting in NOT_KNOWN:
@@ -115,8 +116,9 @@ class GapAware:
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         used = dict(self._used())
         for group in optimizer.param_groups:
-            group[LARGEST] = max(group["lr"], group.get(LARGEST, 0.0))
             for theta in group["params"]:
+                if theta.grad is None:
+                    continue
                 penalty = _penalty(optimizer, theta, group, used[theta])
                 if penalty is None:
                     continue
@@ -135,18 +137,18 @@ def _penalty(optimizer: Optimizer, theta: Tensor, group: dict, used: Tensor) -> 
         if not state.get(COUNT):
             return None
         return gap_penalty(
-            gap, state[SQUARE], count=state[COUNT], lr_max=1.0, decay=group["betas"][1],
+            gap, state[SQUARE], count=int(state[COUNT]), lr_max=1.0, decay=group["betas"][1],
             eps=group["eps"],
         )  # fmt: skip
-    velocity = _velocity(state) if group["momentum"] else theta.grad
+    velocity, state = _velocity(state) if group["momentum"] else theta.grad, optimizer.state[theta]
+    state[LARGEST] = max(group["lr"], float(state.get(LARGEST, 0.0)))
     if velocity is None:
         return None
-    state = optimizer.state[theta]
     _average(state, velocity, 0.999)
-    if not group[LARGEST]:  # the weights have not moved
+    if not state[LARGEST]:  # the weights have not moved
         return None
     scaled = isinstance(optimizer, SgdTf) and group["momentum"]  # velocities are steps
-    largest = 1.0 if scaled else group[LARGEST]
+    largest = 1.0 if scaled else state[LARGEST]
     return gap_penalty(gap, state[SQUARE], count=state[COUNT], lr_max=largest)
 
 
@@ -160,6 +162,8 @@ def _record_steps(optimizer: Optimizer, *_: Any) -> None:
     """After a step of Adam's: add it to the mean, as it was without decay of weights."""
     for group in optimizer.param_groups:
         for theta in group["params"]:
+            if theta.grad is None:
+                continue
             state, (first, second) = optimizer.state[theta], group["betas"]
             done = int(state["step"])
             spread = (state["exp_avg_sq"] / (1 - second**done)).sqrt() + group["eps"]
@@ -171,7 +175,7 @@ def _average(state: dict[str, Any], steps: Tensor, decay: float) -> None:
     """Add steps to the decaying mean of squared ones."""
     square = state.setdefault(SQUARE, torch.zeros_like(steps))
     square.mul_(decay).addcmul_(steps, steps, value=1 - decay)
-    state[COUNT] = state.get(COUNT, 0) + 1
+    state[COUNT] = int(state.get(COUNT, 0)) + 1
 
 
 def _pieces(into: Tensor, *tensors: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from workbench.core.call_sets import CallSets
 from workbench.core.spec import RunSpec
 from workbench.model.decompose.operators import Operator, operators
 from workbench.model.families import blank_rows, module_of
@@ -36,6 +37,7 @@ class Traced:
             for row in blank_rows(spec.model, spec.microbatch)[:-1]
         )
         self.operators = operators(self.module, self.inputs, basic=basic, depth=depth)
+        self._basic, self._depth = tuple(basic), depth
 
     def graph(self, results: Path, echo: Echo, *, recompute: bool, fresh: bool) -> Graph:
         """The graph, with costs that were measured here."""
@@ -44,12 +46,21 @@ class Traced:
         ).costs
         return graph_of_operators(self.module, self.operators, found, recompute=recompute)
 
+    def sets(self, stage: Mapping[str, int]) -> str:
+        """The calls of each stage, in words; `stage` of each operator."""
+        sets: list[list[int]] = [[] for _ in range(1 + max(stage.values()))]
+        for one in self.operators:
+            sets[stage[one.name]].append(one.number)
+        found = CallSets(sets=tuple(map(tuple, sets)), depth=self._depth, basic=self._basic)
+        return str(found) if len(sets) > 1 else ""
+
 
 def graph_of_operators(
     module: nn.Module, found: Sequence[Operator], costs: dict[str, OperatorCost], *, recompute: bool
 ) -> Graph:
     """A node an operator, an edge from each to those that read what it makes. Operators that touch
-    memory which one of them writes to are in one stage, in their order."""
+    memory which one of them writes to are in one stage, in their order, and so is who reads what is
+    no stack of samples with who makes it."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     users: dict[str, list[str]] = defaultdict(list)
     for one in found:
@@ -75,6 +86,7 @@ def graph_of_operators(
                 )
                 edge[0] += cost.output_bytes[place]
                 edge[1] = max(edge[1], cost.differentiable[place])
+                edge[2] = min(edge[2], source.stacks[place])
         for storage in one.memory:
             if storage in before and before[storage] != one.name:
                 edges.setdefault((before[storage], one.name), [0, 0, 1])[2] = 0

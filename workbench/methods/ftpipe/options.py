@@ -30,12 +30,15 @@ class Options(Common):
     map: str = ""
     """Rank of each stage of the `cut`, as in ``0 1 0 1``; where none are given, stages are dealt in
     turn."""
+    process_per_stage: bool = False
+    """Whether each stage has a process of its own, as published, in place of each rank; processes
+    of one rank share its device and its memory. Losses are equal."""
     partitioner: Literal["mpipe", "pipedream", "exact", "acyclic", "metis"] = "mpipe"
     """Finder of stages: ``mpipe`` is FTPipe's own, whose ranks may have stages that are no
     neighbours; with ``pipedream`` and ``acyclic`` each rank has one."""
     partition: str = ""
-    """Name of a registered partition (``workbench partition --list``), whose cut and map are
-    taken."""
+    """Name of a registered partition (``workbench partition --list``), whose cut, or calls, and map
+    are taken."""
     supremum: int = 0
     """Updates that a first stage's weights may lack, and one, with ``virtual-stages-1f1b``; 0 is
     the number of ranks."""
@@ -61,6 +64,7 @@ class Options(Common):
 
     checkpointed: ClassVar[bool] = True
     uneven: ClassVar[bool] = True
+    calls: ClassVar[bool] = True
     synonyms: ClassVar[Mapping[str, str]] = {"order": "stage_order"}
 
     def __post_init__(self) -> None:
@@ -73,11 +77,13 @@ class Options(Common):
         return numbers_of_units("cut", self.cut or "auto", EXAMPLE)
 
     def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
-        """Cut and map of the registered partition, where one is named."""
+        """Stages and map of the registered partition, where one is named."""
         if not self.partition:
             return {}
-        found = read(results, self.partition).stages_for(spec.model, spec.ranks)
-        return {"partition": "", **dict(zip(("cut", "map"), found, strict=True))}
+        return {
+            "partition": "",
+            **read(results, self.partition).stages_for(spec.model, spec.ranks),
+        }
 
     def positions(self, stages: int, ranks: int) -> list[int]:
         """Rank of each stage. Raises ValueError for a map of other stages or ranks."""
@@ -91,6 +97,16 @@ class Options(Common):
                 f"0 to {ranks - 1} at least one, such as {MAP!r}"
             )
         return found
+
+    def processes(self, stages: int, ranks: int) -> list[int]:
+        """Process of each stage. Raises ValueError as `positions`."""
+        positions = self.positions(stages, ranks)
+        return [*range(stages)] if self.process_per_stage else positions
+
+    def devices(self, stages: int, ranks: int) -> list[int]:
+        """Device of each process."""
+        pairs = zip(self.processes(stages, ranks), self.positions(stages, ranks), strict=True)
+        return [device for _, device in sorted({*pairs})]
 
     def depths(self, stages: int, ranks: int) -> list[int]:
         """Micro-batches of each stage between their forward and backward passes."""
@@ -141,6 +157,11 @@ class Options(Common):
                 "activations is 'host'; ftpipe keeps inputs on the devices: use recompute or keep"
             )
         self._check_weights(spec)
+        if spec.model.family.startswith(ENGINE) and self.process_per_stage:
+            raise ValueError(
+                "process_per_stage is true; processes of a loop of one's own are torchrun's: start "
+                "one a stage, and leave it out"
+            )
         if spec.model.family.startswith(ENGINE):  # a loop of one's own knows its processes later
             return
         if self.partition and (self.cut or self.map):
@@ -171,11 +192,6 @@ class Options(Common):
                 f"gap_aware with {spec.microbatches} micro-batches an update, weight_stashing "
                 f"{self.weight_stashing}: the gap is that of one pass, from the weights that it "
                 "read; give 1 micro-batch and weight_stashing"
-            )
-        if self.gap_aware and spec.save_every:
-            raise ValueError(
-                f"gap_aware with save_every {spec.save_every}: checkpoints do not hold its mean of "
-                "steps; leave one of them off"
             )
         if predicts and kept and not self.weight_stashing:
             raise ValueError(

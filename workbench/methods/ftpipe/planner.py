@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.core.bytesize import format_bytes
@@ -18,9 +18,9 @@ from workbench.model import make_model
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
-from workbench.profile.server import Server, ServerCosts, server_of
-from workbench.profile.unit_costs import ProfiledSizes, borrowed
-from workbench.schedule.action import COMPUTE, Action, Kind, lane_kind
+from workbench.profile.server import ServerCosts, server_of
+from workbench.profile.unit_costs import ProfiledSizes
+from workbench.schedule.action import COMPUTE, Kind, lane_kind
 from workbench.schedule.plan import Plan
 from workbench.schedule.schedule import DEVICE, DISK, HOST_TIER, Schedule
 from workbench.schedule.simulate import simulate
@@ -43,9 +43,12 @@ def loans_of(spec: RunSpec, stages: Sequence[range], weight_bytes: int = 4) -> l
     """Weights that stages borrow of others, all of a pair of stages together."""
     stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
     found: Counter[tuple[int, int]] = Counter()
-    for unit, (owner, parameters) in borrowed(make_model(spec.model, spec.seed)).items():
-        if stage_of[unit] != stage_of[owner]:
-            found[stage_of[owner], stage_of[unit]] += parameters * weight_bytes
+    model = make_model(spec.model, spec.seed)
+    lent = {(stage_of[unit], *owner) for (unit, _), owner in model.tied().items()}
+    for borrower, owner, name in lent:
+        if borrower != stage_of[owner]:
+            numel = model.shapes(owner)[name].numel()
+            found[stage_of[owner], borrower] += numel * weight_bytes
     return [Loan(*pair, nbytes) for pair, nbytes in sorted(found.items())]
 
 
@@ -63,21 +66,30 @@ def pipeline_of(
     spec: RunSpec, stages: Sequence[range], sizes: StageSizes, weight_bytes: int = 4
 ) -> Asynchronous:
     """The pipeline of a spec."""
+    positions = spec.options.processes(len(stages), spec.ranks)
+    return line_of(spec, positions, sizes, loans_of(spec, stages, weight_bytes))
+
+
+def line_of(
+    spec: RunSpec, positions: Sequence[int], sizes: StageSizes, loans: Sequence[Loan]
+) -> Asynchronous:
+    """The pipeline of stages at these positions, which lend each other weights. Raises ValueError
+    for loans that the options do not allow."""
     options, micros = spec.options, spec.microbatches
-    depths = options.depths(len(stages), spec.ranks)
+    depths, every = options.depths(len(positions), spec.ranks), range(len(positions))
     made = [passes(options.stage_order, depth, micros, micros) for depth in depths]
     kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD}
     turns = [[(kinds[each.kind], each.micro) for each in own] for own in made]
-    loans = loans_of(spec, stages, weight_bytes)
     if loans and (options.prediction != "none" or options.gap_aware):
         raise ValueError(
             f"stage {loans[0].borrower} borrows a weight of stage {loans[0].owner}, whose updates "
-            "it does not know: it can neither predict them nor tell their gap; use --set "
-            "tied=false, a cut with both in one stage, or neither prediction nor gap_aware"
+            "it does not know: it can neither predict them nor tell their gap; use a model whose "
+            "weights are not tied (of a run --set tied=false), a cut with both in one stage, or "
+            "neither prediction nor gap_aware"
         )
-    return Asynchronous(
+    line = Asynchronous(
         label=options.stage_order,
-        positions=options.positions(len(stages), spec.ranks),
+        positions=positions,
         depths=depths,
         passes=turns if options.synchronous else (),
         micros=micros,
@@ -87,29 +99,25 @@ def pipeline_of(
         loans=loans,
         update_bytes=[
             sizes.update_bytes(stage, optimizer=options.optimizer, device=spec.device)
-            for stage in range(len(stages))
+            for stage in every
         ],
-        predict_bytes=[sizes.predict_bytes(stage) for stage in range(len(stages))],
+        predict_bytes=[sizes.predict_bytes(stage) for stage in every],
         stashes=options.weight_stashing,
         predicts=options.prediction != "none",
         nesterov=options.prediction == "nag",
         averages=options.gap_aware,
     )
-
-
-class DeviceCosts(ServerCosts):
-    """Costs on a server whose devices update their own weights, and on which stages take turns."""
-
-    def _seconds(self, action: Action, server: Server) -> float:
-        if action.kind is Kind.UPDATE:
-            return self._sizes.cost(action.unit, 1).parameters / server.device_adam_params_per_s
-        return super()._seconds(action, server)
-
-    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        """As of a server; passes of several stages on one device have a part of it each."""
-        busy = list(busy)
-        own = 1 + busy.count(COMPUTE) if lane == COMPUTE and not self._server.cores else 1
-        return own * super().slowdown(lane, busy)
+    for stage in every:
+        own = [each for each in line.lends if each.borrower == stage]
+        here = [each for each in own if line.positions[each.owner] == line.positions[stage]]
+        if len({line.late(each) for each in here}) > 1:
+            owners = " and ".join(str(each.owner) for each in here)
+            raise ValueError(
+                f"stage {stage} borrows weights of stages {owners} on its own rank, whose versions "
+                "would differ: give a map with them on another rank, a partition with fewer stages "
+                "on a rank, or a synchronous order"
+            )
+    return line
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
@@ -121,15 +129,22 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     sizes = StageSizes(profiled, stages, spec.options.state_values)
     made = schedule(pipeline_of(spec, stages, sizes, profile.weight_bytes))
     server = server_of(profile, spec)
-    proved = validate(made).peak_bytes
-    costs = DeviceCosts(sizes, server, shared_updates=False)
-    simulated = simulate(made, costs, steps=STEPS)
-    fullest = max(proved, key=lambda rank: proved[rank][DEVICE])
-    peak = {DEVICE: proved[fullest][DEVICE], HOST_TIER: 0, DISK: 0}
+    needs, devices = Counter[int](), spec.options.devices(len(stages), spec.ranks)
+    for process, peak in validate(made).peak_bytes.items():
+        needs[devices[process]] += peak[DEVICE]
+    adam = server.device_adam_params_per_s
+    costs = ServerCosts(sizes, server, shared_updates=False, device_adam=adam)
+    shared = made  # of processes that share devices, as one process a device would run it
+    if spec.options.process_per_stage:
+        alike = spec.with_(process_per_stage=False)
+        shared = schedule(pipeline_of(alike, stages, sizes, profile.weight_bytes))
+    simulated = simulate(shared, costs, steps=STEPS)
+    [(fullest, most)] = needs.most_common(1)
+    peak = {DEVICE: most, HOST_TIER: 0, DISK: 0}
     budgets = Budgets(device=server.device_bytes, host=server.host_bytes)
     lacking = budgets.lacking(peak)
     step = simulated.step_seconds
-    slowest, busy = _busiest(made, costs)
+    slowest, busy = _busiest(shared, costs)
     need = f"{format_bytes(peak[DEVICE])}, the budget is {format_bytes(budgets.device)}"
     return Plan(
         method=spec.method,
@@ -142,12 +157,42 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         if lacking
         else f"passes of rank {slowest}: {min(1.0, busy / step):.0%} of a step of {step:.4g} s",
         lacking=lacking,
-        settings={"cut": spec.options.cut, "map": made.settings["positions"]},
-        notes=(staleness_note(made), *weights_notes(spec)),
-    )
+        settings={
+            "cut": spec.options.cut, "map": shared.settings["positions"],
+            "processes": made.num_ranks,
+        },
+        notes=tuple(notes_of(made, spec)),
+    )  # fmt: skip
 
 
-def _busiest(made: Schedule, costs: DeviceCosts) -> tuple[int, float]:
+def budgets_of(spec: RunSpec, made: Schedule) -> list[int | None]:
+    """Bytes that each process may take of its device: those that it needs, and an even part of what
+    all of that device leave of the budget."""
+    devices = spec.options.devices(made.num_units, spec.ranks)
+    if spec.device_memory is None or not spec.options.process_per_stage:
+        return [spec.device_memory] * len(devices)
+    proved = validate(made).peak_bytes
+    needs = [proved[process][DEVICE] for process in range(made.num_ranks)]
+    left = dict.fromkeys(devices, spec.device_memory)
+    for device, own in zip(devices, needs, strict=True):
+        left[device] -= own
+    pairs = zip(devices, needs, strict=True)
+    return [own + left[device] // devices.count(device) for device, own in pairs]
+
+
+def notes_of(made: Schedule, spec: RunSpec) -> list[str]:
+    """Notes of a plan and of its run: versions of weights, and processes that share devices."""
+    notes = [_staleness_note(made), *_weights_notes(spec)]
+    if spec.options.process_per_stage:
+        notes.append(
+            f"a process a stage: {made.num_units} on {spec.ranks} devices, each with a context of "
+            "its own, which no budget counts; predicted as one process a device, whose stages take "
+            "turns"
+        )
+    return notes
+
+
+def _busiest(made: Schedule, costs: ServerCosts) -> tuple[int, float]:
     """The rank whose passes and updates take longest alone, and how long, in seconds."""
     busy = dict.fromkeys(range(made.num_ranks), 0.0)
     for action in made.actions:
@@ -157,7 +202,7 @@ def _busiest(made: Schedule, costs: DeviceCosts) -> tuple[int, float]:
     return slowest, busy[slowest]
 
 
-def staleness_note(made: Schedule) -> str:
+def _staleness_note(made: Schedule) -> str:
     """How stale the weights of forward passes are, in words."""
     stale = [action.stale for action in made.actions if action.kind is Kind.FORWARD]
     if not max(stale):
@@ -169,7 +214,7 @@ def staleness_note(made: Schedule) -> str:
     )
 
 
-def weights_notes(spec: RunSpec) -> list[str]:
+def _weights_notes(spec: RunSpec) -> list[str]:
     """The weights that passes read, in words, where they are not the published default's."""
     options, notes = spec.options, []
     if options.prediction != "none":

@@ -6,7 +6,8 @@ older; an update follows the last backward pass of a step's micro-batches. So pa
 their step by whole steps, and read weights that lack updates; the schedule says both of each
 action, and the validator proves it (schedule/rules.py).
 
-Stages have lanes of their own, so several on one position do not wait for each other.
+Stages have lanes of their own. Several on one position take turns: of the passes that are ready,
+the deepest stage's comes first (schedule/turns.py), and none waits for another's order.
 
 A weight that a stage borrows of one in front travels with the activations: the copy that a step
 finds is of the version that the owner's first micro-batch of that step has read, so nobody waits

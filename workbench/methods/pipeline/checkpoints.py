@@ -7,7 +7,7 @@ them the optimizer's state, the loss scale, and whatever the script gave to `kee
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -85,12 +85,13 @@ class Checkpoints:
         self.settings: dict[str, Any] = {}
         """Those of the optimizer that a loop changes, where it has another one than this."""
         self.progress = Progress()
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizers: Sequence[torch.optim.Optimizer] = ()
+        """Of all parameters; stages that update by themselves have several."""
 
     @property
     def rate(self) -> float:
-        """The optimizer's learning rate now, of its first group; 0 without an optimizer."""
-        return 0.0 if self.optimizer is None else float(self.optimizer.param_groups[0]["lr"])
+        """The learning rate now, of the first group; 0 without an optimizer."""
+        return float(self.optimizers[0].param_groups[0]["lr"]) if self.optimizers else 0.0
 
     def keep(self, *stateful: Stateful) -> None:
         """Have checkpoints hold their states, in this order."""
@@ -103,13 +104,13 @@ class Checkpoints:
 
     def save(self, folder: Path, may_commit: Callable[[int], bool] = lambda step: True) -> Saving:
         """Begin to write ``folder/step-N``; the one before is waited for."""
-        if self.optimizer is None:
+        if not self.optimizers:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
         if self._saving is not None:
             self._saving.wait()
         else:
             as_one(partial(self._check_new, folder), self._group)
-        units, numbers = optimizer_tensors(self.optimizer, self._owned)
+        units, numbers = optimizer_tensors(self.optimizers, self._owned)
         done, steps = self.progress, len(self.progress.losses)
         manifest = Manifest(
             next_step=steps, updates_done=steps - len(done.skipped), **asdict(done),
@@ -131,7 +132,7 @@ class Checkpoints:
         `step`; returns its step, None where there is none. A job that goes on takes its own
         alone, or the one that it began from. Raises ValueError for one of another module or batch,
         or with other things kept, and Damaged where all are."""
-        if self.optimizer is None:
+        if not self.optimizers:
             raise ValueError("a checkpoint holds the optimizer's state; call set_optimizer first")
 
         def takes(path: Path, found: int) -> bool:
@@ -148,7 +149,8 @@ class Checkpoints:
                 f"the checkpoint {loaded.saved.path} keeps {len(kept)} states; the script "
                 f"has given {len(self._kept)} to keep"
             )
-        restore_optimizer(self.optimizer, self._held, loaded)
+        for optimizer in self.optimizers:
+            restore_optimizer(optimizer, self._held, loaded)
         self._statistics.take_up(loaded.statistics)
         for one, state in zip(self._kept, kept, strict=True):
             one.load_state_dict(decoded(state))

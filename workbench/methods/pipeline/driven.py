@@ -120,10 +120,10 @@ class Pipelined(Steps):
         peers.stops += [group.abort for group in self._model.groups]
         for parameter in self._model.parameters():  # the user's own stay as they are
             parameter.data = parameter.data.clone()
-        named = dict(self._model.named_parameters())
+        named = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         decaying = named.keys() - objective.no_decay
         self._optimizer = adamw(spec, named, decaying, peers.device)
-        self._model.checkpoints.optimizer = self._optimizer
+        self._model.checkpoints.optimizers = [self._optimizer]
         self._model.checkpoints.training = told_of(task)
 
     @property

@@ -21,6 +21,7 @@ from torch import nn
 
 from workbench.core.host import available_cores
 from workbench.methods.pipeline.as_written import check_written
+from workbench.methods.pipeline.asynchronous_line import FP32_BYTES, Loan
 from workbench.methods.pipeline.checkpoints import digest_of
 from workbench.methods.pipeline.cutting import measured
 from workbench.methods.pipeline.orders import held
@@ -31,8 +32,10 @@ from workbench.model.keyed import norms_in
 from workbench.model.slices import Inputs, Slices
 from workbench.runtime.executor.executor import Perturb
 from workbench.runtime.passes.stage import Stage
+from workbench.runtime.transport.group_transport import PARTS
 from workbench.runtime.transport.groups import as_one
 from workbench.runtime.updates.optimizer_state import Parameters
+from workbench.runtime.updates.stage_loans import StageLoans
 from workbench.runtime.updates.stage_weights import Held, copies
 from workbench.schedule.action import Action
 
@@ -60,6 +63,10 @@ class Part:
     """Of all stages, where the first rank has measured them."""
     nbytes: int
     """Of the whole module's parameters."""
+    lent: Sequence[Loan]
+    """Weights that stages lend each other, of a job whose stages are `apart`."""
+    loans: StageLoans
+    """Those of this process's stages."""
 
     @property
     def owned(self) -> Parameters:
@@ -96,6 +103,9 @@ class StageJob:
     perturb: Perturb | None = None
     latency: Callable[[Action], float] | None = None
     """How late the message of a receive is to come."""
+    apart: bool = False
+    """Whether stages are updated at different times: each has a copy of a weight of another, and
+    passes read the weights of their moment."""
 
     def make(self, rank: int, module: nn.Module, found_cut: str | None) -> Part:
         """A rank's part; the first rank compares the slices with the module, and others take the
@@ -133,14 +143,33 @@ class StageJob:
             "sizes": SliceSizes(profile, stages) if profile is not None else None,
             "nbytes": bytes_of(slices.module),
         }
+        lent = slices.lent(stages) if self.apart else {}
+        for (owner, other), names in lent.items():
+            if len(names) > PARTS:
+                raise ValueError(
+                    f"stages {owner} and {other} share {len(names)} weights; a message has at most "
+                    f"{PARTS} tensors: use fewer stages, or move the cut points"
+                )
+        found["learning"] |= {name: True for names in lent.values() for name in names}
         slices.keep(units[here])
+        brought: dict[int, dict[str, nn.Parameter]] = {}
+        for stage in at[here]:
+            names = {name for (_, other), own in lent.items() if other == stage for name in own}
+            brought[stage] = slices.borrow(stages[stage], names) if names else {}
         kept = {
             stage: Stage(
-                slices, stages[stage], device=self.device, dtype=self.dtype, compile=self.compile
+                slices, stages[stage], device=self.device, dtype=self.dtype, compile=self.compile,
+                steady=not self.apart,
             )
             for stage in at[here]
-        }
-        return Part(stages=kept, **found)
+        }  # fmt: skip
+        named = {stage: own.named_parameters() for stage, own in kept.items()}
+        loans = StageLoans(
+            {p: [named[p[0]][n] for n in names] for p, names in lent.items() if p[0] in kept},
+            {p: [brought[p[1]][n] for n in names] for p, names in lent.items() if p[1] in kept},
+        )
+        pairs = [Loan(*p, FP32_BYTES * sum(own.values())) for p, own in sorted(lent.items())]
+        return Part(stages=kept, lent=pairs, loans=loans, **found)
 
     def _check_norms(self, slices: Slices, stages: Sequence[range]) -> None:
         """BatchNorms see a sample once, and each of them lies in one stage."""

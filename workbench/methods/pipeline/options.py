@@ -6,44 +6,30 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from workbench.core.division import even_share
-from workbench.core.options import Options as Common
 from workbench.core.spec import RunSpec
-from workbench.methods.options import Auto, Chunks, numbers_of_units
+from workbench.methods.options import Auto, Chunks, Staged
 
-EXAMPLE = "5 4 4 3"
-"""Stages in a message to somebody who gave others."""
 VARUNA = "varuna"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Common):
+class Options(Staged):
     """Options of all orders."""
 
     replicas: int | Auto = "auto"
     """Pipelines side by side, each on its share of the batch: of the ranks, so many hold each
     stage. Shares differ by at most one sample, and so do micro-batches. ``auto`` is one, or as many
     as are fastest where the shape is chosen (`micro`)."""
-    stages: str = "auto"
-    """Units of each stage, the embedding and the head among them, as in ``5 4 4 3``; ``auto``
-    balances measured time within memory."""
 
     checkpointed: ClassVar[bool] = True
     uneven: ClassVar[bool] = True
     chunks: ClassVar[int] = 1
     """Stages of each rank."""
 
-    def __post_init__(self) -> None:
-        numbers_of_units("stages", self.stages, EXAMPLE)
-
     @property
     def copies(self) -> int:
         """Pipelines side by side where nobody chooses."""
         return 1 if self.replicas == "auto" else self.replicas
-
-    @property
-    def given_stages(self) -> list[int]:
-        """Units of each stage, where the user gave them; else empty."""
-        return numbers_of_units("stages", self.stages, EXAMPLE)
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)

@@ -1,226 +1,139 @@
 """One process's stages of a user's module, trained by a pipeline that never drains.
 
-Each stage is updated by itself, by an optimizer of its own, whenever the schedule says so
-(asynchronous.py). A batch begins when it is given, and its loss comes later: the process of the
-last stage tells the others. `settle` drains the pipeline; the next batch fills it again.
+Each stage is updated by itself whenever the schedule says so (asynchronous_stages.py). A batch
+begins when it is given, and its loss comes later: the process of the last stage tells the others.
+`settle` drains the pipeline; the next batch fills it again.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from workbench.core.bytesize import format_bytes
-from workbench.methods.pipeline.asynchronous import schedule
-from workbench.methods.pipeline.asynchronous_line import Asynchronous
+from workbench.methods.pipeline.asynchronous_line import Asynchronous, Loan
+from workbench.methods.pipeline.asynchronous_stages import AsynchronousStages, Begun, Named
+from workbench.methods.pipeline.checkpoints import Checkpoints
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.making import StageJob, in_turn, made
 from workbench.methods.pipeline.stage_pipeline import divided
-from workbench.methods.pipeline.stepping import ABANDON_S, NEVER
-from workbench.model.keyed import norms_in
 from workbench.model.slices import Inputs
 from workbench.profile.unit_costs import Sizes
-from workbench.runtime.executor.executor import Executor
 from workbench.runtime.memory.device_budget import confine
-from workbench.runtime.passes.stage_engine import StageEngine
-from workbench.runtime.passes.stage_passes import StagePasses
-from workbench.runtime.transport.group_transport import GroupTransport
-from workbench.runtime.transport.groups import as_one, join, new_group
-from workbench.runtime.transport.neighbours import neighbours
-from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, clip_own
-from workbench.runtime.updates.stage_weights import StageWeights
-from workbench.schedule.schedule import DEVICE
-from workbench.schedule.validate import validate
-
-Named = Mapping[str, nn.Parameter]
-
-
-@dataclass
-class InFlight:
-    """A step that has begun."""
-
-    rate: float
-    """Learning rate of its updates."""
-    whole: float
-    """What its micro-batches count together, in the process of the last stage."""
-    left: set[int]
-    """Stages here that it has not updated."""
+from workbench.runtime.passes.statistics import ReplicaStatistics
+from workbench.runtime.transport.groups import join, new_group
+from workbench.runtime.updates.step_end import Ended, LossScale
+from workbench.runtime.updates.weight_versions import WeightVersions
 
 
 class StageStream:
     """The stages of one process; every process of the world makes it and calls its methods."""
 
     def __init__(
-        self, model: nn.Module, job: StageJob, line: Callable[[Sizes], Asynchronous],
-        optimizer: Callable[[Named], torch.optim.Optimizer], *,
-        rate: Callable[[], float], clip: float | None,
+        self, model: nn.Module, job: StageJob,
+        line: Callable[[Sizes, Sequence[Loan]], Asynchronous],
+        optimizer: Callable[[Named], Optimizer], versions: Callable[..., WeightVersions], *,
+        rate: Callable[[], float], clip: float | None, shares_clip: bool,
     ) -> None:  # fmt: skip
-        """`line` is the pipeline, of stages of these sizes; `optimizer` makes one for a stage's
-        parameters, which has the `rate` of the time when an update's batch was given. `clip` bounds
-        the norm of each stage's gradients. Raises ValueError, one sentence, for what cannot be
-        trained so."""
-        self._job, self._rate, self._clip, device = job, rate, clip, job.device
+        """`line` is the pipeline, of stages of these sizes, which lend each other weights;
+        `optimizer` makes one for a stage's parameters, which has the `rate` of the time when an
+        update's batch was given; `versions` of the weights of an optimizer, in a stage's modules.
+        `clip` bounds the norm of each stage's gradients, or a part of it does (`shares_clip`).
+        Raises ValueError, one sentence, for what cannot be trained so."""
+        self._job, self._rate, device = job, rate, job.device
         join(device)
         self.rank = dist.get_rank()
-        self._everybody, self._tells = new_group(backend="gloo"), new_group(backend="gloo")
-        part = partial(made, model), partial(job.make, self.rank), self.rank, self._everybody
+        everybody, self._tells = new_group(backend="gloo"), new_group(backend="gloo")
+        part = partial(made, model), partial(job.make, self.rank), self.rank, everybody
         own = in_turn(*part, says=attrgetter("cut"))
-        self._stages = own.stages
-        as_one(partial(self._check, own.copies), self._everybody)
-        self._line = line(own.sizes or IdealSizes())
-        self._schedule = made_ = schedule(self._line)
-        as_one(self._prove if self.rank == 0 else int, self._everybody)
+        learning = {}
+        for stage, each in own.stages.items():
+            named = each.named_parameters()
+            learning[stage] = {name: own.learning[name] for name in named}
+            for parameter in named.values():  # the user's own stay as they are
+                parameter.data = parameter.data.clone()
+        pipeline = line(own.sizes or IdealSizes(), own.lent)
+        self._given: dict[int, Begun] = {}
+        """Steps that no action has begun yet."""
+        self._stages = AsynchronousStages(
+            pipeline, own.stages, learning, own.loans, optimizer=lambda _, named: optimizer(named),
+            versions=lambda stage, of, **how: versions(of, own.stages[stage].modules, **how),
+            read=self._given.pop, updated=self._updated, clip=clip, shares_clip=shares_clip,
+            device=device, backend=job.backend, everybody=everybody, budget=job.device_memory,
+            perturb=job.perturb, latency=job.latency,
+        )  # fmt: skip
         confine(device, job.device_memory)
-        learning = own.learning
-        self._weights = {
-            stage: StageWeights([each], {name: learning[name] for name in each.named_parameters()})
-            for stage, each in own.stages.items()
-        }
-        for parameter in self._named().values():  # the user's own stay as they are
-            parameter.data = parameter.data.clone()
-        self._flight: dict[int, InFlight] = {}
-        """Steps that have begun here, and have not ended."""
-        updates = StageOptimizers(
-            {
-                stage: self._optimizer(weights, optimizer)
-                for stage, weights in self._weights.items()
-            },
-            after=self._updated,
-        )
-        gradients = next(iter(self._weights.values())).gradients
-        self._engine = engine = StageEngine(
-            own.stages, StagePasses(own.stages), gradients, int, updates
-        )
-        channels = neighbours(
-            job.plan.map, job.plan.links, self.rank, job.backend, self._everybody, device
-        )
-        engine.transport = GroupTransport(
-            channels, self._everybody, process=int, forms=engine.forms, latency=job.latency,
-            device=device,
-        )  # fmt: skip
-        engine.transport.use(made_)
-        self.groups = {*channels.values(), self._tells} - {None, self._everybody}
+        self.groups = {*self._stages.groups, self._tells}
         """Process groups in which somebody may wait."""
-        self._executor = Executor(
-            made_, engine.perform, device, rank=self.rank, perturb=job.perturb,
-            announce=engine.transport.announce, record_from=NEVER,
-            together=device.type == "cuda", abandon_s=ABANDON_S,
-            on_failure=lambda _: engine.transport.stop(),
-        )  # fmt: skip
-        self._last, self._teller = len(self._line.positions) - 1, self._line.positions[-1]
+        self._last, self._teller = len(pipeline.positions) - 1, pipeline.positions[-1]
         self.steps = 0
         """Steps that have begun; all are done when the pipeline is drained."""
-        self.left_out: list[int] = []
-        """Steps in which a stage here was not updated, for gradients that were not finite."""
-        self._lock = threading.Lock()
         self._came: deque[tuple[dist.Work, Tensor]] = deque()
         """Losses that have come or are to come, in order."""
+        every = [each for s in own.stages.values() for each in zip(s.units, s.modules, strict=True)]
+        first = next(iter(own.stages.values()))
+        self._norms = ReplicaStatistics(first.model, every, (0, 1), None)
+        continues: dict[str, Any] = {"module": own.digest, "batch": job.shares.batch}
+        continues["seed"] = job.seed
+        self.checkpoints = Checkpoints(
+            own.owned, own.owned, self._norms, continues, LossScale(), first=True
+        )
+        self.checkpoints.optimizers = [each.optimizer for each in self._stages.optimizers.values()]
 
     def give(self, inputs: Inputs) -> list[float]:
         """Begin a step on a batch, equal in all processes; the losses, in order, of the steps that
         have ended since."""
-        step, job = self.steps, self._job
-        stages = [*self._stages.values()]
-        stages[0].check(inputs)
-        last = self._last in self._stages
-        given, micros = divided(inputs, job, job.shares, 0, step=step, training=True, weighs=last)
-        for stage in stages:
-            stage.begin(step, given)
+        step, job, stages = self.steps, self._job, self._stages.stages
+        next(iter(stages.values())).check(inputs)
+        given, micros = divided(
+            inputs, job, job.shares, 0, step=step, training=True, weighs=self._last in stages
+        )
         whole = sum(micro.weight for micro in micros)
-        self._engine.begin(step, micros, 1 / whole if whole else 0.0)
-        with self._lock:
-            self._flight[step] = InFlight(self._rate(), whole, {*self._stages})
+        scale = 1 / whole if whole else 0.0
+        self._given[step] = Begun(rows=given, micros=micros, scale=scale, rate=self._rate())
         if self.rank != self._teller:
             self._tell(torch.zeros((), dtype=torch.float64))
-        self._executor.step(step)
+        self._stages.step(step)
         self.steps += 1
         return [*self._losses(wait=False)]
 
-    def settle(self) -> list[float]:
-        """Drain the pipeline; the losses that had not come."""
-        self._executor.end()
-        return [*self._losses(wait=True)]
+    def settle(self) -> tuple[list[float], list[tuple[int, int]]]:
+        """Drain the pipeline; the losses that had not come, and the steps and stages of which an
+        update was left out, for gradients that were not finite."""
+        left_out = self._stages.drain()
+        return [*self._losses(wait=True)], left_out
 
-    def named_parameters(self) -> Named:
-        """Parameters of the stages here, by their names in the whole module."""
-        return self._named()
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters of the stages here, and statistics of BatchNorms, by their names in the whole
+        module."""
+        owned = (self._stages.owned(stage) for stage in self._stages.stages)
+        return {name: each for own in owned for name, each in own.items()} | self._norms.named
+
+    def load(self, folder: Path) -> int | None:
+        """As `Checkpoints.load`, of a pipeline that is drained."""
+        if (found := self.checkpoints.load(folder)) is not None:
+            self.steps = found
+        return found
 
     def close(self) -> None:
         """End what is left, and let go of all tensors."""
-        self._executor.close()
-        self._engine.close()
+        self.checkpoints.wait()
+        self._stages.close()
         confine(self._job.device, None)
 
-    def _named(self) -> dict[str, nn.Parameter]:
-        return {name: p for own in self._weights.values() for name, p in own.named.items()}
-
-    def _check(self, copies: Sequence[Mapping[int, list[str]]]) -> None:
-        """Raise ValueError for what stages that are updated at different times cannot share."""
-        for held in copies:
-            name = next(iter(held.values()))[0]
-            raise ValueError(
-                f"the weight {name!r} is used in several places, which stages would update at "
-                "different times; use a method whose stages are updated together, such as 1f1b"
-            )
-        for stage in self._stages.values():
-            if any(norms_in(module) for module in stage.modules):
-                raise ValueError(
-                    "a BatchNorm with running statistics would see micro-batches of several steps "
-                    "at a time; use a method whose stages are updated together, such as 1f1b"
-                )
-
-    def _prove(self) -> None:
-        """Prove the schedule, and that devices have room for it where their bytes are given."""
-        peaks, budget = validate(self._schedule).peak_bytes, self._job.device_memory
-        position = max(peaks, key=lambda each: peaks[each][DEVICE])
-        if budget is not None and (most := peaks[position][DEVICE]) > budget:
-            raise ValueError(
-                f"device_memory is {format_bytes(budget)}, and the stages of process {position} "
-                f"need {format_bytes(most)}; use more stages, smaller micro-batches, or more memory"
-            )
-
-    def _optimizer(
-        self, weights: StageWeights, make: Callable[[Named], torch.optim.Optimizer]
-    ) -> StageOptimizer:
-        optimizer = make(weights.named)
-
-        def prepare(step: int) -> bool:
-            for group in optimizer.param_groups:
-                group["lr"] = self._flight[step].rate
-            finite = clip_own(weights.gradients, self._clip)
-            if not finite:
-                self.left_out.append(step)
-            return finite
-
-        return StageOptimizer(optimizer, weights.gradients, before=prepare)
-
-    def _updated(self, stage: int, step: int) -> None:
+    def _updated(self, stage: int, step: int, done: bool) -> None:
         """A stage has been updated, the last action of a step on it."""
         if stage == self._last:
-            whole = self._flight[step].whole
-            loss = self._engine.loss(step) / whole if whole else 0.0
-            self._tell(torch.tensor(loss, dtype=torch.float64))
-        with self._lock:
-            self._flight[step].left.discard(stage)
-            done = not self._flight[step].left
-            gone = done and step - 1 in self._engine  # whose messages have gone, too
-        if gone:
-            self._forget(step - 1)
-
-    def _forget(self, step: int) -> None:
-        """Let go of a step."""
-        for stage in self._stages.values():
-            stage.end(step)
-        self._engine.end(step)
-        del self._flight[step]
+            loss, whole = self._stages.engine.mean_loss(step)
+            self._tell(torch.tensor(loss / whole if whole else 0.0, dtype=torch.float64))
 
     def _tell(self, loss: Tensor) -> None:
         """Have all know a step's loss, in the order of steps."""
@@ -231,4 +144,5 @@ class StageStream:
         while self._came and (wait or self._came[0][0].is_completed()):
             work, loss = self._came.popleft()
             work.wait()
+            self.checkpoints.progress.add(Ended(float(loss), False, None, False), 0.0)
             yield float(loss)

@@ -165,7 +165,7 @@ class Varuna(StagePipeline):
                 f"the optimizer has a parameter of {tuple(stray.shape)} that is none of this "
                 "stage's; make it of model.parameters()"
             )
-        self.checkpoints.optimizer = optimizer
+        self.checkpoints.optimizers = [optimizer]
         if self._job.dtype == torch.float16:
             self.scale.dynamic, self.scale.least = loss_scale == "dynamic", min_loss_scale
             self.scale.value = init_loss_scale if self.scale.dynamic else float(loss_scale)

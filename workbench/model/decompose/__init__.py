@@ -4,7 +4,8 @@
 
 The layers call the model's own submodules, which are not copied, and give its outputs and
 gradients bit for bit at any batch size. `probe` finds the model's calls, `cut` says where layers
-begin, `layer` and `program` are what comes out. `operators` has each call by itself.
+begin, `layer` and `program` are what comes out. `operators` has each call by itself, and
+`call_stages` any sets of calls as layers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from workbench.model.decompose.layer import Layer, Value, local_tensors
 from workbench.model.decompose.plan import State
 from workbench.model.decompose.probe import Undecomposed, record
 from workbench.model.decompose.program import Program
+from workbench.model.decompose.record import Trace
 
 __all__ = [
     "UNREAD",
@@ -107,11 +109,19 @@ def _decompose(
     grow: bool,
     at: Collection[str] | None = None,
 ) -> list[Layer]:
+    trace, mode = record(model, args, kwargs, blocks, grow=grow)
+    return layers_of(model, trace, mode, cut(trace, blocks, model, at), criterion)
+
+
+def layers_of(
+    model: nn.Module, trace: Trace, mode: bool | None, pieces: list[Piece],
+    criterion: Callable | None,
+) -> list[Layer]:  # fmt: skip
+    """Layers of the pieces into which a module's calls were cut. Raises ValueError for a criterion
+    with parameters."""
     if isinstance(criterion, nn.Module) and has_weights(criterion):
         raise ValueError("a criterion with parameters cannot be added: make it part of the model")
-    trace, mode = record(model, args, kwargs, blocks, grow=grow)
     programs, modes = [], _modes(model)
-    pieces = cut(trace, blocks, model, at)
     for piece in pieces:
         piece.plan.mode = mode
         targets = [call.target for call in piece.plan.calls if isinstance(call.target, str)]

@@ -16,13 +16,14 @@ tensor that crosses and is written to later is copied before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.model.decompose.blocks import has_weights
 from workbench.model.decompose.layer import Value
@@ -48,27 +49,26 @@ def cut(
     """The layers, in order; at least one. `at` are paths of modules whose calls begin a layer.
     Raises ValueError for one that is not called once, or where what crosses is no stack of samples.
     """
-    return _Cutter(trace, blocks, model, at).pieces()
+    return Cutter(trace, blocks, model, at).pieces()
 
 
-def singles(trace: Trace, blocks: set[str], model: nn.Module) -> list[tuple[int, Plan]]:
-    """Each call that depends on inputs or weights, by its place in the trace, as a plan that takes
-    the tensors that the call reads and puts out those that it makes. Where none of these has the
-    batch size, the plan takes a tensor [B] besides."""
-    cutter = _Cutter(trace, blocks, model, None)
-    return [(i, cutter.single(position)) for position, i in enumerate(cutter.order)]
-
-
-class _Cutter:
+class Cutter:
     """Positions are places in `order`, the calls that depend on inputs or weights."""
 
     def __init__(
-        self, trace: Trace, blocks: set[str], model: nn.Module, at: Collection[str] | None
-    ) -> None:
+        self, trace: Trace, blocks: set[str], model: nn.Module,
+        at: Collection[str] | None = None, *, again: bool = False,
+        set_of: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """`again`: what depends on weights alone is no call of its own, but made again where it is
+        read. `set_of` calls, by their places in the trace, puts those of a lower set first."""
         self.trace, self.blocks, self.model, self.at = trace, blocks, model, at
+        self.again, self.set_of = again, set_of
         self.maker = {n: i for i, call in enumerate(trace.calls) for n in call.results}
         self.free = self._free_calls()
         self.order = [i for i, free in enumerate(self.free) if not free]
+        if set_of is not None:
+            self.order.sort(key=set_of.__getitem__)  # stable: calls of a set keep their order
         self.end = len(self.order)
         self.born = dict.fromkeys(range(trace.inputs), -1)
         self.last: dict[int, int] = {}
@@ -91,11 +91,14 @@ class _Cutter:
         weights = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
         free = []
         for i, call in enumerate(trace.calls):
-            own = call.target if isinstance(call.target, str) else None
+            part = self.model.get_submodule(call.target) if isinstance(call.target, str) else None
+            used = (part is not None and has_weights(part)) or any(
+                isinstance(leaf, State) and leaf.key in weights for leaf in call.leaves
+            )
+            counts = part is not None and any(isinstance(m, _BatchNorm) for m in part.modules())
             free.append(
                 not trace.random[i]
-                and (own is None or not has_weights(self.model.get_submodule(own)))
-                and not any(isinstance(leaf, State) and leaf.key in weights for leaf in call.leaves)
+                and (not used or (self.again and not counts))
                 and not any(a.written[i] & set(a.of_state.values()) for a in trace.aliasing)
             )
         written = [frozenset().union(*aliasing.written) for aliasing in trace.aliasing]
@@ -132,6 +135,8 @@ class _Cutter:
 
     def _starts(self) -> tuple[list[int], list[str]]:
         """Positions where layers begin, and the first block of each."""
+        if self.set_of is not None:
+            return self._set_starts(self.set_of)
         if self.at is not None:
             return self._given_starts(self.at)
         starts, names = [0], []
@@ -185,6 +190,20 @@ class _Cutter:
             lost = sorted({*at} - {*names})
             raise ValueError(f"what is called at {lost[0]!r} depends on no input: a cut follows it")
         return starts, names
+
+    def _set_starts(self, set_of: Mapping[int, int]) -> tuple[list[int], list[str]]:
+        """Positions where sets of calls begin, and names for them."""
+        sets = [set_of[i] for i in self.order]
+        starts = [p for p, own in enumerate(sets) if not p or own != sets[p - 1]]
+        for position in starts[1:]:
+            if not self._may_cut(position):
+                shapes = [self.trace.shapes[n] for n in self.crossing[position]]
+                raise ValueError(
+                    f"the calls of stage {sets[position]} cannot begin a stage: what it is handed "
+                    "must be stacks of samples that nothing writes to later, and it is "
+                    f"{_in_words(shapes)}"
+                )
+        return starts, [f"calls {sets[position]}" for position in starts]
 
     def _crossing(self) -> list[list[int]]:
         """For each position, the numbers of the tensors that cross a cut before its call."""
@@ -257,6 +276,10 @@ class _Cutter:
             batch_from=batch_from, output=self.trace.output,
         )  # fmt: skip
 
+    def value(self, number: int, position: int) -> Value:
+        """A tensor before the call at a position."""
+        return self._value(Ref(number), position)
+
     def _clones(self, takes: list[int], own: list[int]) -> list[Call]:
         """Copies of inputs that the layer's calls write to; later layers get the copies."""
         clones = []
@@ -271,6 +294,8 @@ class _Cutter:
     def _constants(self, own: list[int], end: int) -> set[int]:
         """Free calls that the layer's calls, or the model's output, need."""
         limit = self.order[end] if end < self.end else len(self.trace.calls)
+        if self.set_of is not None and end < self.end:
+            limit = max(own) + 1
         numbers = {n for i in own for n in self.trace.calls[i].refs()}
         if end == self.end:
             numbers |= {leaf.number for leaf in self.outputs if isinstance(leaf, Ref)}
@@ -296,7 +321,8 @@ class _Cutter:
             return Value(leaf.key, tuple(tensor.shape), tensor.dtype, tensor.requires_grad, None)
         n = leaf.number
         shape, dim, rows = self.samples[n] or (_at_one(trace.shapes[n]), None, 1)
-        before = self.order[position] if position < self.end else len(trace.calls)
+        whole = position == self.end or self.set_of is not None  # it may be made behind the next
+        before = len(trace.calls) if whole else self.order[position]
         return Value(
             self.names[self._now(leaf).number],
             shape,

@@ -214,6 +214,10 @@ class Plan:
             kept |= last
         self.drops.reverse()
 
+    def __deepcopy__(self, memo: dict) -> Plan:
+        """Itself: copies of a layer do the same, and a plan is longer than the layer's weights."""
+        return self
+
     def leaves(self) -> list[Any]:
         """All that the calls and the outputs are made from."""
         return [*(leaf for call in self.calls for leaf in call.leaves), *self.gives]

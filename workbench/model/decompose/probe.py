@@ -51,12 +51,14 @@ class Undecomposed(ValueError):
 
 
 def record(
-    model: nn.Module, args: tuple, kwargs: dict, blocks: set[str], *, grow: bool
-) -> tuple[Trace, bool | None]:
+    model: nn.Module, args: tuple, kwargs: dict, blocks: set[str], *, grow: bool,
+    dice: bool = False,
+) -> tuple[Trace, bool | None]:  # fmt: skip
     """The model's calls, and the value of `training` they are right for (None: both).
 
     `blocks` and modules without children are noted as one call each. With `grow`, a module whose
-    own code cannot be followed is added to the blocks, if at most half of them are in it. Raises
+    own code cannot be followed is added to the blocks, if at most half of them are in it. With
+    `dice`, blocks with weights are watched for random numbers, too, which takes time. Raises
     ValueError, one sentence, for a model whose calls cannot be found.
     """
     if not any(map(_is_batch, flatten((args, kwargs))[0])):
@@ -64,7 +66,7 @@ def record(
     while True:
         runner = None
         try:
-            runner = _Runner(model, args, kwargs, blocks)
+            runner = _Runner(model, args, kwargs, blocks, dice)
             with torch.inference_mode(False), torch.random.fork_rng(devices=[]), _quiet():
                 try:
                     return _record(runner, model.training)
@@ -113,8 +115,10 @@ def _record(runner: _Runner, mode: bool) -> tuple[Trace, bool | None]:
 class _Runner:
     """Runs copies of a model whose tensors have shapes but no memory."""
 
-    def __init__(self, model: nn.Module, args: tuple, kwargs: dict, blocks: set[str]) -> None:
-        self.model, self.blocks = model, blocks
+    def __init__(
+        self, model: nn.Module, args: tuple, kwargs: dict, blocks: set[str], dice: bool
+    ) -> None:
+        self.model, self.blocks, self.dice = model, blocks, dice
         self.leaves, self.form = flatten((args, kwargs))
         self.names = _input_names(model, args, kwargs)
         self.compute = True
@@ -152,7 +156,9 @@ class _Runner:
                 meta = torch.empty(shape, device="meta")
                 leaves[i] = self._fake(shape, meta.stride(), leaf.dtype)
                 inputs[self.names[i]] = leaves[i].requires_grad_(leaf.requires_grad)
-        recorder = Recorder(self.fakes, dict(self.states), inputs, compute=self.compute)
+        recorder = Recorder(
+            self.fakes, dict(self.states), inputs, compute=self.compute, dice=self.dice
+        )
         self.opened = _listen(clone, "", self.blocks, recorder, self.model)
         args, kwargs = build(self.form, leaves)
         with self.fakes, torch.device("cpu"), torch.enable_grad(), recorder:
@@ -208,7 +214,7 @@ def _listen(
     if id(module) in recorder.listened:  # it is in two places
         return {}
     recorder.listened.add(id(module))
-    kind, dice = type(module), not has_weights(module)
+    kind, dice = type(module), recorder.dice or not has_weights(module)
 
     def plainly(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -77,7 +77,7 @@ class Program(nn.Module):
         return self._of
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_of": None}  # functions that were made here are not pickled
+        return {**self.__dict__, "_of": self._written}  # once for all copies
 
     def restore(self, outputs: tuple[Tensor, ...]) -> Any:
         """The model's output, such as a dictionary, from the tensors in it."""

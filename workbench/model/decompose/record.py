@@ -134,13 +134,15 @@ class Recorder(TorchFunctionMode):
         inputs: dict[str, Tensor],
         *,
         compute: bool,
+        dice: bool,
     ) -> None:
         """`states`: id of a fake parameter, buffer or constant -> (key, the model's tensor).
 
         With `compute`, constants have values, and `Overwritten` is raised when they lose them.
+        `dice`: whether blocks with weights, too, are to be watched for random numbers.
         """
         super().__init__()
-        self.fakes, self.states, self.compute = fakes, states, compute
+        self.fakes, self.states, self.compute, self.dice = fakes, states, compute, dice
         self.numbers: dict[int, int] = {}
         self.tensors: list[Tensor] = []  # by number
         self.makers: list[Any] = []  # of each, what autograd calls to pass its gradient on

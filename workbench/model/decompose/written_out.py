@@ -54,6 +54,14 @@ class WrittenOut:
         self.restore = _Writer(slots).restore(plan) if plan.output else None
         """Makes the model's output, of the leaves of the last layer's, for 0 samples."""
 
+    def __deepcopy__(self, memo: dict) -> WrittenOut:
+        """Itself: a copy of a program calls its own parts by equal names."""
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        """None, where it is pickled: functions that were made here cannot be."""
+        return type(None), ()
+
 
 class _Writer:
     """Text of a function, and its constants."""

@@ -40,6 +40,7 @@ WEIGHTS = KINDS[:1]
 STATISTICS = "statistics.safetensors"
 FULL = re.compile(rf"(?:Errno|os error) (?:{errno.ENOSPC}|{errno.EDQUOT})\b")
 """In the words of an error of Python's, or of safetensors', whichever rank met it."""
+UNIT = re.compile(r"unit-\d{5}\.safetensors")
 MADE_ROOM = "the disk was full: older checkpoints were removed to make room for newer ones"
 
 
@@ -184,17 +185,21 @@ def write_weights(folder: Path, model: LayeredModel, named: Mapping[str, Tensor]
 @contextmanager
 def reader(saved: Saved, unit: int) -> Iterator[Callable[[str, Tensor], None]]:
     """Copies a unit's tensor, by its label, into another one. The file of a unit that owns nothing
-    may be lacking.
+    may be lacking; a tensor may be in another unit's, of a model that was cut otherwise.
 
     Raises ValueError when the checkpoint is of another model, OSError when it cannot be read.
     """
     name, folder = file_of(unit), saved.path
+    others: dict[str, Tensor] = {}
+
+    def elsewhere(label: str, into: Tensor) -> None:
+        if not others:
+            others.update(tensors_with(saved, unit, [label]))
+        check_fits(folder, label, others.get(label), into)
+        into.copy_(others[label])
+
     if name not in saved.manifest.files:
-
-        def lacking(label: str, into: Tensor) -> None:
-            raise unreadable(folder, f"it has no {name}")
-
-        yield lacking
+        yield elsewhere
         return
     saved.check([name])
     try:
@@ -202,7 +207,10 @@ def reader(saved: Saved, unit: int) -> Iterator[Callable[[str, Tensor], None]]:
             names = set(file.keys())
 
             def read(label: str, into: Tensor) -> None:
-                found = file.get_tensor(label) if label in names else None
+                if label not in names:
+                    elsewhere(label, into)
+                    return
+                found = file.get_tensor(label)
                 check_fits(folder, label, found, into)
                 into.copy_(found)
 
@@ -250,6 +258,19 @@ def tensors_of(saved: Saved, names: Collection[str]) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise unreadable(saved.path, error) from error
     return {label: tensor for file in files for label, tensor in file.items()}
+
+
+def tensors_with(saved: Saved, unit: int, labels: Collection[str]) -> dict[str, Tensor]:
+    """Tensors by their labels, those among them that the checkpoint has: of a unit's file, or of
+    all units' where a model was cut otherwise. Raises OSError where they cannot be read."""
+    own = file_of(unit)
+    found = tensors_of(saved, [own] if own in saved.manifest.files and labels else [])
+    if found.keys() >= {*labels}:
+        return found
+    every = tensors_of(saved, [name for name in saved.manifest.files if UNIT.fullmatch(name)])
+    if own not in saved.manifest.files and not every.keys() >= {*labels}:
+        raise unreadable(saved.path, f"it has no {own}")
+    return every
 
 
 def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, Tensor]:

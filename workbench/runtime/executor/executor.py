@@ -5,9 +5,9 @@ A thread walks each lane in order. Before an action it waits for the actions tha
 by an event, so that copies, compute and host updates overlap exactly as far as the dependencies
 allow:
 
-* the compute lane runs in the caller's thread, on its own stream. On a device of several ranks that
-  thread walks all other lanes that are only issued, too (lane_threads.py), or takes turns with
-  another lane's (device_turns.py);
+* the compute lane runs in the caller's thread, on its own stream. On a device of several ranks it
+  walks all other lanes that are only issued, too (lane_threads.py), or takes turns with the threads
+  of other lanes of passes (device_turns.py);
 * h2d and d2h copy on one stream each, overlapping compute and each other (the link is full duplex);
 * updates of states that visit the device have a stream too, since they wait for the link while
   compute goes on;
@@ -47,7 +47,7 @@ from workbench.runtime.executor.lane_threads import lane_threads
 from workbench.runtime.executor.lanes import Lanes, keep_what_is_there
 from workbench.runtime.executor.threads import use_lane_thread
 from workbench.runtime.executor.timings import Timings, now
-from workbench.schedule.action import COMPUTE, LATER, Action, Kind
+from workbench.schedule.action import COMPUTE, Action, Kind
 from workbench.schedule.schedule import Schedule
 
 CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE)
@@ -116,7 +116,7 @@ class Executor:
         self._depth = max(1, depth)
         """Steps back that an action may wait for."""
         self._completions = Completions(i for i, a in enumerate(schedule.actions) if a.rank == rank)
-        self._turns = device_turns(schedule, rank, self._completions)
+        self._turns = device_turns(schedule, rank, self._completions, self._waits)
         self._lanes = Lanes(launches=bool(self._streams), abandon_s=abandon_s)
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -149,6 +149,7 @@ class Executor:
         walked = range(first_step, steps.stop + self.schedule.lag)
         try:
             self._start_lanes(walked)
+            self._turns.ask(walked.stop)
             self._compute(walked)
         except BaseException as error:  # outside `walk`: Ctrl-C, or no more threads to be had
             self.fail(error)
@@ -171,6 +172,7 @@ class Executor:
                 self._start_lanes(asked)
             else:
                 self._lanes.ask(asked.stop)
+            self._turns.ask(asked.stop)
             self._compute(asked)
             self._next = asked.stop
         except BaseException as error:
@@ -185,6 +187,7 @@ class Executor:
         if self._failure is None and (lag := self.schedule.lag):
             self._end, last = self._next, range(self._next, self._next + lag)
             self._lanes.ask(last.stop)
+            self._turns.ask(last.stop)
             self._compute(last)
         self._lanes.close()
         self._drain(before=self._next)
@@ -196,8 +199,7 @@ class Executor:
         self._progress = dict.fromkeys(self._lane_items, first)
         self._failure, self._stop_at = None, math.inf
         self._changed.clear()
-        if self._turns is not None:
-            self._turns.begin(first)
+        self._turns.begin(first)
         if self._streams:  # what was written before this segment, on whatever stream
             torch.cuda.synchronize(self._device)
         self._timings.begin(self._streams.get(COMPUTE))
@@ -258,10 +260,9 @@ class Executor:
 
     def prepare(self, lane: str) -> None:
         """Prepare the thread of a lane."""
-        use_lane_thread(self._device.type, self._turns.cores if lane == LATER else 1)
+        use_lane_thread(self._device.type, self._turns.cores if lane in self._turns else 1)
         if (stream := self._streams.get(lane)) is not None:
-            # For good: to set the one before again, while all is issued and the device is busy,
-            # takes until it is idle, and keeps Python's lock, which publishers need.
+            # For good: to set the one before again waits for the device, and keeps Python's lock.
             torch.cuda.set_stream(stream)
 
     def walk(self, thread: str, steps: range) -> bool:
@@ -307,14 +308,14 @@ class Executor:
         action = self.schedule.actions[index]
         work = step - action.lag
         if not self._first <= work < self._end:  # before the first step, or after the last one
+            self._turns.take(lane)
             self._completions.of(step)[index].set()
+            self._turns.told(lane, None)
             return
-        turns = self._turns if lane in (COMPUTE, LATER) else None
         publishes = lane in self._publishing
 
         # 1. Wait for a turn on the device, for this rank's actions and for those of other ranks.
-        if turns is not None:
-            turns.take(lane)
+        self._turns.take(lane)
         for back, other in ((0, index),) if publishes else self._waits[index]:
             ended = self._completions.issued(step + back, other)
             if step >= self._stop_at:  # set by the lane that failed, not by the action
@@ -351,6 +352,8 @@ class Executor:
 
         # 4. Publish the end: to lanes of this rank, and to ranks that wait for it.
         end = now(stream)
+        if stream is not None and self._turns.wants_end(lane):
+            end.synchronize()
         completion = self._completions.of(step)[index]
         completion.cuda = end if stream is not None else None
         completion.set()
@@ -359,15 +362,13 @@ class Executor:
                 end.synchronize()
             self._board.publish(index, step)
 
-        # 5. Note the times, and give the turn to the other lane.
+        # 5. Note the times, and give the turn to another lane.
         if recorded:
             self._timings.add(action, step, start, end)
-        if turns is not None:
-            turns.give(completion.cuda)
+        self._turns.told(lane, completion.cuda)
 
     def _end_step(self, stream: torch.cuda.Stream | None, step: int) -> None:
-        if self._turns is not None:  # the other lane's passes are of the step, too
-            self._turns.end_step(step)
+        self._turns.end_step(step)  # other lanes' passes may be of it, too
         if self._on_step_end is not None and step - self.schedule.lag >= self._first:
             if stream is not None:
                 now(stream).synchronize()
@@ -393,8 +394,7 @@ class Executor:
         with self._lock:
             self._stop_at = min(self._stop_at, step)
             completions = self._completions.since(self._stop_at)
-            if self._turns is not None:
-                self._turns.stop()
+            self._turns.stop()
         for completion in completions:
             completion.set()
         self._lanes.close()

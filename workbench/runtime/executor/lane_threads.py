@@ -73,12 +73,13 @@ class LaneThreads:
     ) -> dict[str, torch.cuda.Stream]:
         """Lane -> its stream; `compute`: that of the compute lane, where there is one already."""
         lanes = [lane for lane in self.lanes if lane_kind(lane) in STREAMS]
-        made = {lane: torch.cuda.Stream(device) for lane in lanes if lane not in self.publishing}
-        if compute is not None:
-            made[COMPUTE] = compute
-        if LATER in made:
-            made[LATER] = made[COMPUTE]
-        return made
+        passes = compute or torch.cuda.Stream(device)
+        """Of all lanes of passes, which take turns where there are several."""
+        return {
+            lane: passes if lane_kind(lane) == COMPUTE else torch.cuda.Stream(device)
+            for lane in lanes
+            if lane not in self.publishing
+        }
 
 
 def lane_threads(schedule: Schedule, rank: int, *, announces: bool, together: bool) -> LaneThreads:
@@ -97,7 +98,7 @@ def lane_threads(schedule: Schedule, rank: int, *, announces: bool, together: bo
     for i, action in enumerate(actions):
         if action.rank == rank:
             lanes.setdefault(action.lane, []).append(i)
-    fixed = all(action.lane != LATER for action in actions)
+    fixed = unroll(schedule).turns is None
     joined = _joined(schedule, lanes, local, remote) if together and fixed else {COMPUTE}
     publishing = {
         lane + PUBLISH: [i for i in lanes[lane] if i in published]

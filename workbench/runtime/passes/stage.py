@@ -33,10 +33,11 @@ class Stage:
 
     def __init__(
         self, slices: Slices, units: range, *, device: torch.device, dtype: torch.dtype,
-        compile: str = "off",
+        compile: str = "off", steady: bool = True,
     ) -> None:  # fmt: skip
         """Floating-point tensors between stages are of `dtype`, which with 16 bits is that of
-        autocast. `compile` as in a spec: layers are compiled after their first step."""
+        autocast. `compile` as in a spec: layers are compiled after their first step. `steady`: the
+        weights stay while a step runs, so that its passes may read copies in 16 bits."""
         self.slices, self.units, self.device, self.dtype = slices, units, device, dtype
         self._steps: dict[int, Sequence[Given]] = {}
         self.model = slices.model
@@ -44,7 +45,9 @@ class Stage:
         self._programs: Sequence[Any] = self.modules
         """They, or their compiled forms."""
         self._compiles = compiles(compile, device.type, dtype)
-        self._working = WorkingWeights(self.modules, dtype) if dtype.itemsize == 2 else None
+        self._working = None
+        if steady and dtype.itemsize == 2:
+            self._working = WorkingWeights(self.modules, dtype)
         self._settled = False
         """Whether a step has used the copies."""
         self.first, self.last = units.start == 0, units.stop == slices.count
@@ -109,7 +112,7 @@ class Stage:
 
     def autocast(self) -> AbstractContextManager:
         """Mixed precision, in which passes run."""
-        if self._working is None:
+        if self.dtype.itemsize > 2:
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 

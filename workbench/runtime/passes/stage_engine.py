@@ -114,9 +114,9 @@ class StageEngine:
         """Whether a step has begun here, and has not ended."""
         return step in self._steps
 
-    def loss(self, step: int) -> float:
-        """This process's part of the sum of a step's losses, each times its weight."""
-        return self._steps[step].mean_loss()[0]
+    def mean_loss(self, step: int) -> tuple[float, float]:
+        """As `StageStep.mean_loss`, of a step that has not ended."""
+        return self._steps[step].mean_loss()
 
     def end(self, step: int) -> StageStep:
         """After a step: its losses."""

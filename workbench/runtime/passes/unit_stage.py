@@ -112,15 +112,23 @@ class UnitStage:
         """A pass over a micro-batch of a step. Returns tensors for the stage behind, or the mean
         loss, a scalar."""
         rows = self._steps[step][micro]
-        x = rows.inputs if self.first else single(came)
+        x = rows.inputs if self.first else single(self._joined(came, rows))
         with self._autocast():
             for unit, module in self.modules.items():
                 targets = rows.targets if unit == self.model.head else None
                 x = self.model.forward(unit, module, x, replace(rows.ctx, unit=unit), targets)
         if self.last:
             return (x,)
-        pairs = zip(bundled(x), self._ends[1].dtypes, strict=True)
-        return tuple(tensor.to(dtype) for tensor, dtype in pairs)
+        end = self._ends[1]
+        each = zip(bundled(x), end.parts, end.dtypes, strict=True)
+        return tuple(tensor.to(dtype) for tensor, part, dtype in each if part.given is None)
+
+    def _joined(self, came: Bundle, rows: UnitRows) -> Bundle:
+        """All that flows into the first unit here, of which each stage has by itself what the model
+        is called with."""
+        given, others = bundled(rows.inputs), iter(came)
+        parts = self._ends[0].parts
+        return tuple(next(others) if p.given is None else given[p.given] for p in parts)
 
     def _autocast(self) -> AbstractContextManager:
         if self.dtype.itemsize > 2:
@@ -132,4 +140,8 @@ def _forms(boundary: Boundary | None, samples: int) -> list[Form]:
     if boundary is None:
         return []
     each = zip(boundary.parts, boundary.dtypes, strict=True)
-    return [(part.full_shape(samples), dtype, part.differentiable) for part, dtype in each]
+    return [
+        (part.full_shape(samples), dtype, part.differentiable)
+        for part, dtype in each
+        if part.given is None
+    ]

@@ -34,9 +34,9 @@ PARTS = 16
 STAMP: Form = ((), torch.float64, False)
 """The moment of sending, behind the tensors of a message that is to come late."""
 ACTIVATIONS = {Kind.SEND, Kind.RECV}
-Channel = tuple[int, bool, bool]
+Channel = tuple[int, bool, bool] | tuple[int, bool, bool, int]
 """Process of the other side, whether for activations, and whether this is the side of the stage in
-front."""
+front; for one link of several between two processes, the stage behind it, too."""
 
 
 class GroupTransport:
@@ -106,7 +106,7 @@ class GroupTransport:
         if self._latency is not None:
             *made, stamp = made
             time.sleep(max(0.0, float(stamp) + self._latency(action) - time.monotonic()))
-        return tuple(tensor.to(self._device) for tensor in made)
+        return tuple(tensor.to(self._device, non_blocking=True) for tensor in made)
 
     def send(self, action: Action, source: Bundle, step: int) -> None:
         """Send a bundle, as soon as the other side has a place for it."""
@@ -115,7 +115,7 @@ class GroupTransport:
             word = torch.zeros(1, dtype=torch.uint8)
             _wait([dist.isend(word, peer, group=self._words, tag=first)])
         else:
-            source = tuple(tensor.cpu() for tensor in source)
+            source = _on_host(source)
         _wait(
             [
                 dist.isend(tensor.contiguous(), peer, group=group, tag=first + part)
@@ -132,7 +132,11 @@ class GroupTransport:
         """Receives of the tensors of a message."""
         peer, first, group = self._peer(action), self._tag(action), self._group(action)
         forms = [*self._forms(action, step), *([STAMP] if self._latency is not None else [])]
-        made = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in forms)
+        pinned = device == "cpu" and self._device.type == "cuda"
+        made = tuple(
+            torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned)
+            for shape, dtype, _ in forms
+        )
         return made, [
             dist.irecv(tensor, peer, group=group, tag=first + part)
             for part, tensor in enumerate(made)
@@ -158,13 +162,28 @@ class GroupTransport:
         if action.microbatch is None:
             return self._words
         front = action.kind in (Kind.SEND, Kind.RECV_GRAD)
-        return self._groups[self._peer(action), action.kind in ACTIVATIONS, front]
+        channel = self._peer(action), action.kind in ACTIVATIONS, front
+        own = (*channel, action.unit)
+        return self._groups[own if own in self._groups else channel]
 
     def _tag(self, action: Action) -> int:
         """The first of the tags of a message."""
         micro = self._micros + action.turn if action.microbatch is None else action.microbatch
         which = micro * self._units + action.unit
         return (which * 2 + (action.kind in ACTIVATIONS)) * PARTS
+
+
+def _on_host(source: Bundle) -> Bundle:
+    """Tensors for gloo, there: from a GPU by page-locked memory, which torch keeps for the next."""
+    if not any(tensor.is_cuda for tensor in source):
+        return source
+    made = tuple(
+        torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        .copy_(tensor, non_blocking=True)
+        for tensor in source
+    )  # fmt: skip
+    torch.cuda.current_stream().synchronize()
+    return made
 
 
 def _wait(works: Sequence[dist.Work]) -> None:

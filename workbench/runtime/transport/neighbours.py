@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -35,22 +36,37 @@ def group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup | None:
     return new_group(ranks, backend)
 
 
+Link = tuple[int, int]
+"""Positions of a stage and of the one behind it."""
+
+
+def links_of(positions: Sequence[int]) -> dict[int, Link]:
+    """Stage that others send to -> positions of the stage in front and its own, where these are
+    two. Messages of stages that have lanes of their own come in no common order, so each such link
+    needs its own channels."""
+    pairs = enumerate(pairwise(positions), 1)
+    return {stage: (front, back) for stage, (front, back) in pairs if front != back}
+
+
 def neighbours(
-    places: StageMap, links: Sequence[tuple[int, int]], rank: int, backend: str,
+    places: StageMap, links: Sequence[Link] | Mapping[int, Link], rank: int, backend: str,
     everybody: dist.ProcessGroup, device: torch.device,
 ) -> dict[Channel, dist.ProcessGroup]:  # fmt: skip
     """Carriers of the messages with the neighbours in the pipeline, whose positions `links` are
-    pairs of: the group of everybody with gloo, with NCCL a communicator for each channel, which has
-    exchanged a number."""
+    pairs of, or of each link of stages (`links_of`): the group of everybody with gloo, with NCCL a
+    communicator for each channel, which has exchanged a number."""
     found: dict[Channel, dist.ProcessGroup] = {}
+    named = isinstance(links, Mapping)
+    every = links.items() if named else [(None, link) for link in links]
     for replica in range(places.replicas):
-        for pair in ([places.rank(at, replica) for at in link] for link in links):
+        for stage, link in every:
+            pair = [places.rank(at, replica) for at in link]
             for forward in (True, False):
                 made = everybody if backend == "gloo" else new_group(pair, backend, options=few())
                 if rank not in pair:
                     continue
                 (peer,) = {*pair} - {rank}
-                found[peer, forward, rank == pair[0]] = made
+                found[peer, forward, rank == pair[0], *([stage] if named else [])] = made
                 if made is not everybody:
                     dist.all_reduce(torch.zeros(1, device=device), group=made)
                     number = torch.zeros(1, device=device)

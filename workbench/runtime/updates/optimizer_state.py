@@ -8,7 +8,7 @@ that look for them in every checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,12 +30,16 @@ def weights(parameters: Parameters) -> dict[int, dict[str, Tensor]]:
 
 
 def optimizer_tensors(
-    optimizer: Optimizer, parameters: Parameters
+    optimizers: Sequence[Optimizer], parameters: Parameters
 ) -> tuple[dict[int, dict[str, Tensor]], dict[str, Any]]:
-    """Weights and state by unit and label, and numbers by name, for `save`."""
+    """Weights and state by unit and label, and numbers by name, for `save`; parameters of several
+    optimizers, each of one, or of none."""
     tensors, numbers = weights(parameters), {}
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    groups = {
+        p: (o, group) for o in optimizers for group in o.param_groups for p in group["params"]
+    }
     for unit, name, parameter in _each(parameters):
+        optimizer, group = groups.get(parameter, (optimizers[0], {}))
         state, rest = optimizer.state.get(parameter, {}), {}
         if not state and isinstance(optimizer, Adam | AdamW):
             tensors[unit] |= {f"{k}/{name}": torch.zeros(parameter.shape) for k in KINDS[1:]}
@@ -44,7 +48,7 @@ def optimizer_tensors(
                 tensors[unit][f"{key}/{name}"] = value
             else:
                 rest[key] = _number(value)
-        group = {k: _number(v) for k, v in groups.get(parameter, {}).items() if k not in HOW}
+        group = {k: _number(v) for k, v in group.items() if k not in HOW}
         kind = type(optimizer).__name__
         numbers[name] = {"optimizer": kind, "group": group, "state": rest if state else None}
     return tensors, numbers
@@ -60,6 +64,8 @@ def restore_optimizer(optimizer: Optimizer, parameters: Parameters, loaded: Load
     told = {**optimizer.state_dict(), "state": {}}
     for group, packed in zip(optimizer.param_groups, told["param_groups"], strict=True):
         found = [loaded.numbers.get(names[parameter], ours) for parameter in group["params"]]
+        if not found:
+            continue
         for parameter, number, each in zip(group["params"], packed["params"], found, strict=True):
             for kind, has in (("optimizer", here), ("group", found[0]["group"])):
                 if each[kind] != has:

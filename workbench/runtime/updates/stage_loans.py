@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from workbench.runtime.passes.stage_passes import there
+
 Pair = tuple[int, int]
 """Owner and borrower, units of the schedule."""
 
@@ -32,6 +34,10 @@ class StageLoans:
         """Loan and step -> gradients that wait for the owner's update."""
         self._weights: dict[Pair, deque[Sequence[Tensor]]] = {pair: deque() for pair in borrowed}
         """Weights that wait for the borrower's update."""
+
+    def brings(self, weight: nn.Parameter) -> bool:
+        """Whether a weight is a borrower's copy."""
+        return any(weight is copy for copies in self._borrowed.values() for copy in copies)
 
     def weights(self, pair: Pair) -> tuple[Tensor, ...]:
         """The owner's weights, here, or the borrower's copies: equal shapes in both."""
@@ -59,7 +65,8 @@ class StageLoans:
         """Before a unit's update: what it lent has all gradients, and what it borrows has none."""
         for pair, own in self._lent.items():
             if pair[0] == unit:
-                for weight, more in zip(own, self._gradients.pop((pair, step)), strict=True):
+                came = there(self._gradients.pop((pair, step)))
+                for weight, more in zip(own, came, strict=True):
                     weight.grad.add_(more.to(weight.grad.device))
         for pair in self._borrowed:
             if pair[1] == unit:
@@ -71,7 +78,8 @@ class StageLoans:
         """With a unit's update: install what it borrows."""
         for pair, copies in self._borrowed.items():
             if pair[1] == unit:
-                came = self._lent[pair] if pair in self._lent else self._weights[pair].popleft()
+                local = pair in self._lent
+                came = self._lent[pair] if local else there(self._weights[pair].popleft())
                 for weight, new in zip(copies, came, strict=True):
                     weight.copy_(new)
 

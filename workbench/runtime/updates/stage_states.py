@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from workbench.runtime.checkpoint import checkpoint
-from workbench.runtime.checkpoint.checkpoint import KINDS, check_fits, file_of, write_unit
+from workbench.runtime.checkpoint.checkpoint import KINDS, check_fits, write_unit
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.updates.optimizer_state import Parameters, optimizer_tensors
@@ -28,9 +28,12 @@ STEP = "step"
 class StageStates:
     """Has some units, and their optimizers. A `Holder`."""
 
-    def __init__(self, stages: Sequence[tuple[Parameters, Optimizer]]) -> None:
-        """`stages`: the parameters that are a stage's own, and who updates them."""
-        self._stages = stages
+    def __init__(
+        self, stages: Sequence[tuple[Parameters, Optimizer]], further: Sequence[str] = ()
+    ) -> None:
+        """`stages`: the parameters that are a stage's own, and who updates them. `further`: names
+        of states, tensors or numbers, that optimizers have here beside those of torch."""
+        self._stages, self._further = stages, further
 
     @torch.no_grad()
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
@@ -40,11 +43,13 @@ class StageStates:
                 write_own(folder, parameters)
             return
         for parameters, optimizer in self._stages:
-            tensors, numbers = optimizer_tensors(optimizer, parameters)
+            tensors, numbers = optimizer_tensors([optimizer], parameters)
             for unit, named in parameters.items():
                 for name in named:
-                    done = float((numbers[name]["state"] or {}).get(STEP, 0))
-                    tensors[unit][f"{STEP}/{name}"] = torch.tensor(done)
+                    told = {STEP: 0} | (numbers[name]["state"] or {})
+                    for key in {STEP, *self._further} & told.keys():
+                        number = torch.tensor(told[key], dtype=torch.float64)
+                        tensors[unit][f"{key}/{name}"] = number
                 write_unit(folder, unit, tensors[unit].items())
 
     @torch.no_grad()
@@ -53,13 +58,15 @@ class StageStates:
         for parameters, optimizer in self._stages:
             groups = {p: group for group in optimizer.param_groups for p in group["params"]}
             for unit, named in parameters.items():
-                found = checkpoint.tensors_of(saved, [file_of(unit)] if named else [])
+                found = checkpoint.tensors_with(saved, unit, [f"weight/{name}" for name in named])
                 for name, parameter in named.items():
                     label = f"weight/{name}"
                     check_fits(saved.path, label, found.get(label), parameter)
                     parameter.copy_(found[label])
                     if parameter in groups:
                         state = _state(optimizer, groups[parameter], parameter, name, found, saved)
+                        for key in (k for k in self._further if f"{k}/{name}" in found):
+                            state[key] = found[f"{key}/{name}"].to(parameter.device, copy=True)
                         optimizer.state[parameter] = state
 
 
@@ -75,10 +82,11 @@ class StatesTogether(Together, StageStates):
     """Has the units of one rank, of which every rank has some."""
 
     def __init__(
-        self, stages: Sequence[tuple[Parameters, Optimizer]], over: dist.ProcessGroup, lead: int
-    ) -> None:
+        self, stages: Sequence[tuple[Parameters, Optimizer]], over: dist.ProcessGroup, lead: int,
+        further: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         """`lead`: the rank of the group `over` that keeps the run's history."""
-        super().__init__(stages)
+        super().__init__(stages, further)
         self.over, self.lead = over, lead
 
 

@@ -68,6 +68,10 @@ class WeightVersions:
         self._differentiated: Leaves = []
         """The weights that the last backward pass read."""
 
+    def begin(self) -> None:
+        """Before the pipeline fills: no pass is on its way, and the weights are those of now."""
+        self._done = None
+
     @contextmanager
     def reading(self, action: Action, step: int) -> Iterator[None]:
         """During a pass the modules have the weights that it reads."""

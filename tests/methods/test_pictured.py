@@ -1,5 +1,6 @@
-"""Wide residual networks train alike under methods of one device and of several: with BatchNorm,
-whose statistics are of micro-batches, and with GroupNorm, which knows none."""
+"""Networks for pictures train alike under methods of one device and of several: wide residual ones
+with BatchNorm, whose statistics are of micro-batches, and with GroupNorm, which knows none; and a
+vision transformer."""
 
 from __future__ import annotations
 
@@ -19,16 +20,29 @@ MODELS = [
     SMALL(family="wide-resnet", layers=3, seq=16, dropout=0.1),
     SMALL(family="wide-resnet", layers=3, seq=16, dropout=0.1, group_norm=True),
     SMALL(family="wide-resnet-imagenet", layers=5, seq=64, width_factor=3),
+    ModelSpec(
+        family="vit",
+        layers=3,
+        hidden=8,
+        heads=2,
+        seq=16,
+        vocab=10,
+        dropout=0.1,
+        tied=False,
+        patch=4,
+    ),
 ]
 
 
 def spec_for(model: ModelSpec, **changes):
     """Steps of 8 pictures; a micro-batch of 4 has statistics of its own."""
-    given = {"model": model, "text": "stdlib", "batch": 8, "steps": 3, "microbatches": 2}
+    augment = "crop-flip" if model.family == "vit" else "none"
+    given = {"model": model, "text": "stdlib", "augment": augment}
+    given |= {"batch": 8, "steps": 3, "microbatches": 2}
     return plain.spec_for(**{**given, **changes})
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MODELS, ids=["BatchNorm", "GroupNorm", "bottlenecks", "vit"])
 def whole(request, tmp_path_factory):
     """The module as it was written, in one process, of each model."""
     spec = spec_for(request.param, method="plain", activations="keep")

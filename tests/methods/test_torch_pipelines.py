@@ -1,0 +1,83 @@
+"""torch's own pipelines train any module as it is written: several tensors between stages, masks
+and integers among them, weights of three units, labels that do not count, BatchNorm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baselines.plain_training import PlainTraining
+from tests.methods import plain
+from tests.methods.harness import PARAMETER_TOLERANCE, Silent, assert_near, fork_ranks
+from tests.methods.test_parallel_baselines import newest_weights
+from tests.methods.torch_named import gpipe, interleaved, one_f_one_b
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
+from workbench.model.pairs import COLUMNS
+
+T5 = ModelSpec(
+    family="t5", layers=3, decoder_layers=2, hidden=16, heads=2, head_size=12, seq=24,
+    target_seq=7, vocab=258, gated=True, dropout=0.1,
+)  # fmt: skip
+WIDE = ModelSpec(
+    family="wide-resnet", layers=3, hidden=4, heads=1, seq=16, vocab=10, dropout=0.1, tied=False
+)
+BERT = ModelSpec(family="bert", layers=3, hidden=16, heads=2, seq=24, vocab=259, dropout=0.1)
+MASKED = ModelSpec(
+    family="tests.methods.masked:net", layers=4, hidden=18, heads=6, vocab=3, tied=False
+)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> dict[str, str]:
+    """A source of each model's data. Answers differ in length, and micro-batches in labels."""
+    folder = tmp_path_factory.mktemp("texts")
+    answers = (f"name: doubles {n}, adds {n % 7}\ttwo{'s' * (n % 5)}{n}\n" for n in range(40))
+    (folder / "answers.tsv").write_text("".join(answers))
+    pairs = (f"{n % 2}\t1\t2\tThe {n} of {n * n % 7}.\tA {n % 5}.\n" for n in range(40))
+    (folder / "train.tsv").write_text("\t".join(COLUMNS) + "\n" + "".join(pairs))
+    found = {"t5": str(folder / "answers.tsv"), "bert": str(folder)}
+    return found | {"wide-resnet": "stdlib", MASKED.family: "stdlib"}
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "changes"),
+    [
+        (gpipe, T5, {"stages": "3 4 2", "ranks": 3}),
+        (gpipe, WIDE, {"activations": "recompute"}),
+        (gpipe, MASKED, {}),
+        (one_f_one_b, BERT, {}),
+        (interleaved, T5, {"activations": "recompute"}),
+        pytest.param(one_f_one_b, WIDE, {"stages": "2 3"}, marks=pytest.mark.thorough),
+    ],
+    ids=lambda one: getattr(one, "__name__", getattr(one, "family", "")),
+)
+def test_modules_are_trained_as_written(method, model, changes, texts, monkeypatch, tmp_path):
+    """Losses, weights and running statistics, saved by the ranks together."""
+    fork_ranks(monkeypatch)
+    spec = plain.spec_for(
+        method=method.__name__, model=model, text=texts[model.family], batch=8, microbatches=2,
+        steps=3, save_every=3, **{"ranks": 2, "activations": "keep", **changes},
+    )  # fmt: skip
+    whole = PlainTraining(alone(spec), Silent(), tmp_path / "plain")
+    whole.run()
+    outcome = method.train(spec, Silent(), tmp_path / "ranks")
+    assert outcome.losses == pytest.approx(whole.history.losses, rel=1e-5)
+    weights, statistics = newest_weights(tmp_path / "ranks")
+    assert_near(weights, whole.parameters(), PARAMETER_TOLERANCE)
+    assert statistics.keys() == whole.statistics().keys()
+    if statistics:
+        assert_near(statistics, whole.statistics(), PARAMETER_TOLERANCE)
+
+
+def alone(spec: RunSpec) -> RunSpec:
+    return replace(spec.with_(method="plain"), ranks=1, save_every=0)
+
+
+def test_stages_of_others_are_refused(tmp_path: Path):
+    spec = plain.spec_for(method="torch-gpipe", model=T5, ranks=3, stages="4 5")
+    told = "stages '4 5' are 2 of 9 units; the ranks have 3 stages and the model 9 units"
+    with pytest.raises(ValueError, match=told):
+        gpipe.train(spec, Silent(), tmp_path)

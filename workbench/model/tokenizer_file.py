@@ -1,0 +1,65 @@
+"""A tokenizer that somebody has trained: the ``tokenizer.json`` of a folder of Hugging Face's.
+
+The file is data, which the tokenizers library reads; code and other files of the folder are left
+alone. A T5 pads with ``<pad>``, which its decoder begins with, and ends a text with ``</s>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from workbench.core.files import read_whole
+from workbench.core.paths import user_path
+from workbench.model.tokenize import Bytes, Tokenizer
+
+FILE = "tokenizer.json"
+PADDING, END = "<pad>", "</s>"
+
+
+class FromFile(Tokenizer):
+    """The tokens of a file."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises ValueError, one sentence, for a folder without such a file, one that is none, and
+        one without the special tokens of a T5."""
+        path = user_path(folder) / FILE
+        if not path.is_file():
+            raise ValueError(f"tokenizer is {folder!r}; there is no {FILE} in it")
+        data = read_whole(path, str(path))
+        try:
+            from tokenizers import Tokenizer as Inner
+
+            self.inner = Inner.from_str(data.decode())
+        except ImportError:
+            raise ValueError(
+                f"{path} needs the package tokenizers, which is not installed; use 'bytes'"
+            ) from None
+        except Exception as error:  # the library raises nothing narrower
+            raise ValueError(f"{path} is no tokenizer: {error}") from None
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        self.inner.encode_special_tokens = True  # a text that spells one is a text
+        self.name, self.digest = folder, sha256(data).hexdigest()
+        known = self.inner.get_vocab()
+        self.vocab = max(known.values(), default=-1) + 1
+        for token in (PADDING, END):
+            if token not in known:
+                raise ValueError(f"{path} has no token {token!r}, as a T5's has")
+        self.padding, self.end = known[PADDING], known[END]
+
+    def encode(self, text: bytes) -> np.ndarray:
+        ids = self.inner.encode(text.decode(), add_special_tokens=False).ids
+        return np.asarray(ids, dtype=np.uint32)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.inner.decode([*tokens], skip_special_tokens=True)
+
+
+def is_folder(tokenizer: str) -> bool:
+    """Whether a tokenizer is named by its folder."""
+    bundled = tokenizer in ("", Bytes.name, "wordpiece") or tokenizer.startswith("bpe:")
+    return not bundled and (Path(tokenizer).name != tokenizer or user_path(tokenizer).is_dir())
