@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from workbench.core.model_spec import GPT_FAMILY, ModelSpec
+from workbench.core.model_spec import ModelSpec
+from workbench.core.named_models import bottlenecks_of
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, load_plan
+from workbench.model.operators.places import FAMILIES
 
 PLANS = "plans"
 """Folder, among results, of plans that were trained, each under its digest."""
@@ -57,26 +59,44 @@ def plan_of(named: str, results: Path) -> Plan:
 
 def check(plan: Plan, ranks: int) -> None:
     """Raise ValueError for a plan that so many ranks do not train."""
-    if plan.subject.model != GPT_FAMILY:
+    subject, operators = plan.subject, plan.subject.operators()
+    if subject.model not in FAMILIES:
         raise ValueError(
-            f"the plan is of {plan.subject.model}; plans of {GPT_FAMILY} alone are trained here yet"
+            f"the plan is of {subject.model}; trained are plans of {' and '.join(FAMILIES)}"
         )
     if plan.gpus != ranks:
         raise ValueError(
             f"ranks is {ranks}; the plan is for {plan.gpus} devices: give --ranks {plan.gpus}"
         )
-    shape = dict(plan.subject.shape)
-    if shape["hidden_size"] % shape["num_attention_heads"]:
+    most = max(max(stage.algo) for stage in plan.stages)
+    if most >= operators.partitions:
         raise ValueError(
-            f"hidden_size is {shape['hidden_size']}; {shape['num_attention_heads']} heads must "
-            "divide it"
+            f"the partition dimension of an operator is {most}; {subject.model} has the usual one "
+            "alone, 0"
         )
+    shape = dict(subject.shape)
+    hidden, heads = shape.get("hidden_size", 0), shape.get("num_attention_heads", 1)
+    if "kv_channels" not in shape and hidden % heads:
+        raise ValueError(f"hidden_size is {hidden}; {heads} heads must divide it")
+    if isinstance(subject.layers, tuple) and subject.layers != bottlenecks_of(sum(subject.layers)):
+        raise ValueError(
+            f"num_layers is {list(subject.layers)}; of so many blocks trained are "
+            f"{list(bottlenecks_of(sum(subject.layers)))}"
+        )
+
+
+NAMES = {
+    "hidden_size": "hidden", "num_attention_heads": "heads", "seq_length": "seq",
+    "encoder_seq_length": "seq", "decoder_seq_length": "target_seq", "kv_channels": "head_size",
+    "ffn_hidden_size": "feed_forward", "in_channels": "hidden", "width_factor": "width_factor",
+}  # fmt: skip
+"""Keys of a plan -> fields of a model."""
 
 
 def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
     """The plan's model; vocabulary, dropout and ties are the spec's."""
-    shape = dict(plan.subject.shape)
-    return replace(
-        spec, family=GPT_FAMILY, layers=plan.subject.layers, hidden=shape["hidden_size"],
-        heads=shape["num_attention_heads"], seq=shape["seq_length"],
-    )  # fmt: skip
+    sizes = {NAMES[key]: value for key, value in plan.subject.shape if key in NAMES}
+    layers = plan.subject.layers
+    if isinstance(layers, tuple):
+        layers, sizes["heads"], sizes["tied"] = sum(layers), 1, False
+    return replace(spec, family=FAMILIES[plan.subject.model], layers=layers, **sizes)
