@@ -89,7 +89,7 @@ def test_an_encoder_decoder_of_mixed_stages_trains(found, text, tmp_path):
     assert spec.options.map == "0 1 0 1"
     assert len(read_sets(found[0]).set_of) > 150
     losses = ftpipe.train(spec, Silent(), tmp_path / "run").losses
-    reference = Reference(spec, tmp_path)
+    reference = Delayed(spec, tmp_path)
     assert losses == pytest.approx([reference.step(n) for n in range(spec.steps)], rel=1e-5)
 
 

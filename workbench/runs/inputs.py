@@ -41,7 +41,7 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
         (spec.text, spec.tokenizer, replace(spec.model, layers=1), spec.evaluates) for spec in specs
     ]
     for text, tokenizer, model, evaluates in dict.fromkeys(alike):
-        if model.family == T5_FAMILY and is_folder(tokenizer):
+        if model.family in ANSWERING and is_folder(tokenizer):
             FromFile(tokenizer)
         if not model.decomposed:
             if model.family != GPT_FAMILY:
