@@ -9,11 +9,10 @@ from typing import Any
 
 from tests.methods import plain
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import bottlenecks_of
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, Stage, Subject
+from workbench.model.named import LISTS, SHAPE, bottlenecks_of
 from workbench.model.operators import published_sizes
-from workbench.model.operators.places import FAMILIES
 
 MODEL = ModelSpec(layers=2, hidden=16, heads=4, seq=8, vocab=256, dropout=0.1, tied=True)
 T5 = ModelSpec(
@@ -25,12 +24,7 @@ PICTURES = ModelSpec(
     tied=False,
 )  # fmt: skip
 OPERATORS, T5_OPERATORS, PICTURE_OPERATORS = 29, 73, 38
-KEYS = {
-    "seq_length": "seq", "encoder_seq_length": "seq", "decoder_seq_length": "target_seq",
-    "max_position_embeddings": "seq", "num_attention_heads": "heads", "kv_channels": "head_size",
-    "hidden_size": "hidden", "ffn_hidden_size": "feed_forward", "in_channels": "hidden",
-    "width_factor": "width_factor",
-}  # fmt: skip
+KEYS = {**SHAPE, "max_position_embeddings": "seq"}
 """Sizes in a plan's file -> fields of a model."""
 Rule = Callable[[int], tuple[int, int, bool]]
 """Number of an operator -> its tp, partition dimension, and whether it is computed again."""
@@ -81,7 +75,7 @@ def plan(
             )
         )
         first = end
-    name = next(name for name, family in FAMILIES.items() if family == model.family)
+    name = LISTS[model.family]
     layers = bottlenecks_of(model.layers) if name == "resnet" else model.layers
     shape = [
         (key, getattr(model, KEYS[key])) for key in next(iter(published_sizes(name).values())).shape

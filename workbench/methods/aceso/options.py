@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import bottlenecks_of
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, load_plan
-from workbench.model.operators.places import FAMILIES
+from workbench.model.named import LISTS, SHAPE, bottlenecks_of
 
 PLANS = "plans"
 """Folder, among results, of plans that were trained, each under its digest."""
@@ -60,10 +59,6 @@ def plan_of(named: str, results: Path) -> Plan:
 def check(plan: Plan, ranks: int) -> None:
     """Raise ValueError for a plan that so many ranks do not train."""
     subject, operators = plan.subject, plan.subject.operators()
-    if subject.model not in FAMILIES:
-        raise ValueError(
-            f"the plan is of {subject.model}; trained are plans of {' and '.join(FAMILIES)}"
-        )
     if plan.gpus != ranks:
         raise ValueError(
             f"ranks is {ranks}; the plan is for {plan.gpus} devices: give --ranks {plan.gpus}"
@@ -85,18 +80,11 @@ def check(plan: Plan, ranks: int) -> None:
         )
 
 
-NAMES = {
-    "hidden_size": "hidden", "num_attention_heads": "heads", "seq_length": "seq",
-    "encoder_seq_length": "seq", "decoder_seq_length": "target_seq", "kv_channels": "head_size",
-    "ffn_hidden_size": "feed_forward", "in_channels": "hidden", "width_factor": "width_factor",
-}  # fmt: skip
-"""Keys of a plan -> fields of a model."""
-
-
 def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
     """The plan's model; vocabulary, dropout and ties are the spec's."""
-    sizes = {NAMES[key]: value for key, value in plan.subject.shape if key in NAMES}
+    sizes = {SHAPE[key]: value for key, value in plan.subject.shape if key in SHAPE}
     layers = plan.subject.layers
     if isinstance(layers, tuple):
         layers, sizes["heads"], sizes["tied"] = sum(layers), 1, False
-    return replace(spec, family=FAMILIES[plan.subject.model], layers=layers, **sizes)
+    family = next(each for each, name in LISTS.items() if name == plan.subject.model)
+    return replace(spec, family=family, layers=layers, **sizes)

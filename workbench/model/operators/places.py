@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, T5_LIKE_GPT, ModelSpec
-from workbench.core.named_models import bottlenecks_of
+from workbench.model.named import LISTS, bottlenecks_of
 from workbench.model.operators.operator import Extra, Kind, Operator, OperatorList
-
-FAMILIES = {"gpt": GPT_FAMILY, "t5": T5_LIKE_GPT, "resnet": BOTTLENECKS}
-"""Lists whose operators have modules here -> the family of model that they train."""
 
 
 class Form(NamedTuple):
@@ -85,9 +82,8 @@ class Place:
 def places(operators: OperatorList, spec: ModelSpec) -> list[Place]:
     """The place of each operator. Raises ValueError for a model whose operators have no modules
     here, or that has another depth."""
-    if FAMILIES.get(operators.family) != spec.family:
-        wanted = FAMILIES.get(operators.family, "nothing")
-        raise ValueError(f"operators of {operators.family} train {wanted} here, not {spec.family}")
+    if LISTS.get(spec.family) != operators.family:
+        raise ValueError(f"operators of {operators.family} do not train a model {spec.family}")
     made = {GPT_FAMILY: _gpt, T5_LIKE_GPT: _t5, BOTTLENECKS: _pictures}
     found = [*made[spec.family](spec)]
     if len(operators) != len(found):
