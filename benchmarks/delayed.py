@@ -1,9 +1,11 @@
 """The reference of asynchronous pipelines: one process that computes each gradient on the weights
-that the schedule declares, and knows nothing of pipelines, lanes or messages."""
+that the schedule declares, on any device."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,123 +13,146 @@ from torch import Tensor, nn
 
 from workbench.core.division import micro_span
 from workbench.core.spec import RunSpec
-from workbench.methods.ftpipe.planner import pipeline_of, stages_of
+from workbench.methods.ftpipe.planner import pipeline_of
+from workbench.methods.ftpipe.run import stages_in
 from workbench.methods.ftpipe.stage_sizes import StageSizes
 from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
-from workbench.model.base import Context
+from workbench.model.base import Context, LayeredModel, set_parameter
 from workbench.model.weighing import weights_of
+from workbench.runtime.passes.bundle import bundled, single
 from workbench.schedule.action import Kind
 from workbench.training.run import load_batches
 
-Modules = dict[int, nn.Module]
-
 
 class Delayed:
-    """Training of stages that share no weights."""
+    """One process that knows which weights each pass reads, and nothing of pipelines. After each
+    saving nothing is stale."""
 
-    def __init__(self, spec: RunSpec, folder: Path, device: torch.device) -> None:
-        self._spec, self._model, self._device = spec, make_model(spec.model, spec.seed), device
+    def __init__(self, spec: RunSpec, folder: Path, device: torch.device | str = "cpu") -> None:
+        self._spec, self._model = spec, make_model(spec.model, spec.seed)
+        self._device = device
         model = self._model
-        assert not model.tied(), "weights that stages share have versions of their own"
         self._batches = load_batches(spec, model, folder / "cache")
-        stages = stages_of(spec, model.num_units)
-        made = schedule(pipeline_of(spec, stages, StageSizes(IdealSizes(), stages)))
+        stages = stages_in(model, spec)
+        line = pipeline_of(spec, stages, StageSizes(IdealSizes(), stages))
+        made = schedule(line)
         self._stale = {(a.kind, a.unit, a.microbatch): a.stale for a in made.actions}
-        oldest = [
-            max(self._stale[Kind.FORWARD, stage, micro] for micro in range(spec.microbatches))
-            for stage in range(len(stages))
-        ]
-        self._now: list[Modules] = [
-            {unit: model.build(unit, seed=spec.seed, device=device) for unit in own}
-            for own in stages
-        ]
-        self._kept = [
-            [copy.deepcopy(own)] * (1 + n) for own, n in zip(self._now, oldest, strict=True)
-        ]
-        """Versions of each stage, the newest last."""
-        self._optimizers = [self._optimizer(own) for own in self._now]
+        self._late = {loan[:2]: line.late(loan) for loan in line.loans}
+        """Owner and borrower -> updates that a lent weight lacks besides."""
+        self._stage_of = {unit: n for n, own in enumerate(stages) for unit in own}
+        self._oldest = max(self._stale.values()) + max(self._late.values(), default=0)
+        """Updates that some pass lacks."""
+        like = {"seed": spec.seed, "device": device}
+        self._now = [{unit: model.build(unit, **like) for unit in own} for own in stages]
+        self._kept = [{0: copy.deepcopy(modules)} for modules in self._now]
+        self._optimizers = [optimizer(spec, model, modules) for modules in self._now]
 
-    def losses(self) -> list[float]:
-        """Mean losses of the spec's steps."""
-        return [self._step(step) for step in range(self._spec.steps)]
-
-    def _step(self, step: int) -> float:
-        spec, model, micros = self._spec, self._model, self._spec.microbatches
-        numbers = self._batches.samples(step)
-        spans = [micro_span(spec.batch, micro, micros) for micro in range(micros)]
-        parts = [tuple(numbers[first:end]) for first, end in spans]
-        read = [self._batches.rows(part) for part in parts]
-        weights = [len(part) * micros / spec.batch for part in parts]
-        if model.counts_differ:
-            weights = weights_of(model, self._batches, step, [rows[-1] for rows in read])
-        total = 0.0
-        for micro, (part, rows, weight) in enumerate(zip(parts, read, weights, strict=True)):
-            inputs = [tensor.to(self._device) for tensor in rows]
-            total += self._micro_batch(step, micro, part, inputs, weight / micros)
+    def step(self, step: int) -> float:
+        """A step's mean loss."""
+        batch, micros = self._spec.batch, self._spec.microbatches
+        spans = [micro_span(batch, micro, micros) for micro in range(micros)]
+        parts = [tuple(self._batches.samples(step)[first:end]) for first, end in spans]
+        rows = [self._batches.rows(part) for part in parts]
+        shares = [len(part) / batch for part in parts]
+        if self._model.counts_differ:
+            targets = [own[-1] for own in rows]
+            weights = weights_of(self._model, self._batches, step, targets)
+            shares = [weight / micros for weight in weights]
+        total = sum(map(partial(self._micro_batch, step), range(micros), parts, rows, shares))
         for stage, optimizer in enumerate(self._optimizers):
             for group in optimizer.param_groups:
-                group["lr"] = spec.learning_rate(step)
+                group["lr"] = self._spec.learning_rate(step)
             own = [weight for group in optimizer.param_groups for weight in group["params"]]
-            if spec.clip is not None:
-                torch.nn.utils.clip_grad_norm_(own, spec.clip)
+            if (limit := self._spec.clip) is not None:
+                share = sum(weight.numel() for weight in own) / self._model.parameters_count()
+                prop = self._spec.options.stage_clip == "local-prop"
+                torch.nn.utils.clip_grad_norm_(own, limit * share if prop else limit)
             optimizer.step()
             optimizer.zero_grad()
             kept = self._kept[stage]
-            kept[:] = [*kept[1:], copy.deepcopy(self._now[stage])]
+            kept[step + 1] = copy.deepcopy(self._now[stage])
+            for old in [each for each in kept if each < step + 1 - self._oldest]:
+                del kept[old]
         return total
 
     def _micro_batch(
-        self, step: int, micro: int, samples: tuple[int, ...], rows: list[Tensor], share: float
+        self, step: int, micro: int, samples: tuple[int, ...], rows: Sequence[Tensor], share: float
     ) -> float:
         """The loss of a micro-batch, whose gradients are added to those of the newest weights."""
-        *inputs, targets = rows
+        *inputs, targets = (tensor.to(self._device) for tensor in rows)
 
-        def passed(kind: Kind, stage: int, x: tuple[Tensor, ...]) -> tuple[Modules, tuple]:
-            modules = self._kept[stage][-1 - min(step, self._stale[kind, stage, micro])]
+        def passed(kind: Kind, stage: int, x: tuple) -> tuple[dict, tuple]:
+            """The weights that a pass of a stage reads, and what comes out."""
+            since = step - step % (self._spec.save_every or self._spec.steps)
+            stale = self._stale[kind, stage, micro]
+            modules = self._kept[stage][max(since, step - stale)]
+            for (unit, name), (owner, lent) in self._model.tied().items():
+                if unit in modules:  # by the declared version, which may be another one
+                    at = self._stage_of[owner]
+                    late = self._late.get((at, stage), 0)
+                    lender = self._kept[at][max(since, step - stale - late)]
+                    weight = lender[owner].get_parameter(lent)
+                    weight = weight if stage == at else weight.detach().clone()
+                    set_parameter(modules[unit], name, weight)
             for unit, module in modules.items():
                 ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=samples)
                 last = targets if unit == self._model.head else None
-                made = self._model.forward(unit, module, x if len(x) > 1 else x[0], ctx, last)
-                x = made if isinstance(made, tuple) else (made,)
+                x = self._model.forward(unit, module, single(x), ctx, last)
+                x = bundled(x)
             return modules, x
 
         crossing, last = [tuple(inputs)], len(self._now) - 1
         for stage in range(last):
-            with torch.no_grad():
-                _, out = passed(Kind.FORWARD, stage, crossing[-1])
+            out = passed(Kind.FORWARD, stage, crossing[-1])[1]
             crossing.append(tuple(t.detach().requires_grad_(t.is_floating_point()) for t in out))
-        above, loss = [], 0.0
+        above, loss = (None,), 0.0
         for stage in reversed(range(last + 1)):
             modules, out = passed(Kind.BACKWARD, stage, crossing[stage])
-            if stage == last:
-                ends, loss = [out[0] * share], out[0].item() * share
-            else:
-                pairs = [(t, g) for t, g in zip(out, above, strict=True) if g is not None]
-                pairs = [(t, g) for t, g in pairs if t.requires_grad]
-                ends, above = [t for t, _ in pairs], [g for _, g in pairs]
-            torch.autograd.backward(ends, above or None)
-            above = [tensor.grad for tensor in crossing[stage]]
+            ends = (out[0] * share,) if stage == last else out
+            loss = ends[0].item() if stage == last else loss
+            pairs = zip(ends, above, strict=True)
+            pairs = [
+                (e, a) for e, a in pairs if e.requires_grad and (a is not None or stage == last)
+            ]
+            if pairs:
+                torch.autograd.backward(*zip(*pairs, strict=True))
+            above = tuple(t.grad for t in crossing[stage])
             for unit, module in modules.items():
-                newest = dict(self._now[stage][unit].named_parameters())
                 for name, used in module.named_parameters():
-                    if used.grad is not None:
-                        own = newest[name]
-                        own.grad = used.grad if own.grad is None else own.grad + used.grad
-                        used.grad = None
+                    owner, lent = self._model.tied().get((unit, name), (unit, name))
+                    newest = next(one[owner] for one in self._now if owner in one)
+                    own, made = newest.get_parameter(lent), used.grad
+                    if made is not None:
+                        own.grad = made.clone() if own.grad is None else own.grad + made
+                    used.grad = None
         return loss
 
-    def _optimizer(self, modules: Modules) -> torch.optim.Optimizer:
-        spec, groups = self._spec, {True: [], False: []}
-        for unit, module in modules.items():
-            for name, parameter in module.named_parameters():
-                groups[self._model.decays(unit, name)].append(parameter)
-        return torch.optim.AdamW(
-            [
-                {"params": own, "weight_decay": spec.weight_decay * decays}
-                for decays, own in groups.items()
-                if own
-            ],
-            betas=(spec.beta1, spec.beta2), eps=spec.eps,
-        )  # fmt: skip
+
+def optimizer(
+    spec: RunSpec, model: LayeredModel, modules: Mapping[int, nn.Module]
+) -> torch.optim.Optimizer:
+    """Torch's, of a stage's modules."""
+    named = [
+        (model.decays(unit, name), parameter)
+        for unit, module in modules.items()
+        for name, parameter in module.named_parameters()
+    ]
+    groups = [
+        {
+            "params": [parameter for decays, parameter in named if decays == wanted],
+            "weight_decay": spec.weight_decay if wanted else 0.0,
+        }
+        for wanted in (True, False)
+    ]
+    groups = [group for group in groups if group["params"]] or groups
+    how, adams = spec.options, {"betas": (spec.beta1, spec.beta2), "eps": spec.eps}
+    return {
+        "adamw": lambda: torch.optim.AdamW(groups, **adams),
+        "adam": lambda: torch.optim.Adam(groups, **adams),
+        "sgd": lambda: torch.optim.SGD(
+            groups, lr=spec.lr, momentum=how.momentum, nesterov=how.nesterov
+        ),
+        "adafactor": lambda: torch.optim.Adafactor(groups),
+    }[how.optimizer]()

@@ -86,6 +86,8 @@ class MadeUp:
     def _value(self, form: tuple[Sequence[int], torch.dtype]) -> Tensor:
         if form not in self._values:
             self._values[form] = value_of(*form, self._device)
+            if self._device.type == "cuda":  # lanes with other streams read it
+                torch.cuda.synchronize(self._device)
         return self._values[form]
 
 

@@ -25,7 +25,6 @@ from benchmarks.ftpipe_alone import AlikeUnits, MeasuredCosts, Shape, alone, loa
 from workbench.core.division import packs_of
 from workbench.core.files import write_whole
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import NAMED
 from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.operator_graph import Traced
@@ -34,16 +33,17 @@ from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
-from workbench.partition.graph import Edge, Graph, Node
+from workbench.model.named import NAMED
+from workbench.partition.graph import Edge, Graph, Node, rows_of
 from workbench.partition.methods import Ask, Partition, partition
-from workbench.partition.mpipe import Mpipe
 from workbench.profile.machine import this_machine
-from workbench.profile.table import Echo
+from workbench.profile.store import silent
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.schedule.simulate import simulate
 from workbench.training import trained_ranks
 
 MIXED, ONE = "0 1 0 1", "0 0 0 0"
+GRAPH = "t5-calls.json"
 ROOM = 1.2
 """Memory of a device, in even parts of all states."""
 STATES = 16
@@ -139,7 +139,8 @@ class Bench:
 def alike(bench: Bench, spec: RunSpec, label: str) -> Rows:
     """Two processes of one device beside the reference."""
     row = bench.trained(spec, label)
-    wanted = Delayed(spec, bench.work / f"{label}-reference", bench.device).losses()
+    reference = Delayed(spec, bench.work / f"{label}-reference", bench.device)
+    wanted = [reference.step(step) for step in range(spec.steps)]
     apart = max(abs(a / b - 1) for a, b in zip(row["losses"], wanted, strict=True))
     return [row | {"reference": wanted, "apart": apart}]
 
@@ -169,41 +170,35 @@ def processes(bench: Bench) -> Rows:
 
 
 def nodes(bench: Bench) -> Rows:
-    """The calls of T5, profiled one at a time within a cap."""
+    """The calls of T5, profiled one at a time within a cap; their graph is a file for ``workbench
+    partition --graph``, which needs no GPU."""
     size, began = bench.size, time.monotonic()
     spec = RunSpec.of(method="ftpipe", model=size.t5, batch=size.samples, device=bench.device.type)
     traced = Traced(spec, basic=(), depth=None)
     traced_s, began = time.monotonic() - began, time.monotonic()
     meter = device_meter(bench.device, size.cap)
     with meter:
-        graph = traced.graph(bench.work, print_nothing, recompute=True, fresh=True)
+        graph = traced.graph(bench.work, silent, recompute=True, fresh=True)
     peak = meter.peak
     meter.close()
+    write_whole(bench.out / GRAPH, json.dumps(rows_of(graph)) + "\n")
     row = {
         "what": "calls", "source": "measured", "nodes": len(graph.nodes), "traced_s": traced_s,
         "profiled_s": time.monotonic() - began, "cap_bytes": size.cap, "peak_bytes": peak,
         "forward_ms": sum(node.forward_ms for node in graph.nodes),
         "backward_ms": sum(node.backward_ms for node in graph.nodes),
     }  # fmt: skip
-    return [row, *(_placed(graph, count, "Block")[1] for count in size.devices)]
+    return [row]
 
 
-def print_nothing(line: str) -> None:
-    """Hears and says nothing (`Echo`)."""
-
-
-SILENT: Echo = print_nothing
-
-
-def _placed(graph: Graph, devices: int, block: str = "") -> tuple[dict[str, Partition], dict]:
+def _placed(graph: Graph, devices: int) -> tuple[dict[str, Partition], dict]:
     """The contiguous and the mixed stages within `ROOM`, and their slowest over the mean."""
     memory = ROOM * sum(node.bytes for node in graph.nodes) / devices
-    own = Mpipe(special_blocks=(block,)) if block else None
-    found, row = {}, {"what": f"{devices} devices", "source": "measured"}
-    for method, settings in (("pipedream", None), ("mpipe", own)):
+    found, row = {}, {"what": f"layers on {devices} devices", "source": "measured"}
+    for method in ("pipedream", "mpipe"):
         ask = Ask(method=method, devices=devices, memory=memory, cheap_last=True)
         try:
-            found[method] = partition(graph, ask, settings)
+            found[method] = partition(graph, ask)
             loads = found[method].loads_ms
             row[method] = found[method].objective_ms * devices / sum(loads)
             row[f"{method}_mean_ms"] = sum(loads) / devices
@@ -224,7 +219,7 @@ def stages(bench: Bench) -> Rows:
     graph, rows = _layers(shape, times), []
     for devices in size.devices:
         found, row = _placed(graph, devices)
-        rows.append(row | {"what": f"layers on {devices} devices"})
+        rows.append(row)
         for method, each in found.items():
             rows.append(_device_by_device(bench, shape, each, f"{method}, {devices} devices"))
     return rows

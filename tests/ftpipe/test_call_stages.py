@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baselines import plain
-from tests.ftpipe.test_run import Reference
+from benchmarks.delayed import Delayed
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from workbench.core.call_sets import read_sets
 from workbench.core.model_spec import ModelSpec
@@ -81,7 +81,7 @@ def test_branches_train_on_the_declared_versions(places, changes, tmp_path):
     """A later branch runs in the first stage, two stages share a scale, and two a head."""
     spec = spec_of((SETS, places), "stdlib", WOVEN, **changes)
     losses = ftpipe.train(spec, Silent(), tmp_path / "run").losses
-    reference = Reference(spec, tmp_path)
+    reference = Delayed(spec, tmp_path)
     assert losses == pytest.approx([reference.step(n) for n in range(spec.steps)], rel=1e-5)
 
 
@@ -90,7 +90,7 @@ def test_an_encoder_decoder_of_mixed_stages_trains(found, text, tmp_path):
     assert spec.options.map == "0 1 0 1"
     assert len(read_sets(found[0]).set_of) > 150
     losses = ftpipe.train(spec, Silent(), tmp_path / "run").losses
-    reference = Reference(spec, tmp_path)
+    reference = Delayed(spec, tmp_path)
     assert losses == pytest.approx([reference.step(n) for n in range(spec.steps)], rel=1e-5)
 
 

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from baselines import plain
+from benchmarks.delayed import Delayed
 from tests.methods import double
 from tests.methods import plain as whole
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
 from tests.methods.test_parallel_baselines import Disturbing, children, kill
 from tests.methods.test_t5 import MODEL as T5
-from workbench.core.division import micro_span
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import ftpipe
-from workbench.methods.ftpipe.planner import pipeline_of
-from workbench.methods.ftpipe.run import stages_in
-from workbench.methods.ftpipe.stage_sizes import StageSizes
-from workbench.methods.pipeline.asynchronous import schedule
-from workbench.methods.pipeline.ideal import IdealSizes
-from workbench.model import make_model
-from workbench.model.base import Context, set_parameter
 from workbench.ranks.failures import RankFailed
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.memory.tiers import OutOfMemory
-from workbench.runtime.passes.bundle import bundled, single
-from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit
 from workbench.training import trained_ranks
-from workbench.training.run import check_data, load_batches
+from workbench.training.run import check_data
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, tied=False)
 TIED = replace(MODEL, tied=True)
@@ -52,120 +41,6 @@ def _forked(monkeypatch):
 def spec_of(**kw) -> RunSpec:
     values = {"method": "ftpipe", "model": MODEL, "batch": 4, "steps": 7, "ranks": 2, "clip": None}
     return RunSpec.of(**{**values, "microbatches": 2, "device": "cpu", **kw})
-
-
-class Reference:
-    """One process that knows which weights each pass reads, and nothing of pipelines. After each
-    saving nothing is stale."""
-
-    def __init__(self, spec: RunSpec, folder: Path) -> None:
-        self._spec, self._model = spec, make_model(spec.model, spec.seed)
-        model = self._model
-        self._batches = load_batches(spec, model, folder / "cache")
-        stages = stages_in(model, spec)
-        line = pipeline_of(spec, stages, StageSizes(IdealSizes(), stages))
-        made = schedule(line)
-        self._stale = {(a.kind, a.unit, a.microbatch): a.stale for a in made.actions}
-        self._late = {loan[:2]: line.late(loan) for loan in line.loans}
-        """Owner and borrower -> updates that a lent weight lacks besides."""
-        self._stage_of = {unit: n for n, own in enumerate(stages) for unit in own}
-        self._now = [{unit: model.build(unit, seed=spec.seed) for unit in own} for own in stages]
-        self._kept = [{0: copy.deepcopy(modules)} for modules in self._now]
-        self._optimizers = [optimizer(spec, model, modules) for modules in self._now]
-
-    def step(self, step: int) -> float:
-        """A step's mean loss."""
-        total = sum(self._micro_batch(step, micro) for micro in range(self._spec.microbatches))
-        for stage, optimizer in enumerate(self._optimizers):
-            for group in optimizer.param_groups:
-                group["lr"] = self._spec.learning_rate(step)
-            own = [weight for group in optimizer.param_groups for weight in group["params"]]
-            if (limit := self._spec.clip) is not None:
-                share = sum(weight.numel() for weight in own) / self._model.parameters_count()
-                prop = self._spec.options.stage_clip == "local-prop"
-                torch.nn.utils.clip_grad_norm_(own, limit * share if prop else limit)
-            optimizer.step()
-            optimizer.zero_grad()
-            self._kept[stage][step + 1] = copy.deepcopy(self._now[stage])
-        return total
-
-    def _micro_batch(self, step: int, micro: int) -> float:
-        """The loss of a micro-batch, whose gradients are added to those of the newest weights."""
-        batch, micros = self._spec.batch, self._spec.microbatches
-        first, end = micro_span(batch, micro, micros)
-        samples, share = tuple(self._batches.samples(step)[first:end]), (end - first) / batch
-        *inputs, targets = self._batches.rows(samples)
-
-        def passed(kind: Kind, stage: int, x: tuple) -> tuple[dict, tuple]:
-            """The weights that a pass of a stage reads, and what comes out."""
-            since = step - step % (self._spec.save_every or self._spec.steps)
-            stale = self._stale[kind, stage, micro]
-            modules = self._kept[stage][max(since, step - stale)]
-            for (unit, name), (owner, lent) in self._model.tied().items():
-                if unit in modules:  # by the declared version, which may be another one
-                    at = self._stage_of[owner]
-                    late = self._late.get((at, stage), 0)
-                    lender = self._kept[at][max(since, step - stale - late)]
-                    weight = lender[owner].get_parameter(lent)
-                    weight = weight if stage == at else weight.detach().clone()
-                    set_parameter(modules[unit], name, weight)
-            for unit, module in modules.items():
-                ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=samples)
-                last = targets if unit == self._model.head else None
-                x = self._model.forward(unit, module, single(x), ctx, last)
-                x = bundled(x)
-            return modules, x
-
-        crossing, last = [tuple(inputs)], len(self._now) - 1
-        for stage in range(last):
-            out = passed(Kind.FORWARD, stage, crossing[-1])[1]
-            crossing.append(tuple(t.detach().requires_grad_(t.is_floating_point()) for t in out))
-        above, loss = (None,), 0.0
-        for stage in reversed(range(last + 1)):
-            modules, out = passed(Kind.BACKWARD, stage, crossing[stage])
-            ends = (out[0] * share,) if stage == last else out
-            loss = ends[0].item() if stage == last else loss
-            pairs = zip(ends, above, strict=True)
-            pairs = [
-                (e, a) for e, a in pairs if e.requires_grad and (a is not None or stage == last)
-            ]
-            if pairs:
-                torch.autograd.backward(*zip(*pairs, strict=True))
-            above = tuple(t.grad for t in crossing[stage])
-            for unit, module in modules.items():
-                for name, used in module.named_parameters():
-                    owner, lent = self._model.tied().get((unit, name), (unit, name))
-                    newest = next(one[owner] for one in self._now if owner in one)
-                    own, made = newest.get_parameter(lent), used.grad
-                    if made is not None:
-                        own.grad = made.clone() if own.grad is None else own.grad + made
-                    used.grad = None
-        return loss
-
-
-def optimizer(spec, model, modules) -> torch.optim.Optimizer:
-    named = [
-        (model.decays(unit, name), parameter)
-        for unit, module in modules.items()
-        for name, parameter in module.named_parameters()
-    ]
-    groups = [
-        {
-            "params": [parameter for decays, parameter in named if decays == wanted],
-            "weight_decay": spec.weight_decay if wanted else 0.0,
-        }
-        for wanted in (True, False)
-    ]
-    groups = [group for group in groups if group["params"]] or groups
-    how, adams = spec.options, {"betas": (spec.beta1, spec.beta2), "eps": spec.eps}
-    return {
-        "adamw": lambda: torch.optim.AdamW(groups, **adams),
-        "adam": lambda: torch.optim.Adam(groups, **adams),
-        "sgd": lambda: torch.optim.SGD(
-            groups, lr=spec.lr, momentum=how.momentum, nesterov=how.nesterov
-        ),
-        "adafactor": lambda: torch.optim.Adafactor(groups),
-    }[how.optimizer]()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +64,7 @@ def optimizer(spec, model, modules) -> torch.optim.Optimizer:
 def test_losses_are_those_of_the_declared_versions(case, tmp_path):
     spec = spec_of(**case)
     found = ftpipe.train(spec, Silent(), tmp_path / "run")
-    reference = Reference(spec, tmp_path)
+    reference = Delayed(spec, tmp_path)
     wanted = [reference.step(step) for step in range(spec.steps)]
     assert found.losses == pytest.approx(wanted, rel=1e-5)
     assert "asynchronous" in found.notes[0]
@@ -294,7 +169,7 @@ def test_a_run_that_is_killed_goes_on_as_if_undisturbed(tmp_path):
     kinds = [kind for kind, _ in report.events]
     assert "resumed" in kinds
     assert 0 < kinds.count("step") < spec.steps
-    reference = Reference(spec, tmp_path)
+    reference = Delayed(spec, tmp_path)
     wanted = [reference.step(step) for step in range(spec.steps)]
     assert found.losses == pytest.approx(wanted, rel=1e-5)
 
@@ -406,7 +281,7 @@ def test_the_partitioner_finds_stages_that_train(tmp_path):
     found = ftpipe.train(spec, Silent(), tmp_path / "run")
     settings = found.predicted["settings"]
     chosen = spec.with_(cut=settings["cut"], map=settings["map"])
-    reference = Reference(chosen, tmp_path)
+    reference = Delayed(chosen, tmp_path)
     assert found.losses == pytest.approx([reference.step(n) for n in range(7)], rel=1e-5)
 
 

@@ -43,7 +43,6 @@ from workbench.core.model_spec import (
     WIDE_RESNET,
     ModelSpec,
 )
-from workbench.core.named_models import bottlenecks_of, groups_of
 from workbench.core.paths import user_path
 from workbench.model import (
     bert,
@@ -66,6 +65,7 @@ from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
+from workbench.model.named import bottlenecks_of, groups_of
 from workbench.model.pairs import holds_out as pairs_held_out
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
@@ -75,8 +75,6 @@ EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
 PICTURES = 4096
 """Synthetic pictures in an epoch."""
-PATCH = 16
-"""Pixels of a side of the published patches."""
 ANSWER = 8
 """Tokens of an answer where a spec names no number."""
 
@@ -279,7 +277,7 @@ def _vit(spec: ModelSpec) -> nn.Module:
     return vit.Vit(
         vit.VitShape(
             layers=spec.layers, hidden=spec.hidden, heads=spec.heads, image=spec.seq,
-            patch=spec.patch or min(PATCH, max(1, spec.seq // 4)), classes=spec.vocab,
+            patch=spec.patch_size, classes=spec.vocab,
             dropout=spec.dropout,
         )
     )  # fmt: skip

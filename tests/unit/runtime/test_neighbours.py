@@ -42,7 +42,7 @@ def test_links_between_the_same_two_devices_have_communicators_of_their_own(monk
     plan, carriers = schedule(line), []
     for rank in (0, 1):
         made.clear()
-        links = neighbours.links_of(MAP)
+        links = neighbours.stage_links(MAP)
         channels = neighbours.neighbours(StageMap.of(2, 1), links, rank, "nccl", words, device)
         assert len(made) == 2 * len(links)
         transport = GroupTransport(

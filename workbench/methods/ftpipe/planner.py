@@ -127,17 +127,17 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
     stages = stages_of(spec, units)
     profiled = ProfiledSizes({profile.microbatch: profile}, tied={})
     sizes = StageSizes(profiled, stages, spec.options.state_values)
-    made = schedule(pipeline_of(spec, stages, sizes, profile.weight_bytes))
+    line = pipeline_of(spec, stages, sizes, profile.weight_bytes)
+    made = shared = schedule(line)
     server = server_of(profile, spec)
     needs, devices = Counter[int](), spec.options.devices(len(stages), spec.ranks)
     for process, peak in validate(made).peak_bytes.items():
         needs[devices[process]] += peak[DEVICE]
     adam = server.device_adam_params_per_s
     costs = ServerCosts(sizes, server, shared_updates=False, device_adam=adam)
-    shared = made  # of processes that share devices, as one process a device would run it
-    if spec.options.process_per_stage:
-        alike = spec.with_(process_per_stage=False)
-        shared = schedule(pipeline_of(alike, stages, sizes, profile.weight_bytes))
+    if spec.options.process_per_stage:  # is predicted as one process a device
+        positions = spec.options.positions(len(stages), spec.ranks)
+        shared = schedule(replace(line, positions=positions))
     simulated = simulate(shared, costs, steps=STEPS)
     [(fullest, most)] = needs.most_common(1)
     peak = {DEVICE: most, HOST_TIER: 0, DISK: 0}

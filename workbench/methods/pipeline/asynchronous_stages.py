@@ -31,7 +31,7 @@ from workbench.runtime.passes.unit_stage import UnitStage
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.group_transport import GroupTransport
 from workbench.runtime.transport.groups import as_one
-from workbench.runtime.transport.neighbours import links_of, neighbours
+from workbench.runtime.transport.neighbours import neighbours, stage_links
 from workbench.runtime.updates.stage_loans import StageLoans
 from workbench.runtime.updates.stage_updates import StageOptimizer, StageOptimizers, clip_own
 from workbench.runtime.updates.stage_weights import StageWeights
@@ -126,7 +126,7 @@ class AsynchronousStages:
             (loan.owner, loan.borrower): (line.positions[loan.owner], line.positions[loan.borrower])
             for loan in line.loans
         }
-        places, links = StageMap.of(made.num_ranks, 1), links_of(line.positions)
+        places, links = StageMap.of(made.num_ranks, 1), stage_links(line.positions)
         channels = neighbours(places, links, rank, backend, everybody, device)
         self.groups = {*channels.values()} - {None, everybody}
         """Process groups in which a device may wait."""

@@ -40,7 +40,7 @@ Link = tuple[int, int]
 """Positions of a stage and of the one behind it."""
 
 
-def links_of(positions: Sequence[int]) -> dict[int, Link]:
+def stage_links(positions: Sequence[int]) -> dict[int, Link]:
     """Stage that others send to -> positions of the stage in front and its own, where these are
     two. Messages of stages that have lanes of their own come in no common order, so each such link
     needs its own channels."""
@@ -53,8 +53,8 @@ def neighbours(
     everybody: dist.ProcessGroup, device: torch.device,
 ) -> dict[Channel, dist.ProcessGroup]:  # fmt: skip
     """Carriers of the messages with the neighbours in the pipeline, whose positions `links` are
-    pairs of, or of each link of stages (`links_of`): the group of everybody with gloo, with NCCL a
-    communicator for each channel, which has exchanged a number."""
+    pairs of, or of each link of stages (`stage_links`): the group of everybody with gloo, with NCCL
+    a communicator for each channel, which has exchanged a number."""
     found: dict[Channel, dist.ProcessGroup] = {}
     named = isinstance(links, Mapping)
     every = links.items() if named else [(None, link) for link in links]
