@@ -41,9 +41,10 @@ from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
+from workbench.model.keyed import COUNT, norms_in
 from workbench.model.weighing import weights_of
 from workbench.runtime.memory.storage import DTYPES
-from workbench.runtime.passes.statistics import undivided
+from workbench.runtime.passes.statistics import name_of, undivided
 from workbench.runtime.transport.groups import new_group
 from workbench.training import trained_ranks
 
@@ -56,7 +57,16 @@ def train(work: str, spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     Raises ValueError for what a pipeline cannot do, OutOfMemory past a device's budget, RankFailed.
     """
     refuse_host_activations(spec, "a pipeline")
-    stages_of(make_model(spec.model, spec.seed), spec)
+    model = make_model(spec.model, spec.seed)
+    stages_of(model, spec)
+    for unit in range(model.num_units):
+        for path in norms_in(model.skeleton(unit)):
+            name = name_of(model, unit, path, COUNT)
+            if len(layers := model.norms_named(name)) > 1:
+                raise ValueError(
+                    f"layers {' and '.join(map(str, layers))} call one BatchNorm, {name!r}, whose "
+                    "statistics torch's pipelines would have twice: train it by 1f1b"
+                )
     return trained_ranks.train(work, spec, report, folder)
 
 
@@ -70,7 +80,7 @@ def training(
 
 def stages_of(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
     """The units of each stage; stage s lies on rank s % ranks. Raises ValueError where there are
-    too many, or those that are given are of others."""
+    too many."""
     units = range(model.num_units)
     flops = [model.flops(unit, spec.microbatch, spec.model.seq) for unit in units]
     return stages_for(spec, flops, [model.unit_parameters(unit) for unit in units])

@@ -61,17 +61,11 @@ def cut(
 def stages_for(
     spec: RunSpec, flops: Sequence[float], parameters: Sequence[int]
 ) -> tuple[range, ...]:
-    """The stages that a run of torch's pipelines names, or those of `cut`. Raises ValueError for
-    other ranks or units."""
+    """The stages that a run of torch's pipelines names, or those of `cut`."""
+    if given := getattr(spec.options, "given_stages", []):
+        return packs_of(given)
     count = spec.ranks * getattr(spec.options, "chunks", 1)
-    if not (given := getattr(spec.options, "given_stages", [])):
-        return cut(flops, parameters, count, recompute=spec.activations != "keep")
-    if (len(given), sum(given)) != (count, len(flops)):
-        raise ValueError(
-            f"stages {spec.options.stages!r} are {len(given)} of {sum(given)} units; the ranks "
-            f"have {count} stages and the model {len(flops)} units"
-        )
-    return packs_of(given)
+    return cut(flops, parameters, count, recompute=spec.activations != "keep")
 
 
 def share_of(samples: int, rank: int, ranks: int) -> range:

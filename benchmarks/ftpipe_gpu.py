@@ -25,7 +25,6 @@ from benchmarks.ftpipe_alone import AlikeUnits, MeasuredCosts, Shape, alone, loa
 from workbench.core.division import packs_of
 from workbench.core.files import write_whole
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import NAMED
 from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.operator_graph import Traced
@@ -34,6 +33,7 @@ from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.model import make_model
+from workbench.model.named import NAMED
 from workbench.partition.graph import Edge, Graph, Node, rows_of
 from workbench.partition.methods import Ask, Partition, partition
 from workbench.profile.machine import this_machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +13,6 @@ import pytest
 from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.plain import made_up_profile
-from tests.methods.rank_server import process
 from workbench.core import methods
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import HELD_OUT, Outcome
@@ -21,7 +20,6 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.held_out import load_part
 from workbench.model.pairs import COLUMNS
-from workbench.ranks.launcher import RankLauncher
 from workbench.training import answered
 
 NEAR = 1e-5
@@ -72,8 +70,6 @@ def files(tmp_path_factory):
 def train(monkeypatch, tmp_path):
     """Trains in this process and ranks that are forked from one; nothing is measured before."""
     fork_ranks(monkeypatch)
-    forked = partial(RankLauncher, process=process(""))
-    monkeypatch.setattr("workbench.training.rank_processes.RankLauncher", forked)
     for where in ("profile.store", "methods.ftpipe.run"):
         monkeypatch.setattr(
             f"workbench.{where}.profile_for", lambda spec, *_: made_up_profile(spec)

@@ -45,8 +45,8 @@ MOST, FILES = 1 << 18, 16
 """Bytes of what a client asks for, and the number of its open files."""
 LATE = (
     "baselines.fsdp.driven", "baselines.swapping.planner", "baselines.torch_pipelines",
-    "tests.methods.rank_driver", "tests.varuna.cases", "torch._dynamo",
-    "torch.distributed.pipelining", "torch.nn.parallel",
+    "numpy.ma", "tests.methods.rank_driver", "tests.varuna.cases", "torch._dynamo",
+    "torch._inductor.compile_fx", "torch.distributed.pipelining", "torch.nn.parallel",
     "torch.utils.flop_counter", "torch.utils.module_tracker", "workbench.cli",
     "workbench.training.compared", "workbench.methods.harmony.planner",
     "workbench.methods.stronghold", "workbench.methods.offload.updates", "workbench.model.bert",

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from workbench.core.model_spec import ModelSpec
 from workbench.methods.ftpipe.mitigating import versions_of
 from workbench.methods.ftpipe.mitigation import gap_penalty, predict_adam, predict_sgd
 from workbench.methods.pipeline.asynchronous import schedule
@@ -330,3 +332,8 @@ def adam_step(optimizer: torch.optim.Adam, theta: torch.Tensor) -> torch.Tensor:
     mean = state["exp_avg"] / (1 - 0.9**done)
     spread = (state["exp_avg_sq"] / (1 - 0.999**done)).sqrt() + group["eps"]
     return group["lr"] * mean / spread
+
+
+def make(spec: ModelSpec) -> tuple[nn.Module, TensorDataset]:
+    """The layers as a user's module."""
+    return Layers(spec.layers), TensorDataset(*(each.float() for each in batch(8).values()))

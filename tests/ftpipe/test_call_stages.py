@@ -5,22 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from baselines import plain
 from benchmarks.delayed import Delayed
 from tests.methods.harness import Silent, fork_ranks, made_up_profile
+from workbench.core.call_sets import read_sets
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods import ftpipe
 from workbench.methods.ftpipe.operator_graph import Traced, graph_of_operators
+from workbench.model import make_model
 from workbench.partition.methods import Ask, partition
 from workbench.profile.operators import operator_costs
+from workbench.runtime.passes.unit_stage import UnitStage
 
 T5 = ModelSpec(
     family="t5", layers=2, decoder_layers=2, hidden=16, heads=2, seq=32, target_seq=4, vocab=258,
     dropout=0.1,
 )  # fmt: skip
 """Its words are tied: the embedding is in the first stage, the head in the last."""
+
+WOVEN = ModelSpec(family="tests.ftpipe.branches:make", layers=3)
+SETS = "0,14-19 2-5,9-10,25 6-8,11-13 20-24,26"
+"""Calls of its stages."""
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -59,21 +68,41 @@ def spec_of(found: tuple[str, str], text: str, model: ModelSpec = T5, **changes)
     return RunSpec.of(**{**same, **changes})
 
 
-@pytest.mark.parametrize("changes", [{}, {"microbatches": 1, "activations": "keep"}])
-def test_losses_are_those_of_the_declared_versions(found, text, changes, tmp_path):
-    assert found[1] == "0 1 0 1"
-    spec = spec_of(found, text, **changes)
+@pytest.mark.parametrize(
+    ("places", "changes"),
+    [
+        ("0 1 0 1", {}),
+        ("0 1 1 0", {"microbatches": 1, "weight_stashing": True}),
+        ("1 0 1 0", {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05}),
+    ],
+)
+def test_branches_train_on_the_declared_versions(places, changes, tmp_path):
+    """A later branch runs in the first stage, two stages share a scale, and two a head."""
+    spec = spec_of((SETS, places), "stdlib", WOVEN, **changes)
     losses = ftpipe.train(spec, Silent(), tmp_path / "run").losses
     reference = Delayed(spec, tmp_path)
     assert losses == pytest.approx([reference.step(n) for n in range(spec.steps)], rel=1e-5)
 
 
-@pytest.mark.parametrize("order", ["sync-1f1b", "gpipe-lifo"])
-def test_synchronous_orders_are_plain_training(found, text, order, tmp_path):
-    spec = spec_of(found, text, stage_order=order, clip=0.5)
+def test_an_encoder_decoder_of_mixed_stages_trains(found, text, tmp_path):
+    spec = spec_of(found, text)
+    assert spec.options.map == "0 1 0 1"
+    assert len(read_sets(found[0]).set_of) > 150
+    losses = ftpipe.train(spec, Silent(), tmp_path / "run").losses
+    reference = Delayed(spec, tmp_path)
+    assert losses == pytest.approx([reference.step(n) for n in range(spec.steps)], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "order"), [(T5, "sync-1f1b"), (WOVEN, "gpipe-lifo")], ids=["t5", "branches"]
+)
+def test_synchronous_orders_are_plain_training(found, text, model, order, tmp_path):
+    """With dropout, whose masks stay those of the module as it is written."""
+    sets, text = (found, text) if model is T5 else ((SETS, "0 1 1 0"), "stdlib")
+    spec = spec_of(sets, text, model, stage_order=order, clip=0.5)
     trained = ftpipe.train(spec, Silent(), tmp_path / "run")
     alone = RunSpec.of(
-        method="plain", model=T5, text=text, batch=4, microbatches=2, steps=6, clip=0.5,
+        method="plain", model=model, text=text, batch=4, microbatches=2, steps=6, clip=0.5,
         device="cpu",
     )  # fmt: skip
     wanted = plain.train(alone, Silent(), tmp_path / "plain")
@@ -81,11 +110,49 @@ def test_synchronous_orders_are_plain_training(found, text, order, tmp_path):
     assert trained.grad_norms == pytest.approx(wanted.grad_norms, rel=1e-5)
 
 
-def test_weights_go_on_by_their_names(found, text, tmp_path):
+def test_a_rank_has_what_its_stages_read(found):
+    """What the module is called with crosses nowhere, nor does what weights alone make; parameters
+    have the model's names."""
+    model, own = make_model(replace(T5, calls=found[0])), make_model(T5)
+    stages = [
+        UnitStage(model, range(n, n + 1), seed=0, seq=T5.seq, device=CPU, dtype=torch.float32)
+        for n in range(4)
+    ]
+    crossing = [form for stage in stages for form in stage.came(2)]
+    assert crossing
+    assert all(dtype != torch.int64 and shape[0] == 2 for shape, dtype, _ in crossing)
+    has = [sum(p.numel() for p in stage.named_parameters().values()) for stage in stages]
+    assert max(has) < 0.75 * own.parameters_count()
+    names = [name for stage in stages for name in stage.parameters[stage.units.start]]
+    every = ((unit, local) for unit in range(own.num_units) for local in own.shapes(unit))
+    assert sorted(names) == sorted(own.state_name(*each) for each in every)
+
+
+@pytest.mark.parametrize(
+    ("calls", "changes", "told"),
+    [
+        ("2-5 0,6-26", {}, "call 2.twins.0.left of stage 0 reads what 0.first makes in stage 1"),
+        ("0-5 6-22 23-26", {}, "must be in one stage; they are in 1 and 2"),
+        ("0-5 6-24", {}, "call 25.last is in no stage"),
+        ("0-5 6-27", {}, "there is no call 27: the module has 27"),
+        (SETS, {"prediction": "msnag"}, "borrows a weight of stage 0"),
+    ],
+)
+def test_what_cannot_run_is_refused(calls, changes, told, tmp_path):
+    places = "0 1 0 1"[: 2 * len(read_sets(calls).sets) - 1]
+    spec = spec_of((calls, places), "stdlib", WOVEN, **changes)
+    with pytest.raises(ValueError, match=told):
+        ftpipe.train(spec, Silent(), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    with pytest.raises(ValueError, match="plain trains a model's own layers: leave it out"):
+        RunSpec.of(method="plain", model=replace(WOVEN, calls=calls))
+
+
+def test_weights_go_on_by_their_names(tmp_path):
     """From plain training to stages of calls and back, evaluated on the way."""
-    how = {"clip": 0.5, "lr_decay_steps": 6, "save_every": 2, "eval_every": 2}
-    ours = spec_of(found, text, stage_order="seq", **how)
-    alone = RunSpec.of(method="plain", batch=4, device="cpu", model=T5, text=text, **how)
+    how = {"clip": 0.5, "lr_decay_steps": 6, "save_every": 2, "eval_every": 2, "eval_share": 0.25}
+    ours = spec_of((SETS, "0 1 1 0"), "stdlib", WOVEN, stage_order="seq", **how)
+    alone = RunSpec.of(method="plain", batch=4, microbatches=2, device="cpu", model=WOVEN, **how)
     whole = plain.train(alone.with_(steps=6), Silent(), tmp_path / "whole")
     plain.train(alone.with_(steps=2), Silent(), tmp_path / "one")
     middle = ours.with_(steps=4, start_from=str(tmp_path / "one"))

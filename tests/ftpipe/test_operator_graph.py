@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from workbench import cli
+from workbench.core.call_sets import read_sets
 from workbench.core.spec import RunSpec
 from workbench.methods.ftpipe.operator_graph import Traced
 from workbench.runs.resolve import resolve
@@ -80,8 +81,12 @@ def test_branches_are_partitioned_and_compared(command, tmp_path) -> None:
     together = [edge for edge in made["graph"]["edges"] if not edge["sendable"]]
     assert together, "what is written to stays with those that write and read it"
     assert all(made["stage"][e["from"]] == made["stage"][e["to"]] for e in together)
-    with pytest.raises(ValueError, match="has stages that are no runs of the model's layers"):
-        resolve(spec_of(ranks=2, partition="calls"), tmp_path)
+    spec = resolve(spec_of(ranks=2, partition="calls"), tmp_path)
+    assert "loss and gradients of the stages are those of the module" in made["checked"]
+    sets = read_sets(spec.model.calls)
+    assert sets.depth == 9
+    assert sets.set_of == {int(name.split(".")[0]): at for name, at in made["stage"].items()}
+    assert spec.options.map == " ".join(map(str, made["map"]))
     path = tmp_path / "partitions" / "calls.json"
     told = {"nodes": made["graph"]["nodes"], "edges": made["graph"]["edges"]}
     path.with_name("graph.txt").write_text(json.dumps(told))  # is a file of --graph

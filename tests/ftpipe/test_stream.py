@@ -12,6 +12,14 @@ from torch import nn
 from tests.ftpipe.stages import OPTIMIZERS, Delayed, How, Layers, batch, pipeline, rate
 from tests.varuna.workers import Workers
 from workbench import Engine
+from workbench.core.model_spec import ModelSpec
+from workbench.core.spec import RunSpec
+from workbench.methods.ftpipe.operator_graph import Traced, graph_of_operators
+from workbench.partition import registered
+from workbench.partition.analysis import analyse
+from workbench.partition.graph import rows_of
+from workbench.partition.methods import Ask, partition
+from workbench.profile.operators import operator_costs
 
 STEPS = 8
 TWO = {"steps": STEPS, "positions": (0, 1), "micros": 1}
@@ -181,3 +189,35 @@ def test_steps_that_do_not_overlap_are_streamed_one_by_one():
             losses = engine.stream(data, distance)
             found.append([*losses] if streams else [engine.step(each, distance) for each in data])
     assert found[0] == found[1]
+
+
+def test_stages_of_calls_train_on_the_declared_versions(tmp_path):
+    """As a registered partition has them; a module with other calls is refused."""
+    model = ModelSpec(family="tests.ftpipe.stages:make", layers=3)
+    spec = RunSpec.of(method="ftpipe", model=model, batch=4, device="cpu")
+    traced, stage = Traced(spec, basic=(), depth=None), {}
+    costs = operator_costs(traced.operators, traced.inputs, "cpu")
+    for one in traced.operators:
+        stage[one.name] = max(stage.values(), default=-1) + (".layers." in one.name)
+    graph = graph_of_operators(traced.module, traced.operators, costs, recompute=True)
+    ask, places = Ask(method="pipedream", devices=2), [0, 1, 0]
+    device = {name: places[at] for name, at in stage.items()}
+    found = replace(partition(graph, ask), stage=stage, device=device, stage_to_device=places)
+    one = registered.made(
+        name="calls", task=model.family, model=model, samples=4, dtype="fp32", ask=ask,
+        settings={}, costs="", graph=rows_of(graph), stage=stage, device=device, cut=[], map=places,
+        calls=traced.sets(stage), checked="",
+        analysis=analyse(graph, found, bandwidth=12.0, cheap_last=False),
+    )  # fmt: skip
+    registered.write(tmp_path, one)
+    case = {"steps": STEPS, "micros": 1, "how": "well", "partition": "calls", "layers": 3}
+    case |= {"results": str(tmp_path)}
+    told, other = streamed(case, {**case, "layers": 4})
+    how, half = How(), STEPS // 2
+    torch.set_default_dtype(torch.float64)
+    reference = Delayed(pipeline((0, 1, 0), 1, how), "adamw", how)
+    losses = [reference.step(step, since=step // half * half) for step in range(STEPS)]
+    torch.set_default_dtype(torch.float32)
+    for each in told:
+        assert each.get("losses") == pytest.approx(losses, rel=1e-10), each
+    assert "of the module is none of the partition's" in other[0]["said"]

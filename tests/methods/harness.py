@@ -20,6 +20,7 @@ from workbench.core.spec import RunSpec
 from workbench.ranks.launcher import RankLauncher
 from workbench.runtime.checkpoint.manifest import MANIFEST
 from workbench.runtime.executor.executor import Perturb
+from workbench.training.rank_processes import launcher_of
 from workbench.training.run import Training
 
 LOSS_TOLERANCE = 1e-6
@@ -67,10 +68,13 @@ class Silent:
 
 
 def fork_ranks(patch: pytest.MonkeyPatch, what: str = "") -> None:
-    """Have ranks of torch's own methods forked from now on, where the question is not how they
-    start (rank_server.py); `what` as rank_driver.py takes it."""
-    forked = partial(RankLauncher, process=process(what))
-    patch.setattr("workbench.training.trained_ranks.RankLauncher", forked)
+    """Have ranks of runs forked from now on, of torch's own methods and of ours, where the question
+    is not how they start (rank_server.py); `what` as rank_driver.py takes it."""
+    for name, made in (
+        ("trained_ranks.RankLauncher", RankLauncher),
+        ("ranks.launcher_of", launcher_of),
+    ):
+        patch.setattr(f"workbench.training.{name}", partial(made, process=process(what)))
 
 
 def start(

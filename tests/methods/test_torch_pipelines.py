@@ -25,6 +25,12 @@ WIDE = ModelSpec(
     family="wide-resnet", layers=3, hidden=4, heads=1, seq=16, vocab=10, dropout=0.1, tied=False
 )
 BERT = ModelSpec(family="bert", layers=3, hidden=16, heads=2, seq=24, vocab=259, dropout=0.1)
+SIAMESE, HALF_FROZEN = (
+    ModelSpec(
+        family=f"tests.methods.kinds:{name}", layers=3, hidden=6, heads=1, vocab=4, tied=False
+    )
+    for name in ("siamese", "half_frozen")
+)
 MASKED = ModelSpec(
     family="tests.methods.masked:net", layers=4, hidden=18, heads=6, vocab=3, tied=False
 )
@@ -39,7 +45,7 @@ def texts(tmp_path_factory) -> dict[str, str]:
     pairs = (f"{n % 2}\t1\t2\tThe {n} of {n * n % 7}.\tA {n % 5}.\n" for n in range(40))
     (folder / "train.tsv").write_text("\t".join(COLUMNS) + "\n" + "".join(pairs))
     found = {"t5": str(folder / "answers.tsv"), "bert": str(folder)}
-    return found | {"wide-resnet": "stdlib", MASKED.family: "stdlib"}
+    return found | dict.fromkeys(("wide-resnet", MASKED.family, HALF_FROZEN.family), "stdlib")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,7 @@ def texts(tmp_path_factory) -> dict[str, str]:
         (gpipe, MASKED, {}),
         (one_f_one_b, BERT, {}),
         (interleaved, T5, {"activations": "recompute"}),
+        pytest.param(gpipe, HALF_FROZEN, {}, marks=pytest.mark.thorough),
         pytest.param(one_f_one_b, WIDE, {"stages": "2 3"}, marks=pytest.mark.thorough),
     ],
     ids=lambda one: getattr(one, "__name__", getattr(one, "family", "")),
@@ -76,8 +83,15 @@ def alone(spec: RunSpec) -> RunSpec:
     return replace(spec.with_(method="plain"), ranks=1, save_every=0)
 
 
-def test_stages_of_others_are_refused(tmp_path: Path):
-    spec = plain.spec_for(method="torch-gpipe", model=T5, ranks=3, stages="4 5")
-    told = "stages '4 5' are 2 of 9 units; the ranks have 3 stages and the model 9 units"
+@pytest.mark.parametrize(
+    ("model", "changes", "told"),
+    [
+        (T5, {"stages": "4 5", "ranks": 3}, "'4 5' are 2 of 9 units; the ranks have 3 stages and"),
+        (SIAMESE, {"ranks": 2}, "layers 1 and 5 call one BatchNorm, 'floors.0.norm.num_batches"),
+    ],
+    ids=["stages of others", "BatchNorm of two layers"],
+)
+def test_what_they_cannot_is_refused(model, changes, told, tmp_path: Path):
+    spec = plain.spec_for(method="torch-gpipe", model=model, **changes)
     with pytest.raises(ValueError, match=told):
         gpipe.train(spec, Silent(), tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,12 @@ from baselines import plain as torch_plain
 from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.harness import run as train
-from tests.methods.rank_server import process
 from tests.methods.torch_named import gpipe, one_f_one_b
 from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.runs.resolve import resolve
 from workbench.runs.store import Store
-from workbench.training import ranks as train_ranks
-from workbench.training.rank_processes import RankTraining
 
 FIRST, STEPS = 3, 6
 
@@ -44,8 +40,7 @@ def test_one_training_under_three_methods(
     first = spec_for("stronghold", steps=FIRST, save_every=FIRST)
     began, _ = train(stronghold, first, store.folder("first"))
     more = {"ranks": 2, "save_every": 2, "steps": 4, "start_from": "first"}
-    forked = partial(RankTraining, process=process(""))
-    monkeypatch.setattr(train_ranks, "RankTraining", forked)
+    fork_ranks(monkeypatch)
     second = store.folder("second")
     methods.load("harmony-pp").train(spec_for("harmony-pp", **more), Silent(), second)
     third = spec_for("l2l", start_from=str(second))

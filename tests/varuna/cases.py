@@ -31,7 +31,7 @@ from workbench.methods.pipeline.stepping import StepPlan
 from workbench.methods.varuna import Profiler, Varuna
 
 CLIP = 0.5
-LONG_STOPPED_S = 20
+LONG_STOPPED_S = 60
 """Longer than any rank takes to notice that another one is stopped."""
 
 

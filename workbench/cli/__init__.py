@@ -149,7 +149,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
     verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
     verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
-    verbs.add_parser("aceso", help="plans of tp, dp, stages and recomputation: cost, search")
+    verbs.add_parser("aceso", help="plans of tp, dp, stages, recomputation: cost, search")
     verbs.add_parser("results", help="held-out figures over seeds, by algorithm and batch")
 
     reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")
@@ -294,16 +294,9 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _layers(arguments: argparse.Namespace) -> int:
-    from workbench.cli import layers, operators
+    from workbench.cli.layers import show_layers
 
-    model = specs_from(arguments, window="auto")[0].model
-    if arguments.operators:
-        (rows, notes), lines_of = operators.listed(model), operators.lines_of
-    else:
-        (rows, notes), lines_of = layers.looked_at(model), layers.lines_of
-    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines_of(rows)))
-    for note in notes:
-        print(note, file=sys.stderr)
+    show_layers(arguments, specs_from(arguments, window="auto")[0].model)
     return OK
 
 

@@ -1,5 +1,5 @@
-"""``workbench aceso cost | search``: what a plan of tp, dp, stages and recomputation costs by a
-profile database, and the best one.
+"""``workbench aceso cost | search | megatron | alpa``: what a plan of tp, dp, stages and
+recomputation costs by a profile database, the best one, and the best of simpler kinds.
 
 Flags are those of Aceso's artifact (EuroSys'24); one that has no meaning here is refused, and says
 why. Exit codes: 0 done; 2 the input is wrong, or nothing fits; 130 interrupted, after the best plan
@@ -18,7 +18,11 @@ from typing import Any
 from workbench.cli.spec import Parser
 from workbench.core.files import replacing
 from workbench.core.paths import user_path
+from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.ask import Ask, check_plan
+from workbench.methods.aceso.exact import least_time
+from workbench.methods.aceso.grid import grid
+from workbench.methods.aceso.ours import search_ours
 from workbench.methods.aceso.plan import load_plan, subject_of
 from workbench.methods.aceso.search import Effort, Found
 from workbench.methods.aceso.searches import Outcome, file_name, search
@@ -44,6 +48,11 @@ GONE = {
     "no-multi-process": "one process searches all numbers of stages",
 }
 """Flag of the published search -> why there is none."""
+COMPARATORS = {
+    "megatron": ("the best plan of a uniform grid", grid),
+    "alpa": ("the best plan of whole layers, all recomputed or none", layered),
+}
+SEARCHES = {"faithful": search, "ours": search_ours}
 INTERRUPTED = 130
 
 
@@ -57,10 +66,16 @@ def main(words: Sequence[str]) -> int:
     _add_cluster(cost)
     cost.set_defaults(handler=_cost)
     searching = verbs.add_parser("search", help="the fastest plan that fits")
-    _add_model(searching)
-    _add_cluster(searching)
     _add_search(searching)
     searching.set_defaults(handler=_search)
+    verbs_of = {"search": searching}
+    for name, (told, find) in COMPARATORS.items():
+        verbs_of[name] = verbs.add_parser(name, help=told)
+        verbs_of[name].set_defaults(handler=_compare, find=find)
+    for verb in verbs_of.values():
+        _add_model(verb)
+        _add_cluster(verb)
+        _add_outcome(verb)
     given = parser.parse_args(words)
     return given.handler(given)
 
@@ -90,9 +105,19 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="memory of a GPU, of 2^20 bytes (default 28000)")  # fmt: skip
 
 
+def _add_outcome(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--start-num-stages", type=int, metavar="S", help="fewest stages (default 1)")
+    add("--end-num-stages", type=int, metavar="S", help="most (default: GPUs, 16 at most)")
+    folder = REPOSITORY_RESULTS / "aceso" / "plans"
+    add("--config-save-path", type=Path, default=folder, metavar="DIR", help="folder of plans")
+    add("--num-of-saved-configs", type=int, default=1, metavar="N", help="plans (default 1)")
+
+
 def _add_search(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--mode", choices=("faithful",), default="faithful", help="the search (default faithful)")
+    add("--mode", choices=tuple(SEARCHES), default="faithful",
+        help="faithful: the published search (default); ours: better plans")  # fmt: skip
     add("--max-num-hops", type=int, default=Effort.hops, metavar="H",
         help=f"moves in a row (default {Effort.hops})")  # fmt: skip
     add("--max-num-trials", type=int, default=Effort.trials, metavar="T",
@@ -101,8 +126,6 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help=f"plans to rate, for each number of stages (default {Effort.plans})")  # fmt: skip
     add("--time-budget-total", type=float, default=Effort.seconds, metavar="S",
         help=f"seconds, for each number of stages (default {Effort.seconds:g})")  # fmt: skip
-    add("--start-num-stages", type=int, metavar="S", help="fewest stages (default 1)")
-    add("--end-num-stages", type=int, metavar="S", help="most (default: GPUs, 16 at most)")
     add("--initial-point", default=STARTS[0], metavar="POINT",
         help=f"{', '.join(STARTS)}, or a plan's file, to go on from")  # fmt: skip
     add("--init-dim", choices=("tp", "dp"), default="tp", help="what GPUs of a stage begin with")
@@ -110,12 +133,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="change tp, dp, partition inside stages, too (default 1 for resnet)")  # fmt: skip
     add("--peak-mem-in-backward", type=float, default=0, metavar="MB",
         help="memory that recomputation leaves free (default 0)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="nothing is drawn in faithful mode")
-    folder = REPOSITORY_RESULTS / "aceso" / "plans"
-    add("--config-save-path", type=Path, default=folder, metavar="DIR", help="folder of plans")
-    add(
-        "--num-of-saved-configs", type=int, default=1, metavar="N", help="plans to save (default 1)"
-    )
+    add("--seed", type=int, default=0, metavar="N", help="of draws; no search makes any")
     for name in GONE:
         add(f"--{name}", nargs="*", help=argparse.SUPPRESS)
 
@@ -142,6 +160,8 @@ def _cluster(given: argparse.Namespace, memory: float) -> Cluster:
 
 def ask_of(given: argparse.Namespace) -> Ask:
     """The model and the cluster of a search's flags. Raises ValueError."""
+    if (plans := given.num_of_saved_configs) < 1:
+        raise ValueError(f"--num-of-saved-configs is {plans}; it must be 1 or more")
     name = given.model_name
     batch = BATCHES.get(name, 512) if given.global_batch_size is None else given.global_batch_size
     subject = subject_of(
@@ -159,7 +179,7 @@ def _search(given: argparse.Namespace) -> int:
     for name, why in GONE.items():
         if getattr(given, name.replace("-", "_")) is not None:
             raise ValueError(f"--{name} has no meaning: {why}")
-    for name in ("max_num_hops", "max_num_trials", "max_num_plans", "num_of_saved_configs"):
+    for name in ("max_num_hops", "max_num_trials", "max_num_plans"):
         if (value := getattr(given, name)) < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
     if not 0 < given.time_budget_total < 1e9:
@@ -174,20 +194,27 @@ def _search(given: argparse.Namespace) -> int:
                              f"{first.subject.batch}; it must be of {ask.subject.name} with "
                              f"{ask.subject.batch}")  # fmt: skip
     counts, outcome = ask.stages(given.start_num_stages, given.end_num_stages), None
-    outcome = Outcome(space=ask.space())
+    space = ask.space()
+    outcome = Outcome(space=space, bound=least_time(space))
     if first is not None:
         check_plan(first, outcome.space.costs, ask.cluster)
     effort = Effort(hops=given.max_num_hops, trials=given.max_num_trials,
                     plans=given.max_num_plans, seconds=given.time_budget_total)  # fmt: skip
     tunes = given.finetune_after_trial
     try:
-        search(
+        SEARCHES[given.mode](
             outcome, counts, effort, wide=given.init_dim, first=first, watch=_Progress(),
             start=given.initial_point if first is None else STARTS[0],
             finetunes=ask.subject.model == "resnet" if tunes is None else bool(tunes),
         )  # fmt: skip
     except KeyboardInterrupt:
         print("interrupted; the best plan so far:", file=sys.stderr)
+    return tell(outcome, given)
+
+
+def _compare(given: argparse.Namespace) -> int:
+    ask = ask_of(given)
+    outcome = given.find(ask.space(), ask.stages(given.start_num_stages, given.end_num_stages))
     return tell(outcome, given)
 
 
@@ -222,7 +249,12 @@ def tell(outcome: Outcome, given: argparse.Namespace) -> int:
         told: dict[str, Any] = outcome.to_dict()
         print(json.dumps({**told, "plan": str(files[0]) if files else None}, indent=1))
         return code
-    print("\n".join([*search_lines(outcome), *cost_lines(*best)]))
+    lines = [*search_lines(outcome), *cost_lines(*best)]
+    if outcome.fits and outcome.bound:
+        lines.append(f"no plan takes less than {outcome.bound:,.2f} ms, all work without loss or "
+                     f"recomputation: this one at most {best.cost.time / outcome.bound - 1:.1%} "
+                     "more than the best")  # fmt: skip
+    print("\n".join(lines))
     for path in files:
         print(f"plan: {path}")
     return code

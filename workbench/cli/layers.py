@@ -7,14 +7,29 @@ it was cut. Units are made without values; only a user's own module is run, once
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
+import sys
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from workbench.cli import operators
 from workbench.core.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from workbench.model.base import LayeredModel, Part
+
+
+def show_layers(arguments: argparse.Namespace, spec: ModelSpec) -> None:
+    """Print a model's units, or its operators, and notes. Raises ValueError."""
+    if arguments.operators:
+        (rows, notes), lines = operators.listed(spec), operators.lines_of
+    else:
+        (rows, notes), lines = looked_at(spec), lines_of
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(lines(rows)))
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
 def looked_at(spec: ModelSpec) -> tuple[list[dict[str, Any]], list[str]]:

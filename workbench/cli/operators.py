@@ -12,14 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, T5_FAMILY, T5_LIKE_GPT, ModelSpec
-from workbench.core.named_models import bottlenecks_of
+from workbench.model.named import LISTS, bottlenecks_of
 from workbench.model.operators import operator_list
 
 if TYPE_CHECKING:
     from torch import nn
 
-LISTS = {GPT_FAMILY: "gpt", T5_LIKE_GPT: "t5", BOTTLENECKS: "resnet"}
-"""Family -> its list's name."""
 STANDS = f"{T5_FAMILY} has layers of its own; these are the operators of {T5_LIKE_GPT}"
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.core.division import packs_of
 from workbench.core.model_spec import FUNCTION, GPT_FAMILY, T5_FAMILY, VIT, WIDE_RESNET
-from workbench.core.named_models import NAMED
 from workbench.core.spec import RunSpec, field_of
+from workbench.model.named import NAMED
 from workbench.partition import registered
 from workbench.partition.analysis import analyse
 from workbench.partition.graph import Graph, rows_of

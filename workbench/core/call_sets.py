@@ -25,6 +25,11 @@ class CallSets:
     sets: tuple[tuple[int, ...], ...]
     depth: int | None = None
     basic: tuple[str, ...] = ()
+    inside: str = ""
+    """Beginning of the paths in a module that calls the one whose calls these are, such as
+    ``module.``; its calls behind them are in the last set."""
+    names: frozenset[str] = frozenset()
+    """Names of the calls, where they are known."""
 
     @property
     def set_of(self) -> dict[int, int]:

@@ -46,6 +46,8 @@ T5_MOST = {
     "feed_forward": MOST["hidden"],
 }  # fmt: skip
 """Sizes that encoder-decoders alone have -> the most of each."""
+PATCH = 16
+"""Pixels of a side of the published patches."""
 OWN_MOST = T5_MOST | {"width_factor": 1024, "patch": MOST["seq"]}
 """Sizes that some families alone have, None in the others' specs -> the most of each."""
 ONLY = dict.fromkeys(T5_MOST, ANSWERING) | {
@@ -135,6 +137,11 @@ class ModelSpec:
                 f"{self.heads} heads do not divide a hidden size of {self.hidden}; "
                 f"{nearest} heads would"
             )
+        if self.family == VIT and self.seq % self.patch_size:
+            raise ValueError(
+                f"patches of {self.patch_size} pixels do not divide pictures of {self.seq}; use a "
+                f"patch that does, or pictures of a multiple of {self.patch_size}"
+            )
         if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}; it must be at least 0 and below 1")
         for name in ("tied", "gated", "group_norm"):
@@ -162,6 +169,11 @@ class ModelSpec:
         assert not self.custom, "count with workbench.model.units_of"
         decoders = (self.decoder_layers or self.layers) if self.family in ANSWERING else 0
         return self.layers + decoders + MODULES.get(self.family, 2)
+
+    @property
+    def patch_size(self) -> int:
+        """Pixels of a side of vit's patches."""
+        return self.patch or min(PATCH, max(1, self.seq // 4))
 
     @property
     def deep(self) -> int | None:

@@ -105,8 +105,14 @@ def triton_works() -> bool:
 
 def _compiler() -> tuple[str, str]:
     """Path and version line of the first C++ compiler found; CXX is honoured as everywhere."""
-    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
-        if path := shutil.which(name):
+    return _first_compiler(os.environ.get("CXX"), os.environ.get("PATH"))
+
+
+@functools.lru_cache(maxsize=4)
+def _first_compiler(chosen: str | None, folders: str | None) -> tuple[str, str]:
+    """Asks compilers for their versions, which starts a process each."""
+    for name in filter(None, (chosen, "g++", "clang++", "c++")):
+        if path := shutil.which(name, path=folders):
             try:
                 out = subprocess.run(
                     [path, "--version"], capture_output=True, text=True, timeout=20

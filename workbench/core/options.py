@@ -10,7 +10,7 @@ beside the other fields of a spec, so a name is one option, of whatever methods.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -69,7 +69,7 @@ def catalogue() -> dict[str, Field]:
 
 def takes(method: str, name: str) -> bool:
     """Whether the method has the option."""
-    return name in fields_of(options_of(method))
+    return name in {each.name for each in fields(options_of(method))}
 
 
 def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> Options:
@@ -83,7 +83,7 @@ def choose(method: str, given: Mapping[str, Any], *, lenient: bool = False) -> O
     if not lenient:
         named = {kind.synonyms[name]: given[name] for name in given if name in kind.synonyms}
         given = {name: given[name] for name in given if name not in kind.synonyms} | named
-    own = fields_of(kind).keys()
+    own = {each.name for each in fields(kind)}
     for name in sorted(given.keys() - own):
         option, value = catalogue().get(name), given[name]
         if option is None:

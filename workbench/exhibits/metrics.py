@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -57,7 +58,7 @@ class Asked:
     every: pd.DataFrame
     """With repeated runs, where there are any."""
 
-    @property
+    @cached_property
     def part(self) -> pd.DataFrame:
         """The rows that the claim is about."""
         return pick(self.rows, **self.claim.where)
@@ -77,12 +78,13 @@ class Asked:
         for each in selections:
             where |= each
         take = where.pop("take", "first")
-        part = pick(self.part, **where)
-        values = part["value"].dropna()
+        if take == "first":
+            return one(self.part, **where)
+        values = pick(self.part, **where)["value"].dropna()
         if take == "sum":
             return float(values.sum())
-        if take == "first" or values.empty:
-            return one(part)
+        if values.empty:
+            return None
         return float(values.min() if take == "least" else values.max())
 
     def ratio(self, *selections: Where) -> float | None:

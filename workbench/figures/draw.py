@@ -87,11 +87,13 @@ def bars(
     column: str = "method",
     number: str = "{:.3g}",
     bound: bool = False,
+    colors: Mapping[str, Any] | None = None,
 ) -> None:
     """One group of bars per key of `groups` (its value is the tick's label): the rows whose
     `column` is that key, series by series, in each of them method by method.
 
-    With `bound` the number at a bar is followed by the tier that decided it.
+    With `bound` the number at a bar is followed by the tier that decided it. `colors`: of labels,
+    where methods do not tell bars apart.
     """
     order = {key: place for place, key in enumerate(series_of(rows))}
     parts = [
@@ -111,7 +113,8 @@ def bars(
             x = place + (i - (len(part) - 1) / 2) * width
             words = f"{number.format(row.value)}{marks(row)}"
             words = f"{words} {row.bound}" if bound else words
-            _bar(axes, row, x, width * 0.86, top, words, upright=upright)
+            color = look_of(row.method).color if colors is None else colors[row.label]
+            _bar(axes, row, x, width * 0.86, top, words, color, upright=upright)
     axes.set_xticks(range(len(groups)), list(groups.values()))
     axes.tick_params(axis="x", length=0, labelsize=6.3 if panel_in < 4 else 7)
     axes.set_xlim(-0.55, len(groups) - 0.45)
@@ -120,10 +123,17 @@ def bars(
 
 
 def _bar(
-    axes: Any, row: Any, x: float, width: float, top: float, words: str, *, upright: bool
+    axes: Any,
+    row: Any,
+    x: float,
+    width: float,
+    top: float,
+    words: str,
+    color: Any,
+    *,
+    upright: bool,
 ) -> None:
     place: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": NOTE_PT}
-    color = look_of(row.method).color
     if pd.isna(row.value):
         axes.text(x, top * 0.02, upright_words(row.status), rotation=90, color=color, **place)
         return

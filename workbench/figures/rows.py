@@ -267,10 +267,11 @@ def value(
     Where a simulated series has no such row at all, the other one answers: a simulation of our own
     runtime is compared with the baselines as they were published.
     """
-    part = pick(rows, source=source, **where)
-    if variant is not None and (source != SIMULATED or (part["variant"] == variant).any()):
-        part = pick(part, variant=variant)
-    return one(part)
+    have = _have(rows, {"source": source, **where})
+    if variant is not None:
+        own = have & _have(rows, {"variant": variant})
+        have = own if source != SIMULATED or own.any() else have
+    return _first(rows["value"][have])
 
 
 def advantage(
@@ -293,7 +294,11 @@ def pick(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
 
 def one(rows: pd.DataFrame, **where: Any) -> float | None:
     """The value of the first such row that has one."""
-    found = rows["value"][_have(rows, where)].dropna()
+    return _first(rows["value"][_have(rows, where)])
+
+
+def _first(values: pd.Series) -> float | None:
+    found = values.dropna()
     return float(found.iloc[0]) if len(found) else None
 
 

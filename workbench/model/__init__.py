@@ -2,7 +2,8 @@
 
 A model is a `base.LayeredModel`: unit 0 embeds, units 1 to n are the layers, unit n + 1 is the head
 with the loss. Methods decide where and when units run; a unit knows nothing of them. This file
-imports no torch, so that a command line can check a model before a framework is loaded.
+imports no torch, so that a command line can check a model before a framework is loaded; nor does
+`operators`, models as lists of operators, for plans that split each one.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from workbench.core.call_sets import read_sets
+from workbench.core.call_sets import CallSets
 from workbench.model.base import LayeredModel
 from workbench.model.decompose import Layer
 from workbench.model.decompose.call_stages import call_stages
@@ -20,11 +21,13 @@ Places = list[list[int]]
 
 
 def call_layers(
-    module: nn.Module, inputs: tuple[Tensor, ...], calls: str, criterion: Callable
-) -> tuple[list[Layer], Places]:
-    """The layers of sets in words (core/call_sets.py), and the places of their draws, which stay
-    those of the module as it is written. Raises ValueError for sets that cannot run."""
-    layers, own = call_stages(module, inputs, read_sets(calls), criterion)
+    module: nn.Module, inputs: tuple[Tensor, ...], calls: CallSets, criterion: Callable,
+    named: Mapping[str, Any] | None = None,
+) -> tuple[list[Layer], Places]:  # fmt: skip
+    """The layers of sets of calls, and the places of their draws, which stay those of the module as
+    it is written; `inputs` and `named` as for `call_stages`. Raises ValueError for sets that cannot
+    run."""
+    layers, own = call_stages(module, inputs, calls, criterion, named)
     drawing = sorted((one for ones in own for one in ones if one.draws), key=lambda one: one.number)
     of: dict[int, range] = {}
     done = 0

@@ -42,6 +42,7 @@ from workbench.core.files import read_whole
 from workbench.core.model_spec import FUNCTION
 
 OURS = ("workbench", "baselines")
+LIBRARY = sysconfig.get_path("stdlib")
 STDLIB = frozenset(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
@@ -109,10 +110,10 @@ def importing() -> Iterator[None]:
 def look_here() -> bool:
     """Have Python look in the current folder after its own library, before what is installed, so
     that a file there stands for none of its modules; False where it looks there already."""
-    here, library = str(Path.cwd()), sysconfig.get_path("stdlib")
+    here = str(Path.cwd())
     if here in sys.path:
         return False
-    own = [n for n, path in enumerate(sys.path, 1) if path in (library, f"{library}/lib-dynload")]
+    own = [n for n, path in enumerate(sys.path, 1) if path in (LIBRARY, f"{LIBRARY}/lib-dynload")]
     sys.path.insert(max(own, default=len(sys.path)), here)
     return True
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.core.call_sets import read_sets
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import set_parameter
 from workbench.model.call_layers import call_layers
@@ -85,7 +86,7 @@ def make_layered(spec: ModelSpec, seed: int = 0) -> Decomposed:
     with unkeyed():
         try:
             if spec.calls:
-                layers, places = call_layers(module, tuple(inputs), spec.calls, loss)
+                layers, places = call_layers(module, tuple(inputs), read_sets(spec.calls), loss)
             elif made.listed:
                 layers = from_list([*module], tuple(inputs), criterion=loss)
             else:

@@ -18,7 +18,7 @@ Blocks that drop are not compiled: a generator cannot be traced.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,12 @@ def dropout(x: Tensor, p: float, ctx: Context, site: str) -> Tensor:
 
     `site` names the place inside the unit: two sites of one unit have unlike masks.
     """
-    return x * _kept(x, p, ctx, site) * (1.0 / (1.0 - p))
+    return dropped(x, p, _seeds(len(x), ctx, site))
+
+
+def dropped(x: Tensor, p: float, seeds: Sequence[int]) -> Tensor:
+    """As `dropout`, by the seed of each row."""
+    return x * kept(x, p, seeds) * (1.0 / (1.0 - p))
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -86,11 +91,11 @@ def attention_factors(like: Tensor, heads: int, p: float, ctx: Context) -> Tenso
     return torch.cat(found) if found else like.new_ones(0, heads, *like.shape[2:])
 
 
-def _kept(x: Tensor, p: float, ctx: Context, site: str) -> Tensor:
+def kept(x: Tensor, p: float, seeds: Sequence[int]) -> Tensor:
     """True where an element of x stays; one byte an element is what the backward pass keeps."""
     mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     generator = torch.Generator(x.device)
-    for row, seed in zip(mask, _seeds(len(x), ctx, site), strict=True):
+    for row, seed in zip(mask, seeds, strict=True):
         row.bernoulli_(1.0 - p, generator=generator.manual_seed(seed))
     return mask
 

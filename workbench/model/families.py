@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.call_sets import read_sets
 from workbench.core.model_spec import (
     BOTTLENECKS,
     T5_FAMILY,
@@ -42,7 +43,6 @@ from workbench.core.model_spec import (
     WIDE_RESNET,
     ModelSpec,
 )
-from workbench.core.named_models import bottlenecks_of, groups_of
 from workbench.core.paths import user_path
 from workbench.model import (
     bert,
@@ -65,6 +65,7 @@ from workbench.model.decompose import decompose
 from workbench.model.drawn import unkeyed
 from workbench.model.keyed import make_keyed
 from workbench.model.modules import Decomposed
+from workbench.model.named import bottlenecks_of, groups_of
 from workbench.model.pairs import holds_out as pairs_held_out
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
@@ -74,8 +75,6 @@ EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
 PICTURES = 4096
 """Synthetic pictures in an epoch."""
-PATCH = 16
-"""Pixels of a side of the published patches."""
 ANSWER = 8
 """Tokens of an answer where a spec names no number."""
 
@@ -126,7 +125,7 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
     places = None
     with unkeyed():
         if spec.calls:
-            layers, places = call_layers(model, tuple(example), spec.calls, criterion)
+            layers, places = call_layers(model, tuple(example), read_sets(spec.calls), criterion)
         else:
             layers = decompose(model, tuple(example), criterion=criterion)
     trained = TrainedT5(spec.pretrained, t5_shape(spec)) if spec.pretrained else None
@@ -278,7 +277,7 @@ def _vit(spec: ModelSpec) -> nn.Module:
     return vit.Vit(
         vit.VitShape(
             layers=spec.layers, hidden=spec.hidden, heads=spec.heads, image=spec.seq,
-            patch=spec.patch or min(PATCH, max(1, spec.seq // 4)), classes=spec.vocab,
+            patch=spec.patch_size, classes=spec.vocab,
             dropout=spec.dropout,
         )
     )  # fmt: skip

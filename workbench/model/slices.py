@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.core.call_sets import CallSets
 from workbench.core.division import packs_of
 from workbench.model.base import set_parameter
+from workbench.model.call_layers import call_layers
 from workbench.model.cut_point import cut_points
 from workbench.model.decompose import Undecomposed, decompose
 from workbench.model.decompose.layer import local_tensors
@@ -36,9 +38,12 @@ Inputs = Mapping[str, Any]
 class Slices:
     """The slices of a module."""
 
-    def __init__(self, module: nn.Module, get_batch: Callable[..., Inputs]) -> None:
+    def __init__(
+        self, module: nn.Module, get_batch: Callable[..., Inputs], calls: CallSets | None = None
+    ) -> None:
         """`get_batch` gives keyword arguments of so many samples. A module without cut points is
-        cut at its blocks. Raises ValueError, one sentence, for a module that cannot be cut."""
+        cut at its blocks, or into sets of `calls`. Raises ValueError, one sentence, for a module
+        that cannot be cut."""
         name = type(module).__name__
         refuse(module, name)
         self.module = make_keyed(module.train())
@@ -47,14 +52,19 @@ class Slices:
             self.example = dict(get_batch(EXAMPLE))
         self.inputs = check_inputs(self.example, EXAMPLE)
         at = cut_points(module) or None
+        places = None
         with unkeyed():
             try:
-                self.layers = decompose(module, (), self.example, criterion=loss_of, at=at)
+                if calls is None:
+                    self.layers = decompose(module, (), self.example, criterion=loss_of, at=at)
+                else:
+                    self.layers, places = call_layers(module, (), calls, loss_of, self.example)
             except Undecomposed as error:
                 raise ValueError(error.reason) from error
         self.model = Decomposed(
             module, self.layers, _no_initialize, hidden=0, vocab=0, max_seq=0,
             targets=torch.zeros(EXAMPLE), frozen=self.frozen, foreign=True,
+            places=places,
         )  # fmt: skip
 
         self.names: dict[int, str] = {}

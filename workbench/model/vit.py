@@ -40,13 +40,6 @@ class VitShape:
     dropout: float = 0.0
     """Probability in [0, 1) of every `nn.Dropout` in the model."""
 
-    def __post_init__(self) -> None:
-        if self.image % self.patch:
-            raise ValueError(
-                f"patches of {self.patch} pixels do not divide pictures of {self.image}; use a "
-                f"multiple of {self.patch}, or patches of a divisor of {self.image}"
-            )
-
 
 class Vit(nn.Module):
     """Pictures [B, 3, image, image] -> logits [B, classes]."""

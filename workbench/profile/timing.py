@@ -40,8 +40,11 @@ TRIES = 2
 """How often a disturbed timing is taken before its quietest one is accepted."""
 
 BRIEF = "WORKBENCH_BRIEF_TIMINGS"
-"""Where this is set in the environment, a timing is taken once and for a tenth of its time: for
-tests, most of which run small models on a busy machine and do not ask how long anything takes."""
+"""Where this is set in the environment, a timing is taken once and for a small part of its time:
+for tests, most of which run small models on a busy machine and do not ask how long anything
+takes."""
+BRIEFLY = 1 / 30
+"""That part."""
 
 T = TypeVar("T")
 
@@ -105,7 +108,7 @@ def brief() -> bool:
 
 def lasting(seconds: float) -> float:
     """How long a timing that wants `seconds` may take."""
-    return seconds / 10 if brief() else seconds
+    return seconds * BRIEFLY if brief() else seconds
 
 
 def quietest(measure: Callable[[], T], *, tries: int = TRIES) -> tuple[T, float]:

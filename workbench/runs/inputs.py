@@ -19,6 +19,7 @@ from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.hf_config import spec_from_config
 from workbench.model.pairs import holds_out, load_pairs
 from workbench.model.text import check_text
+from workbench.model.tokenizer_file import FromFile, is_folder
 from workbench.runs.store import Store
 
 
@@ -40,6 +41,8 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
         (spec.text, spec.tokenizer, replace(spec.model, layers=1), spec.evaluates) for spec in specs
     ]
     for text, tokenizer, model, evaluates in dict.fromkeys(alike):
+        if model.family in ANSWERING and is_folder(tokenizer):
+            FromFile(tokenizer)
         if not model.decomposed:
             if model.family != GPT_FAMILY:
                 make_model(spec_from_config(model.family, seq=model.seq))

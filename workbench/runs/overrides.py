@@ -14,11 +14,11 @@ from typing import Any
 from workbench.core.fields import fields_of
 from workbench.core.files import read_whole
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import NAMED
 from workbench.core.options import catalogue
 from workbench.core.paths import user_path
 from workbench.core.sealed import parse_sealed
 from workbench.core.spec import RunSpec, field_of, flat
+from workbench.model.named import NAMED
 
 MODEL = fields_of(ModelSpec).keys()
 WHOLE = {"model": "a model", "options": "options"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +11,21 @@ from tests.methods import plain
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, Stage, Subject
+from workbench.model.named import LISTS, SHAPE, bottlenecks_of
+from workbench.model.operators import published_sizes
 
 MODEL = ModelSpec(layers=2, hidden=16, heads=4, seq=8, vocab=256, dropout=0.1, tied=True)
-OPERATORS = 29
+T5 = ModelSpec(
+    family="megatron-t5", layers=2, hidden=16, heads=4, head_size=8, feed_forward=24, seq=12,
+    target_seq=6, vocab=258, dropout=0.1, tied=True,
+)  # fmt: skip
+PICTURES = ModelSpec(
+    family="wide-resnet-imagenet", layers=4, hidden=4, heads=1, seq=64, vocab=10, width_factor=3,
+    tied=False,
+)  # fmt: skip
+OPERATORS, T5_OPERATORS, PICTURE_OPERATORS = 29, 73, 38
+KEYS = {**SHAPE, "max_position_embeddings": "seq"}
+"""Sizes in a plan's file -> fields of a model."""
 Rule = Callable[[int], tuple[int, int, bool]]
 """Number of an operator -> its tp, partition dimension, and whether it is computed again."""
 
@@ -50,22 +61,26 @@ def drawn(seed: int, gpus: int) -> Rule:
 
 def plan(
     stages: Sequence[tuple[int, int, Rule]], *, micro: int = 4, batch: int = 10,
-    model: ModelSpec = MODEL,
+    model: ModelSpec = MODEL, algos: int = 2,
 ) -> Plan:  # fmt: skip
-    """`stages`: processes, first operator of the stage behind, and rule of each."""
+    """`stages`: processes, first operator of the stage behind, and rule of each; `algos` are the
+    partition dimensions that the model has."""
     made, first = [], 0
     for gpus, end, rule in stages:
-        tps, algos, again = zip(*map(rule, range(first, end)), strict=True)
+        tps, own, again = zip(*map(rule, range(first, end)), strict=True)
         dps = bytes(gpus // tp for tp in tps)
-        made.append(Stage(gpus, bytes(tps), dps, bytes(algos), bytes(map(int, again))))
+        made.append(
+            Stage(
+                gpus, bytes(tps), dps, bytes(algo % algos for algo in own), bytes(map(int, again))
+            )
+        )
         first = end
-    shape = {
-        "seq_length": model.seq, "max_position_embeddings": model.seq,
-        "num_attention_heads": model.heads, "hidden_size": model.hidden,
-    }  # fmt: skip
-    subject = Subject(
-        model="gpt", size="tiny", layers=model.layers, shape=tuple(shape.items()), batch=batch
-    )
+    name = LISTS[model.family]
+    layers = bottlenecks_of(model.layers) if name == "resnet" else model.layers
+    shape = [
+        (key, getattr(model, KEYS[key])) for key in next(iter(published_sizes(name).values())).shape
+    ]
+    subject = Subject(model=name, size="tiny", layers=layers, shape=tuple(shape), batch=batch)
     return Plan(subject=subject, micro=micro, stages=tuple(made))
 
 
@@ -76,8 +91,3 @@ def spec_of(made: Plan, folder: Path, **changes: Any) -> RunSpec:
     file.write_text(made.to_json())
     values = {"method": "aceso", "model": MODEL, "batch": made.subject.batch, "ranks": made.gpus}
     return plain.spec_for(**{**values, "activations": "auto", "plan": str(file), **changes})
-
-
-def written(made: Plan, **changes: Any) -> str:
-    """The text of its file, with other values of some keys."""
-    return json.dumps(made.to_dict() | changes)

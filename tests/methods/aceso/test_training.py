@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,8 +17,13 @@ from tests.exactness.trained import NEAR, Trained, assert_equals
 from tests.forks.server import command
 from tests.methods import double, plain
 from tests.methods.aceso.plans import (
+    KEYS,
     MODEL,
     OPERATORS,
+    PICTURE_OPERATORS,
+    PICTURES,
+    T5,
+    T5_OPERATORS,
     drawn,
     even,
     plan,
@@ -34,8 +40,10 @@ from workbench.methods.aceso.plan import Plan, read_plan
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import RankLauncher
 from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.checkpoint.checkpoint import STATISTICS
 
 END = OPERATORS
+LARGE = {"model": PICTURES, "micro": 8, "batch": 16}
 later = partial(pytest.param, marks=pytest.mark.thorough)
 
 
@@ -52,15 +60,15 @@ def ranks(monkeypatch):
     return ranks
 
 
-def trained(spec: RunSpec, folder: Path) -> Trained:
+def trained(spec: RunSpec, folder: Path, method: ModuleType = aceso) -> Trained:
     """A run of a plan, and the weights of its last checkpoint."""
-    found = aceso.train(spec.with_(save_every=spec.steps), Silent(), folder)
+    found = method.train(spec.with_(save_every=spec.steps), Silent(), folder)
     newest = next(checkpoint.whole(folder / "checkpoints"))
     weights = {
         label.removeprefix("weight/"): value
-        for file in newest.path.glob("unit-*.safetensors")
+        for file in newest.path.glob("*.safetensors")
         for label, value in load_file(file).items()
-        if label.startswith("weight/")
+        if label.startswith("weight/") or file.name == STATISTICS
     }
     return Trained(found.losses, weights, found.grad_norms if spec.clip else [])
 
@@ -106,18 +114,82 @@ def test_a_plan_trains_as_one_process_does(made, how, changes, ranks, tmp_path):
     assert_equals(found, judged(spec.with_(fused=True), precision), NEAR[precision])
 
 
+def pairs(folder: Path) -> str:
+    """Texts and their answers, of which some are longer than others."""
+    file = folder / "pairs.tsv"
+    rows = (f"d {n} a {n % 7}\t{'s' * (n % 5)}{n}\n" for n in range(40))
+    file.write_text("".join(rows))
+    return str(file)
+
+
+def written(spec: RunSpec, folder: Path, micros: int = 1) -> Trained:
+    """The module as it is written, in one process."""
+    alone = spec.with_(method="plain", ranks=1, microbatches=micros, activations="keep")
+    return trained(alone, folder, plain_method)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        # Cuts before the decoder, and inside the attention to what the encoder puts out.
+        plan([(1, 28, some()), (2, 52, turns(2, 1)), (1, 73, even())], model=T5, algos=1),
+        later(plan([(2, 16, drawn(1, 2)), (2, T5_OPERATORS, drawn(2, 2))], model=T5, algos=1)),
+        later(plan([(4, T5_OPERATORS, drawn(3, 4))], model=T5, algos=1)),
+    ],
+)
+def test_an_encoder_decoder_trains_as_one_process_does(made, ranks, tmp_path):
+    """Its table of words is there three times, labels that count differ, sources are padded."""
+    spec = spec_of(made, tmp_path, model=T5, text=pairs(tmp_path), steps=8)
+    assert_equals(
+        trained(spec, tmp_path / "runs" / "run"), written(spec, tmp_path / "runs" / "one"),
+        NEAR["fp32"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        # Cuts inside blocks; channels in shards of outputs, and of inputs.
+        plan([(1, 9, some()), (2, PICTURE_OPERATORS, turns(2, 1))], **LARGE),
+        later(plan([(2, PICTURE_OPERATORS, even(2, 1))], **LARGE)),
+        later(plan([(2, 13, some(1)), (2, PICTURE_OPERATORS, some(2))], **LARGE)),
+        later(plan([(4, PICTURE_OPERATORS, drawn(4, 4))], **LARGE)),
+    ],
+)
+def test_pictures_train_as_in_one_process(made, ranks, tmp_path):
+    """BatchNorm's statistics are of whole micro-batches, and go into checkpoints. AdamW makes whole
+    steps of gradients that are rounding, but for a large epsilon."""
+    spec = spec_of(made, tmp_path, model=PICTURES, text="stdlib", steps=4, eps=1e-5)
+    found = trained(spec, tmp_path / "runs" / "run")
+    wanted = written(spec, tmp_path / "runs" / "one", micros=2)
+    assert_equals(found, wanted, NEAR["fp32"])
+
+
+PUBLISHED = {
+    "small_gpt_1_3B_4gpu_4stages": replace(MODEL, layers=24),
+    "small_t5_770M_4gpu_4stages": replace(T5, layers=24),
+    "small_resnet_1B_4gpu_2stages": replace(PICTURES, layers=16),
+}
+
+
 @pytest.mark.thorough
-def test_the_published_plan_trains_narrower(ranks, root, tmp_path):
-    """Stages, operators and recomputation as they are; the first batch of smaller ones."""
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_plan_trains_narrower(name, ranks, root, tmp_path):
+    """Stages, operators, grids, partitions and recomputation as they are; a batch of one
+    micro-batch and a half, but of pictures, whose statistics a smaller one would change."""
     table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
-    name = next(name for name in table if name.startswith("aceso_small_gpt"))
-    small = {
-        "hidden_size": 16, "num_attention_heads": 4, "seq_length": 8, "global_batch_size": 6,
-        "max_position_embeddings": 8,
-    }  # fmt: skip
-    made = read_plan(json.dumps(json.loads(table[name]) | small), name)
-    spec = spec_of(made, tmp_path, model=replace(MODEL, layers=24), steps=5)
-    assert_equals(trained(spec, tmp_path / "runs" / "run"), judged(spec), NEAR["fp32"])
+    told, model = json.loads(table[f"{name}.json"]), PUBLISHED[name]
+    sizes = {key: getattr(model, field) for key, field in KEYS.items() if key in told}
+    micro, more = told["micro_batch_size"], {"eps": 1e-5}
+    batch = micro if "in_channels" in told else micro + micro // 2 + 1
+    made = read_plan(json.dumps(told | sizes | {"global_batch_size": batch}), name)
+    if "t5" in name:
+        more["text"] = pairs(tmp_path)
+    elif "resnet" in name:
+        more["text"] = "stdlib"
+    spec = spec_of(made, tmp_path, model=model, steps=4, **more)
+    one = written(spec, tmp_path / "runs" / "one")
+    assert_equals(trained(spec, tmp_path / "runs" / "run"), one, NEAR["fp32"])
 
 
 def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import count
+from dataclasses import replace
+from itertools import count, product
 
 import pytest
 
-from tests.unit.aceso.cases import golden_plan, small_space
+from tests.unit.aceso.cases import costs_of, golden_plan, small_ask, small_space
+from workbench.methods.aceso.alpa import layered
+from workbench.methods.aceso.exact import Uniform, least_time
+from workbench.methods.aceso.grid import grid
+from workbench.methods.aceso.ours import search_ours
+from workbench.methods.aceso.plan import Plan, read_plan
 from workbench.methods.aceso.search import Effort, Search
 from workbench.methods.aceso.searches import Outcome, search
+from workbench.methods.aceso.space import uniform
 
 PUBLISHED = {
     ("gpt", 1): 145789.95708,
@@ -89,3 +96,88 @@ def test_stages_that_the_gpus_cannot_be_dealt_to_have_no_plan() -> None:
     assert space.deal(3) == [2, 1, 1]
     assert space.deal(3, from_last=True) == [1, 1, 2]
     assert space.first(5) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        ("gpt", 58760.92189),
+        pytest.param("t5", 33659.49707, marks=pytest.mark.thorough),
+        ("resnet", 17672.05124),
+    ],
+)
+def test_our_plan_is_better_than_the_published_one_and_fits(model: str, published: float) -> None:
+    """Of the number of stages that the published search ended with."""
+    stages = 2 if model == "resnet" else 4
+    space = small_space(model)
+    outcome = Outcome(space=space, bound=least_time(space))
+    effort = Effort(seconds=1e6)
+    search_ours(outcome, range(stages, stages + 1), effort, finetunes=model == "resnet")
+    plan, cost = outcome.best
+    assert cost.memory <= 12000
+    assert outcome.bound < cost.time <= published * (0.985 if model == "gpt" else 0.999)
+    assert space.legal(plan.micro, plan.stages)
+    assert read_plan(plan.to_json(), "ours") == plan
+    assert cost == costs_of(model).plan(plan)
+
+
+GRID = {
+    ("gpt", 12000, ()): (73654.73566, 40),
+    ("t5", 12000, ()): (52169.66539, 56),
+    ("resnet", 12000, ()): (69046.28869, 34),
+    ("resnet", 15000, (8, 16, 32, 64)): (20918.91136, 40),
+}
+"""Published best points, and how many points there are."""
+
+
+@pytest.mark.parametrize("case", GRID, ids=str)
+def test_the_uniform_grid_has_the_published_best_point(case) -> None:
+    model, memory, micros = case
+    space = replace(small_ask(model, memory), micros=micros).space()
+    outcome = grid(space, range(1, 5))
+    assert outcome.best.cost.time == pytest.approx(GRID[case][0], abs=1e-4)
+    assert sum(found.explored for found in outcome.found.values()) == GRID[case][1]
+    if memory == 15000:
+        assert outcome.best.plan == golden_plan("megatron_small_resnet_1B_15GB")
+
+
+def test_the_layered_comparator_is_the_best_of_all_cuts_at_layers() -> None:
+    """Two stages of T5, by trying each cut; and no comparator beats our search."""
+    space = small_space("t5")
+    found = layered(space, range(2, 3)).best
+    operators, best = space.costs.operators, float("inf")
+    flags = bytes(o.kind not in ("embedding", "head") for o in operators.operators)
+    halves = ((1, 2), (2, 1))
+    for cut, micro, one, two, again in product(
+        operators.layers[1:], space.micros, halves, halves, (0, 1)
+    ):
+        stages = (uniform(cut, *one), uniform(len(operators) - cut, *two))
+        if again:
+            stages = (stages[0]._replace(recompute=flags[:cut]),
+                      stages[1]._replace(recompute=flags[cut:]))  # fmt: skip
+        if space.legal(micro, stages):
+            cost = space.costs.plan(Plan(space.subject, micro, stages))
+            best = min(best, cost.time) if space.fits(cost) else best
+    assert found.cost.time == pytest.approx(best)
+    ours = Outcome(space=space)
+    search_ours(ours, range(2, 3), Effort(seconds=1e6))
+    assert ours.best.cost.time < best
+
+
+@pytest.mark.parametrize("model", ["gpt", "resnet"])
+def test_freely_chosen_recomputation_fits_where_it_is_said_to(model: str) -> None:
+    space = small_space(model)
+    micro = space.micros[0]
+    made = Uniform(space, micro)
+    total, checked = len(space.costs.operators), 0
+    for first, last, behind in product(range(0, total, 37), range(40, total, 41), (0, 2)):
+        if first + 8 < last and made.shaped(first, last, 1, 1, behind) < float("inf"):
+            stage = made.stage(first, last, 1, behind)
+            cost = space.costs.stage(stage, first, micro, behind=behind)
+            assert cost.memory <= 12000
+            assert cost.time == pytest.approx(made.shaped(first, last, 1, 1, behind))
+            published = space.choose(stage, first, micro, behind)
+            other = space.costs.stage(published, first, micro, behind=behind)
+            assert other.memory > 12000 or cost.time <= other.time * 1.002
+            checked += any(stage.recompute)
+    assert checked > 1

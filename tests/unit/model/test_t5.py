@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import NAMED
 from workbench.model import make_model, units_of
 from workbench.model.custom_data import loss
 from workbench.model.families import blank_rows
+from workbench.model.named import NAMED
 from workbench.model.t5 import T5, T5Shape, bucket
 from workbench.model.t5_names import from_hugging_face, names_of, shape_of, to_hugging_face
 from workbench.runs.overrides import make_spec

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import NAMED
 from workbench.model import make_model, units_of
+from workbench.model.named import NAMED
 from workbench.model.vit import NORM_EPS, Vit, VitShape
 from workbench.runs.overrides import make_spec
 
@@ -49,7 +49,7 @@ def test_it_computes_what_the_paper_writes():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="patches of 5 pixels do not divide pictures of 32"):
-        make_model(ModelSpec(family="vit", layers=1, hidden=8, heads=2, seq=32, patch=5))
+        ModelSpec(family="vit", layers=1, hidden=8, heads=2, seq=32, patch=5)
     with pytest.raises(ValueError, match="patch is 4; of the model resnet it means nothing"):
         ModelSpec(family="resnet", patch=4)
     with pytest.raises(ValueError, match="3 heads do not divide a hidden size of 8"):

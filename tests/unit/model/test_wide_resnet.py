@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from workbench.core.model_spec import ModelSpec
-from workbench.core.named_models import NAMED
 from workbench.model import make_model, units_of
+from workbench.model.named import NAMED
 from workbench.model.wide_resnet import WideBlock, WideResNetShape
 from workbench.runs.overrides import make_spec
 

@@ -43,7 +43,7 @@ def at_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(BRIEF)
 
 
-def test_brief_timings_are_made_once_and_take_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brief_timings_are_made_once_and_take_a_small_part(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     clock = SimpleNamespace(perf_counter=lambda: 0.01 * len(taken))
     monkeypatch.setattr(timing, "time", clock)

@@ -58,7 +58,10 @@ def test_an_answer_says_which_method_what_binds_and_the_largest_model(panel: Pla
         r"7\d\d million parameters at [\d.]+ samples/s, [\d.]+ s a step\.$",
         text(panel.answer),
     )
-    told = text(panel.details)
+    reply, told = panel.reply, text(panel.details)
+    assert not reply.refining
+    assert reply.row.fits
+    assert reply.row.samples_per_second == max(o.samples_per_second for o in reply.rows if o.fits)
     assert "Bound by " in told
     assert re.search(r"Largest model under these budgets with \S+: (at least )?\d+ layers", told)
     assert f"published constants of {V100}" in told

@@ -27,7 +27,7 @@ from workbench.figures.rows import (
     pick,
     table,
 )
-from workbench.figures.style import GREY, LOOKS, bar_look, lighter
+from workbench.figures.style import GREY, LOOKS, lighter
 from workbench.model.corpus import DIGITS
 
 CURVE, TIME = "accuracy", "time to target"
@@ -107,53 +107,33 @@ class Target(FtpipeExhibit):
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Four panels."""
         drawing.prepare(figure, 1.9)
-        (epochs, seconds), (ours, theirs) = figure.subplots(2, 2, width_ratios=(1, 1))
+        (epochs, seconds), (ours, theirs) = figure.subplots(2, 2)
         curves = pick(rows, quantity=CURVE)
         for axes, column, words in ((epochs, "x", "epoch"), (seconds, "seconds", "seconds")):
+            axes.set(xlabel=words, ylabel="held-out accuracy (%)")
             if curves.empty:
                 drawing.empty(axes, "not run yet")
-                axes.set_title(f"held-out accuracy over {words}")
                 continue
             for way, part in curves.groupby("label", sort=False):
                 axes.plot(part[column], part["value"], "o-", ms=2.5, lw=1.0, color=COLOURS[way])
             goal = float(curves["window"].iloc[0])
             axes.axhline(goal, color=GREY, lw=0.7, ls=(0, (4, 2)), zorder=0)
-            axes.set(xlabel=words, ylabel="held-out accuracy (%)")
             axes.set_ylim(top=101)
         drawing.title(epochs, "digits: measured")
         times = pick(rows, quantity=TIME)
-        own = times[times["source"] != PUBLISHED]
-        _bars(ours, own, "seconds to target", "digits: measured, and simulated", {DIGITS: ""})
-        tasks = {task: task for task in dict.fromkeys(pick(times, source=PUBLISHED)["pair"])}
-        words = "T5-3B: published, composed"
-        _bars(theirs, pick(times, source=PUBLISHED), "hours to target", words, tasks)
+        theirs_too = times["source"] == PUBLISHED
+        for axes, part, unit, words in (
+            (ours, times[~theirs_too], "seconds", "digits: measured, and simulated"),
+            (theirs, times[theirs_too], "hours", "T5-3B: published, composed"),
+        ):
+            tasks = {task: task for task in dict.fromkeys(part["pair"])}
+            ylabel = f"{unit} to target"
+            drawing.bars(axes, part, tasks, ylabel, column="pair", colors=COLOURS)
+            drawing.title(axes, words)
         keys = [(drawing.patch(color=color), way) for way, color in COLOURS.items()]
         dashed = drawing.stroke(color=GREY, lw=0.7, ls=(0, (4, 2))), "target"
         drawing.legend(figure, times, methods=False, more=[*keys, dashed])
         drawing.small_print(figure, self.printed())
-
-
-def _bars(axes: Any, rows: pd.DataFrame, ylabel: str, words: str, tasks: dict[str, str]) -> None:
-    """A group for each task, in it the ways, of each way its sources."""
-    top = rows["value"].max()
-    top = 1.0 if pd.isna(top) else float(top)
-    for place, task in enumerate(tasks):
-        part = [*pick(rows, pair=task).itertuples()]
-        width = 0.86 / max(1, len(part))
-        for number, row in enumerate(part):
-            x = place + (number - (len(part) - 1) / 2) * width
-            at = {"ha": "center", "va": "bottom", "fontsize": drawing.NOTE_PT}
-            if pd.isna(row.value):
-                told_in = drawing.upright_words(row.status)
-                axes.text(x, top * 0.02, told_in, rotation=90, color=GREY, **at)
-                continue
-            axes.bar(x, row.value, width * 0.86, **bar_look(COLOURS[row.label], row.source))
-            number = f"{row.value:.3g}{drawing.marks(row)}"
-            drawing.beside(axes, number, (x, row.value), (0, 2), **at)
-    axes.set_xticks(range(len(tasks)), [*tasks.values()])
-    axes.tick_params(axis="x", length=0)
-    axes.set(xlim=(-0.55, len(tasks) - 0.45), ylim=(0, 1.18 * top), ylabel=ylabel)
-    drawing.title(axes, words)
 
 
 def _way(spec: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -22,6 +23,7 @@ WRONG = (25, 10)
 """Depth, and micro-batches over it, of the published point that is wrong."""
 
 
+@lru_cache(maxsize=256)
 def bubble_percent(depth: int, micros: int) -> float:
     """Quanta of a step in which the first of `depth` stages waits, in percent of the step."""
     first = [served[0] for served in varuna_quanta(depth, micros)]

@@ -46,8 +46,8 @@ PROFILED = 8
 COLUMNS = 9
 NEVER = 10**14
 """Time and size of an operator that ran out of memory, or was not profiled: no plan has it."""
-MOST_KEPT = 60_000
-"""Costs of stages that are remembered."""
+MOST_KEPT = 2 * 10**7
+"""Operators of all stages whose costs are remembered."""
 
 
 class StageCost(NamedTuple):
@@ -176,7 +176,7 @@ class Costs:
         beside the current one; `from_node`, `to_node`: its messages cross nodes."""
         key = (stage, first, micro, behind, from_node, to_node)
         if (known := self._known.get(key)) is None:
-            if len(self._known) >= MOST_KEPT:
+            if len(self._known) * len(self.operators) >= MOST_KEPT:
                 self._known.clear()
             known = self._stage(stage, first, micro, behind, from_node, to_node)
             self._known[key] = known

@@ -131,6 +131,23 @@ def _walk(
     return tuple(stages) if value(partner) < goal else None
 
 
+def handed_over(stages: Stages, place: int, count: int) -> Stages | None:
+    """Stages after `count` operators went from the one behind a cut to the one before it, or the
+    other way where it is below 0; None where a stage has no more."""
+    left, right = stages[place], stages[place + 1]
+    giver = right if count > 0 else left
+    if len(giver.tp) <= abs(count):
+        return None
+    if count > 0:
+        left, right = (
+            _joined(left, right.algo[:count], at_front=False),
+            _cut(right, slice(count, None)),
+        )
+    else:
+        left, right = _cut(left, slice(0, count)), _joined(right, left.algo[count:], at_front=True)
+    return (*stages[:place], left, right, *stages[place + 2 :])
+
+
 def _smallest(holds: Callable[[int], bool], most: int) -> int | None:
     """The smallest number up to `most` for which something holds that holds from there on."""
     if most < 0:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from workbench.core.model_spec import GPT_FAMILY, ModelSpec
+from workbench.core.model_spec import ModelSpec
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, load_plan
+from workbench.model.named import LISTS, SHAPE, bottlenecks_of
 
 PLANS = "plans"
 """Folder, among results, of plans that were trained, each under its digest."""
@@ -57,26 +58,33 @@ def plan_of(named: str, results: Path) -> Plan:
 
 def check(plan: Plan, ranks: int) -> None:
     """Raise ValueError for a plan that so many ranks do not train."""
-    if plan.subject.model != GPT_FAMILY:
-        raise ValueError(
-            f"the plan is of {plan.subject.model}; plans of {GPT_FAMILY} alone are trained here yet"
-        )
+    subject, operators = plan.subject, plan.subject.operators()
     if plan.gpus != ranks:
         raise ValueError(
             f"ranks is {ranks}; the plan is for {plan.gpus} devices: give --ranks {plan.gpus}"
         )
-    shape = dict(plan.subject.shape)
-    if shape["hidden_size"] % shape["num_attention_heads"]:
+    most = max(max(stage.algo) for stage in plan.stages)
+    if most >= operators.partitions:
         raise ValueError(
-            f"hidden_size is {shape['hidden_size']}; {shape['num_attention_heads']} heads must "
-            "divide it"
+            f"the partition dimension of an operator is {most}; {subject.model} has the usual one "
+            "alone, 0"
+        )
+    shape = dict(subject.shape)
+    hidden, heads = shape.get("hidden_size", 0), shape.get("num_attention_heads", 1)
+    if "kv_channels" not in shape and hidden % heads:
+        raise ValueError(f"hidden_size is {hidden}; {heads} heads must divide it")
+    if isinstance(subject.layers, tuple) and subject.layers != bottlenecks_of(sum(subject.layers)):
+        raise ValueError(
+            f"num_layers is {list(subject.layers)}; of so many blocks trained are "
+            f"{list(bottlenecks_of(sum(subject.layers)))}"
         )
 
 
 def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
     """The plan's model; vocabulary, dropout and ties are the spec's."""
-    shape = dict(plan.subject.shape)
-    return replace(
-        spec, family=GPT_FAMILY, layers=plan.subject.layers, hidden=shape["hidden_size"],
-        heads=shape["num_attention_heads"], seq=shape["seq_length"],
-    )  # fmt: skip
+    sizes = {SHAPE[key]: value for key, value in plan.subject.shape if key in SHAPE}
+    layers = plan.subject.layers
+    if isinstance(layers, tuple):
+        layers, sizes["heads"], sizes["tied"] = sum(layers), 1, False
+    family = next(each for each, name in LISTS.items() if name == plan.subject.model)
+    return replace(spec, family=family, layers=layers, **sizes)

@@ -12,7 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from workbench.methods.aceso.costs import MB, PROFILED, Costs
+from workbench.methods.aceso.costs import MB, MOST_KEPT, PROFILED, Costs
 from workbench.methods.aceso.database import ACTIVATIONS
 from workbench.methods.aceso.plan import Stage
 
@@ -31,6 +31,8 @@ class Chooser:
         bare = stage._replace(recompute=bytes(len(stage.tp)))
         key = (bare, first, micro, behind)
         if (known := self._known.get(key)) is None:
+            if len(self._known) * len(self.costs.operators) >= MOST_KEPT:
+                self._known.clear()
             self._known[key] = known = self._choose(bare, first, micro, behind)
         return known
 

@@ -32,12 +32,12 @@ from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.shard_ends import Crossing, crossings
-from workbench.runtime.passes.shard_stage import ShardStage
+from workbench.runtime.passes.shard_stage import MicroRows, ShardStage
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
-from workbench.runtime.passes.unit_stage import UnitRows
+from workbench.runtime.passes.statistics import added
 from workbench.runtime.protocols import OutsideUpdates
-from workbench.runtime.transport.groups import new_group
+from workbench.runtime.transport.groups import new_group, tensors_of_all
 from workbench.runtime.transport.neighbours import carrier
 from workbench.runtime.transport.shard_transport import ShardTransport
 from workbench.runtime.transport.stage_groups import StageGroups
@@ -118,21 +118,21 @@ class PlanTraining:
         operators = plan.subject.operators()
         where = places(operators, spec.model)
         ends = [
-            crossings(operators, where, spec.model, at, front[-1], behind[0])
+            crossings(operators, where, at, front[-1], behind[0])
             for at, front, behind in zip(plan.starts[1:-1], settings, settings[1:], strict=False)
         ]
         self._ends: list[list[Crossing]] = [[], *ends, []]
         """Tensors into each stage, and out of the last."""
         own, dtype = groups.stage, DTYPES[spec.dtype]
         self.stage = ShardStage(
-            operators, where, model, first=plan.starts[own], settings=settings[own],
+            operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
             came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
             dtype=dtype, fused=spec.options.fused,
         )  # fmt: skip
         precise = dtype if dtype.itemsize > 2 else torch.float32
         with self._meter:
             self.stage.draw(spec.seed, precise)
-        self.parts = parts = parts_of(operators, where, model, settings)
+        self.parts = parts = parts_of(operators, where, model, spec.model, settings)
         self.weights = ShardWeights(
             self.stage, parts, groups, new, lambda count: self._meter.zeros(count, precise)
         )
@@ -170,24 +170,31 @@ class PlanTraining:
     def run(self) -> None:
         """All steps that are left."""
         spec, history = self._spec, self.history
-        first = history.resume(self.holder, self._report)
+        first, statistics = history.resume(self.holder, self._report), self.stage.statistics()
+        if first:
+            for name, value in statistics.items():
+                value.copy_(history.statistics[name])
         for step in range(first, spec.steps):
             self._step(step)
             if history.pauses_at(step + 1):
                 done = step + 1 - len(history.skipped)
-                self.holder.save(partial(history.pause, step + 1, done, self.holder, self._report))
+                own = {} if self._groups.process else statistics
+                found = added(tensors_of_all(own, self._everybody))
+                self.holder.save(
+                    partial(history.pause, step + 1, done, self.holder, self._report, found)
+                )
 
     def _step(self, step: int) -> None:
         spec, began = self._spec, time.monotonic()
-        self._begin(step)
+        weight = self._begin(step)
         self._executor.run(step, 1)
         self.stage.end(step)
         losses, _ = self._engine.end(step).mean_loss()
         self.weights.add_up()
         ended = agree(
             self.weights.gradients, (), losses=losses if self._tells_loss else 0.0,
-            weight=float(spec.batch) if self._teller else 0.0, first=True, wanted=False, scale=1.0,
-            nominal=spec.batch, clip=spec.clip, everybody=self._everybody,
+            weight=weight if self._teller else 0.0, first=True, wanted=False, scale=1.0,
+            nominal=weight, clip=spec.clip, everybody=self._everybody,
             counted=self.weights.counted,
         )  # fmt: skip
         if not ended.overflow:
@@ -201,18 +208,24 @@ class PlanTraining:
             step, ended.loss, seconds, ended.norm, skipped=skipped, report=self._report
         )
 
-    def _begin(self, step: int) -> None:
-        """Read a step's rows, of which each operator takes its row of processes' share."""
+    def _begin(self, step: int) -> float:
+        """Read a step's rows, of which each operator takes its row of processes' share. Returns the
+        weight of all: the labels that count, or samples where all have as many."""
         spec, batches = self._spec, self._batches
         samples, rows, micros = batches.samples(step), [], []
         for span in self._micros:
             part = samples[span.start : span.stop]
-            tokens, targets = (tensor.to(self._device) for tensor in batches.rows(part))
+            *inputs, targets = batches.rows(part)
+            counted = sum(self.model.counted(targets))
+            labels = counted if self.model.counts_differ else None
             ctx = Context(seed=spec.seed, step=step, unit=0, samples=tuple(part))
-            rows.append(UnitRows(tokens, targets, ctx))
-            micros.append(MicroBatch(samples=tuple(part), weight=float(len(part))))
+            inputs = tuple(each.to(self._device) for each in inputs)
+            rows.append(MicroRows(inputs, targets.to(self._device), ctx, labels))
+            micros.append(MicroBatch(samples=tuple(part), weight=float(counted)))
+        whole = sum(micro.weight for micro in micros)
         self.stage.begin(step, rows)
-        self._engine.begin(step, micros, 1 / spec.batch)
+        self._engine.begin(step, micros, 1 / whole)
+        return whole
 
     def _perform(self, action: Action, step: int) -> None:
         with self._meter:

@@ -21,6 +21,8 @@ class Outcome:
     found: dict[int, Found] = field(default_factory=dict)
     """By number of stages; without those that the devices cannot be dealt to."""
     cpu_seconds: float = 0.0
+    bound: float = 0.0
+    """Milliseconds below which no plan's iteration is."""
     whole: bool = False
     """Whether the search came to its end."""
 
@@ -53,6 +55,8 @@ class Outcome:
             "memory_mb": best.cost.memory if best else None,
             "explored": sum(found.explored for found in self.found.values()),
             "cpu_seconds": round(self.cpu_seconds, 3),
+            "bound_ms": self.bound,
+            "gap": best.cost.time / self.bound - 1 if best and fits and self.bound else None,
             "curve": self.curve(),
             "by_stages": [
                 {

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from workbench.core.named_models import NAMED
 from workbench.core.options import takes
 from workbench.core.schema import read_as
 from workbench.methods.ftpipe.orders import ASYNCHRONOUS
+from workbench.model.named import NAMED
 
 METHOD, NAG = "ftpipe", "nag_with_predictor"
 UNUSED = """dataset logdir out_dir out_filename auto_file_name distributed_backend nprocs statistics

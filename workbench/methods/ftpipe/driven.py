@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 from torch.optim import Optimizer
 
+from workbench.core.call_sets import CallSets, read_sets
 from workbench.core.division import packs_of
 from workbench.core.spec import RunSpec
 from workbench.core.stage_map import StageMap
@@ -22,7 +23,7 @@ from workbench.methods.pipeline.asynchronous_stages import Named
 from workbench.methods.pipeline.driven import check_tiers, cutting, job_of, told_of
 from workbench.methods.pipeline.stage_stream import StageStream
 from workbench.methods.pipeline.stepping import StepPlan
-from workbench.model.objective import Batch
+from workbench.model.objective import PREFIX, Batch
 from workbench.partition.registered import read
 from workbench.profile.unit_costs import Sizes
 from workbench.runtime.checkpoint.manifest import step_name
@@ -39,7 +40,8 @@ class Streamed(Steps):
     def __init__(self, task: Task) -> None:
         """Raises ValueError for what cannot be trained so."""
         peers, world = task.peers, len(task.peers.folders)
-        self._spec = spec = spec_of(task, world)
+        spec, calls = spec_of(task, world)
+        self._spec = spec
         check_tiers(spec)
         options, self._report, self._all = spec.options, task.report, peers.group
         words = len(options.map.split())
@@ -71,7 +73,7 @@ class Streamed(Steps):
 
         with cutting(objective):
             plan = StepPlan(map=StageMap.of(world, 1), order="1f1b", positions=positions)
-            job = replace(job_of(task, plan, spec.batch), cut=options.cut, apart=True)
+            job = replace(job_of(task, plan, spec.batch), cut=options.cut, apart=True, calls=calls)
             self._model = StageStream(
                 objective, job, line, optimizer, partial(versions_of, options=options),
                 rate=lambda: spec.learning_rate(0), clip=spec.clip,
@@ -126,24 +128,24 @@ class Streamed(Steps):
         return losses
 
 
-def spec_of(task: Task, world: int) -> RunSpec:
-    """The spec of a loop, with the stages of a registered partition where its options name one.
-    Raises ValueError for what `run` does and a stream does not."""
+def spec_of(task: Task, world: int) -> tuple[RunSpec, CallSets | None]:
+    """The spec of a loop, with the stages of a registered partition where its options name one, and
+    the calls of these where they are such. Raises ValueError for what `run` does and a stream does
+    not."""
     spec, options = task.spec, task.spec.options
     if options.synchronous:
         raise ValueError(
             f"stage_order is {options.stage_order!r}, which ends with each step; use the method "
             "1f1b or gpipe in a loop of your own"
         )
+    calls = None
     if options.partition:
         named = read(task.results, options.partition)
         if named.calls:
-            raise ValueError(
-                f"the partition {named.name!r} has stages of calls, and a loop of your own trains "
-                "stages of layers: partition again without depth and basic_blocks"
-            )
+            of = {"inside": PREFIX, "names": frozenset(named.stage)}
+            calls = replace(read_sets(named.calls), **of)
         cut, places = named.stages_on(world)
         options = replace(options, partition="", cut=cut, map=places)
     model = replace(spec.model, layers=1)  # whatever it has, it is cut later
     how = {"microbatches": task.microbatches, "device": task.peers.device.type}
-    return replace(spec, options=options, model=model, ranks=world, **how)
+    return replace(spec, options=options, model=model, ranks=world, **how), calls

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from workbench.core.call_sets import CallSets
 from workbench.core.host import available_cores
 from workbench.methods.pipeline.as_written import check_written
 from workbench.methods.pipeline.asynchronous_line import FP32_BYTES, Loan
@@ -88,6 +89,8 @@ class StageJob:
     """Carrier of messages and sums."""
     cut: str = ""
     """Slices of each stage, where they are given."""
+    calls: CallSets | None = None
+    """Calls of each slice, where slices are such."""
     device_memory: int | None = None
     """Bytes of a device that a process may use; None for all."""
     shared_weights: Sequence[tuple[str, str]] = ()
@@ -110,7 +113,7 @@ class StageJob:
     def make(self, rank: int, module: nn.Module, found_cut: str | None) -> Part:
         """A rank's part; the first rank compares the slices with the module, and others take the
         cut that it has found. Raises ValueError for a module that cannot be trained so."""
-        slices = Slices(module, self.get_batch)
+        slices = Slices(module, self.get_batch, self.calls)
         if rank == 0:
             check_written(slices, self.device)
         plan, (here, _) = self.plan, self.plan.map.place(rank)

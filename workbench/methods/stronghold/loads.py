@@ -181,8 +181,13 @@ class Loads:
             shares = [seconds / length for seconds in lasts]
             for lane in busy:
                 x, y, z = OTHERS[lane]
-                slowed = _slowed(self._slower[lane], shares[x], shares[y], shares[z])
-                lasts[lane] = work[lane] * slowed
+                x, y, z = shares[x], shares[y], shares[z]
+                none, xs, ys, zs, xy, xz, yz, all_ = self._slower[lane]
+                u, v = 1 - x, 1 - y
+                alone = v * (u * none + x * xs) + y * (u * ys + x * xy)
+                beside = v * (u * zs + x * xz) + y * (u * yz + x * all_)
+                # the mean factor of the lane, the others being busy for these shares of the time
+                lasts[lane] = work[lane] * ((1 - z) * alone + z * beside)
             length = max(lasts)
         return length
 
@@ -197,11 +202,3 @@ class Loads:
             for count in range(4)
             for busy in combinations(others, count)
         ]
-
-
-def _slowed(slower: list[float], x: float, y: float, z: float) -> float:
-    """The mean factor of a lane, the others being busy for these shares of the time."""
-    none, xs, ys, zs, xy, xz, yz, all_ = slower
-    alone = (1 - y) * ((1 - x) * none + x * xs) + y * ((1 - x) * ys + x * xy)
-    beside = (1 - y) * ((1 - x) * zs + x * xz) + y * ((1 - x) * yz + x * all_)
-    return (1 - z) * alone + z * beside

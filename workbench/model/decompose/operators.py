@@ -8,8 +8,9 @@ are to stay together.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ class CallTrace:
     @classmethod
     def of(
         cls, model: nn.Module, inputs: tuple[Tensor, ...], *, basic: Collection[str] = (),
-        depth: int | None = None,
+        depth: int | None = None, named: Mapping[str, Any] | None = None,
     ) -> CallTrace:  # fmt: skip
         """Look at a module: those of a class in `basic`, and below `depth` others, are one call.
         Raises ValueError for calls that cannot be found."""
@@ -83,7 +84,7 @@ class CallTrace:
             path for path, module in model.named_modules()
             if path and (type(module).__name__ in basic or path.count(".") + 1 == depth)
         }  # fmt: skip
-        trace, mode = record(model, inputs, {}, blocks, grow=True, dice=True)
+        trace, mode = record(model, inputs, dict(named or {}), blocks, grow=True, dice=True)
         return cls(model=model, trace=trace, blocks=blocks, mode=mode)
 
 

@@ -1,17 +1,19 @@
 """Where the operators of a list are in this project's own models, and the tensors between them.
 
 An operator has the parameters of a submodule of a unit, by the names that plain training gives
-them, draws dropout's masks at a site of that unit, and puts out a tensor of a form.
+them, draws dropout's masks at a site of that unit or at a place among all draws of the model, and
+puts out a tensor of a form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from workbench.core.model_spec import ModelSpec
-from workbench.model.operators.operator import Kind, Operator, OperatorList
+from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, T5_LIKE_GPT, ModelSpec
+from workbench.model.named import LISTS, bottlenecks_of
+from workbench.model.operators.operator import Extra, Kind, Operator, OperatorList
 
 
 class Form(NamedTuple):
@@ -27,29 +29,29 @@ class Form(NamedTuple):
         return (samples, *self.tail)
 
 
-def hidden(spec: ModelSpec) -> Form:
-    """What flows along the residual stream."""
-    return Form((spec.seq, spec.hidden), 2)
+class Window(NamedTuple):
+    """A convolution's."""
+
+    stride: int
+    padding: int
 
 
-def wide(spec: ModelSpec) -> Form:
-    """What is inside the feed-forward."""
-    return Form((spec.seq, 4 * spec.hidden), 2)
+class Heads(NamedTuple):
+    """Attention of an operator."""
 
-
-def pair(spec: ModelSpec) -> Form:
-    """Queries and keys."""
-    return Form((spec.seq, 2, spec.heads, spec.hidden // spec.heads), 3)
-
-
-def value(spec: ModelSpec) -> Form:
-    """Values."""
-    return Form((spec.seq, spec.heads, spec.hidden // spec.heads), 2)
-
-
-def scores(spec: ModelSpec) -> Form:
-    """Attention weights."""
-    return Form((spec.heads, spec.seq, spec.seq), 1)
+    count: int
+    width: int
+    queries: int
+    """Their number in a sample."""
+    keys: int
+    causal: bool = False
+    """Whether a query reads the keys up to its own place alone."""
+    masked: bool = False
+    """Whether keys that are padding are not read."""
+    memory: bool = False
+    """Whether keys and values are another tensor's."""
+    fused: bool = False
+    """Whether plain training computes all of it in one call, which draws the masks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,55 +59,192 @@ class Place:
     """An operator in a model."""
 
     unit: int
+    form: Form
+    """Of what it puts out."""
     path: str = ""
     """Of the submodule whose parameters it has; empty for the unit itself, or where it has none."""
+    tables: tuple[str, str] = ("", "")
+    """Names there of the words' and the positions' vectors of an embedding."""
+    input: int = 0
+    """Number of the model's input that an embedding reads."""
+    second: Form | None = None
+    """Of a second tensor that it puts out."""
     site: str = ""
     """Of its dropout in the unit."""
-    form: Callable[[ModelSpec], Form] = hidden
-    """Of what it puts out."""
-
-
-GPT_LAYER = (
-    ("ln_1", "", hidden),
-    ("attn.c_attn", "", pair),
-    ("", "", scores),
-    ("", "", scores),
-    ("", "attention", scores),
-    ("", "", hidden),
-    ("attn.c_proj", "", hidden),
-    ("", "attention output", hidden),
-    ("ln_2", "", hidden),
-    ("mlp.c_fc", "", wide),
-    ("", "", wide),
-    ("mlp.c_proj", "", hidden),
-    ("", "feed-forward output", hidden),
-)
-"""Of each operator of a layer: path, site, form."""
-HANDS_ON: dict[Kind, Callable[[ModelSpec], Form]] = {"layernorm": hidden, "qkv": value}
-"""Operators that make an extra tensor here: a norm hands on its own input, the GEMM of attention
-its values. Biases are no extra tensors: each is added where its matrix is."""
+    draw: int | None = None
+    """Number of its dropout among all of the model, where that is its key."""
+    heads: Heads | None = None
+    window: Window | None = None
+    rectified: bool = False
+    """Whether a norm puts out what is above zero alone."""
 
 
 def places(operators: OperatorList, spec: ModelSpec) -> list[Place]:
     """The place of each operator. Raises ValueError for a model whose operators have no modules
     here, or that has another depth."""
-    if operators.family != spec.family or spec.family != "gpt":
-        raise ValueError(
-            f"operators of {operators.family} train no {spec.family}; both must be gpt"
-        )
-    if len(operators) != len(GPT_LAYER) * spec.layers + 3:
-        raise ValueError(f"{len(operators)} operators are no GPT of {spec.layers} layers")
-    found = [Place(unit=0, site="embedding")]
+    if LISTS.get(spec.family) != operators.family:
+        raise ValueError(f"operators of {operators.family} do not train a model {spec.family}")
+    made = {GPT_FAMILY: _gpt, T5_LIKE_GPT: _t5, BOTTLENECKS: _pictures}
+    found = [*made[spec.family](spec)]
+    if len(operators) != len(found):
+        raise ValueError(f"the plan has {len(operators)} operators; the model has {len(found)}")
+    return found
+
+
+def _gpt(spec: ModelSpec) -> Iterator[Place]:
+    heads = Heads(
+        spec.heads, spec.hidden // spec.heads, spec.seq, spec.seq, causal=True, fused=True
+    )
+    hidden = Form((spec.seq, spec.hidden), 2)
+    yield Place(unit=0, form=hidden, tables=("wte.weight", "wpe.weight"), site="embedding")
+    paths = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    sites = {"site": "attention"}, {"site": "attention output"}, {"site": "feed-forward output"}
     for unit in range(1, spec.layers + 1):
-        found += [Place(unit=unit, path=p, site=s, form=form) for p, s, form in GPT_LAYER]
-    last = spec.layers + 1
-    return [*found, Place(unit=last, path="ln_f"), Place(unit=last, path="lm_head")]
+        yield from _attention(unit, paths[:3], hidden, heads, *sites[:2])
+        yield from _feed_forward(unit, paths[3:], hidden, 4 * spec.hidden, sites[2])
+    yield Place(unit=spec.layers + 1, path="ln_f", form=hidden)
+    yield Place(unit=spec.layers + 1, path="lm_head", form=hidden)
+
+
+def _t5(spec: ModelSpec) -> Iterator[Place]:
+    """Draws are numbered as the model makes them: both embeddings', then layer by layer."""
+    width = spec.head_size or spec.hidden // spec.heads
+    inner, sizes = spec.feed_forward or 4 * spec.hidden, (spec.heads, width)
+    lengths = spec.seq, spec.target_seq or 8
+    source, answer = (Form((length, spec.hidden), 2) for length in lengths)
+    tables, draws = ("words.weight", "positions.weight"), iter(range(2, 1 << 30))
+
+    def drawn() -> dict[str, int]:
+        return {"draw": next(draws)}
+
+    def embedding(which: str, form: Form, number: int) -> Place:
+        more = {"path": f"0.{which}-embedding", "tables": tables, "input": 2 * number}
+        return Place(unit=0, form=form, draw=number, **more)
+
+    yield embedding("encoder", source, 0)
+    own = Heads(*sizes, lengths[0], lengths[0], masked=True)
+    ends = "layernorm", "attention-qkv", "attention-dense"
+    for unit in range(1, spec.layers + 1):
+        norm, qkv, dense = (f"0.{name}" for name in ("1st-layernorm", *ends[1:]))
+        yield from _attention(unit, (norm, qkv, dense), source, own, drawn(), drawn())
+        paths = ("0.2nd-layernorm", "0.MLP-GEMM-1", "0.MLP-GEMM-2")
+        yield from _feed_forward(unit, paths, source, inner, drawn())
+    yield Place(unit=spec.layers + 1, path="0", form=source)
+    yield embedding("decoder", answer, 1)
+    own = Heads(*sizes, lengths[1], lengths[1], causal=True)
+    other = Heads(*sizes, lengths[1], lengths[0], masked=True, memory=True)
+    first = spec.layers + 2
+    last = first + (spec.decoder_layers or spec.layers)
+    for unit in range(first, last):
+        for end, norm, heads in (("-1", "1st", own), ("-2", "2nd", other)):
+            paths = f"0.{norm}-layernorm", f"0.attention-qkv{end}", f"0.attention-dense{end}"
+            yield from _attention(unit, paths, answer, heads, drawn(), drawn())
+        paths = ("0.3rd-layernorm", "0.MLP-GEMM-1", "0.MLP-GEMM-2")
+        yield from _feed_forward(unit, paths, answer, inner, drawn())
+    yield Place(unit=last, path="0", form=answer)
+    yield Place(unit=last + 1, path="0", form=answer)
+
+
+def _attention(
+    unit: int, paths: tuple[str, ...], hidden: Form, heads: Heads, weights: dict, end: dict
+) -> Iterator[Place]:
+    """Norm to residual; `paths` of the norm and of both matrices, and where `weights` of attention
+    and the `end` are dropped."""
+    norm, qkv, dense = paths
+    one = heads.count, heads.width
+    pair = Form((heads.queries, 2, *one), 3)
+    if heads.memory:
+        pair = Form((heads.queries + heads.keys, *one), 2)
+    scores = Form((heads.count, heads.queries, heads.keys), 1)
+    context = Form((heads.queries, heads.count * heads.width), 2)
+    yield Place(unit=unit, path=norm, form=hidden)
+    yield Place(unit=unit, path=qkv, form=pair, heads=heads, second=Form((heads.keys, *one), 2))
+    for more in ({}, {}, weights):
+        yield Place(unit=unit, form=scores, heads=heads, **more)
+    yield Place(unit=unit, form=context, heads=heads)
+    yield Place(unit=unit, path=dense, form=hidden)
+    yield Place(unit=unit, form=hidden, **end)
+
+
+def _feed_forward(
+    unit: int, paths: tuple[str, ...], hidden: Form, inner: int, end: dict
+) -> Iterator[Place]:
+    norm, first, second = paths
+    wide = Form((hidden.tail[0], inner), 2)
+    yield Place(unit=unit, path=norm, form=hidden)
+    yield Place(unit=unit, path=first, form=wide)
+    yield Place(unit=unit, form=wide)
+    yield Place(unit=unit, path=second, form=hidden)
+    yield Place(unit=unit, form=hidden, **end)
+
+
+def _pictures(spec: ModelSpec) -> Iterator[Place]:
+    """Stem, blocks of four groups, head."""
+    width, factor, size = spec.hidden, spec.width_factor or 2, -(-spec.seq // 2)
+
+    def form(channels: int) -> Form:
+        return Form((channels, size, size), 1)
+
+    yield Place(unit=0, path="0.conv1", form=form(width), window=Window(2, 3))
+    yield Place(unit=0, path="0.bn1", form=form(width))
+    yield Place(unit=0, form=form(width))
+    size = -(-size // 2)
+    yield Place(unit=0, form=form(width))
+    unit = 0
+    for group, count in enumerate(bottlenecks_of(spec.layers)):
+        for number in range(count):
+            unit, inner = unit + 1, width << group
+            stride = 2 if group and not number else 1
+            yield Place(unit=unit, path="0.conv1", form=form(inner), window=Window(1, 0))
+            yield Place(unit=unit, path="0.bn1", form=form(inner), rectified=True)
+            size = -(-size // stride)
+            wide, out = form(inner * factor), form(4 * inner)
+            yield Place(unit=unit, path="0.conv2", form=wide, window=Window(stride, 1))
+            yield Place(unit=unit, path="0.bn2", form=wide, rectified=True)
+            yield Place(unit=unit, path="0.conv3", form=out, window=Window(1, 0))
+            yield Place(unit=unit, path="0.bn3", form=out)
+            yield Place(unit=unit, path="0.downsample", form=out, window=Window(stride, 0))
+            yield Place(unit=unit, form=out)
+    last = Form((4 * width << 3,), 1)
+    yield Place(unit=unit + 1, form=last)
+    yield Place(unit=unit + 1, path="0.fc", form=last)
 
 
 FUSED: tuple[Kind, ...] = ("score", "softmax", "dropout", "context")
 """Operators in a row that one call computes, where nothing is between them."""
 
 
-def fuses(operators: tuple[Operator, ...]) -> bool:
-    """Whether one call computes these operators."""
-    return tuple(each.kind for each in operators) == FUSED
+def fuses(operators: tuple[Operator, ...], first: Place) -> bool:
+    """Whether one call computes these operators, of which the first is at a place."""
+    able = first.heads is not None and first.heads.fused
+    return able and tuple(each.kind for each in operators) == FUSED
+
+
+What = Literal["input", "second", "output"]
+READ: dict[Kind, What] = {
+    "context": "second", "add-dropout": "input", "add": "input", "downsample-add": "input",
+    "cross-qkv": "output",
+}  # fmt: skip
+"""Readers of an extra tensor -> what of its maker it is. Biases are none here: each is added where
+its matrix is."""
+
+
+class Handed(NamedTuple):
+    """An extra tensor that there is when operators run."""
+
+    extra: Extra
+    what: What
+    form: Form
+
+
+def handed(operators: OperatorList, where: list[Place]) -> list[Handed]:
+    """Extra tensors of a list, and what they are."""
+    found = []
+    for extra in operators.extras:
+        what = READ.get(operators.operators[extra.read_by[0]].kind)
+        if what is None or operators.operators[extra.made_by].kind == "linear":
+            continue
+        made = where[extra.made_by]
+        form = {"input": where[extra.made_by - 1].form, "second": made.second, "output": made.form}
+        found.append(Handed(extra, what, form[what]))
+    return found

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from workbench.core.model_spec import ModelSpec
-from workbench.model.operators.operator import Extra, OperatorList
-from workbench.model.operators.places import HANDS_ON, Form, Place
+from workbench.model.operators.operator import OperatorList
+from workbench.model.operators.places import Form, Place, handed
 from workbench.runtime.transport.boxes import Move, Spread, moves
 
 MAIN = "main"
@@ -51,29 +50,24 @@ class Crossing(NamedTuple):
         return moves(have, need)
 
 
-def made_extras(operators: OperatorList) -> list[Extra]:
-    """Extra tensors that there are when operators run."""
-    return [e for e in operators.extras if operators.operators[e.made_by].kind in HANDS_ON]
-
-
 def crossings(
-    operators: OperatorList, places: list[Place], spec: ModelSpec, boundary: int, front: Setting,
-    behind: Setting,
-) -> list[Crossing]:  # fmt: skip
+    operators: OperatorList, places: list[Place], boundary: int, front: Setting, behind: Setting
+) -> list[Crossing]:
     """What crosses the boundary before operator `boundary`, whose setting is `behind`."""
 
     def wire(form: Form, setting: Setting, sharded: bool) -> Spread:
         shard = form.shard if sharded else None
         return Spread(setting.tp, setting.dp, shard).once(1 + len(form.tail))
 
-    main, every = places[boundary - 1].form(spec), operators.operators
-    out = every[boundary - 1].layouts[front.algo][1].shard is not None
-    into = every[boundary].layouts[behind.algo][0].shard is not None
-    found = [Crossing(MAIN, main, wire(main, front, out), wire(main, behind, into))]
+    found, every = [], operators.operators
+    if every[boundary].kind != "embedding":  # which reads the model's input alone
+        out = every[boundary - 1].layouts[front.algo][1].shard is not None
+        into = every[boundary].layouts[behind.algo][0].shard is not None
+        main = places[boundary - 1].form
+        found.append(Crossing(MAIN, main, wire(main, front, out), wire(main, behind, into)))
     alive = {extra.name for extra in operators.alive(boundary)}
-    for extra in made_extras(operators):
+    for extra, _, form in handed(operators, places):
         if extra.name in alive:
-            form = HANDS_ON[every[extra.made_by].kind](spec)
             ends = wire(form, front, sharded=False), wire(form, behind, sharded=False)
             found.append(Crossing(extra.name, form, *ends))
     return found

@@ -21,17 +21,32 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from workbench.core.division import even_share
-from workbench.model.base import LayeredModel
-from workbench.model.operators.modules import MODULES, Attention, Rows, Sharded, of_unit
+from workbench.core.model_spec import ModelSpec
+from workbench.model.base import Context, LayeredModel
+from workbench.model.operators.modules import MODULES
 from workbench.model.operators.operator import OperatorList
-from workbench.model.operators.places import FUSED, HANDS_ON, Form, Place, fuses
+from workbench.model.operators.picture_modules import BatchNorm
+from workbench.model.operators.places import FUSED, Form, Handed, Place, fuses, handed
+from workbench.model.operators.sharded import Rows, Sharded, of_unit
+from workbench.model.operators.transformer_modules import Attention
 from workbench.runtime.passes.bundle import Bundle
-from workbench.runtime.passes.shard_ends import MAIN, Crossing, Setting, made_extras
-from workbench.runtime.passes.unit_stage import UnitRows
+from workbench.runtime.passes.shard_ends import MAIN, Crossing, Setting
 from workbench.runtime.transport.boxes import Spread, sizes
-from workbench.runtime.transport.collectives import spread
+from workbench.runtime.transport.collectives import Columns, spread
 from workbench.runtime.transport.group_transport import Form as MessageForm
 from workbench.runtime.transport.stage_groups import StageGroups
+
+
+class MicroRows(NamedTuple):
+    """A micro-batch on the device, the rows of all processes."""
+
+    inputs: tuple[Tensor, ...]
+    """Of the model."""
+    targets: Tensor
+    ctx: Context
+    """Its unit does not matter."""
+    labels: int | None
+    """Number of labels that count; None where all do."""
 
 
 class Held(NamedTuple):
@@ -53,7 +68,7 @@ class Call:
     form: Form
     reads: Mapping[str, Spread]
     """Extra tensors, as it needs them."""
-    makes: tuple[str, Form] | None
+    makes: Handed | None
     """An extra tensor that it hands on."""
     ends: tuple[str, ...]
     """Extra tensors that nobody reads after it."""
@@ -66,19 +81,19 @@ class ShardStage:
     mixed precision, and tensors between stages are of it."""
 
     def __init__(
-        self, operators: OperatorList, places: Sequence[Place], model: LayeredModel, *,
-        first: int, settings: Sequence[Setting], came: Sequence[Crossing],
+        self, operators: OperatorList, places: list[Place], model: LayeredModel,
+        spec: ModelSpec, *, first: int, settings: Sequence[Setting], came: Sequence[Crossing],
         goes: Sequence[Crossing], groups: StageGroups, device: torch.device, dtype: torch.dtype,
         fused: bool = True,
     ) -> None:  # fmt: skip
         """Operators from the `first` on, one a setting. `came` and `goes` cross the stage's ends.
         `fused`: attention is one call where all of it is divided alike."""
-        self.model, self.device, self.dtype = model, device, dtype
+        self.model, self.device, self.dtype, self._spec = model, device, dtype, spec
         self.first, self.last = first == 0, first + len(settings) == len(operators)
         self._list, self._places, self._groups = operators, places, groups
         self._came, self._goes = came, goes
         self.calls = [*self._calls(first, settings, fused)]
-        self._steps: dict[int, Sequence[UnitRows]] = {}
+        self._steps: dict[int, Sequence[MicroRows]] = {}
 
     # -- weights --------------------------------------------------------------------------------
 
@@ -112,6 +127,14 @@ class ShardStage:
             for name, own in call.module.owned().items():
                 yield call, name, (place.unit, self.local(place, name)), own
 
+    def statistics(self) -> dict[str, Tensor]:
+        """Running ones of its norms, by their names in the whole model."""
+        return {
+            self.model.state_name(place.unit, self.local(place, name)): value
+            for module in (call.module for call in self.calls) if isinstance(module, BatchNorm)
+            for place in (module.place,) for name, value in module.statistics().items()
+        }  # fmt: skip
+
     # -- messages -------------------------------------------------------------------------------
 
     def came(self, samples: int) -> list[MessageForm]:
@@ -131,7 +154,7 @@ class ShardStage:
 
     # -- passes ---------------------------------------------------------------------------------
 
-    def begin(self, step: int, rows: Sequence[UnitRows]) -> None:
+    def begin(self, step: int, rows: Sequence[MicroRows]) -> None:
         """Before a step: each of its micro-batches, whole."""
         self._steps[step] = rows
 
@@ -158,7 +181,7 @@ class ShardStage:
         )
 
     def _pass(
-        self, calls: Sequence[Call], held: dict[str, Held], rows: UnitRows, *, again: bool
+        self, calls: Sequence[Call], held: dict[str, Held], rows: MicroRows, *, again: bool
     ) -> dict[str, Held]:
         """Calls of one segment, with checkpoints of its inputs where it is computed `again`."""
         if not (again and torch.is_grad_enabled()):
@@ -171,7 +194,7 @@ class ShardStage:
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             inner = _with(came, tensors)
             for call in calls:
-                self._call(call, inner, rows)
+                self._call(call, inner, rows, repeats=bool(made))
             made.update({name: each._replace(tensor=None) for name, each in inner.items()})
             return tuple(each.tensor for each in inner.values())
 
@@ -179,28 +202,35 @@ class ShardStage:
         out = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
         return _with(made, out)
 
-    def _call(self, call: Call, held: dict[str, Held], rows: UnitRows) -> None:
+    def _call(
+        self, call: Call, held: dict[str, Held], rows: MicroRows, *, repeats: bool = False
+    ) -> None:
         """One module: what it needs as it needs it, and what it leaves."""
-        samples, own = len(rows.ctx.samples), self._rows(call, rows)
-        x = None
+        samples, own = len(rows.ctx.samples), self._rows(call, rows, repeats=repeats)
+        x = own.inputs[0] if self.first and call is self.calls[0] else None
         if call.takes is not None:
             x = self._needed(held[MAIN], call.takes, samples)
         read = [self._needed(held[name], each, samples) for name, each in call.reads.items()]
         made = call.module(x, own, *read)
-        made, extra = made if isinstance(made, tuple) else (made, x)
+        made, second = made if isinstance(made, tuple) else (made, None)
         for name in call.ends:
             held.pop(name, None)
-        if call.makes is not None:
-            name, form = call.makes
-            whole = call.takes if extra is x else call.gives
-            held[name] = Held(extra, form, _of(form, call.setting, whole.shard is not None))
         held[MAIN] = Held(made, call.form, call.gives)
+        if call.makes is not None:
+            (extra, what, form), whole = call.makes, call.gives
+            tensor = {"input": x, "second": second, "output": made}[what]
+            if what == "input":
+                whole = call.takes
+            held[extra.name] = Held(tensor, form, _of(form, call.setting, whole.shard is not None))
 
-    def _rows(self, call: Call, rows: UnitRows) -> Rows:
+    def _rows(self, call: Call, rows: MicroRows, *, repeats: bool) -> Rows:
         setting, whole = call.setting, len(rows.ctx.samples)
         first, end = even_share(whole, self._groups.process // setting.tp, setting.dp)
         ctx = of_unit(rows.ctx, call.module.place.unit, first, end)
-        return Rows(rows.inputs[first:end], rows.targets[first:end], ctx, whole)
+        inputs = tuple(each[first:end] for each in rows.inputs)
+        labels = rows.targets.numel() if rows.labels is None else rows.labels
+        every = rows.labels is None
+        return Rows(inputs, rows.targets[first:end], ctx, labels, every, whole, repeats)
 
     def _needed(self, held: Held, need: Spread, samples: int) -> Tensor:
         shape, groups = held.form.shape(samples), self._groups
@@ -228,33 +258,39 @@ class ShardStage:
     def _alike(self, first: int, settings: Sequence[Setting]) -> bool:
         """Whether the next operators are those that one call computes, and divided alike."""
         count = len(FUSED)
-        if not fuses(self._list.operators[first : first + count]) or len(settings) < count:
+        own = self._list.operators[first : first + count]
+        if len(settings) < count or not fuses(own, self._places[first]):
             return False
-        same = [(each.tp, each.dp, each.recompute) for each in settings[:count]]
-        return len({*same}) == 1
+        return len({(each.tp, each.dp, each.recompute) for each in settings[:count]}) == 1
 
     def _made(self, here: range, setting: Setting, segment: int) -> Call:
-        spec, every = self.model.spec, self._list.operators
-        build: type[Sharded] = Attention if len(here) > 1 else MODULES[every[here.start].kind]
+        every, places, columns = self._list.operators, self._places, self._groups.columns
+        kind = every[here.start].kind
+        build: type[Sharded] = Attention if len(here) > 1 else MODULES[kind]
 
         def sharded(at: int, side: int) -> bool:
             return every[at].layouts[setting.algo][side].shard is not None
 
-        extras = {e: HANDS_ON[every[e.made_by].kind](spec) for e in made_extras(self._list)}
-        made = [(e.name, form) for e, form in extras.items() if e.made_by in here]
+        extras = handed(self._list, places)
         into, out = sharded(here.start, 0), sharded(here.stop - 1, 1)
-        form = self._places[here.stop - 1].form(spec)
-        before = self._places[here.start - 1].form(spec) if here.start else None
-        columns = self._groups.columns(setting.tp)
+        form = places[here.stop - 1].form
+        rows = Columns(self._groups.replicas(setting.tp))
+        module = build(
+            self._spec, places[here.start], columns(setting.tp), rows, sharded=into,
+            algo=setting.algo,
+        )  # fmt: skip
+        takes = None
+        if kind != "embedding" and here.start:
+            takes = _of(places[here.start - 1].form, setting, into)
         return Call(
-            module=build(spec, self._places[here.start], columns, sharded=into), setting=setting,
-            takes=None if before is None else _of(before, setting, into),
-            gives=_of(form, setting, out), form=form, makes=made[0] if made else None,
+            module=module, setting=setting, takes=takes, gives=_of(form, setting, out), form=form,
+            makes=next((each for each in extras if each.extra.made_by in here), None),
             reads={
-                e.name: _of(form, setting, sharded(at, 0))
-                for e, form in extras.items() for at in e.read_by if at in here
+                extra.name: _of(form, setting, sharded(at, 0))
+                for extra, _, form in extras for at in extra.read_by if at in here
             },
-            ends=tuple(e.name for e in extras if e.read_by[-1] in here), segment=segment,
+            ends=tuple(extra.name for extra, *_ in extras if extra.read_by[-1] in here),
+            segment=segment,
         )  # fmt: skip
 
 

@@ -53,6 +53,26 @@ class Columns:
         the sum of all processes'."""
         return whole if self._group is None else _Read.apply(whole, self._group)
 
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of values that processes of several rows have, of which each goes on with it: so
+        has its gradient several terms."""
+        return self.read(self.summed(values))
+
+    def share(self, whole: Tensor, dim: int) -> Tensor:
+        """This process's share of a dimension of a replica."""
+        return self._spread(whole, (None, dim), tuple(whole.shape))
+
+    def gathered(self, part: Tensor, dim: int, size: int) -> Tensor:
+        """A replica, of whose dimension of so many each process has its share."""
+        shape = (*part.shape[:dim], size, *part.shape[dim + 1 :])
+        return self._spread(part, (dim, None), shape)
+
+    def _spread(
+        self, tensor: Tensor, shards: tuple[int | None, int | None], shape: Shape
+    ) -> Tensor:
+        have, need = (Spread(self.count, 1, shard) for shard in shards)
+        return spread(tensor, have, need, shape, self.number, self._group)
+
     def largest(self, values: Tensor) -> Tensor:
         """The largest of all processes' values, element by element; without a gradient."""
         values = values.detach()

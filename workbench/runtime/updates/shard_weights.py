@@ -1,14 +1,14 @@
 """Weights of a stage whose operators are divided each by itself: gradients, sums, ties and norm.
 
 Gradients lie in one flat tensor, sorted by the grids of operators, so that one sum over replicas
-serves all of a grid. In the norm each shard counts once, and each replica once. A weight that two
-operators share is there twice; each side adds the rows of the other's gradient that it has itself,
-however differently the two are divided, so both make equal updates.
+serves all of a grid. In the norm each shard counts once, and each replica once. A weight that
+several operators share is there for each of them; each copy adds the rows of the others' gradients
+that it has itself, however differently they are divided, so all make equal updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from workbench.core.model_spec import ModelSpec
 from workbench.model.base import LayeredModel
 from workbench.model.operators.modules import MODULES
 from workbench.model.operators.operator import OperatorList
@@ -23,7 +24,7 @@ from workbench.model.operators.places import Place
 from workbench.model.operators.shards import Shard
 from workbench.runtime.passes.shard_ends import Setting
 from workbench.runtime.passes.shard_stage import ShardStage
-from workbench.runtime.transport.boxes import Box, Move, Shape, Spread, moves
+from workbench.runtime.transport.boxes import Box, Shape, Spread, moves
 from workbench.runtime.transport.collectives import Columns, Group, exchange
 from workbench.runtime.transport.stage_groups import StageGroups
 
@@ -59,7 +60,7 @@ class Part:
 
 
 def parts_of(
-    operators: OperatorList, places: Sequence[Place], model: LayeredModel,
+    operators: OperatorList, places: Sequence[Place], model: LayeredModel, spec: ModelSpec,
     stages: Sequence[Sequence[Setting]],
 ) -> list[Part]:  # fmt: skip
     """All parameters of a model, in the order of its operators."""
@@ -69,7 +70,8 @@ def parts_of(
         settings, operators.operators, places, strict=True
     ):
         sharded = operator.layouts[setting.algo][0].shard is not None
-        module = MODULES[operator.kind](model.spec, place, Columns(None), sharded=sharded)
+        alone = Columns(None), Columns(None)
+        module = MODULES[operator.kind](spec, place, *alone, sharded=sharded, algo=setting.algo)
         for name, shard in module.shards.items():
             key = place.unit, ShardStage.local(place, name)
             owner = tied.get(key, key)
@@ -136,49 +138,45 @@ class ShardWeights:
         """Gradients that count in the norm here: of all processes together, each element once."""
         return self._counted
 
-    def _tied(self, parts: Sequence[Part], groups: StageGroups, new: Callable):
-        of = {part.key: part for part in parts}
-        for copy in parts:
-            if copy.key == copy.owner:
-                continue
-            owner = of[copy.owner]
-            pair = sorted({owner.stage, copy.stage})
-            ranks = [rank for stage in pair for rank in groups.ranks(stage)]
+    def _tied(
+        self, parts: Sequence[Part], groups: StageGroups, new: Callable[[Sequence[int]], Group]
+    ) -> Iterator[ShardTie]:
+        for owner in {part.owner: None for part in parts if part.key != part.owner}:
+            copies = [part for part in parts if part.owner == owner]
+            stages = sorted({part.stage for part in copies})
+            ranks = [rank for stage in stages for rank in groups.ranks(stage)]
             group = new(ranks) if len(ranks) > 1 else None
             me = groups.starts[groups.stage] + groups.process
             if me in ranks:
-                mine = [
-                    self.shards[part.key].grad if part.stage == groups.stage else None
-                    for part in (owner, copy)
-                ]
-                both = [part.boxes(groups, ranks) for part in (owner, copy)]
-                yield ShardTie(*mine, *both, ranks.index(me), group)
+                held = [self.shards[p.key].grad if p.key in self.shards else None for p in copies]
+                boxes = [part.boxes(groups, ranks) for part in copies]
+                yield ShardTie(held, boxes, ranks.index(me), group)
 
 
 class ShardTie:
-    """A weight of which some processes have shards of one copy, and some of another."""
+    """A weight that is there several times, each copy in shards of its own."""
 
     def __init__(
-        self, one: Tensor | None, other: Tensor | None, ones: list[Box | None],
-        others: list[Box | None], process: int, group: Group,
+        self, held: Sequence[Tensor | None], boxes: Sequence[Sequence[Box | None]], process: int,
+        group: Group,
     ) -> None:  # fmt: skip
-        """Gradients of both copies here, boxes of all processes of the group, and the number of
-        this process in it."""
-        self._held, self._boxes = (one, other), (ones[process], others[process])
-        self._moves = moves(others, ones), moves(ones, others)
-        self._process, self._group = process, group
+        """The gradient here of each copy, its boxes on all processes of the group, and the number
+        of this process in it."""
+        self._held, self._boxes, self._process, self._group = held, boxes, process, group
 
     def add_up(self) -> None:
-        """Add to each copy's gradient the other one's."""
-        came = [self._exchanged(side) for side in (0, 1)]
-        for own, each in zip(self._held, came, strict=True):
+        """Make the gradient of each copy the sum of all, in one order."""
+        copies = range(len(self._held))
+        came = [[self._exchanged(giver, taker) for giver in copies] for taker in copies]
+        for own, parts in zip(self._held, came, strict=True):
             if own is not None:
-                own.add_(each.view(own.shape))
+                own.copy_(sum(parts[1:], parts[0]).view(own.shape))
 
-    def _exchanged(self, side: int) -> Tensor:
-        """The other side's gradient where this process has its own."""
-        here, there = self._held[side], self._held[1 - side]
-        give = there if there is not None else here.new_empty(0)
-        have, need = self._boxes[1 - side], self._boxes[side]
-        moved: list[Move] = self._moves[side]
-        return exchange(give, have, need, moved, self._process, self._group)
+    def _exchanged(self, giver: int, taker: int) -> Tensor:
+        """A copy's gradient where this process has another copy's."""
+        have, need = self._boxes[giver], self._boxes[taker]
+        given = self._held[giver]
+        if given is None:
+            given = next(each for each in self._held if each is not None).new_empty(0)
+        at = self._process
+        return exchange(given, have[at], need[at], moves(have, need), at, self._group)

@@ -19,6 +19,7 @@ from workbench.core.model_spec import (
     VIT,
     WIDE_RESNET,
 )
+from workbench.model.operators.sizes import CLASSES, PICTURE, VOCABULARY, published_sizes
 
 T5_SIZES = {
     "small": (6, 512, 8, 64, 2048),
@@ -27,32 +28,22 @@ T5_SIZES = {
     "3b": (24, 1024, 32, 128, 16384),
 }
 """Published models -> layers of each half, hidden, heads, head_size, feed_forward."""
-GPT_SIZES = {
-    "350M": (24, 1024, 16),
-    "1_3B": (24, 2048, 32),
-    "2_6B": (32, 2560, 32),
-    "6_7B": (32, 4096, 32),
-    "13B": (40, 5120, 40),
-    "scale-layer": (8, 512, 8),
+LISTS = {GPT_FAMILY: "gpt", T5_LIKE_GPT: "t5", BOTTLENECKS: "resnet"}
+"""Family -> the name of its list of operators."""
+SHAPE = {
+    "hidden_size": "hidden", "num_attention_heads": "heads", "seq_length": "seq",
+    "encoder_seq_length": "seq", "decoder_seq_length": "target_seq", "kv_channels": "head_size",
+    "ffn_hidden_size": "feed_forward", "in_channels": "hidden", "width_factor": "width_factor",
+}  # fmt: skip
+"""Key of a published shape -> field of a spec."""
+ALSO: dict[str, dict[str, Any]] = {
+    GPT_FAMILY: {"vocab": VOCABULARY["gpt"]},
+    T5_LIKE_GPT: {"vocab": VOCABULARY["t5"]},
+    BOTTLENECKS: {"heads": 1, "seq": PICTURE, "vocab": CLASSES, "tied": False},
 }
-"""Size -> layers, hidden, heads."""
-T5_LIKE_GPT_SIZES = {
-    "770M": (24, 16, 64, 4096),
-    "3B": (24, 32, 128, 16384),
-    "6B": (24, 64, 128, 32768),
-    "11B": (24, 128, 128, 65536),
-    "22B": (48, 128, 128, 65536),
-}
-"""Size -> layers of each half, heads, head_size, feed_forward."""
-BOTTLENECK_SIZES = {
-    "500M": (16, 224, 2),
-    "1B": (16, 320, 2),
-    "2B": (16, 448, 2),
-    "4B": (16, 640, 2),
-    "6_8B": (16, 320, 16),
-    "13B": (33, 320, 16),
-}
-"""Size -> blocks, channels, width_factor."""
+"""Fields that all sizes of a family have."""
+
+
 NAMED: dict[str, dict[str, Any]] = {
     f"t5-{name}": {
         "family": T5_FAMILY, "layers": layers, "hidden": hidden, "heads": heads, "seq": 512,
@@ -67,23 +58,13 @@ NAMED: dict[str, dict[str, Any]] = {
     for depth, widening in ((16, 4), (28, 10))
     for classes, drops, grouped in product((10, 100), (False, True), (False, True))
 } | {
-    f"{GPT_FAMILY}-{size}": {
-        "family": GPT_FAMILY, "layers": layers, "hidden": hidden, "heads": heads, "seq": 2048,
-        "vocab": 51200,
+    f"{family}-{name}": {
+        "family": family, **more,
+        "layers": size.layers if isinstance(size.layers, int) else sum(size.layers),
+        **{SHAPE[key]: number for key, number in size.shape.items() if key in SHAPE},
     }
-    for size, (layers, hidden, heads) in GPT_SIZES.items()
-} | {
-    f"{T5_LIKE_GPT}-{size}": {
-        "family": T5_LIKE_GPT, "layers": layers, "hidden": 1024, "heads": heads, "seq": 2048,
-        "target_seq": 512, "vocab": 30592, "head_size": head_size, "feed_forward": feed_forward,
-    }
-    for size, (layers, heads, head_size, feed_forward) in T5_LIKE_GPT_SIZES.items()
-} | {
-    f"{BOTTLENECKS}-{size}": {
-        "family": BOTTLENECKS, "layers": layers, "hidden": hidden, "heads": 1, "seq": 224,
-        "vocab": 1024, "tied": False, "width_factor": factor,
-    }
-    for size, (layers, hidden, factor) in BOTTLENECK_SIZES.items()
+    for family, more in ALSO.items()
+    for name, size in published_sizes(LISTS[family]).items()
 } | {
     f"vit_{name}_patch{patch}_{side}": {
         "family": VIT, "layers": layers, "hidden": hidden, "heads": heads, "seq": side,

@@ -1,0 +1,231 @@
+"""The fastest uniform stages: cuts by operator, tp and dp by stage, recomputation chosen freely.
+
+For a time that no stage may exceed, each stage in turn takes as many operators as it can; the
+least time for which the stages take all operators is found by halving. Then cuts are shifted while
+an iteration gets faster. Stages that would cost more than the best plan so far are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from workbench.methods.aceso.costs import MB, NS_OF_MS
+from workbench.methods.aceso.database import BACKWARD, FORWARD, OUTPUT
+from workbench.methods.aceso.fronts import LONG, Fronts
+from workbench.methods.aceso.plan import Stage
+from workbench.methods.aceso.space import MOST_OF_STAGE, Rated, Space, uniform
+
+FINE = 2e-5
+"""Part of a time to which it is found."""
+AHEAD = 8
+"""Cuts beyond the last one that fits which are looked at, too: the next message may be smaller."""
+SHIFTS = (1, -1, 2, -2, 3, -3, 5, -5, 8, -8, 13, -13)
+"""Operators by which a cut is shifted."""
+MOST_LAYERS = 128
+"""Of a model whose recomputation is chosen freely; deeper ones have the published choice, which
+takes no longer for more layers."""
+LARGE = 4
+"""Times the smallest message of a layer, above which none is sent."""
+
+
+class Uniform:
+    """Stages of one micro-batch, whose devices are all used alike."""
+
+    def __init__(self, space: Space, micro: int) -> None:
+        self.space, self.costs, self.micro = space, space.costs, micro
+        self.total = len(space.costs.operators)
+        self.fronts: dict[tuple[int, int], Fronts] = {}
+        self.known: dict[tuple[int, int, int, int, int], float] = {}
+        self._told = 0
+        self.free = len(self.costs.operators.layers) <= MOST_LAYERS
+        self.cuts = self._cheap_cuts()
+        self.work = self._work()
+
+    def _cheap_cuts(self) -> np.ndarray:
+        made, _ = self.costs.table(self.space.micros[0], 1, 0)
+        sizes = made[OUTPUT, :-1]
+        layers = [i - 1 for i in self.costs.operators.layers if i > 0]
+        least = max(1, int(np.median(sizes[layers])) if layers else int(np.median(sizes)))
+        return np.append(np.flatnonzero(sizes <= LARGE * least) + 1, self.total)
+
+    def _work(self) -> dict[tuple[int, int], np.ndarray]:
+        """Running sums of milliseconds, by tp and dp."""
+        found = {}
+        for tp, dp in splits(self.space, self.micro):
+            _, sums = self.costs.table(self.micro // dp, tp, 0)
+            found[tp, dp] = (sums[FORWARD] + sums[BACKWARD]) / NS_OF_MS
+        return found
+
+    def time(self, first: int, last: int, gpus: int, behind: int, most: float) -> float:
+        """Milliseconds of the fastest stage; infinite where none is up to `most`, or fits."""
+        best = float("inf")
+        for (tp, dp), work in self.work.items():
+            if tp * dp == gpus and work[last] - work[first] <= most:
+                best = min(best, self.shaped(first, last, tp, dp, behind))
+        return best
+
+    def shaped(self, first: int, last: int, tp: int, dp: int, behind: int) -> float:
+        """Milliseconds of a stage of this tp and dp; infinite where it does not fit."""
+        key = (first, last, tp, dp, behind)
+        if key not in self.known:
+            self.known[key] = self._shaped(uniform(last - first, tp, dp), first, last, behind)
+        return self.known[key]
+
+    def _shaped(self, stage: Stage, first: int, last: int, behind: int) -> float:
+        limit = self.space.cluster.memory
+        if not self.free:
+            stage = self.space.choose(stage, first, self.micro, behind)
+        cost = self.costs.stage(stage, first, self.micro, behind=behind)
+        excess = round((cost.memory - limit) * MB)
+        if excess <= 0:
+            return cost.time
+        if not self.free:
+            return float("inf")
+        fronts = self.fronts_of(stage.tp[0], stage.dp[0])
+        again, _ = fronts.least(first, last, excess, behind + 1)
+        return float("inf") if again >= LONG else cost.time + again / NS_OF_MS
+
+    def rated_stages(self) -> int:
+        """Stages that were rated since this was asked last."""
+        new = len(self.known) - self._told
+        self._told += new
+        return new
+
+    def fronts_of(self, tp: int, dp: int) -> Fronts:
+        """Of operators that are all split so."""
+        if (tp, dp) not in self.fronts:
+            self.fronts[tp, dp] = Fronts.uniform(self.costs, self.micro // dp, tp)
+        return self.fronts[tp, dp]
+
+    def stage(self, first: int, last: int, gpus: int, behind: int) -> Stage:
+        """The fastest stage, with its choice of recomputation."""
+        shapes = [shape for shape in self.work if shape[0] * shape[1] == gpus]
+        tp, dp = min(shapes, key=lambda s: self.shaped(first, last, *s, behind))
+        stage = uniform(last - first, tp, dp)
+        if not self.free:
+            return self.space.choose(stage, first, self.micro, behind)
+        cost = self.costs.stage(stage, first, self.micro, behind=behind)
+        excess = round((cost.memory - self.space.cluster.memory) * MB)
+        if excess <= 0:
+            return stage
+        flags = self.fronts_of(tp, dp).flags(first, last, excess, behind + 1)
+        return stage._replace(recompute=flags)
+
+    def filled(self, gpus: tuple[int, ...], most: float) -> list[int] | None:
+        """Cuts of stages that each take as many operators as they can in `most` milliseconds; None
+        where operators are left."""
+        cuts, count = [0], len(gpus)
+        for index, number in enumerate(gpus):
+            behind, first = count - 1 - index, cuts[-1]
+            if index == count - 1:
+                return [*cuts, self.total] if self.time(
+                    first, self.total, number, behind, most
+                ) <= most else None  # fmt: skip
+            places = self.cuts[(self.cuts > first) & (self.cuts <= self.total - behind)]
+            low, high = -1, len(places)
+            while high - low > 1:
+                middle = (low + high) // 2
+                fits = self.time(first, int(places[middle]), number, behind, most) <= most
+                low, high = (middle, high) if fits else (low, middle)
+            for place in range(min(low + AHEAD, len(places) - 1), low, -1):
+                if self.time(first, int(places[place]), number, behind, most) <= most:
+                    low = place
+                    break
+            if low < 0:
+                return None
+            cuts.append(int(places[low]))
+        return None
+
+    def fastest(self, gpus: tuple[int, ...], limit: float) -> Rated | None:
+        """The best plan of stages of so many devices whose iteration is below `limit`, in ms."""
+        count = self.space.subject.batch // self.micro
+        high = limit / (count - 1 + 1)  # one stage's time is in the sum, too
+        cuts = self.filled(gpus, high) if count > 0 else None
+        if cuts is None:
+            return None
+        low = max(self._least_work() / sum(gpus), 0.0)
+        while high - low > FINE * high:
+            middle = (low + high) / 2
+            found = self.filled(gpus, middle)
+            cuts, low, high = (cuts, middle, high) if found is None else (found, low, middle)
+        cuts = self._shifted(cuts, gpus, count)
+        stages = tuple(
+            self.stage(cuts[i], cuts[i + 1], gpus[i], len(gpus) - 1 - i) for i in range(len(gpus))
+        )
+        return self.space.rated(self.micro, stages)
+
+    def _least_work(self) -> float:
+        """Device-milliseconds of all operators, each split as suits it best."""
+        return sum(np.min([np.diff(w) * s[0] * s[1] for s, w in self.work.items()], axis=0))
+
+    def _shifted(self, cuts: list[int], gpus: tuple[int, ...], count: int) -> list[int]:
+        """Cuts, shifted while the iteration gets faster."""
+
+        def times(cuts: list[int]) -> list[float]:
+            behind = len(gpus) - 1
+            return [self.time(cuts[i], cuts[i + 1], gpus[i], behind - i, float("inf"))
+                    for i in range(len(gpus))]  # fmt: skip
+
+        def iteration(cuts: list[int]) -> float:
+            each = times(cuts)
+            return (count - 1) * max(each) + sum(each)
+
+        best, better = iteration(cuts), True
+        while better:
+            better = False
+            for changed in self._neighbours(cuts):
+                if (its := iteration(changed)) < best * (1 - 1e-9):
+                    cuts, best, better = changed, its, True
+        return cuts
+
+    def _neighbours(self, cuts: list[int]) -> Iterator[list[int]]:
+        for place, shift in product(range(1, len(cuts) - 1), SHIFTS):
+            changed = [*cuts]
+            changed[place] += shift
+            if changed[place - 1] < changed[place] < changed[place + 1]:
+                yield changed
+
+
+def splits(space: Space, micro: int) -> list[tuple[int, int]]:
+    """Pairs of tp and dp of a stage, whose samples are profiled."""
+    most = min(MOST_OF_STAGE, space.cluster.per_node)
+    sizes = [2**k for k in range(most.bit_length())]
+    return [
+        (tp, dp)
+        for tp, dp in product(sizes, sizes)
+        if tp * dp <= most and tp <= space.most_tp and micro % dp == 0
+        and micro // dp in space.micros and (micro // dp, tp, 0) in space.costs.database.rows
+    ]  # fmt: skip
+
+
+def dealings(space: Space, count: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of devices of `count` stages, in order, that the rules allow."""
+    per_node, total = space.cluster.per_node, space.cluster.gpus
+    sizes = [2**k for k in range(MOST_OF_STAGE.bit_length()) if 2**k <= per_node]
+
+    def deal(left: int, used: int) -> Iterator[tuple[int, ...]]:
+        if left == 0:
+            if used == total:
+                yield ()
+            return
+        for size in sizes:
+            if used + size <= total and used // per_node == (used + size - 1) // per_node:
+                for rest in deal(left - 1, used + size):
+                    yield (size, *rest)
+
+    yield from deal(count, 0)
+
+
+def least_time(space: Space) -> float:
+    """Milliseconds below which no plan's iteration is: all work, split without loss over all
+    devices, and nothing recomputed."""
+    bounds = []
+    for micro in space.micros:
+        made = Uniform(space, micro)
+        if made.work:
+            work, count = made._least_work(), space.subject.batch // micro
+            bounds.append(count * work / space.cluster.gpus)
+    return min(bounds)
