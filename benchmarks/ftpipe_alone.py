@@ -8,6 +8,7 @@ the other, and the simulator puts the measured passes together.
 from __future__ import annotations
 
 import copy
+import gc
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -158,6 +159,7 @@ def alone(
 ) -> tuple[Measured, int]:
     """Seconds of the passes and updates of a rank's stages, medians of some steps, and the most
     bytes that it held."""
+    gc.collect()  # the device before, whose engine and transport know each other
     made, meter, device = schedule(line), device_meter(shape.device), shape.device
     base = meter.now
     with meter:
