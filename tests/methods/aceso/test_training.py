@@ -176,7 +176,8 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_plan_trains_narrower(name, ranks, root, tmp_path):
     """Stages, operators, grids, partitions and recomputation as they are; a batch of one
-    micro-batch and a half, but of pictures, whose statistics a smaller one would change."""
+    micro-batch and a half. Norms of many layers magnify rounding: pictures are compared in fp64,
+    with all of the model in one process."""
     table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
     told, model = json.loads(table[f"{name}.json"]), PUBLISHED[name]
     sizes = {key: getattr(model, field) for key, field in KEYS.items() if key in told}
@@ -188,8 +189,15 @@ def test_a_published_plan_trains_narrower(name, ranks, root, tmp_path):
     elif "resnet" in name:
         more["text"] = "stdlib"
     spec = spec_of(made, tmp_path, model=model, steps=4, **more)
-    one = written(spec, tmp_path / "runs" / "one")
-    assert_equals(trained(spec, tmp_path / "runs" / "run"), one, NEAR["fp32"])
+    precision = "fp64" if "resnet" in name else "fp32"
+    if precision == "fp64":
+        ranks(precision)
+        whole = plan([(1, made.starts[-1], even())], model=model, micro=micro, batch=batch)
+        alone = spec_of(whole, tmp_path / "one", model=model, steps=4, **more)
+        one = trained(alone, tmp_path / "runs" / "one")
+    else:
+        one = written(spec, tmp_path / "runs" / "one")
+    assert_equals(trained(spec, tmp_path / "runs" / "run"), one, NEAR[precision])
 
 
 def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):

@@ -129,7 +129,7 @@ class PlanTraining:
             came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
             dtype=dtype, fused=spec.options.fused,
         )  # fmt: skip
-        precise = dtype if dtype.itemsize > 2 else torch.float32
+        self._precise = precise = dtype if dtype.itemsize > 2 else torch.float32
         with self._meter:
             self.stage.draw(spec.seed, precise)
         self.parts = parts = parts_of(operators, where, model, spec.model, settings)
@@ -219,7 +219,10 @@ class PlanTraining:
             counted = sum(self.model.counted(targets))
             labels = counted if self.model.counts_differ else None
             ctx = Context(seed=spec.seed, step=step, unit=0, samples=tuple(part))
-            inputs = tuple(each.to(self._device) for each in inputs)
+            inputs = tuple(
+                each.to(self._device, self._precise if each.is_floating_point() else each.dtype)
+                for each in inputs
+            )
             rows.append(MicroRows(inputs, targets.to(self._device), ctx, labels))
             micros.append(MicroBatch(samples=tuple(part), weight=float(counted)))
         whole = sum(micro.weight for micro in micros)
