@@ -47,6 +47,8 @@ class EvaluationCache:
         self._sums: dict[Choice, dict[str, int]] = {}
         self._proved: dict[tuple[Choice, str], int] = {}
         self._seconds: dict[Choice, tuple[float, float | None]] = {}
+        self.estimated: dict[Choice, float] = {}
+        """Seconds by arithmetic, which searches enter: each of them begins anew."""
         self._built: dict[Choice, Schedule] = {}
         """The last `BUILT` schedules, in the order in which they were asked for."""
 

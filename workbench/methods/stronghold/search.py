@@ -256,7 +256,10 @@ class Search:
         self._estimates[choice] = estimate
 
     def _about(self, choice: Choice) -> float:
-        return objective(self.space.spec, *self._loads.step_seconds(choice))
+        known = self.space.cache.estimated
+        if choice not in known:
+            known[choice] = objective(self.space.spec, *self._loads.step_seconds(choice))
+        return known[choice]
 
     # -- what to simulate --------------------------------------------------------------------------
 

@@ -89,13 +89,13 @@ class PlannerWork:
         self._ready = False
         self._done: dict[tuple, Any] = {}
         self._plans: dict[str, Plan] = {}
-        self._until, self._pieces = math.inf, 0
+        self._began, self._least, self._pieces = 0.0, math.inf, 0
 
     def work_on(self, question: Question, seconds: float) -> dict[str, Any]:
         """Work on the question for about `seconds`; returns the fields of a `control.Reply`."""
         if question != self._question or not self._ready:
             self._begin(question)
-        self._until, self._pieces = time.perf_counter() + seconds, 0
+        self._began, self._least, self._pieces = time.perf_counter(), seconds, 0
         try:
             self._stages()
             self._reply["done"] = True
@@ -105,9 +105,12 @@ class PlannerWork:
 
     def check(self) -> None:
         """Raise TimeUp at the end of a slice. A slice does one piece of work at least, and goes on
-        until the first answer; called before every piece."""
-        if self._ready and self._pieces and time.perf_counter() >= self._until:
+        until the first answer; called before every piece. A search that was left begins anew: a
+        slice works for as long again as it takes to come to where the one before it was."""
+        took = time.perf_counter() - self._began
+        if self._ready and self._pieces and took >= self._least:
             raise TimeUp
+        self._least = self._least if self._pieces else max(self._least, 2 * took)
         self._pieces += 1
 
     def _begin(self, question: Question) -> None:
