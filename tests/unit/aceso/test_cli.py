@@ -60,6 +60,7 @@ WRONG = {
     "batch": (["search", "--global-batch-size", "0"], "the global batch is 0"),
     "depth": (["search", "--num-layers", "0"], "num_layers is 0"),
     "folder": (["search", "--profiled-time-path", "nowhere"], "there is no profile database"),
+    "margin": (["search", "--peak-mem-in-backward", "nan"], "--peak-mem-in-backward is nan"),
     "gone": (["search", "--op-group-size", "2"], "--op-group-size has no meaning"),
     "plan": (["cost", "absent.json"], "absent.json cannot be read"),
 }  # fmt: skip
