@@ -117,7 +117,8 @@ def torch_free_modules() -> list[str]:
         *(ROOT / "baselines").glob("*/planner.py"),
         *(ROOT / "workbench" / "methods").rglob("options.py"),
         *((ROOT / "workbench" / "runs" / f"{name}.py") for name in ("store",)),
-        ROOT / "workbench" / "cli" / "__init__.py",
+        *(ROOT / "workbench" / "model" / "operators").glob("*.py"),
+        *(ROOT / "workbench" / "cli" / f"{name}.py" for name in ("__init__", "aceso")),
     ]
     return sorted(map(module_name, files))
 

@@ -20,7 +20,7 @@ from workbench.core.files import replacing
 from workbench.core.paths import user_path
 from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.ask import Ask, check_plan
-from workbench.methods.aceso.exact import least_time
+from workbench.methods.aceso.bound import least_time
 from workbench.methods.aceso.grid import grid
 from workbench.methods.aceso.ours import search_ours
 from workbench.methods.aceso.plan import load_plan, subject_of
@@ -251,9 +251,8 @@ def tell(outcome: Outcome, given: argparse.Namespace) -> int:
         return code
     lines = [*search_lines(outcome), *cost_lines(*best)]
     if outcome.fits and outcome.bound:
-        lines.append(f"no plan takes less than {outcome.bound:,.2f} ms, all work without loss or "
-                     f"recomputation: this one at most {best.cost.time / outcome.bound - 1:.1%} "
-                     "more than the best")  # fmt: skip
+        lines.append(f"no plan takes less than {outcome.bound:,.2f} ms: this one takes at most "
+                     f"{best.cost.time / outcome.bound - 1:.1%} more than the best")  # fmt: skip
     print("\n".join(lines))
     for path in files:
         print(f"plan: {path}")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.aceso.cases import golden
 from workbench.cli import main
+from workbench.methods.aceso.search import Found
 
 NAME = "small_gpt_1_3B_4gpu_4stages"
 
@@ -59,6 +60,7 @@ WRONG = {
     "batch": (["search", "--global-batch-size", "0"], "the global batch is 0"),
     "depth": (["search", "--num-layers", "0"], "num_layers is 0"),
     "folder": (["search", "--profiled-time-path", "nowhere"], "there is no profile database"),
+    "margin": (["search", "--peak-mem-in-backward", "nan"], "--peak-mem-in-backward is nan"),
     "gone": (["search", "--op-group-size", "2"], "--op-group-size has no meaning"),
     "plan": (["cost", "absent.json"], "absent.json cannot be read"),
 }  # fmt: skip
@@ -85,3 +87,25 @@ def test_a_plan_for_other_devices_or_samples_is_refused(plan: Path, capsys) -> N
     plan.write_text(text)
     assert main(["aceso", "cost", str(plan)]) == 2
     assert "no profile of 16 samples a device, tp 1" in capsys.readouterr().err
+
+
+def test_ctrl_c_prints_and_saves_the_best_plan_so_far(tmp_path, monkeypatch, capsys) -> None:
+    told = []
+
+    def interrupt(self: object, count: int, found: Found) -> None:
+        told.append((count, found.explored))
+        if count == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("workbench.cli.aceso._Progress.__call__", interrupt)
+    words = ["aceso", "search", "--memory-limit", "12000", "--config-save-path", str(tmp_path)]
+    assert main(words) == 130
+    out, err = capsys.readouterr()
+    assert "interrupted; the best plan so far" in err
+    assert told[-1] == (3, 0)
+    (path,) = tmp_path.iterdir()
+    assert str(path) in out
+    assert len(json.loads(path.read_text())["num_gpus"]) == 3
+    monkeypatch.undo()
+    assert main([*words, "--initial-point", str(path), "--start-num-stages", "3",
+                 "--end-num-stages", "3", "--max-num-plans", "20"]) == 0  # fmt: skip

@@ -8,8 +8,10 @@ from itertools import count, product
 import pytest
 
 from tests.unit.aceso.cases import costs_of, golden_plan, small_ask, small_space
+from tests.unit.aceso.enumeration import best_of_all, random_space
 from workbench.methods.aceso.alpa import layered
-from workbench.methods.aceso.exact import Uniform, least_time
+from workbench.methods.aceso.bound import least_time
+from workbench.methods.aceso.exact import Uniform
 from workbench.methods.aceso.grid import grid
 from workbench.methods.aceso.ours import search_ours
 from workbench.methods.aceso.plan import Plan, read_plan
@@ -181,3 +183,21 @@ def test_freely_chosen_recomputation_fits_where_it_is_said_to(model: str) -> Non
             assert other.memory > 12000 or cost.time <= other.time * 1.002
             checked += any(stage.recompute)
     assert checked > 1
+
+
+@pytest.mark.parametrize(
+    ("seed", "gpus"),
+    [(1, 2), (13, 2), *(pytest.param(s, 4, marks=pytest.mark.thorough) for s in range(20))],
+)
+def test_our_plan_is_within_a_hundredth_of_the_best_of_all(seed: int, gpus: int) -> None:
+    """Of random profiles, where memory is scarce; the bound is below the best."""
+    space, counts = random_space(seed, gpus), range(1, 3)
+    best = best_of_all(space, counts)
+    outcome = Outcome(space=space)
+    search_ours(outcome, counts, Effort(seconds=1e6))
+    assert outcome.fits == (best < float("inf"))
+    if outcome.fits:
+        assert least_time(space) < best
+        assert outcome.best.cost.time <= best * 1.01
+    for other in (grid(space, counts), layered(space, counts)):
+        assert not other.fits or outcome.best.cost.time <= other.best.cost.time

@@ -37,6 +37,9 @@ class Ask:
                 raise ValueError(f"{name} is {value}; it must be from 1 to {MOST_GPUS}")
         if not 0 < cluster.memory < 1e9:
             raise ValueError(f"--memory-limit is {cluster.memory:g}; it must be MB, over 0")
+        if not 0 <= self.margin < cluster.memory:
+            raise ValueError(f"--peak-mem-in-backward is {self.margin:g}; it must be MB, from 0 to "
+                             f"below the limit of {cluster.memory:g}")  # fmt: skip
         for micro in self.micros:
             if not 1 <= micro <= self.subject.batch:
                 raise ValueError(f"--micro-batch-size has {micro}; it must be from 1 to the batch "

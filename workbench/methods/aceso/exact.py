@@ -17,6 +17,7 @@ from workbench.methods.aceso.database import BACKWARD, FORWARD, OUTPUT
 from workbench.methods.aceso.fronts import LONG, Fronts
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.aceso.space import MOST_OF_STAGE, Rated, Space, uniform
+from workbench.methods.aceso.suffixes import Suffixes
 
 FINE = 2e-5
 """Part of a time to which it is found."""
@@ -28,7 +29,9 @@ MOST_LAYERS = 128
 """Of a model whose recomputation is chosen freely; deeper ones have the published choice, which
 takes no longer for more layers."""
 LARGE = 4
-"""Times the smallest message of a layer, above which none is sent."""
+"""Times the message of a layer, above which none is sent."""
+SMALL = 64
+"""Operators of a model whose cuts are all tried."""
 
 
 class Uniform:
@@ -47,6 +50,8 @@ class Uniform:
     def _cheap_cuts(self) -> np.ndarray:
         made, _ = self.costs.table(self.space.micros[0], 1, 0)
         sizes = made[OUTPUT, :-1]
+        if self.total <= SMALL:
+            return np.arange(1, self.total + 1)
         layers = [i - 1 for i in self.costs.operators.layers if i > 0]
         least = max(1, int(np.median(sizes[layers])) if layers else int(np.median(sizes)))
         return np.append(np.flatnonzero(sizes <= LARGE * least) + 1, self.total)
@@ -142,8 +147,8 @@ class Uniform:
     def fastest(self, gpus: tuple[int, ...], limit: float) -> Rated | None:
         """The best plan of stages of so many devices whose iteration is below `limit`, in ms."""
         count = self.space.subject.batch // self.micro
-        high = limit / (count - 1 + 1)  # one stage's time is in the sum, too
-        cuts = self.filled(gpus, high) if count > 0 else None
+        high = limit / count  # one stage's time is in the sum, too
+        cuts = self.filled(gpus, high)
         if cuts is None:
             return None
         low = max(self._least_work() / sum(gpus), 0.0)
@@ -156,6 +161,26 @@ class Uniform:
             self.stage(cuts[i], cuts[i + 1], gpus[i], len(gpus) - 1 - i) for i in range(len(gpus))
         )
         return self.space.rated(self.micro, stages)
+
+    def best(self, count: int, limit: float) -> Rated | None:
+        """The best plan of `count` stages, of all cuts, whose iteration is below `limit`, in ms."""
+        batches = self.space.subject.batch // self.micro
+        if not self.work or not batches:
+            return None
+        if self.total > SMALL:
+            found = None
+            for gpus in dealings(self.space, count):
+                rated = self.fastest(gpus, limit)
+                if rated is not None and rated.cost.time < limit:
+                    found, limit = rated, rated.cost.time
+            return found
+        most = limit / batches
+        ends = Suffixes(
+            self.space, [0, *self.cuts], lambda *span: self.time(*span, most)
+        ).best(count, batches)  # fmt: skip
+        if ends is None:
+            return None
+        return self.space.rated(self.micro, tuple(self.stage(*span) for span in ends.spans))
 
     def _least_work(self) -> float:
         """Device-milliseconds of all operators, each split as suits it best."""
@@ -217,15 +242,3 @@ def dealings(space: Space, count: int) -> Iterator[tuple[int, ...]]:
                     yield (size, *rest)
 
     yield from deal(count, 0)
-
-
-def least_time(space: Space) -> float:
-    """Milliseconds below which no plan's iteration is: all work, split without loss over all
-    devices, and nothing recomputed."""
-    bounds = []
-    for micro in space.micros:
-        made = Uniform(space, micro)
-        if made.work:
-            work, count = made._least_work(), space.subject.batch // micro
-            bounds.append(count * work / space.cluster.gpus)
-    return min(bounds)

@@ -59,7 +59,7 @@ def read_table(path: Path) -> Mapping[str, str]:
             text = unpacked.read(MOST).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"the table {path} cannot be read: {error}") from None
-    head, *lines = text.splitlines()[:] or [""]
+    head, *lines = text.splitlines() or [""]
     if head != HEAD:
         raise ValueError(f"the table {path} begins with {head[:40]!r}; it must be {HEAD}")
     found: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import product
 
 from workbench.methods.aceso.costs import MB
-from workbench.methods.aceso.exact import SHIFTS, Uniform, dealings
+from workbench.methods.aceso.exact import SHIFTS, Uniform
 from workbench.methods.aceso.finetune import fine_tuned
 from workbench.methods.aceso.fronts import Fronts
 from workbench.methods.aceso.moves import Stages, handed_over
@@ -41,12 +41,12 @@ def search_ours(
             end = clock() + effort.seconds
             search(outcome, (count,), first, finetunes=finetunes, watch=watch, **start)
             outcome.whole = False
-            for made, gpus in product(uniform.values(), dealings(space, count)):
+            for made in uniform.values():
                 if clock() > end:
                     break
                 found = outcome.found.get(count)
                 fits = found is not None and space.fits(found.best.cost)
-                rated = made.fastest(gpus, found.best.cost.time if fits else float("inf"))
+                rated = made.best(count, found.best.cost.time if fits else float("inf"))
                 _take(outcome, count, rated, made.rated_stages(), watch)
                 if rated is not None and finetunes:
                     _take(outcome, count, fine_tuned(space, rated), 0, watch)

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
 from workbench.core.schema import read_as
 from workbench.model.operators import OperatorList, operator_list, published_sizes
@@ -181,7 +182,7 @@ def read_plan(text: str | bytes, where: str) -> Plan:
 def load_plan(path: Path) -> Plan:
     """The plan of a file. Raises ValueError."""
     try:
-        return read_plan(path.read_bytes(), f"the plan {path}")
+        return read_plan(read_whole(path, f"the plan {path}"), f"the plan {path}")
     except OSError as error:
         raise ValueError(f"the plan {path} cannot be read: {error.strerror}") from None
 
