@@ -241,7 +241,7 @@ def test_a_process_that_is_killed_is_named_and_the_store_is_whole(ranks, tmp_pat
         (3, {"num_attention_heads": 3, "hidden_size": 16}, "tp of operator 0 of stage 1 is 2"),
         (3, {"hidden_size": 18}, "hidden_size is 18; 4 heads must divide it"),
         (3, {"num_layers": 3}, "adds up to 29; gpt of 3 layers has 42 operators"),
-        (3, None, "cannot be read: No such file or directory"),
+        (3, None, "there is no such file"),
     ],
 )
 def test_a_plan_that_cannot_be_trained_is_refused(ranks_given, change, told, tmp_path):

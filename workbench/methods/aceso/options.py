@@ -53,6 +53,8 @@ def plan_of(named: str, results: Path) -> Plan:
     """The plan of a digest among results, or of a file. Raises ValueError."""
     kept = results / PLANS / f"{named}.json"
     path = kept if kept.is_file() else user_path(named)
+    if not path.is_file():
+        raise ValueError(f"plan is {named!r}; there is no such file, and no such digest among runs")
     return load_plan(path)
 
 
