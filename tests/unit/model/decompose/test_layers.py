@@ -285,3 +285,15 @@ def test_only_what_follows_a_trained_layer_is_differentiable():
     assert not any(flags[1].values())
     assert flags[2]["down1"] is False
     assert all(flags[3].values())
+
+
+def test_copies_share_what_was_written_of_a_layer_and_pickles_hold_none_of_it():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    first, *_ = decompose(model, (torch.rand(2, 4),))
+    copied, x = copy.deepcopy(first.module), torch.rand(3, 4)
+    assert copied._written is first.module._written
+    copied.get_parameter("0.weight").data.zero_()
+    assert not torch.equal(copied(x)[0], first.module(x)[0]), "its weights are its own"
+    again = pickle.loads(pickle.dumps(first.module))
+    assert torch.equal(again(x)[0], first.module(x)[0])
+    assert again._written is not first.module._written
