@@ -76,9 +76,13 @@ class RunsTable:
             for name, keys in self.sweeps.keys.items():
                 for key in keys:
                     names.setdefault(key, []).append(name)
-            rows = [row | {"sweep": ", ".join(names.get(row["key"], ()))}
-                    for row in self.index.rows()
-                    if sweep == ALL or sweep in names.get(row["key"], ())]  # fmt: skip
+            rows = [
+                row
+                for row in self.index.rows()
+                if sweep == ALL or sweep in names.get(row["key"], ())
+            ]
+            for row in rows:
+                row["sweep"] = ", ".join(names.get(row["key"], ()))
             fields = columns.find_fields(rows)
             by_key = {row["key"]: row for row in rows}
             version = self.state.version + 1
