@@ -7,6 +7,7 @@ How it ended is its exit status, with ``result-RANK.json`` or ``failure-RANK.jso
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -83,6 +84,7 @@ class RankContext:
 def main(folder: Path, rank: int, **more: Any) -> int:
     """Exit status: 0 done, 1 this rank failed, `LED` where another one did. `more` goes to the
     work's ``run_rank``."""
+    faulthandler.enable()  # a rank that a library's own code ends says where
     look_here()
     answer_from(folder, rank)
     try:
