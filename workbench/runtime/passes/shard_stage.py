@@ -23,12 +23,12 @@ from torch.utils.checkpoint import checkpoint
 from workbench.core.division import even_share
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import Context, LayeredModel
-from workbench.model.operators.modules import MODULES
 from workbench.model.operators.operator import OperatorList
-from workbench.model.operators.picture_modules import BatchNorm
 from workbench.model.operators.places import FUSED, Form, Handed, Place, fuses, handed
-from workbench.model.operators.sharded import Rows, Sharded, of_unit
-from workbench.model.operators.transformer_modules import Attention
+from workbench.model.sharded import MODULES
+from workbench.model.sharded.base import Rows, Sharded, of_unit
+from workbench.model.sharded.pictures import BatchNorm
+from workbench.model.sharded.transformer import Attention
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.shard_ends import MAIN, Crossing, Setting
 from workbench.runtime.transport.boxes import Spread, sizes

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import LayeredModel
-from workbench.model.operators.modules import MODULES
 from workbench.model.operators.operator import OperatorList
 from workbench.model.operators.places import Place
-from workbench.model.operators.shards import Shard
+from workbench.model.sharded import MODULES
+from workbench.model.sharded.shards import Shard
 from workbench.runtime.passes.shard_ends import Setting
 from workbench.runtime.passes.shard_stage import ShardStage
 from workbench.runtime.transport.boxes import Box, Shape, Spread, moves

@@ -14,7 +14,7 @@ from workbench.model.base import Context
 from workbench.model.dropout import dropout, dropped
 from workbench.model.keys import key
 from workbench.model.operators.places import Place
-from workbench.model.operators.shards import Shard
+from workbench.model.sharded.shards import Shard
 
 
 class Columns(Protocol):

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.model.operators.operator import Kind
-from workbench.model.operators.sharded import Rows, Sharded
-from workbench.model.operators.shards import WHOLE, Shard
+from workbench.model.sharded.base import Rows, Sharded
+from workbench.model.sharded.shards import WHOLE, Shard
 
 MOMENTUM, EPS = 0.1, 1e-5
 

@@ -24,8 +24,8 @@ from workbench.model.gpt import NORM_EPS
 from workbench.model.loss import linear_cross_entropy
 from workbench.model.operators.operator import Kind
 from workbench.model.operators.places import Heads
-from workbench.model.operators.sharded import Rows, Sharded
-from workbench.model.operators.shards import WHOLE, Shard
+from workbench.model.sharded.base import Rows, Sharded
+from workbench.model.sharded.shards import WHOLE, Shard
 from workbench.model.text import IGNORED
 
 
