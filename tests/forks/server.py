@@ -210,6 +210,7 @@ def main(path: Path) -> None:
     """Serve, as nobody's child: tests count their children."""
     for name in LATE:
         import_module(name)
+    import_module("workbench.runtime.memory.named_operators").name_operators()
     gc.freeze()
     server = Server(path)
     if os.fork():

@@ -31,6 +31,15 @@ def linear(meter: StorageMeter) -> tuple[nn.Linear, torch.Tensor]:
     return layer, batch
 
 
+def test_no_two_threads_make_an_operators_object(meter):
+    """torch keeps a pointer to one of the two, and where that is freed the process ends."""
+    known = {
+        f"{space}::{name}" for space in ("aten", "c10d") for name in vars(getattr(torch.ops, space))
+    }
+    assert {"aten::addmm", "aten::_softmax_backward_data", "c10d::send", "c10d::recv_"} <= known
+    assert "default" in vars(torch.ops.c10d.recv_)
+
+
 def test_forward_and_backward_of_a_linear_layer(meter):
     layer, batch = linear(meter)
     before = meter.now

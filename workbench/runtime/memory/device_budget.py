@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from workbench.core.bytesize import format_bytes, parse_bytes
+from workbench.runtime.memory.named_operators import name_operators
 from workbench.runtime.memory.tiers import OutOfMemory
 
 
@@ -103,6 +104,7 @@ class StorageMeter(DeviceMeter):
     """The device tier of a machine without a GPU, counted by storage."""
 
     def __init__(self, budget: int | None = None) -> None:
+        name_operators()
         self.budget = budget
         self._now = 0
         self._peak = 0
