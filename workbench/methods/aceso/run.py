@@ -38,7 +38,6 @@ from workbench.runtime.passes.stage_passes import StagePasses
 from workbench.runtime.passes.statistics import added
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.groups import new_group, tensors_of_all
-from workbench.runtime.transport.neighbours import carrier
 from workbench.runtime.transport.shard_transport import ShardTransport
 from workbench.runtime.transport.stage_groups import StageGroups
 from workbench.runtime.updates.shard_states import ShardStatesTogether
@@ -108,7 +107,7 @@ class PlanTraining:
         self._micros = [range(*span) for span in divide((0, spec.batch), plan.micro)]
         """Rows of each micro-batch; the last may have fewer."""
         self._everybody = everybody = new_group(backend="gloo")
-        new = partial(new_group, backend=carrier("auto", device))
+        new = partial(new_group, backend=dist.get_backend())
         settings = [settings_of(stage) for stage in plan.stages]
         grids = [{each.tp for each in own} for own in settings]
         widths = [stage.gpus for stage in plan.stages]
@@ -160,7 +159,7 @@ class PlanTraining:
         self._engine.transport.use(made)
         self._executor = Executor(
             made, self._perform, device, rank=own, perturb=perturb, record_from=spec.steps,
-            announce=self._announce, together=device.type == "cuda", abandon_s=ABANDON_S,
+            announce=self._announce, together=dist.get_backend() == "nccl", abandon_s=ABANDON_S,
             on_failure=lambda _: self._engine.transport.stop(),
         )  # fmt: skip
         last = groups.stage == len(widths) - 1
