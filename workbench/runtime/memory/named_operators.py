@@ -1,7 +1,7 @@
 """Objects of torch's operators, made before threads ask for them.
 
 A dispatch mode gets each operator as an object of Python's, which torch makes when it is first
-asked for; its C++ side then keeps a pointer and no reference (`torch/_ops.py`, seen in 2.13). Two
+asked for; its C++ side then keeps a pointer and no reference (as seen in torch 2.13). Two
 threads that ask at once make one each, of which one is soon freed: where the pointer is to that
 one, the next such operation of any thread ends the process by SIGSEGV.
 """
