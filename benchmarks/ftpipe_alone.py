@@ -40,7 +40,7 @@ from workbench.schedule.schedule import Schedule
 WARM = 1
 """Steps before those that count."""
 BYTES_PER_S = 12e9
-"""Of a message between devices: the published model's."""
+"""Bandwidth of a message between devices, as the published model has it."""
 SECONDS, LEAST = 0.1, 3
 """About what the timing of a unit takes, and its rounds at least."""
 Measured = dict[tuple[Kind, int], float]

@@ -156,7 +156,7 @@ def large(bench: Bench) -> Rows:
 
 
 def processes(bench: Bench) -> Rows:
-    """The same four stages of one device in one process, in two and in four."""
+    """Four stages of one device in one process, in two and in four."""
     size = bench.size
     specs = {
         "one": {"map": ONE, "ranks": 1},

@@ -112,7 +112,7 @@ def test_synchronous_orders_are_plain_training(found, text, model, order, tmp_pa
 
 
 def test_a_rank_has_what_its_stages_read(found):
-    """What the module is called with crosses nowhere, nor does what weights alone make; parameters
+    """Stages send neither inputs of the module nor tensors that weights alone make; parameters
     have the model's names."""
     model, own = make_model(replace(T5, calls=found[0])), make_model(T5)
     stages = [

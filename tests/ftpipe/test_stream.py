@@ -37,7 +37,7 @@ CASES = [
 
 
 def streamed(*cases: dict) -> list[list[dict]]:
-    """What both processes tell of each loop."""
+    """Losses and weights of each loop, as both processes tell them."""
     with Workers() as workers:
         told = workers.run("streamed", stages=2, cases=[*cases])
     assert all("each" in one for one in told), told
