@@ -57,6 +57,9 @@ def _refused(name: str, value: str, root: Path) -> str:
             fits = inside(root / path, root)
         case "family":
             fits = value in (GPT_FAMILY, *MODULES, *NAMED) or inside(path, root)
+        case "plan":  # a file, else one that a run kept among the same results
+            kept = root / "plans" / f"{value}.json"
+            fits = not value or (inside(kept, root) and (kept.is_file() or inside(path, root)))
         case "pretrained":
             fits = not value or inside(path, root)
         case "tokenizer":

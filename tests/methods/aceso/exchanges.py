@@ -19,7 +19,7 @@ from workbench.runtime.transport.loopback import join
 
 RANKS = 4
 SHAPES = ((5, 6, 3), (1, 2, 7))
-"""Of which not all have a row, or a column, for each process."""
+"""Shapes of a tensor; the second has fewer rows and columns than there are processes."""
 SPREADS = [
     Spread(tp, RANKS // tp, shard, partial)
     for tp in (1, 2, 4)

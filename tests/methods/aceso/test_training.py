@@ -1,4 +1,4 @@
-"""Whatever a plan divides, and however, it trains as one process does."""
+"""A plan trains as one process does, whatever it divides."""
 
 from __future__ import annotations
 

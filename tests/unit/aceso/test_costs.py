@@ -56,7 +56,7 @@ WITH_ALL_DECIMALS = {
     "small_resnet_1B_4gpu_2stages": 17672.051236483436,
     "small_resnet_1B_4gpu_4stages": 18088.13984018236,
 }
-"""Of the artifact's curves."""
+"""Full-precision times of the artifact's curves."""
 
 
 @pytest.mark.parametrize("name", WITH_ALL_DECIMALS)

@@ -109,7 +109,7 @@ def test_stages_that_the_gpus_cannot_be_dealt_to_have_no_plan() -> None:
     ],
 )
 def test_our_plan_is_better_than_the_published_one_and_fits(model: str, published: float) -> None:
-    """Of the number of stages that the published search ended with."""
+    """Ours, with as many stages as the published search ended with."""
     stages = 2 if model == "resnet" else 4
     space = small_space(model)
     outcome = Outcome(space=space, bound=least_time(space))
