@@ -191,6 +191,9 @@ def _become(
         os.environ.update(variables)
         more = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
         sys.path[:0] = [path for path in more if path not in sys.path]
+        cuda = import_module("torch.cuda")
+        if cuda._is_in_bad_fork():  # an import asked for GPUs: the process starts as users' do
+            os.execv(sys.executable, [sys.executable, "-m", *words])
         subprocess.Popen = forking(server)
         sys.argv = ["", *words[1:]]
         warnings.filterwarnings("ignore", module="runpy")  # that it was imported before
