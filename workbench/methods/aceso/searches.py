@@ -37,6 +37,19 @@ class Outcome:
         """Whether a plan fits."""
         return self.best is not None and self.space.fits(self.best.cost)
 
+    def chosen(self) -> Rated:
+        """The fastest plan that fits. Raises ValueError where none does."""
+        best, space = self.best, self.space
+        if best is None:
+            raise ValueError(f"no number of stages lets {space.cluster.gpus} GPUs be dealt in "
+                             f"powers of two, up to tp {space.most_tp}")  # fmt: skip
+        limit, need = space.cluster.memory, best.cost.memory
+        if not self.fits:
+            raise ValueError(f"nothing fits in {limit:,.0f} MB a GPU: the nearest plan, of "
+                             f"{len(best.plan.stages)} stages, takes {need:,.0f} MB, "
+                             f"{need - limit:,.0f} more")  # fmt: skip
+        return best
+
     def ranked(self) -> list[Rated]:
         """The plans that fit, by number of stages, the fastest first."""
         plans = [found.best for found in self.found.values()]
