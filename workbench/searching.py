@@ -9,11 +9,8 @@ it may be given wherever a plan's file may be.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +38,8 @@ if TYPE_CHECKING:
 
 MB = 1 << 20
 USUAL_BATCH = 512
+HEIGHT_IN = 1.9
+"""Of a plan's picture, without its legend."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class SearchedPlan:
     cost: PlanCost
     bound_ms: float
     """No plan of this model on these devices takes less, by the same costs."""
+    limit_mb: float
+    """Memory of a device that the search was given."""
     file: Path
     """The plan as a file among the results."""
     explored: int
@@ -104,22 +105,29 @@ class SearchedPlan:
 
     def draw(self) -> Figure:
         """A figure: stages to scale in operators, tp x dp and recomputation by colour."""
-        from workbench.figures.plans import draw_plan
+        from matplotlib.figure import Figure
 
-        return draw_plan(self.plan)
+        from workbench.figures.draw import place_legend
+        from workbench.figures.plans import draw_plan, keys
+        from workbench.figures.style import PAGE_IN, styled
+
+        told = self.plan.to_dict()
+        with styled():
+            figure = Figure(figsize=(PAGE_IN, HEIGHT_IN), layout="constrained")
+            cost = cost_dict(self.plan, self.cost)
+            draw_plan(figure.subplots(), told, cost, limit_mb=self.limit_mb)
+            place_legend(figure, keys([told]))
+        return figure
 
     def __fspath__(self) -> str:
         return str(self.file)
 
     def _repr_html_(self) -> str:
-        png = BytesIO()
-        self.draw().savefig(png, format="png", dpi=100, bbox_inches="tight")
-        picture = b64encode(png.getvalue()).decode()
-        told = escape(f"{headline(self.plan, self.cost)}; at most {self.gap:.1%} over the best")
-        return (
-            f'<p>{told}</p><img alt="the plan\'s stages" src="data:image/png;base64,{picture}">'
-            f"{self.table()._repr_html_()}"
-        )
+        from workbench.figures.style import as_svg
+
+        told = f"{headline(self.plan, self.cost)}; at most {self.gap:.1%} over the best plan"
+        picture = as_svg(self.draw())
+        return f"<p>{told}</p>{picture[picture.index('<svg') :]}{self.table()._repr_html_()}"
 
 
 @in_a_sentence()
@@ -191,7 +199,7 @@ def search(
     plan, cost = outcome.chosen()
     root = REPOSITORY_RESULTS if results is None else user_path(results)
     found = SearchedPlan(
-        plan, cost, outcome.bound, root / "aceso" / "plans" / file_name(plan),
+        plan, cost, outcome.bound, memory, root / "aceso" / "plans" / file_name(plan),
         sum(each.explored for each in outcome.found.values()),
     )  # fmt: skip
     found.save(found.file)
