@@ -126,7 +126,7 @@ class PlanTraining:
         self.stage = ShardStage(
             operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
             came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
-            dtype=dtype, fused=spec.options.fused,
+            dtype=dtype, fuses=spec.options.fused,
         )  # fmt: skip
         self._precise = precise = dtype if dtype.itemsize > 2 else torch.float32
         with self._meter:

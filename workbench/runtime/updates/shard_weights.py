@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import LayeredModel
 from workbench.model.operators.operator import OperatorList
-from workbench.model.operators.places import Place
+from workbench.model.operators.place import Place
 from workbench.model.sharded import MODULES
 from workbench.model.sharded.shards import Shard
 from workbench.runtime.passes.shard_ends import Setting
@@ -73,7 +73,7 @@ def parts_of(
         alone = Columns(None), Columns(None)
         module = MODULES[operator.kind](spec, place, *alone, sharded=sharded, algo=setting.algo)
         for name, shard in module.shards.items():
-            key = place.unit, ShardStage.local(place, name)
+            key = place.unit, place.local(name)
             owner = tied.get(key, key)
             whole = torch.empty(model.shapes(owner[0])[owner[1]], device="meta")
             spread = Spread(setting.tp, setting.dp, shard.split)
