@@ -7,7 +7,6 @@ process of its own, as from the command line.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.cli.spec import specs_for
 from workbench.core.mistakes import in_a_sentence
-from workbench.core.paths import user_path
+from workbench.core.paths import as_text, user_path
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.runs.best import answer_all, recommend
@@ -53,8 +52,7 @@ def run(
     with _one_sentence():
         store = _store(results)
         _must_be("timeout", timeout, (int, float, None), "seconds")
-        fields = {name: _plain(value) for name, value in fields.items()}
-        resolved = resolve(make_spec(_fields(spec), fields), store.root)
+        resolved = resolve(make_spec(_fields(spec), as_text(fields)), store.root)
         check_inputs([resolved], store)
         check_methods([resolved])
         return run_spec(resolved, store, force=force, timeout=timeout, on_event=on_event)
@@ -117,11 +115,6 @@ def records(
 def _fields(spec: RunSpec | None) -> dict[str, Any]:
     _must_be("spec", spec, (RunSpec, None), "a RunSpec, or its fields by name (method='plain')")
     return spec.to_dict() if spec else {}
-
-
-def _plain(value: Any) -> Any:
-    """A path as its text, also of what is kept in a file, such as a plan that was found."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _must_be(name: str, value: object, kinds: tuple[type | None, ...], words: str) -> None:

@@ -37,10 +37,9 @@ class Projections(Sharded):
     """Of the matrices, in the submodule."""
 
     def divided(self) -> dict[str, Shard]:
-        whats = {"weight": Shard(1), "bias": WHOLE} if self.sharded else {}
-        whats = whats or {"weight": Shard(0), "bias": Shard(0)}
-        kinds = ("weight", "bias") if self.place.biased else ("weight",)
-        return {f"{name}.{what}": whats[what] for name in self.names for what in kinds}
+        weight, bias = (Shard(1), WHOLE) if self.sharded else (Shard(0), Shard(0))
+        own = {"weight": weight} | ({"bias": bias} if self.place.biased else {})
+        return {f"{name}.{kind}": shard for name in self.names for kind, shard in own.items()}
 
     def projected(self, x: Tensor) -> list[Tensor]:
         """Of each matrix."""

@@ -9,10 +9,9 @@ segments, which end where a layer starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -36,6 +35,9 @@ from workbench.runtime.transport.boxes import Spread, sizes
 from workbench.runtime.transport.collectives import Columns, spread
 from workbench.runtime.transport.group_transport import Form as MessageForm
 from workbench.runtime.transport.stage_groups import StageGroups
+
+Key = tuple[int, str]
+"""Unit, and name of a parameter in it."""
 
 
 class MicroRows(NamedTuple):
@@ -98,30 +100,24 @@ class ShardStage:
 
     # -- weights --------------------------------------------------------------------------------
 
-    def draw(self, seed: int, dtype: torch.dtype) -> None:
-        """Make the shards from the initial weights of the whole model, a unit at a time."""
+    def draw(self, weights: Callable[[Key], Tensor], dtype: torch.dtype) -> None:
+        """Make the shards from the initial weights of the whole model, which `weights` gives."""
         tied = self.model.tied()
-
-        @lru_cache(maxsize=2)
-        def built(unit: int) -> nn.Module:
-            return self.model.build(unit, seed=seed)
-
         for call in self.calls:
             place = call.module.place
 
             def whole(name: str, place: Place = place) -> Tensor:
                 own = place.unit, place.local(name)
-                unit, local = tied.get(own, own)
-                return built(unit).get_parameter(local).detach().to(dtype)
+                return weights(tied.get(own, own)).detach().to(dtype)
 
             call.module.take(whole, self.device)
 
-    def parameters(self) -> Iterator[tuple[Call, str, tuple[int, str], nn.Parameter]]:
-        """Call, name in its submodule, (unit, name there), and shard of each parameter."""
+    def parameters(self) -> Iterator[tuple[Key, nn.Parameter]]:
+        """Shard of each parameter."""
         for call in self.calls:
             place = call.module.place
             for name, own in call.module.owned().items():
-                yield call, name, (place.unit, place.local(name)), own
+                yield (place.unit, place.local(name)), own
 
     def statistics(self) -> dict[str, Tensor]:
         """Running ones of its norms, by their names in the whole model."""

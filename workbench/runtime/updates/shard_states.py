@@ -67,6 +67,22 @@ class ShardStates:
                 write_unit(folder, unit, tensors)
 
     @torch.no_grad()
+    def wholes(self) -> dict[str, Tensor]:
+        """All weights by their names in the model, whole, in every process."""
+        ranks, me = range(dist.get_world_size()), dist.get_rank()
+        nothing = torch.empty(0, dtype=self._weights.gradients.dtype)
+        found = {}
+        for part in (part for part in self._parts if part.key == part.owner):
+            have = part.boxes(self._groups, ranks)
+            whole = tuple((0, size) for size in part.shape)
+            need = [whole for _ in ranks]
+            mine = self._viewed(part, KINDS[0]) if have[me] is not None else nothing
+            moved = moves(have, need)
+            came = exchange(mine, have[me], whole, moved, me, self._everybody)
+            found[part.name] = _flat(came, part)
+        return found
+
+    @torch.no_grad()
     def restore(self, saved: Saved) -> None:
         """As `Holder.restore`."""
         found: dict[str, Tensor] = {}
