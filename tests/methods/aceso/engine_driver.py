@@ -1,6 +1,7 @@
 """An engine with a plan, in one of several processes: ``python -m tests.methods.aceso.engine_driver
 WHAT FOLDER RANK RANKS``, with WHAT a model of `MODULES`, ``resumes`` after it to save midway and
-go on in another engine. It leaves losses, weights and the words of a refusal in a file."""
+go on in another engine, ``fp64`` for everything in it. It leaves losses, weights and the words of a
+refusal in a file."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.methods.aceso.plans import MODEL, PICTURES, T5
-from workbench import Engine
+from workbench import Engine, engine
 from workbench.core.model_spec import ModelSpec
+from workbench.methods.aceso import driven
 from workbench.model.families import module_of
 from workbench.model.gpt import Block, FeedForward
 from workbench.runtime.transport.loopback import join
@@ -87,6 +90,14 @@ MODULES = {
 }  # fmt: skip
 
 
+def doubled(patch: pytest.MonkeyPatch) -> None:
+    """What asks for fp32 gets fp64."""
+    torch.set_default_dtype(torch.float64)
+    for module in (engine, driven):
+        patch.setattr(module, "DTYPES", {"fp32": torch.float64})
+    patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(torch.float64))
+
+
 def batches(what: str) -> list[tuple[Tensor, ...]]:
     """Labels of texts end after some tokens."""
     draw, found = torch.Generator().manual_seed(1), []
@@ -139,21 +150,23 @@ def main(what: str, folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     join(torch.device("cpu"), file=folder / "meeting", rank=rank, ranks=ranks)
     what, *more = what.split()
+    if "fp64" in more:
+        doubled(pytest.MonkeyPatch())
     module, losses, said, weights = MODULES[what](), [], "", {}
 
-    def engine() -> Engine:
+    def made_anew() -> Engine:
         return Engine(
             module, SETTINGS, method="aceso", plan=folder / "plan.json", clip=CLIP,
             device="cpu", results=folder / "results", quiet=True,
         )  # fmt: skip
 
-    made = engine()
+    made = made_anew()
     try:
         for step, batch in enumerate(batches(what)):
             if "resumes" in more and step == STEPS // 2:
                 made.save(folder / "saved")
                 made.close()
-                made = engine()
+                made = made_anew()
                 assert made.load(folder / "saved") == step
             losses.append(float(made.step(batch, loss_of)))
         weights = {name: value.tolist() for name, value in made.state_dict().items()}

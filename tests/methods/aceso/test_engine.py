@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.exactness.trained import NEAR
 from tests.forks.server import command
 from tests.methods.aceso import engine_driver
 from tests.methods.aceso.plans import (
@@ -48,27 +49,31 @@ def told(made: Plan, what: str, folder: Path, ranks: int = 0) -> list[dict]:
     [
         # tp and dp that change, cuts inside a layer, a tied table, labels that do not count, and a
         # checkpoint from which another engine goes on.
-        ("gpt resumes", plan([(2, 7, turns(2, 1)), (1, OPERATORS, some())])),
+        ("gpt resumes fp64", plan([(2, 7, turns(2, 1)), (1, OPERATORS, some())])),
         ("llama", llama([(2, 29, drawn(2, 2))])),
         later("llama resumes", llama([(1, 11, some()), (2, 29, turns(1, 2))])),
         later("t5", plan([(2, 30, drawn(1, 2)), (1, T5_OPERATORS, some())], model=T5, algos=1)),
-        later("resnet resumes", plan([(1, 9, some()), (2, PICTURE_OPERATORS, turns(2, 1))],
+        later("resnet resumes fp64", plan([(1, 9, some()), (2, PICTURE_OPERATORS, turns(2, 1))],
                                      model=PICTURES, micro=8, batch=16)),
     ],
 )  # fmt: skip
 def test_a_users_module_trains_as_in_torchs_loop(what, made, tmp_path):
-    """In every process: losses within 1e-6, and weights by the module's own names."""
-    name = what.split()[0]
+    """In every process; weights have the module's own names."""
+    name, near = what.split()[0], NEAR["fp64" if "fp64" in what else "fp32"]
     if name in ("gpt", "t5"):
         made = replace(made, subject=replace(made.subject, batch=engine_driver.ROWS))
-    losses, weights = engine_driver.by_torch(name)
+    with pytest.MonkeyPatch.context() as patch:
+        if "fp64" in what:
+            engine_driver.doubled(patch)
+        losses, weights = engine_driver.by_torch(name)
+    torch.set_default_dtype(torch.float32)
     for one in told(made, what, tmp_path):
         assert one["said"] == ""
-        assert one["losses"] == pytest.approx(losses, rel=1e-6)
+        assert one["losses"] == pytest.approx(losses, rel=near[0])
         assert one["weights"].keys() == weights.keys()
         for key, wanted in weights.items():
             found = torch.tensor(one["weights"][key], dtype=wanted.dtype)
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=near[1])
 
 
 @pytest.mark.parametrize(

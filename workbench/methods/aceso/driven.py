@@ -40,7 +40,7 @@ from workbench.training.loop import Steps, Task
 ENDS = {
     "gpt": ("lm_head.weight", "transformer.wte.weight"),
     "t5": ("t5-post-process.weight", "embeddings.encoder-embedding.words.weight"),
-    "resnet": ("fc.weight", ""),
+    "resnet": ("head.fc.weight", ""),
 }
 """List -> names of the last matrix, and of the table of words that may be it."""
 INPUTS = {"t5": 3}
@@ -64,10 +64,11 @@ class Planned(Steps):
         _check(task, plan)
         task.report.phase("taking the module's operators")
         named = dict(task.objective.module.named_parameters(remove_duplicate=False))
-        model_spec = _spec_of(task.objective.module, named, plan, task.folder)
+        first = task.first.tensors[: len(task.first.places)]
+        side, module = first[0].shape[-1], task.objective.module
+        model_spec = _spec_of(module, named, plan, task.folder, side)
         model = make_model(model_spec)
         _check_names(model, named, task.objective.name)
-        first = task.first.tensors[: len(task.first.places)]
         if len(first) != self._inputs + 1:
             raise ValueError(
                 f"the batch has {len(first)} tensors; a plan of {plan.subject.model} takes "
@@ -76,6 +77,7 @@ class Planned(Steps):
         told = as_one(partial(_digest, first), peers.group)
         if len({*told}) > 1:
             raise ValueError("the processes pass other batches; a plan's take the same whole one")
+        buffers = {name: each.clone() for name, each in module.named_buffers()}
         task.report.phase("comparing the operators with the module")
         as_one(
             lambda: peers.rank or _compare(task.objective, model, model_spec, named, first),
@@ -93,7 +95,7 @@ class Planned(Steps):
         )  # fmt: skip
         peers.stops.append(stepping.stop)
         for name, value in stepping.stage.statistics().items():
-            value.copy_(task.objective.module.state_dict()[name])
+            value.copy_(buffers[name])
         shapes = sorted((name, tuple(p.shape)) for name, p in named.items())
         data = SimpleNamespace(digest=hashlib.sha256(f"operators {shapes}".encode()).hexdigest())
         shape = replace(spec.model, layers=model_spec.layers)
@@ -177,9 +179,10 @@ def _check(task: Task, plan: Plan) -> None:
 
 
 def _spec_of(
-    module: nn.Module, named: dict[str, nn.Parameter], plan: Plan, folder: Path
+    module: nn.Module, named: dict[str, nn.Parameter], plan: Plan, folder: Path, side: int
 ) -> ModelSpec:
-    """The model of the plan's operators that a module is. Raises ValueError for another one."""
+    """The model of the plan's operators that a module is; pictures have a `side` of so many pixels.
+    Raises ValueError for another one."""
     name = plan.subject.model
     for part in module.modules():
         p = getattr(part, "p", 0)
@@ -202,8 +205,10 @@ def _spec_of(
             f"{type(module).__name__} has no parameter {head!r}; the plan is of the operators of "
             f"{name}, and trains this project's module of it. Any module is trained by 1f1b"
         )
-    usual = ModelSpec(vocab=len(named[head]), tied=named[head] is named.get(words))
-    return model_of(plan, usual)
+    return model_of(
+        plan,
+        ModelSpec(vocab=len(named[head]), tied=named[head] is named.get(words), seq=side),
+    )
 
 
 def _check_names(model: LayeredModel, named: dict[str, nn.Parameter], name: str) -> None:
