@@ -8,10 +8,9 @@ that it has itself, however differently they are divided, so all make equal upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -24,16 +23,10 @@ from workbench.model.operators.place import Place
 from workbench.model.sharded import MODULES
 from workbench.model.sharded.shards import Shard
 from workbench.runtime.passes.shard_ends import Setting
-from workbench.runtime.passes.shard_stage import Key
+from workbench.runtime.passes.shard_stage import Key, ShardStage
 from workbench.runtime.transport.boxes import Box, Shape, Spread, moves
 from workbench.runtime.transport.collectives import Columns, Group, exchange
 from workbench.runtime.transport.stage_groups import StageGroups
-
-
-class Holder(Protocol):
-    """A stage with weights (passes/shard_stage.py, row_stage.py)."""
-
-    def parameters(self) -> Iterable[tuple[Key, nn.Parameter]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +87,7 @@ class ShardWeights:
     """Weights of one process, their gradients, and what it does with these at the end of a step."""
 
     def __init__(
-        self, stage: Holder, parts: Sequence[Part], groups: StageGroups,
+        self, stage: ShardStage, parts: Sequence[Part], groups: StageGroups,
         new: Callable[[Sequence[int]], Group], gradients: Callable[[int], Tensor],
     ) -> None:  # fmt: skip
         """`parts` are all the model's; `new` makes a group, with all processes of the world, and
