@@ -41,8 +41,10 @@ class Outcome:
         """The fastest plan that fits. Raises ValueError where none does."""
         best, space = self.best, self.space
         if best is None:
-            raise ValueError(f"no number of stages lets {space.cluster.gpus} GPUs be dealt in "
-                             f"powers of two, up to tp {space.most_tp}")  # fmt: skip
+            cluster, most = space.cluster, space.most_tp
+            raise ValueError(f"no plan is found: in each number of stages {cluster.gpus} GPUs are "
+                             f"not dealt in powers of two, up to tp {most}, or nothing fits in "
+                             f"{cluster.memory:,.0f} MB a GPU")  # fmt: skip
         limit, need = space.cluster.memory, best.cost.memory
         if not self.fits:
             raise ValueError(f"nothing fits in {limit:,.0f} MB a GPU: the nearest plan, of "
