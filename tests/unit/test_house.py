@@ -118,7 +118,8 @@ def torch_free_modules() -> list[str]:
         *(ROOT / "workbench" / "methods").rglob("options.py"),
         *((ROOT / "workbench" / "runs" / f"{name}.py") for name in ("store",)),
         *(ROOT / "workbench" / "model" / "operators").glob("*.py"),
-        *(ROOT / "workbench" / "cli" / f"{name}.py" for name in ("__init__", "aceso")),
+        ROOT / "workbench" / "cli" / "__init__.py",
+        *(ROOT / "workbench" / "cli" / "aceso").glob("*.py"),
     ]
     return sorted(map(module_name, files))
 
