@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,9 @@ class Options(Common):
             )
 
     def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
-        """Nothing. Raises ValueError where there is no GPU for each rank."""
+        """Nothing. Raises ValueError where megatron-core cannot compute on this machine."""
+        if spec.device == "cuda" and find_spec("megatron") is None:
+            raise ValueError("megatron-core is not installed; pip install -e .[megatron] does it")
         if spec.device != "cuda":
             raise ValueError(
                 f"device is {spec.device!r} and this machine has {len(host.gpus())} GPUs; "

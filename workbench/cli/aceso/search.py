@@ -143,8 +143,10 @@ def tell(outcome: Outcome, given: argparse.Namespace) -> int:
     if best is None:
         if not outcome.whole:
             return code
-        raise ValueError(f"no number of stages lets {outcome.space.cluster.gpus} GPUs be dealt in "
-                         f"powers of two, up to tp {outcome.space.most_tp}")  # fmt: skip
+        cluster, most = outcome.space.cluster, outcome.space.most_tp
+        raise ValueError(f"no plan is found: in each number of stages {cluster.gpus} GPUs are not "
+                         f"dealt in powers of two, up to tp {most}, or nothing fits in "
+                         f"{cluster.memory:,.0f} MB a GPU")  # fmt: skip
     if not outcome.fits and outcome.whole:
         limit, need = outcome.space.cluster.memory, best.cost.memory
         raise ValueError(f"nothing fits in {limit:,.0f} MB a GPU: the nearest plan, of "
