@@ -1,4 +1,4 @@
-"""Options of Megatron-LM on several GPUs: how many share a tensor, and how many stages there are."""
+"""Options of Megatron-LM on several GPUs: ranks that share a tensor, and stages."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class Options(Common):
 
     def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
         """Nothing. Raises ValueError where megatron-core cannot compute on this machine."""
-        if spec.device == "cuda" and find_spec("megatron") is None:
-            raise ValueError("megatron-core is not installed; pip install -e .[megatron] does it")
-        if spec.device != "cuda":
+        if (device := host.resolve_device(spec.device)) != "cuda":
             raise ValueError(
-                f"device is {spec.device!r} and this machine has {len(host.gpus())} GPUs; "
+                f"device is {device!r} and this machine has {len(host.gpus())} GPUs; "
                 f"megatron-core computes on CUDA alone, and needs {spec.ranks} for tp {self.tp} x "
                 f"pp {self.pp} x dp {self.dp(spec.ranks)}"
             )
+        if find_spec("megatron") is None:
+            raise ValueError("megatron-core is not installed: pip install -e .[megatron]")
         return {}

@@ -35,16 +35,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.runtime.memory.storage import DTYPES
-from workbench.training import trained_ranks
 from workbench.training.history import History
-
-
-def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
-    """Train on the spec's ranks; the first of the last stage tells of the steps. Raises ValueError
-    where there is no CUDA, RankFailed."""
-    spec.options.settled(spec, folder)
-    teller = spec.ranks - spec.ranks // spec.options.pp
-    return trained_ranks.train(__name__, spec, report, folder, teller=teller)
 
 
 @contextmanager

@@ -164,9 +164,7 @@ def test_on_two_gpus(shape, tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU is no several")
     model = ModelSpec(layers=2, hidden=256, heads=4, seq=64, vocab=257)
-    spec = spec_for(
-        **{**SHARED, "model": model, "ranks": 2, "device": "cuda", "steps": 8, **shape}
-    )
+    spec = spec_for(**{**SHARED, "model": model, "ranks": 2, "device": "cuda", "steps": 8, **shape})
     found = parallel.train(spec, Silent(), tmp_path)
     judged = spec.with_(method="plain", ranks=1, device="cpu")
     norms: list[float] = []
