@@ -166,19 +166,18 @@ def their_name(ours: LayeredModel, unit: int, name: str) -> str:
     return f"{OUTER_NAMES[module]}.{leaf}"
 
 
-def local_names(name: str, first: int, *, tied: bool) -> tuple[str, ...]:
+def local_names(name: str, first: int, *, tied: bool) -> set[str]:
     """Names that a weight may have in a stage whose layers begin with the `first`; a tied table is
     in the last stage, too.
 
     >>> local_names("decoder.layers.5.mlp.linear_fc1.bias", 4, tied=True)
-    ('decoder.layers.1.mlp.linear_fc1.bias',)
+    {'decoder.layers.1.mlp.linear_fc1.bias'}
     """
-    module, _, rest = name.partition(".layers.")
-    if rest:
-        number, _, leaf = rest.partition(".")
-        return (f"{module}.layers.{int(number) - first}.{leaf}",)
+    if ".layers." in name:
+        module, _, number, leaf = name.split(".", 3)
+        return {f"{module}.layers.{int(number) - first}.{leaf}"}
     table, head = (f"{OUTER_NAMES[each]}.weight" for each in ("wte", "lm_head"))
-    return (name, head) if tied and name == table else (name,)
+    return {name, head} if tied and name == table else {name}
 
 
 def their_layout(name: str, parameter: Tensor, spec: ModelSpec, tp: int = 1) -> Tensor:

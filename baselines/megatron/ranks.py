@@ -1,10 +1,8 @@
-"""megatron-core on several GPUs: how one of our runs is trained by its own tensor parallelism,
-1F1B, data parallelism and optimizer.
+"""A rank of megatron-core on several GPUs, by its own tensor parallelism, 1F1B, sums and optimizer.
 
-Ranks are numbered as Megatron-LM does it: those that share tensors are neighbours, then come
-replicas, then stages. Each rank has its shard of its stage's layers (gpt.py), with our initial
-weights. Sums over replicas run beside the backward pass. Without Apex and Transformer Engine
-sequence parallelism is not to be had, and Adam is torch's, here fused.
+Ranks are numbered as Megatron-LM does it: neighbours share tensors, then come replicas, then
+stages. Gradients are added up beside the backward pass. Without Apex and Transformer Engine Adam is
+torch's, here fused, and there is no sequence parallelism, which would need their norms.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import parallel_state as groups
+from megatron.core import tensor_parallel
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -25,7 +24,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from torch import Tensor
+from torch import Tensor, nn
 
 from baselines.common import cap_device, micro_batches
 from baselines.megatron import gpt
@@ -45,7 +44,7 @@ def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[Megatron
 
 
 class MegatronRank(Stepping):
-    """The training of a rank's shard by megatron-core."""
+    """The training of a rank's shard."""
 
     holder = None
     """Nobody: there are no checkpoints."""
@@ -54,31 +53,30 @@ class MegatronRank(Stepping):
         super().__init__(spec, report, folder)
         options, dtype = spec.options, DTYPES[spec.dtype]
         cap_device(self.device, spec.device_memory)
-        parallel_state.initialize_model_parallel(
-            options.tp, options.pp, create_gloo_process_groups=False
-        )
-        self.dp = parallel_state.get_data_parallel_world_size()
-        self._first = parallel_state.is_pipeline_first_stage()
-        self._last = parallel_state.is_pipeline_last_stage()
+        groups.initialize_model_parallel(options.tp, options.pp, create_gloo_process_groups=False)
+        self.dp = groups.get_data_parallel_world_size()
         if self.device.type == "cuda":
             tensor_parallel.model_parallel_cuda_manual_seed(spec.seed)
-        report.phase("building the shard")
         shard = gpt.build(
-            spec.model, device=self.device, dtype=dtype, tp=options.tp, pp=options.pp,
-            recompute=spec.activations != "keep", first=self._first, last=self._last,
+            spec.model, device=self.device, dtype=dtype, recompute=spec.activations != "keep",
+            tp=options.tp, pp=options.pp, first=groups.is_pipeline_first_stage(),
+            last=groups.is_pipeline_last_stage(),
         )  # fmt: skip
         self._set_weights(shard)
-        several = self.dp > 1
-        own = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=dtype != torch.float32,
-            overlap_grad_reduce=several,
-            use_distributed_optimizer=options.distributed_optimizer,
-            overlap_param_gather=several and options.distributed_optimizer,
-        )
-        self.whole = DistributedDataParallel(shard.config, own, shard)
-        self.optimizer = get_megatron_optimizer(
-            optimizer_config(spec), [self.whole], use_gloo_process_groups=False
-        )
+        sharded = options.distributed_optimizer
+        sums = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, overlap_grad_reduce=self.dp > 1,
+            use_distributed_optimizer=sharded, overlap_param_gather=sharded and self.dp > 1,
+        )  # fmt: skip
+        self.whole = DistributedDataParallel(shard.config, sums, shard)
+        adam = OptimizerConfig(
+            lr=spec.lr, weight_decay=spec.weight_decay, adam_beta1=spec.beta1,
+            adam_beta2=spec.beta2, adam_eps=spec.eps, clip_grad=spec.clip or 0.0,
+            bf16=spec.dtype == "bf16", params_dtype=dtype, use_distributed_optimizer=sharded,
+            overlap_param_gather=sums.overlap_param_gather,
+        )  # fmt: skip
+        chunks, gloo = [self.whole], {"use_gloo_process_groups": False}
+        self.optimizer = get_megatron_optimizer(adam, chunks, **gloo)
         for group in self.optimizer.param_groups:
             group["fused"] = True
         shard.config.finalize_model_grads_func = finalize_model_grads
@@ -87,24 +85,26 @@ class MegatronRank(Stepping):
         self._positions = torch.arange(spec.model.seq, device=self.device)
         self.history = History(spec, folder, self.batches, form="megatron-core")
 
-    def outcome(self) -> Outcome:
-        """The measured half of the record."""
-        options, on_gpu = self.spec.options, self.device.type == "cuda"
-        split = f"tp {options.tp} x pp {options.pp} x dp {self.dp}"
-        kept = "divided among replicas" if options.distributed_optimizer else "on every replica"
-        begun = ["masters begin from weights in bf16"] * (self.spec.dtype == "bf16")
-        return self.measured(
-            f"megatron-core {importlib.metadata.version('megatron-core')}, {split}",
-            [f"device peak: {'torch' if on_gpu else 'not measured on a CPU'}", NOTHING_MOVES,
-             f"the optimizer's states are {kept}", *begun, *self.history.notes],
-            peak={"device": torch.cuda.max_memory_allocated(self.device) if on_gpu else None},
-        )  # fmt: skip
-
-    # -- a step ---------------------------------------------------------------------------------
+    @torch.no_grad()
+    def _set_weights(self, shard: gpt.PaddedGPT) -> None:
+        """Our initial weights, of each its part. Megatron's own initialization is left out, so it
+        is said here along which dimension a weight lies in parts: norms count it by that."""
+        model, tp, weights = self.spec.model, self.spec.options.tp, dict(shard.named_parameters())
+        rank, first = groups.get_tensor_model_parallel_rank(), shard.decoder.layers[0].layer_number
+        for name, value, _ in gpt.initial_weights(self.model, model, self.spec.seed, tp):
+            for local in gpt.local_names(name, first - 1, tied=model.tied) & weights.keys():
+                weight, part = weights[local], value
+                for dim, size in enumerate(weight.shape):
+                    if size != value.shape[dim]:
+                        part = value.chunk(tp, dim)[rank]
+                        if not hasattr(weight, "tensor_model_parallel"):
+                            told = weight, True, dim, 1
+                            tensor_parallel.set_tensor_model_parallel_attributes(*told)
+                weight.copy_(part)
 
     def _step(self, step: int) -> tuple[float, float | None]:
         """One optimizer step; returns the mean loss of all replicas and the norm."""
-        spec = self.spec
+        spec, total = self.spec, torch.zeros((), device=self.device)
         self.whole.zero_grad_buffer()
         self.optimizer.zero_grad()
         told = self._passes(
@@ -116,8 +116,7 @@ class MegatronRank(Stepping):
             group["lr"] = spec.learning_rate(step)
             group["weight_decay"] = spec.weight_decay * group["wd_mult"]
         _, norm, _ = self.optimizer.step()
-        total = torch.zeros((), device=self.device)
-        if self._last and parallel_state.get_tensor_model_parallel_rank() == 0:
+        if told and groups.get_tensor_model_parallel_rank() == 0:  # of the last stage
             total += torch.stack([each["loss"] for each in told]).mean() / self.dp
         dist.all_reduce(total)
         return float(total), None if spec.clip is None else float(norm)
@@ -128,52 +127,27 @@ class MegatronRank(Stepping):
 
     def _rows(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Tokens and targets of this replica, [m / dp, S] each, of each micro-batch."""
-        replica = parallel_state.get_data_parallel_rank()
         for rows in micro_batches(self.batches, self.spec, step, self.device):
-            own = share_of(len(rows.samples), replica, self.dp)
+            own = share_of(len(rows.samples), groups.get_data_parallel_rank(), self.dp)
             part = slice(own.start, own.stop)
             yield rows.tokens[part], rows.targets[part]
 
-    def _forward(self, rows: Iterator[tuple[Tensor, Tensor]], shard: torch.nn.Module) -> Any:
+    def _forward(self, rows: Iterator[tuple[Tensor, Tensor]], shard: nn.Module) -> Any:
         tokens, targets = next(rows)
-        positions = self._positions.expand_as(tokens)
-        return shard(tokens, positions, None, labels=targets), _mean
+        return shard(tokens, self._positions.expand_as(tokens), None, labels=targets), _mean
 
-    # -- set-up ---------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def _set_weights(self, shard: gpt.PaddedGPT) -> None:
-        """Our initial weights, of each its part. Megatron's own initialization is left out, so it
-        is said here along which dimension a weight lies in parts: norms count it by that."""
-        spec, weights = self.spec, dict(shard.named_parameters())
-        rank = parallel_state.get_tensor_model_parallel_rank()
-        first = shard.decoder.layers[0].layer_number - 1
-        for name, value, _ in gpt.initial_weights(
-            self.model, spec.model, spec.seed, tp=spec.options.tp
-        ):
-            for local in gpt.local_names(name, first, tied=spec.model.tied):
-                if (weight := weights.get(local)) is None:
-                    continue
-                sizes = zip(weight.shape, value.shape, strict=True)
-                for dim, (part, whole) in enumerate(sizes):
-                    if part != whole:
-                        value = value.chunk(spec.options.tp, dim)[rank]
-                        if not hasattr(weight, "tensor_model_parallel"):
-                            tensor_parallel.set_tensor_model_parallel_attributes(
-                                weight, True, dim, 1
-                            )
-                weight.copy_(value)
-
-
-def optimizer_config(spec: RunSpec) -> OptimizerConfig:
-    """Megatron's AdamW as the spec has it."""
-    return OptimizerConfig(
-        optimizer="adam", lr=spec.lr, min_lr=spec.min_lr, weight_decay=spec.weight_decay,
-        adam_beta1=spec.beta1, adam_beta2=spec.beta2, adam_eps=spec.eps,
-        clip_grad=spec.clip or 0.0, bf16=spec.dtype == "bf16", params_dtype=DTYPES[spec.dtype],
-        use_distributed_optimizer=spec.options.distributed_optimizer,
-        overlap_param_gather=spec.options.distributed_optimizer,
-    )  # fmt: skip
+    def outcome(self) -> Outcome:
+        """The measured half of the record."""
+        options, on_gpu = self.spec.options, self.device.type == "cuda"
+        shape = f"tp {options.tp} x pp {options.pp} x dp {self.dp}"
+        states = "divided among replicas" if options.distributed_optimizer else "on every replica"
+        notes = ["device peak: torch's allocator", NOTHING_MOVES, f"optimizer's states {states}"]
+        begun = ["masters begin from weights in bf16"] * (self.spec.dtype == "bf16")
+        return self.measured(
+            f"megatron-core {importlib.metadata.version('megatron-core')}, {shape}",
+            [*notes, *begun, *self.history.notes],
+            peak={"device": torch.cuda.max_memory_allocated(self.device) if on_gpu else None},
+        )
 
 
 def _mean(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

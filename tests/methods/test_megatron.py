@@ -13,9 +13,9 @@ import torch
 
 from baselines.megatron import parallel
 from baselines.megatron.run import why_not_core
-from tests.methods import plain
 from tests.methods.harness import Silent, assert_judged
 from tests.methods.plain import MODEL, judge, spec_for
+from tests.methods.plain import train as train_plainly
 from tests.methods.test_zero import Runs
 from tests.unit.aceso.cases import small_space
 from workbench.cli import main
@@ -130,11 +130,11 @@ def test_each_point_of_the_grid_is_a_run_of_megatron_core():
     [
         ({"tp": 2, "pp": 3}, "tp 2 x pp 3 must be 1 or more each, and divide the 4 ranks"),
         ({"tp": 0}, "tp 0 x pp 1 must be 1 or more"),
-        ({"tp": 4, "model": replace(TIED, heads=2)}, "tp is 4; it must divide the model's 2 heads"),
-        ({"pp": 4}, "pp is 4; it must divide the model's 5 layers"),
+        ({"tp": 4, "model": replace(TIED, heads=2)}, "tp 4 x pp 1 must divide the model's 2 heads"),
+        ({"pp": 4}, "tp 1 x pp 4 must divide the model's 4 heads and 5 layers"),
         ({"microbatches": 4}, "a batch of 8 does not divide into 16, 4 micro-batches of 4"),
         ({"model": MODEL}, "the model is gpt with dropout 0.1"),
-        ({"activations": "host"}, "activations is 'host'"),
+        ({"activations": "host"}, "its activations 'host'"),
         ({"save_every": 2}, "whose weights lie in shards"),
     ],
 )
@@ -168,5 +168,5 @@ def test_on_two_gpus(shape, tmp_path):
     found = parallel.train(spec, Silent(), tmp_path)
     judged = spec.with_(method="plain", ranks=1, device="cpu")
     norms: list[float] = []
-    assert found.losses == pytest.approx(plain.train(judged, torch.float32, norms)[0], rel=1e-4)
+    assert found.losses == pytest.approx(train_plainly(judged, torch.float32, norms)[0], rel=1e-4)
     assert found.grad_norms == pytest.approx(norms, rel=1e-3)
