@@ -86,7 +86,8 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--profiled-time-path", type=Path, default=DATABASE, metavar="DIR", help=told)
     add("--num-nodes", type=int, default=1, metavar="N", help="nodes (default 1)")
     add("--num-gpus-per-node", type=int, default=4, metavar="N", help="GPUs of a node (default 4)")
-    add("--cost", choices=("published",), default="published", help="the cost model")
+    add("--cost", choices=("published", "ours"), default="published",
+        help="the cost model: the published one (default), or with what it leaves out")  # fmt: skip
     add("--json", action="store_true", help="print JSON, and nothing else")
 
 
@@ -141,7 +142,9 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 def _cost(given: argparse.Namespace) -> int:
     plan = load_plan(user_path(given.plan))
     cluster = _cluster(given, memory=1.0)
-    costs = Ask(subject=plan.subject, cluster=cluster, database=given.profiled_time_path).costs()
+    costs = Ask(
+        subject=plan.subject, cluster=cluster, database=given.profiled_time_path, cost=given.cost
+    ).costs()
     try:
         check_plan(plan, costs, cluster)
     except ValueError as error:
@@ -171,7 +174,7 @@ def ask_of(given: argparse.Namespace) -> Ask:
     return Ask(
         subject=subject, cluster=_cluster(given, given.memory_limit), most_tp=given.max_tp,
         database=given.profiled_time_path, micros=tuple(given.micro_batch_size),
-        margin=getattr(given, "peak_mem_in_backward", 0.0),
+        margin=getattr(given, "peak_mem_in_backward", 0.0), cost=given.cost,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import check, model_of, plan_of
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.pipeline.orders import lists
-from workbench.methods.pipeline.stepping import stage_schedule
+from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.model import make_model
 from workbench.model.base import Context
 from workbench.model.operators.places import places
