@@ -81,10 +81,13 @@ class Corrected(Costs):
             back + link, sums,
         )  # fmt: skip
 
+    def room(self, left: float) -> float:
+        """As `Costs.room`, less fragments."""
+        return max(left / (1 + 1 / FRAGMENTS), left - FRAGMENT_MB)
+
     def excess(self, cost: StageCost, limit: float) -> int:
         """As `Costs.excess`: fragments shrink with what is saved."""
-        left = limit - (cost.reserved - _fragments(cost.normal))
-        room = max(left / (1 + 1 / FRAGMENTS), left - FRAGMENT_MB)
+        room = self.room(limit - (cost.reserved - _fragments(cost.normal)))
         return ceil((cost.normal - room) * MB)
 
     def _stage(
@@ -98,7 +101,7 @@ class Corrected(Costs):
         if here:
             at = -1 if last == len(self.operators) else 0
             made, _ = self.table(micro // stage.dp[at], stage.tp[at], stage.algo[at])
-            sums += len(away) * self._message(int(made[WEIGHTS, self.tied[-1]]) / MB, self.across)
+            sums += len(away) * self.message(int(made[WEIGHTS, self.tied[-1]]) / MB, self.across)
         parameters = cost.weights * self.params_of_mb
         norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * ADAM_PARAMS_PER_S) * 1000
         back = cost.reshard - cost.ahead
@@ -126,10 +129,10 @@ class Corrected(Costs):
         """Milliseconds of a sum of MB: as profiled, else by a ring over links of a node."""
         if self._curves("all_reduce", count) is not None:
             return self._collective("all_reduce", count, size)
-        return 2 * (count - 1) * self._message(size / count, across=False)
+        return 2 * (count - 1) * self.message(size / count, across=False)
 
-    def _message(self, size: float, across: bool) -> float:
-        """As `Costs._message`, by the bandwidth between those of the sizes around it."""
+    def message(self, size: float, across: bool) -> float:
+        """As `Costs.message`, by the bandwidth between those of the sizes around it."""
         if size <= 0:
             return 0.0
         speeds = self.database.inter if across else self.database.intra
@@ -140,7 +143,7 @@ class Corrected(Costs):
         if not name:
             return 0.0
         if (curve := self._curves(name, count)) is None:
-            return (count - 1) * self._message(size / count, across=False)
+            return (count - 1) * self.message(size / count, across=False)
         sizes, times = curve
         beyond = max(1.0, size / max(sizes[-1], 1.0))
         return float(np.interp(size, sizes, times)) * beyond

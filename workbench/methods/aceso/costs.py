@@ -203,6 +203,10 @@ class Costs:
         """A stage's part of an iteration, in which `behind` stages follow it."""
         return Share(cost.time * (batches - 1), cost.time)
 
+    def room(self, left: float) -> float:
+        """MB for tensors where so many are left beside reserved ones."""
+        return left
+
     def excess(self, cost: StageCost, limit: float) -> int:
         """Parts of bytes that a stage must save to fit into `limit` MB; 0 or less where it fits."""
         return round((cost.memory - limit) * MB)
@@ -240,8 +244,8 @@ class Costs:
         if any(stage.recompute):
             recompute, saved, peak = self._recomputed(stage, first, columns)
         arrives, leaves = int(columns[INPUT, 0]), self._leaves(stage, first, last, micro)
-        in_ms = self._message(arrives / MB, from_node)
-        out_ms = self._message(leaves / MB, to_node)
+        in_ms = self.message(arrives / MB, from_node)
+        out_ms = self.message(leaves / MB, to_node)
         ahead, back = self._resharding(stage, first, columns)
         weights = int(totals[WEIGHTS])
         most = self._most_reserved(columns)
@@ -313,7 +317,7 @@ class Costs:
         made, _ = self.table(micro // stage.dp[-1], stage.tp[0], stage.algo[-1])
         return int(made[OUTPUT, last - 1])
 
-    def _message(self, size: float, across: bool) -> float:
+    def message(self, size: float, across: bool) -> float:
         """Milliseconds of a message of MB. The place in the table of bandwidths is the published
         one: a small message counts from the table's end."""
         if size <= 0:
