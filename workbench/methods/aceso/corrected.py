@@ -33,7 +33,7 @@ ADAM_BYTES = 28
 NORM_PASSES = 4
 """Over gradients: finite, norm, and a factor that is read and written (updates/step_end.py)."""
 NCCL_MB = 461.0
-"""Of a group of devices. Measured: four groups took 1.8 GiB of each H100 (results/LOG.md)."""
+"""Of a group of devices. Measured: four groups took 1.8 GiB of each H200 (results/LOG.md)."""
 FRAGMENT_MB = FRAGMENT_BYTES / 2**20
 """Assumed, as for all runs (profile/budgets.py): one part in `FRAGMENTS`, at most so much."""
 FAILED_MS = 1e6
