@@ -92,19 +92,24 @@ def looped(dtype: torch.dtype, **net: bool) -> tuple[list[float], nn.Module]:
 
 
 def test_without_staleness_it_is_the_loop_of_torch(tmp_path):
-    """With a layer that is called twice and BatchNorm; 1f1b goes on from its checkpoint, and
-    statistics of stale stages go on from theirs. In bf16 passes read weights of their moment."""
+    """With a layer that is called twice and BatchNorm, or a frozen weight of two stages; 1f1b goes
+    on from its checkpoint, and statistics of stale stages go on from theirs. In bf16 passes read
+    weights of their moment."""
     net = {"called": True, "normed": True}
     like = {"steps": STEPS, "positions": (0, 1, 0), "micros": 1, "how": "well"}
     alone = {"order": "virtual-stages-1f1b", "supremum": 1}
-    fresh, stale, low = streamed(
+    frozen = {"tied": True, "frozen": True}
+    fresh, stale, low, tuned = streamed(
         like | alone | {"folder": str(tmp_path / "fresh"), "then": "1f1b", "net": net},
         like | {"folder": str(tmp_path / "stale"), "net": net},
         like | alone | {"dtype": "bf16"},
+        like | alone | {"net": frozen, "prediction": "msnag"},
     )
     losses, module = looped(torch.float64, **net)
     rounded, _ = looped(torch.bfloat16)
     assert all(one.get("losses") == pytest.approx(rounded, rel=1e-5) for one in low), low
+    wanted, _ = looped(torch.float64, **frozen)
+    assert all(one.get("losses") == pytest.approx(wanted, rel=1e-10) for one in tuned), tuned
     for one, other in zip(fresh, stale, strict=True):
         assert one.get("losses") == pytest.approx(losses, rel=1e-10), one
         assert one["again"] == pytest.approx(losses[STEPS // 2 :], rel=1e-10)
