@@ -226,6 +226,15 @@ class Delayed:
             self._kept[stage][step].added.append(added)
         return loss
 
+    def held_out(self, versions: Sequence[int]) -> float:
+        """The loss of another batch by weights of so many steps of each stage."""
+        given = batch(ROWS, 99)
+        x = given["x"]
+        for kept, version in zip(self._kept, versions, strict=True):
+            weight, bias = kept[version].weights
+            x = (x @ weight.T + bias).tanh()
+        return (x - given["y"]).square().mean().item()
+
     def _read(self, stage: int, micro: int, step: int, since: int) -> list[torch.Tensor]:
         """The weights that a forward pass reads."""
         if self._tied and stage + 1 == len(self._now):

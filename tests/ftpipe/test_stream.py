@@ -33,6 +33,7 @@ CASES = [
     ((0, 1, 0, 1), 1, "sgd", {"own": True, "prediction": "msnag"}),
     ((0, 1, 0), 2, "adam", {"own": True, "prediction": "aggmsnag", "weight_stashing": True}),
     ((0, 1, 1), 1, "adamw", {"own": True, "prediction": "nag"}),
+    ((1, 0, 1), 1, "adamw", {"evaluates": True}),
 ]
 
 
@@ -69,6 +70,10 @@ def test_losses_and_weights_are_those_of_the_declared_versions(tmp_path):
             for name, wanted in reference.weights().items():
                 found = torch.tensor(one["weights"][name], dtype=torch.float64)
                 torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    for one in told:  # of weights when four batches were given, and when all steps had ended
+        seen = [2, 3, 4], [4, 4, 4], [4, 4, 4], [4, 4, 4]
+        wanted = [reference.held_out(versions) for versions in seen]
+        assert one["evaluated"] == pytest.approx(wanted, rel=1e-10)
 
 
 def looped(dtype: torch.dtype, **net: bool) -> tuple[list[float], nn.Module]:

@@ -21,7 +21,7 @@ synchronization while steps run, and no polling.
 
 Steps come in segments. `run` does one of so many steps. `step` begins one that goes on, or does its
 next step: the compute lane's part of it, while other lanes may still update for the step before, as
-far as dependencies allow. `end` waits until they are done.
+far as dependencies allow. `pause` waits for them, and `end` until all is done that was asked.
 
 The first failure stops every lane and is raised in the caller, Ctrl-C and SIGTERM among them: they
 arrive as exceptions in the caller's thread, at any instruction of it. Of steps that were asked one
@@ -179,6 +179,17 @@ class Executor:
             self.fail(error, step)
         if self._stop_at <= step:
             self.end()
+
+    def pause(self) -> None:
+        """Wait until all lanes have done what was asked, in a segment that goes on; raises as
+        `step` does. A pipeline stays as full as it is."""
+        if not self.goes_on:
+            return
+        self._lanes.idle()
+        if self._failure is not None:
+            self.end()
+        if self._streams:
+            torch.cuda.synchronize(self._device)
 
     def end(self) -> None:
         """End a segment that goes on, when all is done that was asked; raises as `step` does."""
