@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,7 @@ from tests.methods.aceso.plans import (
     turns,
 )
 from tests.methods.harness import Silent
-from tests.methods.test_parallel_baselines import Disturbing, children, kill
+from tests.methods.test_parallel_baselines import children
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso import planner as aceso
 from workbench.methods.aceso.files import read_table
@@ -223,15 +225,32 @@ def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):
     assert [told[step] for step in theirs] == pytest.approx([*theirs.values()], rel=1e-5)
 
 
-def test_a_process_that_is_killed_is_named_and_the_store_is_whole(ranks, tmp_path):
-    """While others wait for it in a collective."""
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("SIGKILL", "rank 1 was killed by SIGKILL"), ("SIGSTOP", "hangs: it is stopped")],
+)
+def test_a_process_that_ends_in_a_collective_is_named_and_the_run_goes_on(
+    how, told, ranks, monkeypatch, tmp_path
+):
+    """With the operator in whose sum the other one waits for it. Afterwards the run equals one that
+    nobody disturbed."""
     before, made = children(), plan([(2, END, even(2))])
-    spec = spec_of(made, tmp_path, steps=400, save_every=2)
-    folder = tmp_path / "runs" / "run"
-    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
-        aceso.train(spec, Disturbing(4, lambda: kill(1)), folder)
+    spec, folder = spec_of(made, tmp_path, steps=8, save_every=2), tmp_path / "runs" / "run"
+    with monkeypatch.context() as patch:
+        begun = (sys.executable, "-m", "tests.methods.aceso.rank_driver", how)  # itself has the pid
+        launched = partial(RankLauncher, process=begun)
+        patch.setattr("workbench.training.trained_ranks.RankLauncher", launched)
+        with pytest.raises(RankFailed, match=told) as raised:
+            aceso.train(spec, Silent(), folder)
+    where = r"the backward pass of operator \d+ of stage 0 \(\w+(-\w+)*\)"
+    assert re.search(f"the last that it began is {where}", str(raised.value))
     assert children() <= before
-    assert next(checkpoint.whole(folder / "checkpoints")).manifest.next_step >= 4
+    saved = next(checkpoint.whole(folder / "checkpoints")).manifest.next_step
+    assert 0 < saved < spec.steps
+    report = Silent()
+    found = aceso.train(spec, report, folder)
+    assert [kind for kind, _ in report.events].count("step") == spec.steps - saved
+    assert found.losses == pytest.approx(judged(spec.with_(save_every=0)).losses, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ and sums know (runtime/transport, runtime/updates); the schedule, its proof and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import check, model_of, plan_of
-from workbench.methods.aceso.plan import Stage
+from workbench.methods.aceso.plan import Plan, Stage
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.stepping import stage_schedule
 from workbench.model import make_model
@@ -52,6 +54,8 @@ from workbench.training.run import check_data, load_batches, resolve_device
 
 ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
+LIMITS = replace(trained_ranks.LIMITS, stop_s=4.0)
+"""Others of a stage wait in a collective for a process that is stopped, and none can end."""
 
 
 class Setting(NamedTuple):
@@ -72,13 +76,29 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         raise ValueError("the plan is of another model or batch than the run's")
     check_start(spec, folder, check_data(spec, report, folder))
     teller = plan.gpus - plan.stages[-1].gpus
-    return trained_ranks.train("workbench.methods.aceso.run", spec, report, folder, teller=teller)
+    return trained_ranks.train(
+        "workbench.methods.aceso.run", spec, report, folder, teller=teller, places=places_of(plan),
+        limits=LIMITS,
+    )  # fmt: skip
+
+
+def places_of(plan: Plan) -> list[str]:
+    """Where in a step a process may be: in each operator's passes, or at the step's end."""
+    names, found = [each.name for each in plan.subject.operators().operators], []
+    for index, (start, end) in enumerate(pairwise(plan.starts)):
+        found += [
+            f"the {which} pass of operator {at - start} of stage {index} ({names[at]})"
+            for at in range(start, end) for which in ("forward", "backward")
+        ]  # fmt: skip
+    return [*found, "the sums and the update at the end of a step"]
 
 
 @contextmanager
-def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[PlanTraining]:
+def training(
+    spec: RunSpec, report: trained_ranks.FileReporter, folder: Path
+) -> Iterator[PlanTraining]:
     """In a rank's process: the training of its shards."""
-    made = PlanTraining(spec, report, folder)
+    made = PlanTraining(spec, report, folder, turn=report.turn)
     try:
         yield made
     finally:
@@ -95,9 +115,11 @@ class PlanTraining:
     """The shards of one process."""
 
     def __init__(
-        self, spec: RunSpec, report: Reporter, folder: Path, perturb: Perturb | None = None
-    ) -> None:
-        self._spec, self._report = spec, report
+        self, spec: RunSpec, report: Reporter, folder: Path, perturb: Perturb | None = None,
+        turn: Callable[[int], object] = int,
+    ) -> None:  # fmt: skip
+        """`turn` is told where this process is, by the numbers of `places_of` from 1 on."""
+        self._spec, self._report, self._turn = spec, report, turn
         self.plan = plan = plan_of(spec.options.plan, folder.parents[1])
         self._device = device = resolve_device(spec.device)
         self._meter = device_meter(device, spec.device_memory)
@@ -127,6 +149,7 @@ class PlanTraining:
             operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
             came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
             dtype=dtype, fused=spec.options.fused,
+            turn=lambda operator, backward: turn(1 + 2 * operator + backward),
         )  # fmt: skip
         self._precise = precise = dtype if dtype.itemsize > 2 else torch.float32
         with self._meter:
@@ -187,6 +210,7 @@ class PlanTraining:
         spec, began = self._spec, time.monotonic()
         weight = self._begin(step)
         self._executor.run(step, 1)
+        self._turn(1 + 2 * self.plan.starts[-1])
         self.stage.end(step)
         losses, _ = self._engine.end(step).mean_loss()
         self.weights.add_up()
