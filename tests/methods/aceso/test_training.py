@@ -33,8 +33,10 @@ from tests.methods.aceso.plans import (
     spec_of,
     turns,
 )
-from tests.methods.harness import Silent
+from tests.methods.harness import Silent, fork_ranks
+from tests.methods.plain import made_up_profile
 from tests.methods.test_parallel_baselines import children
+from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso import planner as aceso
 from workbench.methods.aceso.files import read_table
@@ -202,22 +204,28 @@ def test_a_published_plan_trains_narrower(name, ranks, root, tmp_path):
     assert_equals(trained(spec, tmp_path / "runs" / "run"), one, NEAR[precision])
 
 
-def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):
-    """A plan to another one to plain training: each goes on as one process would. Evaluations are
-    one process's, too."""
+def test_checkpoints_go_on_under_plans_and_other_methods(ranks, monkeypatch, tmp_path):
+    """A plan to 1F1B to another plan to Harmony to the first plan to plain training, a step each:
+    all go on as one process would. Evaluations are one process's, too."""
+    fork_ranks(monkeypatch)
+    ranks("")
+    monkeypatch.setattr("workbench.training.ranks.profile_for", lambda s, *_: made_up_profile(s))
     one = plan([(1, 6, some()), (1, END, even())])
     other = plan([(2, END, turns(1, 2))], micro=6)
-    ends, runs = (2, 4, 6), tmp_path / "runs"
+    turn, runs = (one, "1f1b", other, "harmony-pp", one, "plain"), tmp_path / "runs"
     of = {"steps": 6, "eval_every": 3, "eval_samples": 8}
     whole = spec_of(one, tmp_path, **of).with_(method="plain", ranks=1)
     wanted = plain_method.train(whole, Silent(), runs / "whole")
     found, before = None, ""
-    for number, made in enumerate((one, other, None)):
-        spec = spec_of(made, tmp_path / str(number), **of) if made else whole
-        spec = spec.with_(steps=ends[number], lr_decay_steps=6, save_every=2, start_from=before)
-        method = aceso if made else plain_method
-        before = str(runs / str(number))
-        found = method.train(spec, Silent(), Path(before))
+    for end, made in enumerate(turn, 1):
+        if isinstance(made, str):
+            micros = 1 + (made == "1f1b")
+            spec = whole.with_(method=made, ranks=1 + (made != "plain"), microbatches=micros)
+        else:
+            spec = spec_of(made, tmp_path / str(end), **of)
+        spec = spec.with_(steps=end, lr_decay_steps=6, save_every=1, start_from=before)
+        before = str(runs / str(end))
+        found = methods.load(spec.method).train(spec, Silent(), Path(before))
     assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
     told, theirs = (
         {one["step"]: one["loss"] for one in each.evaluations} for each in (found, wanted)
