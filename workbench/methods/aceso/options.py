@@ -36,6 +36,9 @@ class Options(Common):
         """The plan's digest, its model and batch. Keeps the plan."""
         if not self.plan:
             raise ValueError("plan is missing; give the file of a plan: --plan FILE")
+        if spec.compile == "on":
+            raise ValueError(f"compile is on; operators of {spec.method} run as they are, so it "
+                             "must be auto or off")  # fmt: skip
         plan = plan_of(self.plan, results)
         check(plan, spec.ranks)
         model = model_of(plan, spec.model)
