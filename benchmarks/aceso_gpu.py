@@ -27,7 +27,8 @@ from workbench.methods.aceso.options import model_of
 from workbench.methods.aceso.plan import Plan, Stage, subject_of
 from workbench.methods.aceso.profiled import chain_of, variants_of, write_profiles
 from workbench.profile.machine import this_machine
-from workbench.profile.shards import Repeats, shard_costs
+from workbench.profile.shard_store import shard_costs
+from workbench.profile.shards import Repeats
 from workbench.profile.store import silent
 from workbench.training import trained_ranks
 

@@ -27,7 +27,7 @@ from workbench.model.sharded.transformer import Attention
 from workbench.profile.bench import marked, timed, torch_device
 from workbench.profile.shards import Chain, Exchange, Repeats, ShardCost, Variant
 from workbench.profile.timing import Timing, summarize
-from workbench.runtime.memory.device_budget import DeviceMeter, device_meter
+from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory
 
@@ -127,7 +127,7 @@ class Timer:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    # -- what a call computes with ------------------------------------------------------------------
+    # -- what a call computes with ------------------------------------------------------------
 
     def _module(self, call: range, variant: Variant) -> Sharded:
         chain, algo = self._chain, variant.algo
@@ -196,7 +196,7 @@ class Timer:
                         held[each.extra.name] = there[each.what]
         return found
 
-    # -- measuring ----------------------------------------------------------------------------------
+    # -- measuring ----------------------------------------------------------------------------
 
     def _cost(self, call: range, variant: Variant) -> ShardCost:
         chain, algo, meter = self._chain, variant.algo, self._meter
@@ -252,7 +252,9 @@ class Timer:
             parameters=sum(each.numel() for each in module.parameters()), exchanges=noted,
         )  # fmt: skip
 
-    def _timed(self, forward: Any, backward: Any, above: list[Tensor]) -> tuple[list[Timing], float]:
+    def _timed(
+        self, forward: Any, backward: Any, above: list[Tensor]
+    ) -> tuple[list[Timing], float]:
         """Both passes, again and again, one behind the other; and the host's seconds of them."""
         repeats, device, graphs = self._repeats, self._device, []
         actions = [lambda: graphs.append(forward()), lambda: backward(graphs.pop(), above)]

@@ -1,29 +1,19 @@
-"""Costs of a model's operators, each with the shards that one device of a row has.
+"""Costs of a model's operators, each with the shards that one device of a row has, as data.
 
 A device times its own shards, and notes what it would exchange with the others of its row: so one
-device profiles any tp. Shards that compute alike are measured once, whichever operators have them,
-and every one is stored as soon as it is known (store.py says where): a profile that was killed goes
-on where it was. What a device has no room for is None.
-
-Nothing here imports torch until something is measured.
+device profiles any tp. Shards that compute alike have one key, whichever operators have them. Here
+is what is measured; shard_timing.py measures, and shard_store.py keeps it. Imports no torch.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from workbench.core.model_spec import ModelSpec
 from workbench.model.operators import OperatorList
 from workbench.model.operators.places import FUSED, Form, Handed, Place, fuses, handed, places
-from workbench.profile.files import FORMAT, measuring, now, stored, write
-from workbench.profile.machine import Machine, this_machine
-from workbench.profile.store import drifted, folder_of
-from workbench.profile.table import Echo
 
 DIVIDED = frozenset({"embedding", "head", "conv", "downsample-add"})
 """Kinds whose weights tp divides, though their tensors are whole."""
@@ -63,19 +53,6 @@ class ShardCost:
     """Beyond what was there before the backward pass."""
     parameters: int
     exchanges: tuple[Exchange, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardCosts:
-    """Costs of one model's shards."""
-
-    machine: Machine
-    measured: str
-    """When the first was."""
-    probe_s: float
-    """A matrix product, timed just before."""
-    costs: dict[str, ShardCost | None]
-    """By what is computed (`Chain.key`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +118,9 @@ class Chain:
     def into(self, call: range) -> Form | None:
         """The tensor that a call takes; None where it is the model's input."""
         first = self.operators.operators[call.start]
-        return None if first.kind == "embedding" or not call.start else self.places[call[0] - 1].form
+        return (
+            None if first.kind == "embedding" or not call.start else self.places[call[0] - 1].form
+        )
 
     def sharded(self, at: int, side: int, algo: int) -> bool:
         """Whether an operator's input (side 0) or output (1) comes in shards."""
@@ -167,52 +146,6 @@ class Chain:
             if first.kind in DIVIDED and first.tunable and last.kind != "embedding":
                 told["algo"] = algo
         return json.dumps(told)
-
-
-def path_of(chain: Chain, results: Path, machine: Machine) -> Path:
-    """Where costs of a model's shards lie."""
-    text = json.dumps([FORMAT, chain.spec.to_dict(), chain.dtype, chain.fused], sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return folder_of(results, machine) / f"shards-{key}.json"
-
-
-def shard_costs(
-    chain: Chain, variants: Iterable[Variant], results: Path, echo: Echo, *, device: str = "auto",
-    repeats: Repeats | None = None, budget: int | None = None, fresh: bool = False,
-) -> ShardCosts:  # fmt: skip
-    """Costs of all calls of all variants on this machine. Each that is stored and holds here is
-    taken; the others are measured now, unless `repeats` is None, and stored one by one. `budget`
-    are bytes of the device that shards may take."""
-    machine = this_machine(device)
-    path = path_of(chain, results, machine)
-    wanted: dict[str, tuple[range, Variant]] = {}
-    for variant in variants:
-        for call in chain.calls():
-            wanted.setdefault(chain.key(call, variant), (call, variant))
-    with measuring(path, echo):
-        found = None if fresh else stored(path, machine, ShardCosts, echo)
-        left = [key for key in wanted if found is None or key not in found.costs]
-        if left and repeats is None:
-            raise ValueError(f"{len(left)} of {len(wanted)} operators are not profiled here yet")
-        if not left:
-            return found
-        from workbench.profile.measure import probe
-        from workbench.profile.shard_timing import Timer
-
-        if found and drifted(machine, found.probe_s, chain.dtype, echo):
-            found, left = None, [*wanted]
-        if found is None:
-            found = ShardCosts(machine=machine, measured=now(), costs={},
-                               probe_s=probe(machine.device, chain.dtype))  # fmt: skip
-        echo(f"{len(wanted) - len(left)} of {len(wanted)} shards that differ are stored")
-        with Timer(chain, machine.device, repeats, budget) as timer:
-            for number, key in enumerate(left, 1):
-                cost = timer.cost(*wanted[key])
-                found = replace(found, costs={**found.costs, key: cost})
-                write(path, asdict(found))
-                if number % 20 == 0 or number == len(left):
-                    echo(f"{number} of {len(left)} measured")
-    return found
 
 
 def kept_bytes(chain: Chain, costs: dict[range, ShardCost]) -> dict[range, int]:

@@ -32,7 +32,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Flags of a model and of its memory."""
     add = parser.add_argument
     add("--model-name", choices=tuple(SIZES), default="gpt", help="model (default gpt)")
-    add("--model-size", metavar="SIZE", help="size, such as 1_3B, or tiny (default: of the small profiles)")
+    add(
+        "--model-size",
+        metavar="SIZE",
+        help="size, such as 1_3B, or tiny (default: of the small profiles)",
+    )
     add("--num-layers", type=int, metavar="L", help="layers, where they are not the size's")
     add("--global-batch-size", type=int, metavar="B", help="samples of an iteration")
     micro = "samples of micro-batches to try (default 1 2 4 8; resnet 16 32 48 64)"

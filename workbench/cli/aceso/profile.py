@@ -23,7 +23,8 @@ from workbench.methods.aceso.plan import subject_of
 from workbench.methods.aceso.profiled import chain_of, variants_of, write_profiles
 from workbench.model.operators.sizes import CLASSES, VOCABULARY
 from workbench.profile.machine import this_machine
-from workbench.profile.shards import Repeats, shard_costs
+from workbench.profile.shard_store import shard_costs
+from workbench.profile.shards import Repeats
 from workbench.runs.store import REPOSITORY_RESULTS
 
 TINY_VOCABULARY = 256
@@ -70,7 +71,9 @@ def _add_repeats(parser: argparse.ArgumentParser, warmup: int) -> None:
 
 def _profile_p2p(given: argparse.Namespace) -> int:
     if not 1 <= given.max_data_size <= MOST_MB:
-        raise ValueError(f"--max-data-size is {given.max_data_size}; it must be from 1 to {MOST_MB}")
+        raise ValueError(
+            f"--max-data-size is {given.max_data_size}; it must be from 1 to {MOST_MB}"
+        )
     repeats = Repeats(warmup=given.prof_warmup_time, times=tuple(given.prof_repeat_time))
     machine = this_machine(given.device)
     if machine.device == "cuda" and (count := len(gpus())) < 2:

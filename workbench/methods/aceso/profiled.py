@@ -19,7 +19,8 @@ from workbench.methods.aceso.database import COLUMNS, OUT_OF_MEMORY
 from workbench.methods.aceso.plan import Subject
 from workbench.model.named import LISTS, SHAPE, bottlenecks_of
 from workbench.model.operators.places import Form
-from workbench.profile.shards import Chain, Exchange, ShardCost, ShardCosts, Variant, kept_bytes
+from workbench.profile.shard_store import ShardCosts
+from workbench.profile.shards import Chain, Exchange, ShardCost, Variant, kept_bytes
 
 MB = 1 << 20
 US = 1e6
