@@ -17,6 +17,7 @@ from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
 from workbench.core.schema import read_as
 from workbench.model.operators import OperatorList, operator_list, published_sizes
+from workbench.model.operators.sizes import TINY
 
 Flag = Literal[0, 1]
 MOST_GPUS = 255
@@ -127,11 +128,12 @@ class Plan:
 
 def subject_of(
     model: str, size: str, batch: int, layers: int | None = None, seq: int | None = None,
-    target_seq: int | None = None,
+    target_seq: int | None = None, hidden: int | None = None, heads: int | None = None,
 ) -> Subject:  # fmt: skip
-    """A published model, of another depth or other lengths where these are given. Raises
-    ValueError."""
-    sizes = published_sizes("gpt" if model == "scale-layer" else model)
+    """A published model, or a ``tiny`` one, of another depth, width or other lengths where these
+    are given. Raises ValueError."""
+    family = "gpt" if model == "scale-layer" else model
+    sizes = {**published_sizes(family), "tiny": TINY[family]}
     if model == "scale-layer":
         model, size = "gpt", "scale-layer"
         if layers is None:
@@ -143,7 +145,10 @@ def subject_of(
     known = sizes[size]
     shape = dict(known.shape)
     for key, value in (("seq_length", seq), ("encoder_seq_length", seq),
-                       ("decoder_seq_length", target_seq)):  # fmt: skip
+                       ("decoder_seq_length", target_seq), ("hidden_size", hidden),
+                       ("num_attention_heads", heads)):  # fmt: skip
+        if value is not None and value < 1:
+            raise ValueError(f"{key} is {value}; it must be 1 or more")
         if value is not None and key in shape:
             shape[key] = value
     return Subject(
