@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from workbench.core.model_spec import ModelSpec
 from workbench.model.operators import OperatorList
-from workbench.model.operators.places import FUSED, Form, Handed, Place, fuses, handed, places
+from workbench.model.operators.place import Form, Place
+from workbench.model.operators.places import Handed, fused, handed, places
 
 DIVIDED = frozenset({"embedding", "head", "conv", "downsample-add"})
 """Kinds whose weights tp divides, though their tensors are whole."""
@@ -105,8 +106,7 @@ class Chain:
         """Operators of each call, in order."""
         found, at, every = [], 0, self.operators.operators
         while at < len(every):
-            own = every[at : at + len(FUSED)]
-            count = len(FUSED) if self.fused and fuses(own, self.places[at]) else 1
+            count = fused(every[at:], self.places[at]) if self.fused else 1
             found.append(range(at, at + count))
             at += count
         return found
