@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from workbench.core.model_spec import ModelSpec
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
-from workbench.methods.aceso.plan import Plan, load_plan
-from workbench.model.named import LISTS, SHAPE, bottlenecks_of
+from workbench.methods.aceso.plan import Plan, load_plan, read_plan
+from workbench.model.named import ALSO, LISTS, SHAPE, bottlenecks_of
 
 PLANS = "plans"
 """Folder, among results, of plans that were trained, each under its digest."""
@@ -23,30 +24,47 @@ class Options(Common):
     """Aceso's options."""
 
     plan: str = ""
-    """File of the plan, as the search writes it; the model's sizes and the batch are the plan's. A
-    plan that was trained is kept among the results, under its digest."""
+    """File of the plan, as the search writes it. The model and the batch are the plan's; widths,
+    lengths and a batch that are given beside it take the places of its own, so that a machine with
+    less memory trains it narrower. A plan that was trained is kept among the results, under its
+    digest."""
     fused: bool = True
     """Whether attention, from scores to context, is one call where the plan divides all of it
     alike."""
 
     uneven: ClassVar[bool] = True
 
+    @classmethod
+    def told(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan's model and batch."""
+        path = user_path(str(given.get("plan") or ""))
+        if not path.is_file():
+            return {}
+        plan = load_plan(path)
+        return {"model": sizes_of(plan), "batch": plan.subject.batch}
+
     def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
-        """The plan's digest, its model and batch. Keeps the plan."""
+        """The plan's digest, and its number of micro-batches. Keeps the plan."""
         if not self.plan:
             raise ValueError("plan is missing; give the file of a plan: --plan FILE")
-        plan = plan_of(self.plan, results)
+        plan = narrowed(plan_of(self.plan, results), spec)
         check(plan, spec.ranks)
-        text = plan.to_json()
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        kept = results / PLANS / f"{digest}.json"
-        if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(text)
-        return {
-            "plan": digest, "model": model_of(plan, spec.model), "batch": plan.subject.batch,
-            "microbatches": -(-plan.subject.batch // plan.micro),
-        }  # fmt: skip
+        micros = -(-plan.subject.batch // plan.micro)
+        if spec.microbatches not in (1, micros):
+            raise ValueError(f"microbatches is {spec.microbatches}; the plan has micro-batches of "
+                             f"{plan.micro} samples, so it must be {micros}")  # fmt: skip
+        return {"plan": keep(plan, results), "microbatches": micros}
+
+
+def keep(plan: Plan, results: Path) -> str:
+    """Write a plan among results. Returns its digest, by which a run names it."""
+    text = plan.to_json()
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    kept = results / PLANS / f"{digest}.json"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(text)
+    return digest
 
 
 def plan_of(named: str, results: Path) -> Plan:
@@ -71,10 +89,6 @@ def check(plan: Plan, ranks: int) -> None:
             f"the partition dimension of an operator is {most}; {subject.model} has the usual one "
             "alone, 0"
         )
-    shape = dict(subject.shape)
-    hidden, heads = shape.get("hidden_size", 0), shape.get("num_attention_heads", 1)
-    if "kv_channels" not in shape and hidden % heads:
-        raise ValueError(f"hidden_size is {hidden}; {heads} heads must divide it")
     if isinstance(subject.layers, tuple) and subject.layers != bottlenecks_of(sum(subject.layers)):
         raise ValueError(
             f"num_layers is {list(subject.layers)}; of so many blocks trained are "
@@ -82,11 +96,28 @@ def check(plan: Plan, ranks: int) -> None:
         )
 
 
-def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
-    """The plan's model; vocabulary, dropout and ties are the spec's."""
-    sizes = {SHAPE[key]: value for key, value in plan.subject.shape if key in SHAPE}
-    layers = plan.subject.layers
-    if isinstance(layers, tuple):
-        layers, sizes["heads"], sizes["tied"] = sum(layers), 1, False
+def sizes_of(plan: Plan) -> dict[str, Any]:
+    """Fields of the plan's model, with the published vocabulary."""
     family = next(each for each, name in LISTS.items() if name == plan.subject.model)
-    return replace(spec, family=family, layers=layers, **sizes)
+    layers = plan.subject.layers
+    layers = layers if isinstance(layers, int) else sum(layers)
+    own = {SHAPE[key]: value for key, value in plan.subject.shape if key in SHAPE}
+    return {"family": family, **ALSO[family], "layers": layers, **own}
+
+
+def narrowed(plan: Plan, spec: RunSpec) -> Plan:
+    """The plan with a spec's widths, lengths and batch, its operators as they are. Raises
+    ValueError for a spec of another model, and for widths that the plan does not divide."""
+    model, sizes = spec.model, sizes_of(plan)
+    for name in ("family", "layers", "decoder_layers"):
+        wanted = sizes.get(name, sizes["layers"])
+        if (given := getattr(model, name)) not in (wanted, *[None] * (name == "decoder_layers")):
+            raise ValueError(f"{name} is {given!r}; the plan deals the operators of {wanted!r}, "
+                             "and widths and lengths alone may be others")  # fmt: skip
+    shape = dict(plan.subject.shape)
+    told = {key: getattr(model, SHAPE[key]) for key in shape if key in SHAPE}
+    wanted = shape | {key: value for key, value in told.items() if value is not None}
+    if wanted == shape and spec.batch == plan.subject.batch:
+        return plan
+    made = plan.to_dict() | wanted | {"global_batch_size": spec.batch}
+    return read_plan(json.dumps(made), "the plan, with other sizes")

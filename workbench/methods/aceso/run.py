@@ -21,7 +21,7 @@ from workbench.core.division import divide
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.methods.aceso.options import check, model_of, plan_of
+from workbench.methods.aceso.options import check, narrowed, plan_of
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.stepping import stage_schedule
@@ -68,7 +68,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     ValueError for a plan that cannot be trained, OutOfMemory past a device's budget, RankFailed."""
     plan = plan_of(spec.options.plan, folder.parents[1])
     check(plan, spec.ranks)
-    if model_of(plan, spec.model) != spec.model or plan.subject.batch != spec.batch:
+    if narrowed(plan, spec) != plan:
         raise ValueError("the plan is of another model or batch than the run's")
     check_start(spec, folder, check_data(spec, report, folder))
     teller = plan.gpus - plan.stages[-1].gpus
