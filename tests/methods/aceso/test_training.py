@@ -33,6 +33,7 @@ from tests.methods.aceso.plans import (
 )
 from tests.methods.harness import Silent
 from tests.methods.test_parallel_baselines import Disturbing, children, kill
+from workbench.cli import main
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso import planner as aceso
 from workbench.methods.aceso.files import read_table
@@ -237,6 +238,28 @@ def test_what_a_plan_cannot_be_is_refused(given, told, root, tmp_path):
     with pytest.raises(ValueError, match=told):
         settled(spec, tmp_path)
     assert not (tmp_path / "plans").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "gpus", "more", "shapes"),
+    [
+        # Stages of equal depth, all recomputed; stages of one and two devices.
+        ("megatron", 2, ["--memory-limit", "5500"], [(1, 1, True), (1, 1, True)]),
+        later("alpa", 3, [], [(1, 1, False), (1, 2, False)]),
+    ],
+)
+def test_plans_of_comparators_train_narrower(verb, gpus, more, shapes, ranks, tmp_path):
+    """The file that their commands save, of two stages, is trained as another plan is."""
+    words = ["--num-gpus-per-node", str(gpus), "--num-layers", "2", "--global-batch-size", "6",
+             "--start-num-stages", "2", "--config-save-path", str(tmp_path / "plans")]  # fmt: skip
+    assert main(["aceso", verb, *words, *more]) == 0
+    (saved,) = (tmp_path / "plans").iterdir()
+    sizes = {key: getattr(MODEL, field) for key, field in KEYS.items()}
+    told = json.loads(saved.read_text())
+    made = read_plan(json.dumps({k: sizes.get(k, v) for k, v in told.items()}), verb)
+    assert [(s.tp[1], s.dp[1], s.recompute[1] == 1) for s in made.stages] == shapes
+    spec = spec_of(made, tmp_path, steps=6)
+    assert_equals(trained(spec, tmp_path / "runs" / "run"), judged(spec), NEAR["fp32"])
 
 
 def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):

@@ -7,8 +7,8 @@ from itertools import count, product
 
 import pytest
 
+from benchmarks.aceso_random import best_of_all, random_space
 from tests.unit.aceso.cases import costs_of, golden_plan, small_ask, small_space
-from tests.unit.aceso.enumeration import best_of_all, random_space
 from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.bound import least_time
 from workbench.methods.aceso.exact import Uniform

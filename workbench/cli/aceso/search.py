@@ -139,17 +139,9 @@ class _Progress:
 def tell(outcome: Outcome, given: argparse.Namespace) -> int:
     """Print what was found and save its plans. Returns the exit code."""
     code = 0 if outcome.whole else INTERRUPTED
-    best = outcome.best
+    best = outcome.chosen() if outcome.whole else outcome.best
     if best is None:
-        if not outcome.whole:
-            return code
-        raise ValueError(f"no number of stages lets {outcome.space.cluster.gpus} GPUs be dealt in "
-                         f"powers of two, up to tp {outcome.space.most_tp}")  # fmt: skip
-    if not outcome.fits and outcome.whole:
-        limit, need = outcome.space.cluster.memory, best.cost.memory
-        raise ValueError(f"nothing fits in {limit:,.0f} MB a GPU: the nearest plan, of "
-                         f"{len(best.plan.stages)} stages, takes {need:,.0f} MB, "
-                         f"{need - limit:,.0f} more")  # fmt: skip
+        return code
     files = _saved(outcome, given) if outcome.fits else []
     if given.json:
         told: dict[str, Any] = outcome.to_dict()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from workbench.core.model_spec import ModelSpec
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, load_plan, read_plan
 from workbench.model.named import ALSO, LISTS, SHAPE, bottlenecks_of
+from workbench.model.operators.llama_places import LLAMA, is_llama, llama_shape
 
 PLANS = "plans"
 """Folder, among results, of plans that were trained, each under its digest."""
@@ -36,12 +38,16 @@ class Options(Common):
 
     @classmethod
     def told(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The plan's model and batch."""
+        """The plan's model, with the published vocabulary, and its batch."""
         path = user_path(str(given.get("plan") or ""))
         if not path.is_file():
             return {}
         plan = load_plan(path)
-        return {"model": sizes_of(plan), "batch": plan.subject.batch}
+        batch = {"batch": plan.subject.batch}
+        if plan.subject.model == LLAMA:
+            return batch
+        sizes = sizes_of(plan)
+        return {"model": ALSO[sizes["family"]] | sizes, **batch}
 
     def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
         """The plan's digest, and its number of micro-batches. Keeps the plan."""
@@ -53,7 +59,8 @@ class Options(Common):
         if spec.microbatches not in (1, micros):
             raise ValueError(f"microbatches is {spec.microbatches}; the plan has micro-batches of "
                              f"{plan.micro} samples, so it must be {micros}")  # fmt: skip
-        return {"plan": keep(plan, results), "microbatches": micros}
+        model = model_of(plan, spec.model)
+        return {"plan": keep(plan, results), "model": model, "microbatches": micros}
 
 
 def keep(plan: Plan, results: Path) -> str:
@@ -97,27 +104,58 @@ def check(plan: Plan, ranks: int) -> None:
 
 
 def sizes_of(plan: Plan) -> dict[str, Any]:
-    """Fields of the plan's model, with the published vocabulary."""
-    family = next(each for each, name in LISTS.items() if name == plan.subject.model)
+    """Fields of the plan's model that its operators decide."""
+    sizes: dict[str, Any] = {SHAPE[key]: own for key, own in plan.subject.shape if key in SHAPE}
     layers = plan.subject.layers
-    layers = layers if isinstance(layers, int) else sum(layers)
-    own = {SHAPE[key]: value for key, value in plan.subject.shape if key in SHAPE}
-    return {"family": family, **ALSO[family], "layers": layers, **own}
+    if isinstance(layers, tuple):
+        layers, sizes["heads"], sizes["tied"] = sum(layers), 1, False
+    family = next(each for each, name in LISTS.items() if name == plan.subject.model)
+    return {"family": family, "layers": layers, **sizes}
+
+
+def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
+    """The plan's model; vocabulary, dropout and ties are the spec's."""
+    if plan.subject.model == LLAMA:
+        check_llama(plan, spec)
+        return replace(spec, seq=dict(plan.subject.shape)["seq_length"])
+    return replace(spec, **sizes_of(plan))
 
 
 def narrowed(plan: Plan, spec: RunSpec) -> Plan:
-    """The plan with a spec's widths, lengths and batch, its operators as they are. Raises
-    ValueError for a spec of another model, and for widths that the plan does not divide."""
-    model, sizes = spec.model, sizes_of(plan)
+    """The plan with a spec's widths, lengths and batch, its operators as they are; of a model with
+    a configuration the batch alone may be another. Raises ValueError for a spec of another model,
+    and for widths that the plan does not divide."""
+    shape = dict(plan.subject.shape)
+    told = _told(plan, spec.model) if plan.subject.model != LLAMA else {}
+    if told.items() <= shape.items() and spec.batch == plan.subject.batch:
+        return plan
+    made = plan.to_dict() | told | {"global_batch_size": spec.batch}
+    return read_plan(json.dumps(made), "the plan, with other sizes")
+
+
+def _told(plan: Plan, model: ModelSpec) -> dict[str, int]:
+    """The model's widths and lengths by the keys of the plan's file."""
+    sizes = sizes_of(plan)
     for name in ("family", "layers", "decoder_layers"):
         wanted = sizes.get(name, sizes["layers"])
         if (given := getattr(model, name)) not in (wanted, *[None] * (name == "decoder_layers")):
             raise ValueError(f"{name} is {given!r}; the plan deals the operators of {wanted!r}, "
                              "and widths and lengths alone may be others")  # fmt: skip
-    shape = dict(plan.subject.shape)
-    told = {key: getattr(model, SHAPE[key]) for key in shape if key in SHAPE}
-    wanted = shape | {key: value for key, value in told.items() if value is not None}
-    if wanted == shape and spec.batch == plan.subject.batch:
-        return plan
-    made = plan.to_dict() | wanted | {"global_batch_size": spec.batch}
-    return read_plan(json.dumps(made), "the plan, with other sizes")
+    own = ((key, getattr(model, SHAPE[key])) for key, _ in plan.subject.shape if key in SHAPE)
+    return {key: value for key, value in own if value is not None}
+
+
+def check_llama(plan: Plan, spec: ModelSpec) -> None:
+    """Raise ValueError for a configuration of another model than the plan's."""
+    if not is_llama(spec):
+        raise ValueError(f"the plan is of {LLAMA}; its configuration is missing: give --hf-config "
+                         "FILE")  # fmt: skip
+    own, there = llama_shape(spec.family), dict(plan.subject.shape)
+    wanted = {
+        "num_layers": spec.layers, "hidden_size": spec.hidden, "num_attention_heads": spec.heads,
+        "num_key_value_heads": own.keys, "ffn_hidden_size": own.inner,
+    }  # fmt: skip
+    there["num_layers"] = plan.subject.layers
+    for key, value in wanted.items():
+        if there[key] != value:
+            raise ValueError(f"{key} is {there[key]}; {spec.family} has {value}")
