@@ -1,7 +1,7 @@
 """Aceso's planner on this machine: how good its plans are, and what finding them takes; and plans
 on GPUs, measured (aceso_two.py).
 
-    python -m benchmarks.aceso search [--only gpt] [--database DIR]
+    python -m benchmarks.aceso search [--only gpt] [--cost ours] [--database DIR]
     python -m benchmarks.aceso --only two-gpus --out FOLDER [--size smoke]
 
 The search tells how far costs of the published plans are from the artifact's, and how far found
@@ -56,6 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="?", choices=("search",))
     parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--cost", choices=("published", "ours"), default="published")
     parser.add_argument("--database", type=Path)
     parser.add_argument("--size", choices=tuple(aceso_two.SIZES), default="full")
     parser.add_argument("--out", type=Path)
@@ -76,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print("  ".join(f"{each:>12}" for each in HEAD))
     for case in _cases([name for name in chosen if name in SMALL], given.database):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            line = pool.submit(_measured, *case).result()
+            line = pool.submit(_measured, *case, given.cost).result()
             print("  ".join(f"{each:>12}" for each in line), flush=True)
     return 0
 
@@ -129,11 +130,11 @@ def _cases(models: list[str], database: Path | None) -> Iterator[tuple[str, int,
             yield from (("scale-layer", layers, database, name) for name in searches[:2])
 
 
-def _measured(model: str, layers: int, database: Path, name: str) -> tuple[str, ...]:
+def _measured(model: str, layers: int, database: Path, name: str, cost: str) -> tuple[str, ...]:
     size, batch = SMALL.get(model, ("", 1024))
     subject = subject_of(model, size, batch, layers=layers or None)
     per_node, memory = (8, 28000) if layers else (4, 12000)
-    ask = Ask(subject=subject, database=database,
+    ask = Ask(subject=subject, database=database, cost=cost,
               cluster=Cluster(nodes=1, per_node=per_node, memory=memory))  # fmt: skip
     begun, space, counts = time.process_time(), ask.space(), ask.stages(None, None)
     outcome = Outcome(space=space, bound=least_time(space))
@@ -146,7 +147,9 @@ def _measured(model: str, layers: int, database: Path, name: str) -> tuple[str, 
     cpu = time.process_time() - begun
     best = outcome.best.cost.time
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    told = f"{best / PUBLISHED[model] - 1:+.2%}" if model in PUBLISHED else ""
+    told = (
+        f"{best / PUBLISHED[model] - 1:+.2%}" if model in PUBLISHED and cost == "published" else ""
+    )
     rated = sum(found.explored for found in outcome.found.values())
     return (
         f"{model} {layers or size}", name, f"{best:,.2f}", told,

@@ -25,6 +25,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--num-nodes", type=int, default=1, metavar="N", help="nodes (default 1)")
     add("--num-gpus-per-node", type=int, default=4, metavar="N", help="GPUs of a node (default 4)")
     add("--cost", choices=("published",), default="published", help="the cost model")
+    add("--cost", choices=("published", "ours"), default="published",
+        help="the cost model: the published one (default), or with what it leaves out")  # fmt: skip
     add("--json", action="store_true", help="print JSON, and nothing else")
 
 
@@ -72,5 +74,5 @@ def ask_of(given: argparse.Namespace) -> Ask:
     return Ask(
         subject=subject, cluster=cluster_of(given, given.memory_limit), most_tp=given.max_tp,
         database=given.profiled_time_path, micros=tuple(given.micro_batch_size),
-        margin=getattr(given, "peak_mem_in_backward", 0.0),
+        margin=getattr(given, "peak_mem_in_backward", 0.0), cost=given.cost,
     )  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from workbench.methods.aceso.corrected import Corrected
 from workbench.methods.aceso.costs import NEVER, Costs
 from workbench.methods.aceso.database import FORWARD, read_database
 from workbench.methods.aceso.plan import Plan, Subject
@@ -28,6 +30,8 @@ class Ask:
     """0: all devices of a node."""
     margin: float = 0.0
     """MB that recomputation leaves free."""
+    cost: Literal["published", "ours"] = "published"
+    """The cost model: the published one, or the one that corrects it (corrected.py)."""
 
     def __post_init__(self) -> None:
         cluster = self.cluster
@@ -50,8 +54,12 @@ class Ask:
     def costs(self) -> Costs:
         """Costs of the model's stages. Raises ValueError for a database that does not serve."""
         operators = self.subject.operators()
-        database = read_database(self.database, self.subject.name, operators)
-        return Costs(operators, database, half=self.subject.half, per_node=self.cluster.per_node)
+        subject, cluster = self.subject, self.cluster
+        database = read_database(self.database, subject.name, operators)
+        common = {"half": subject.half, "per_node": cluster.per_node}
+        if self.cost == "published":
+            return Costs(operators, database, **common)
+        return Corrected(operators, database, **common, gpus=cluster.gpus, batch=subject.batch)
 
     def space(self) -> Space:
         """The plans that may be made. Raises ValueError."""

@@ -19,7 +19,7 @@ from workbench.core.division import divide
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, Stage
 from workbench.methods.pipeline.orders import lists
-from workbench.methods.pipeline.stepping import stage_schedule
+from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.model.base import Context, LayeredModel
 from workbench.model.operators.places import places
 from workbench.runtime.executor.executor import Executor, Perturb

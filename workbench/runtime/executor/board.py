@@ -52,6 +52,10 @@ class Failed(RuntimeError):
     """Another rank failed, or the run was stopped; its own cause is told by that rank."""
 
 
+class Stopped(Failed):
+    """Another lane failed, or the run was cancelled; the cause is raised in the caller."""
+
+
 class Board:
     """Shared counts, one an action and replica; `path` is a file that `make` made."""
 
