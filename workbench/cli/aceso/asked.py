@@ -24,7 +24,6 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--profiled-time-path", type=Path, default=DATABASE, metavar="DIR", help=told)
     add("--num-nodes", type=int, default=1, metavar="N", help="nodes (default 1)")
     add("--num-gpus-per-node", type=int, default=4, metavar="N", help="GPUs of a node (default 4)")
-    add("--cost", choices=("published",), default="published", help="the cost model")
     add("--cost", choices=("published", "ours"), default="published",
         help="the cost model: the published one (default), or with what it leaves out")  # fmt: skip
     add("--json", action="store_true", help="print JSON, and nothing else")
