@@ -44,6 +44,8 @@ from workbench.methods.aceso.files import read_table
 from workbench.methods.aceso.plan import Plan, read_plan
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import RankLauncher
+from workbench.runs.overrides import make_spec
+from workbench.runs.resolve import resolve, settled
 from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
 
@@ -205,6 +207,43 @@ def test_a_published_plan_trains_narrower(name, ranks, root, tmp_path):
     assert_equals(trained(spec, tmp_path / "runs" / "run"), one, NEAR[precision])
 
 
+def test_flags_make_a_published_plan_narrower(ranks, root, tmp_path):
+    """Four stages of GPT 1.3B's operators, cut and recomputed as they are."""
+    table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
+    file = tmp_path / "plan.json"
+    file.write_text(table["small_gpt_1_3B_4gpu_4stages.json"])
+    narrow = {"hidden": 16, "heads": 4, "seq": 8, "vocab": 256, "batch": 3, "steps": 3}
+    given = {"method": "aceso", "plan": str(file), "ranks": 4, "device": "cpu", **narrow}
+    spec = resolve(make_spec(given), tmp_path)
+    kept = json.loads((tmp_path / "plans" / f"{spec.options.plan}.json").read_text())
+    told = json.loads(file.read_text())
+    assert {key for key in told if told[key] != kept[key]} == {
+        "hidden_size", "num_attention_heads", "seq_length", "global_batch_size",
+    }  # fmt: skip
+    assert (spec.model.layers, spec.microbatches) == (24, 3)
+    found = trained(spec, tmp_path / "runs" / "run")
+    assert_equals(found, written(spec, tmp_path / "runs" / "one"), NEAR["fp32"])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"layers": 12}, "layers is 12; the plan deals the operators of 24"),
+        ({"family": "bert"}, "family is 'bert'; the plan deals the operators of 'gpt'"),
+        ({"microbatches": 4}, "microbatches is 4; the plan has micro-batches of"),
+        ({"heads": 1}, "tp of operator 0 of stage 0 is 2; it must divide num_attention_heads"),
+    ],
+)
+def test_what_a_plan_cannot_be_is_refused(given, told, root, tmp_path):
+    table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
+    file = tmp_path / "plan.json"
+    file.write_text(table["small_gpt_1_3B_4gpu_2stages.json"])
+    spec = make_spec({"method": "aceso", "plan": str(file), "ranks": 4, **given})
+    with pytest.raises(ValueError, match=told):
+        settled(spec, tmp_path)
+    assert not (tmp_path / "plans").exists()
+
+
 @pytest.mark.parametrize(
     ("verb", "gpus", "more", "shapes"),
     [
@@ -289,7 +328,7 @@ def test_a_process_that_ends_in_a_collective_is_named_and_the_run_goes_on(
     [
         (2, {}, "ranks is 2; the plan is for 3 devices: give --ranks 3"),
         (3, {"num_attention_heads": 3, "hidden_size": 16}, "tp of operator 0 of stage 1 is 2"),
-        (3, {"hidden_size": 18}, "hidden_size is 18; 4 heads must divide it"),
+        (3, {"hidden_size": 18}, "4 heads do not divide a hidden size of 18"),
         (3, {"num_layers": 3}, "adds up to 29; gpt of 3 layers has 42 operators"),
         (3, None, "there is no such file"),
     ],
@@ -297,13 +336,11 @@ def test_a_process_that_ends_in_a_collective_is_named_and_the_run_goes_on(
 def test_a_plan_that_cannot_be_trained_is_refused(ranks_given, change, told, tmp_path):
     """In one sentence, and nothing is written."""
     made: Plan = plan([(1, 6, some()), (2, END, even(2))])
-    spec = spec_of(made, tmp_path, ranks=ranks_given)
-    if change is None:
-        (tmp_path / "plan.json").unlink()
-    else:
+    if change is not None:
         (tmp_path / "plan.json").write_text(json.dumps(made.to_dict() | change))
+    given = {"method": "aceso", "plan": str(tmp_path / "plan.json"), "ranks": ranks_given}
     with pytest.raises(ValueError, match=told) as refused:
-        spec.options.settled(spec, tmp_path / "results")
+        settled(make_spec(given), tmp_path / "results")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "results").exists()
 
@@ -311,10 +348,15 @@ def test_a_plan_that_cannot_be_trained_is_refused(ranks_given, change, told, tmp
 def test_the_plan_says_the_model_and_its_digest_the_run(tmp_path):
     """Whichever file it is in, and where it lies."""
     made, results = plan([(1, 6, some()), (1, END, even())], batch=12), tmp_path / "results"
-    spec = spec_of(made, tmp_path / "a", model=replace(MODEL, layers=7), batch=3)
-    again = spec_of(made, tmp_path / "b")
-    other = spec_of(plan([(1, 7, some()), (1, END, even())]), tmp_path / "c")
-    found = [each.with_(**each.options.settled(each, results)) for each in (spec, again, other)]
-    assert (found[0].model, found[0].batch, found[0].microbatches) == (MODEL, 12, 3)
+    other = plan([(1, 7, some()), (1, END, even())])
+    files = {name: tmp_path / name for name in "abc"}
+    for file, each in zip(files.values(), (made, made, other), strict=True):
+        file.write_text(each.to_json())
+    found = [
+        settled(make_spec({"method": "aceso", "ranks": 2, "plan": str(file)}), results)
+        for file in files.values()
+    ]
+    wanted = replace(MODEL, vocab=51200, dropout=0.0)
+    assert (found[0].model, found[0].batch, found[0].microbatches) == (wanted, 12, 3)
     assert found[0].key() == found[1].key() != found[2].key()
     assert found[0].options.settled(found[0], results)["plan"] == found[0].options.plan
