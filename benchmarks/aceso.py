@@ -47,7 +47,7 @@ DEPTHS = (64, 1024)
 SEEDS = 10
 """Random profiles, each for 2 and for 4 GPUs."""
 HALF = 0.005
-"""Of the last decimal of the artifact's numbers."""
+"""Half of the last decimal that the artifact's numbers have."""
 HEAD = ("case", "search", "ms", "published", "bound", "rated", "CPU s", "ms/plan", "MiB",
         "samples/s")  # fmt: skip
 
@@ -70,14 +70,16 @@ def main(words: Sequence[str] | None = None) -> int:
                      f"needs --out, and has --only {' '.join(measured)}")  # fmt: skip
     if not given.what:
         for part in chosen:
-            lines = aceso_two.lines(part, given.size, given.out, given.database)
             if part in aceso_gpu.PARTS:
                 lines = aceso_gpu.lines(part, given.size, given.out)
+            else:
+                lines = aceso_two.lines(part, given.size, given.out, given.database)
             for line in lines:
                 print(line, flush=True)
         return 0
-    for name in CHECKS.keys() & chosen:
-        print(CHECKS[name](), flush=True)
+    for name in chosen:
+        if name in CHECKS:
+            print(CHECKS[name](), flush=True)
     if SMALL.keys() & chosen:
         print("  ".join(f"{each:>12}" for each in HEAD))
     for case in _cases([name for name in chosen if name in SMALL], given.database):

@@ -8,31 +8,26 @@ machine they were measured on.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
-from workbench.core.files import write_whole
+from benchmarks.rows import Rows, measured_lines
 from workbench.core.model_spec import ModelSpec
 from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import model_of
 from workbench.methods.aceso.plan import Plan, Stage, subject_of
 from workbench.methods.aceso.profiled import chain_of, variants_of, write_profiles
-from workbench.profile.machine import this_machine
 from workbench.profile.shard_store import shard_costs
 from workbench.profile.shards import Repeats
 from workbench.profile.store import silent
 from workbench.training import trained_ranks
 
-Rows = list[dict[str, Any]]
 FIRST = 0.57
 """Part of the operators that the first of two uneven stages has."""
 
@@ -62,7 +57,8 @@ class Bench:
     size: Size
     out: Path
     work: Path
-    device: str = field(default_factory=lambda: "cuda" if torch.cuda.is_available() else "cpu")
+    device: str
+    """``cuda`` or ``cpu``."""
 
 
 def profile(bench: Bench) -> Rows:
@@ -120,18 +116,9 @@ PARTS: dict[str, Callable[[Bench], Rows]] = {"gpu-profile": profile, "gpu-uneven
 
 def lines(part: str, size: str, out: Path) -> Iterator[str]:
     """A part's lines, measured now unless its file is there."""
-    path = out / f"{part}.json"
-    if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory() as folder:
-            began = time.monotonic()
-            bench = Bench(size=SIZES[size], out=out, work=Path(folder))
-            rows = PARTS[part](bench)
-        told = {"size": size, "machine": asdict(this_machine(bench.device)),
-                "seconds": time.monotonic() - began,
-                "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}  # fmt: skip
-        write_whole(path, json.dumps({"provenance": told, "rows": rows}, indent=1) + "\n")
-    data = json.loads(path.read_text())
-    for row in data["rows"]:
-        told = ", ".join(f"{name} {value}" for name, value in row.items())
-        yield f"{part} ({data['provenance']['size']}): {told}"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def measure(work: Path) -> Rows:
+        return PARTS[part](Bench(size=SIZES[size], out=out, work=work, device=device))
+
+    return measured_lines(part, size, out, device, measure)

@@ -78,7 +78,7 @@ def best_of_all(space: Space, counts: range) -> float:
 def _fastest(
     space: Space, micro: int, first: int, last: int, gpus: int, behind: int
 ) -> Iterator[StageCost]:
-    """Of each shape of a stage the fastest that fits."""
+    """The fastest stage of each shape that fits."""
     count, costs, turns = last - first, space.costs, space.costs.turns(behind, micro)
     kept = [i - first for i, o in enumerate(LAYER.operators)
             if o.kind in ("embedding", "head") and first <= i < last]  # fmt: skip

@@ -142,7 +142,7 @@ class Bench:
 
 
 def ours(space: Space) -> Outcome:
-    """What our own search finds."""
+    """Plans of our own search."""
     outcome = Outcome(space=space)
     tunes = space.subject.model == "resnet"
     search_ours(outcome, COUNTS, Effort(seconds=60.0), finetunes=tunes)

@@ -116,8 +116,8 @@ def test_synchronous_orders_are_plain_training(case, close, monkeypatch, tmp_pat
     "how", [{"stage_order": "seq"}, {"stage_order": "gpipe-lifo", "map": "0 1 0 1"}, {"ahead": 1}]
 )
 def test_frozen_weights_stay_wherever_they_are_read(how, tmp_path):
-    """Of a stage that learns nothing, and words that two stages read, which predictions do not
-    mind. Training goes on from a checkpoint to the last bit."""
+    """A stage learns nothing, and two stages read frozen words, which predictions do not mind.
+    Training goes on from a checkpoint to the last bit."""
     sizes = {"cut": "1 3 1 1"} if "ahead" not in how else {"cut": "1 4 1", "map": "0 1 0"}
     how = how if "ahead" not in how else {"prediction": "msnag", "microbatches": 1}
     spec = spec_of(model=TUNED, steps=4, **{"clip": 0.5} | sizes | how)

@@ -43,7 +43,7 @@ class Options:
         """Raise ValueError for an option that does not go with the other fields of its RunSpec."""
 
     @classmethod
-    def told(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fields_of_files(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of a RunSpec, and of its ``model``, that a file says which the `given` ones name;
         those given beside it take their places. Raises ValueError for a file that says none."""
         return {}

@@ -59,7 +59,7 @@ def make_spec(
             for part, inner in value.items():
                 _put(merged, part, inner, inside=name)
     if isinstance(method := merged.get("method"), str):
-        told = options_of(method).told(merged)
+        told = options_of(method).fields_of_files(merged)
         merged = {**told, **merged, "model": told.get("model", {}) | merged["model"]}
     return _meant(RunSpec.from_dict(merged, lenient=lenient))
 

@@ -37,7 +37,7 @@ class Options(Common):
     uneven: ClassVar[bool] = True
 
     @classmethod
-    def told(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fields_of_files(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """The plan's model, with the published vocabulary, and its batch."""
         path = user_path(str(given.get("plan") or ""))
         if not path.is_file():
