@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.cli.spec import specs_for
 from workbench.core.mistakes import in_a_sentence
-from workbench.core.paths import user_path
+from workbench.core.paths import as_text, user_path
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.runs.best import answer_all, recommend
@@ -52,7 +52,7 @@ def run(
     with _one_sentence():
         store = _store(results)
         _must_be("timeout", timeout, (int, float, None), "seconds")
-        resolved = resolve(make_spec(_fields(spec), fields), store.root)
+        resolved = resolve(make_spec(_fields(spec), as_text(fields)), store.root)
         check_inputs([resolved], store)
         check_methods([resolved])
         return run_spec(resolved, store, force=force, timeout=timeout, on_event=on_event)

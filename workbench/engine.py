@@ -32,7 +32,7 @@ from workbench.core.habits import Habits, Loss
 from workbench.core.mistakes import in_a_sentence, without_prefix
 from workbench.core.model_spec import ENGINE, MOST, ModelSpec
 from workbench.core.options import choose
-from workbench.core.paths import user_path
+from workbench.core.paths import as_text, user_path
 from workbench.core.reporter import Lines, Untold
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
@@ -111,7 +111,7 @@ class Engine(Streams, Habits):
             f"{tier}_memory": parse_bytes(given) if isinstance(given, str) else given
             for tier, given in memory.items()
         } | {
-            "method": method, "options": choose(method, options), "dtype": dtype,
+            "method": method, "options": choose(method, as_text(options)), "dtype": dtype,
             "device": device, "seed": seed, "clip": clip, "lr": 1.0, "activations": activations,
             "lr_schedule": "constant", "steps": MANY_STEPS, "save_every": MANY_STEPS,
             "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, T5_FAMILY, T5_LIKE_GPT, ModelSpec
+from workbench.core.model_spec import BOTTLENECKS, T5_FAMILY, T5_LIKE_GPT, ModelSpec
 from workbench.model.named import LISTS, bottlenecks_of
-from workbench.model.operators import operator_list
+from workbench.model.operators import OperatorList, operator_list
+from workbench.model.operators.places import list_of, places
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,16 +28,17 @@ def listed(spec: ModelSpec) -> tuple[list[dict[str, Any]], list[str]]:
     if spec.family == T5_FAMILY:
         spec = replace(spec, family=T5_LIKE_GPT, gated=False, pretrained="")
         notes = [STANDS]
-    if spec.family not in LISTS:
-        raise ValueError(f"the model is {spec.family}; operators are listed of {', '.join(LISTS)}")
+    if (name := list_of(spec)) is None:
+        raise ValueError(f"the model is {spec.family}; operators are listed of {', '.join(LISTS)}, "
+                         "and of Llama's by --hf-config")  # fmt: skip
     if spec.decoder_layers not in (None, spec.layers):
         raise ValueError(
             f"decoder_layers is {spec.decoder_layers}; the list has as many layers in both halves, "
             f"so make it {spec.layers}"
         )
     layers = bottlenecks_of(spec.layers) if spec.family == BOTTLENECKS else spec.layers
-    found = operator_list(LISTS[spec.family], layers)
-    counts = _parameters(spec)
+    found = operator_list(name, layers)
+    counts = _parameters(spec, found)
     rows = [
         {
             "operator": place,
@@ -51,33 +53,31 @@ def listed(spec: ModelSpec) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, notes
 
 
-def _parameters(spec: ModelSpec) -> Iterator[int]:
+def _parameters(spec: ModelSpec, found: OperatorList) -> Iterator[int]:
     """Parameters of each operator in order; those that two have in common are in both."""
     import torch
 
     from workbench.model.families import module_of
 
-    if spec.family == GPT_FAMILY:
-        return _of_gpt(spec)
+    if not spec.decomposed:
+        return _of_units(spec, found)
     with torch.device("meta"):
         operators = module_of(spec, 0).operators()
     return (_size(module) for _, module in operators)
 
 
-def _of_gpt(spec: ModelSpec) -> Iterator[int]:
-    """A layer's operators that have weights are its modules without children, in order."""
+def _of_units(spec: ModelSpec, found: OperatorList) -> Iterator[int]:
     from workbench.model import make_model
+    from workbench.model.sharded import MODULES
+    from workbench.runtime.transport.collectives import Columns
 
-    model = make_model(spec)
-    units = [model.skeleton(unit) for unit in (0, 1, model.head)]
-    yield _size(units[0])
-    weighty = ("layernorm", "qkv", "linear")
-    layer = operator_list("gpt", 1).operators[1:-2]
-    leaves = [part for part in units[1].modules() if not [*part.children()]]
-    for _ in range(spec.layers):
-        own = map(_size, leaves)
-        yield from (next(own) if each.kind in weighty else 0 for each in layer)
-    yield from map(_size, units[2].children())
+    model, alone = make_model(spec), (Columns(None), Columns(None))
+    tied = model.tied()
+    for each, place in zip(found.operators, places(found, spec), strict=True):
+        own = [(place.unit, place.local(name)) for name in
+               MODULES[each.kind](spec, place, *alone).shards]  # fmt: skip
+        owners = (tied.get(key, key) for key in own)
+        yield sum(model.shapes(unit)[name].numel() for unit, name in owners)
 
 
 def _size(module: nn.Module) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def user_path(written: str | Path) -> Path:
@@ -29,3 +31,8 @@ def import_path() -> dict[str, str]:
     extra = [p for p in sys.path if p and not p.startswith(own) and p != os.getcwd()]
     path = os.pathsep.join(dict.fromkeys([root, *extra]))
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def as_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields, a path among them as its text, also of what is kept in a file."""
+    return {n: os.fspath(v) if isinstance(v, os.PathLike) else v for n, v in fields.items()}

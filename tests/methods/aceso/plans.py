@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,10 @@ def drawn(seed: int, gpus: int) -> Rule:
 
 def plan(
     stages: Sequence[tuple[int, int, Rule]], *, micro: int = 4, batch: int = 10,
-    model: ModelSpec = MODEL, algos: int = 2,
+    model: ModelSpec = MODEL, algos: int = 2, subject: Subject | None = None,
 ) -> Plan:  # fmt: skip
     """`stages`: processes, first operator of the stage behind, and rule of each; `algos` are the
-    partition dimensions that the model has."""
+    partition dimensions that the model has. `subject` where that is no model of our own."""
     made, first = [], 0
     for gpus, end, rule in stages:
         tps, own, again = zip(*map(rule, range(first, end)), strict=True)
@@ -75,6 +76,8 @@ def plan(
             )
         )
         first = end
+    if subject is not None:
+        return Plan(subject=replace(subject, batch=batch), micro=micro, stages=tuple(made))
     name = LISTS[model.family]
     layers = bottlenecks_of(model.layers) if name == "resnet" else model.layers
     shape = [

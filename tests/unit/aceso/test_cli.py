@@ -97,7 +97,7 @@ def test_ctrl_c_prints_and_saves_the_best_plan_so_far(tmp_path, monkeypatch, cap
         if count == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("workbench.cli.aceso._Progress.__call__", interrupt)
+    monkeypatch.setattr("workbench.cli.aceso.search._Progress.__call__", interrupt)
     words = ["aceso", "search", "--memory-limit", "12000", "--config-save-path", str(tmp_path)]
     assert main(words) == 130
     out, err = capsys.readouterr()

@@ -13,6 +13,7 @@ from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, load_plan
 from workbench.model.named import LISTS, SHAPE, bottlenecks_of
+from workbench.model.operators.llama_places import LLAMA, is_llama, llama_shape
 
 PLANS = "plans"
 """Folder, among results, of plans that were trained, each under its digest."""
@@ -37,6 +38,7 @@ class Options(Common):
             raise ValueError("plan is missing; give the file of a plan: --plan FILE")
         plan = plan_of(self.plan, results)
         check(plan, spec.ranks)
+        model = model_of(plan, spec.model)
         text = plan.to_json()
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         kept = results / PLANS / f"{digest}.json"
@@ -44,7 +46,7 @@ class Options(Common):
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(text)
         return {
-            "plan": digest, "model": model_of(plan, spec.model), "batch": plan.subject.batch,
+            "plan": digest, "model": model, "batch": plan.subject.batch,
             "microbatches": -(-plan.subject.batch // plan.micro),
         }  # fmt: skip
 
@@ -88,5 +90,24 @@ def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
     layers = plan.subject.layers
     if isinstance(layers, tuple):
         layers, sizes["heads"], sizes["tied"] = sum(layers), 1, False
+    if plan.subject.model == LLAMA:
+        check_llama(plan, spec)
+        return replace(spec, seq=sizes["seq"])
     family = next(each for each, name in LISTS.items() if name == plan.subject.model)
     return replace(spec, family=family, layers=layers, **sizes)
+
+
+def check_llama(plan: Plan, spec: ModelSpec) -> None:
+    """Raise ValueError for a configuration of another model than the plan's."""
+    if not is_llama(spec):
+        raise ValueError(f"the plan is of {LLAMA}; its configuration is missing: give --hf-config "
+                         "FILE")  # fmt: skip
+    own, there = llama_shape(spec.family), dict(plan.subject.shape)
+    wanted = {
+        "num_layers": spec.layers, "hidden_size": spec.hidden, "num_attention_heads": spec.heads,
+        "num_key_value_heads": own.keys, "ffn_hidden_size": own.inner,
+    }  # fmt: skip
+    there["num_layers"] = plan.subject.layers
+    for key, value in wanted.items():
+        if there[key] != value:
+            raise ValueError(f"{key} is {there[key]}; {spec.family} has {value}")

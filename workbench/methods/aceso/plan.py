@@ -20,6 +20,8 @@ from workbench.model.operators import OperatorList, operator_list, published_siz
 
 Flag = Literal[0, 1]
 MOST_GPUS = 255
+DIVIDED = ("num_key_value_heads", "num_attention_heads", "in_channels")
+"""Sizes that tp divides: the first of them that a model has."""
 
 
 class Stage(NamedTuple):
@@ -144,7 +146,7 @@ def subject_of(
 class _Written:
     """The keys of a file."""
 
-    model_name: Literal["gpt", "t5", "resnet"]
+    model_name: Literal["gpt", "t5", "resnet", "llama"]
     model_size: str
     num_layers: int | list[int]
     global_batch_size: int
@@ -161,6 +163,7 @@ class _Written:
     seq_length: int | None = None
     max_position_embeddings: int | None = None
     num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
     hidden_size: int | None = None
     encoder_seq_length: int | None = None
     decoder_seq_length: int | None = None
@@ -246,7 +249,7 @@ def _stage(written: _Written, index: int, subject: Subject, micro: int) -> Stage
                              "operators")  # fmt: skip
         lists.append(held)
     shape = dict(subject.shape)
-    name = "num_attention_heads" if "num_attention_heads" in shape else "in_channels"
+    name = next(key for key in DIVIDED if key in shape)
     for place, (tp, dp) in enumerate(zip(lists[0], lists[1], strict=True)):
         at = f"of operator {place} of stage {index}"
         if tp < 1 or dp < 1 or tp * dp != gpus:

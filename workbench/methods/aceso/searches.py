@@ -37,6 +37,21 @@ class Outcome:
         """Whether a plan fits."""
         return self.best is not None and self.space.fits(self.best.cost)
 
+    def chosen(self) -> Rated:
+        """The fastest plan that fits. Raises ValueError where none does."""
+        best, space = self.best, self.space
+        if best is None:
+            cluster, most = space.cluster, space.most_tp
+            raise ValueError(f"no plan is found: in each number of stages {cluster.gpus} GPUs are "
+                             f"not dealt in powers of two, up to tp {most}, or nothing fits in "
+                             f"{cluster.memory:,.0f} MB a GPU")  # fmt: skip
+        limit, need = space.cluster.memory, best.cost.memory
+        if not self.fits:
+            raise ValueError(f"nothing fits in {limit:,.0f} MB a GPU: the nearest plan, of "
+                             f"{len(best.plan.stages)} stages, takes {need:,.0f} MB, "
+                             f"{need - limit:,.0f} more")  # fmt: skip
+        return best
+
     def ranked(self) -> list[Rated]:
         """The plans that fit, by number of stages, the fastest first."""
         plans = [found.best for found in self.found.values()]

@@ -47,14 +47,21 @@ def cost_lines(plan: Plan, cost: PlanCost) -> list[str]:
         numbers = tuple(f"{each[name]:,.0f}" for name in names)
         rows.append((f"{index}{mark}", str(stage.gpus), str(len(stage.tp)), shape(stage),
                      str(sum(stage.recompute)), *numbers))  # fmt: skip
-    subject = plan.subject
     return [
         *aligned(rows),
         picture(plan, cost.stages),
+        f"{headline(plan, cost)} ({MEMORY_NOTE}); estimated",
+    ]
+
+
+def headline(plan: Plan, cost: PlanCost) -> str:
+    """The plan's iteration, in a line."""
+    subject = plan.subject
+    return (
         f"{subject.name}: {cost.time:,.2f} ms an iteration of {subject.batch} samples in "
         f"micro-batches of {plan.micro}, {subject.batch / cost.time * 1000:.2f} samples/s, "
-        f"{cost.memory:,.2f} MB ({MEMORY_NOTE}); estimated",
-    ]
+        f"{cost.memory:,.2f} MB"
+    )
 
 
 def shape(stage: Stage) -> str:

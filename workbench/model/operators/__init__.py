@@ -1,6 +1,7 @@
 """Models as flat lists of operators, which a plan cuts, shards and recomputes one by one.
 
-`operator_list` makes GPT, T5 and Wide-ResNet as Aceso (EuroSys'24) published them; layouts, extra
+`operator_list` makes GPT, T5 and Wide-ResNet as Aceso (EuroSys'24) published them, and Llama as
+transformers computes it; layouts, extra
 tensors and corrections are data of each operator (operator.py), and no rule goes by a name. Nothing
 here imports torch.
 
@@ -18,14 +19,14 @@ from workbench.model.operators.layout import Factors, Layout
 from workbench.model.operators.operator import Extra, Kind, Operator, OperatorList
 from workbench.model.operators.pictures import resnet
 from workbench.model.operators.sizes import Size, published_sizes
-from workbench.model.operators.transformer import gpt, t5
+from workbench.model.operators.transformer import gpt, llama, t5
 
 __all__ = [
     "Extra", "Factors", "Kind", "Layout", "Operator", "OperatorList", "Size", "operator_list",
     "published_sizes",
 ]  # fmt: skip
 
-FAMILIES = ("gpt", "t5", "resnet")
+FAMILIES = ("gpt", "t5", "resnet", "llama")
 DEEPEST = 4096
 
 
@@ -44,7 +45,7 @@ def operator_list(family: str, layers: int | Sequence[int]) -> OperatorList:
         if len(counts) != 4:
             raise ValueError(f"num_layers is {layers!r}; {_wanted(family)}")
         return resnet(counts)
-    return {"gpt": gpt, "t5": t5}[family](counts[0])
+    return {"gpt": gpt, "t5": t5, "llama": llama}[family](counts[0])
 
 
 def _wanted(family: str) -> str:

@@ -14,12 +14,15 @@ from workbench.model.operators.layout import Factors, Layout
 Kind = Literal[
     "embedding", "layernorm", "qkv", "cross-qkv", "score", "softmax", "dropout", "context",
     "linear", "add-dropout", "gelu", "head",
+    "rmsnorm", "grouped-qkv", "rotary", "gate-up", "swiglu",
     "conv", "batchnorm", "relu", "maxpool", "add", "downsample-add", "avgpool", "classifier",
 ]  # fmt: skip
 """Computations of an operator. `qkv`: one GEMM for queries, keys and values. `cross-qkv`: queries
 of the decoder, keys and values of the encoder's output. `linear`: a GEMM whose bias the next
 operator adds. `add-dropout`: bias, dropout and residual. `head`: logits and loss. `add`: the
-residual as it is; `downsample-add`: after a convolution of 1x1 and its batch norm."""
+residual as it is; `downsample-add`: after a convolution of 1x1 and its batch norm. `grouped-qkv`:
+three GEMMs, with fewer heads of keys and values than of queries; `rotary` turns queries and keys.
+`gate-up`: two GEMMs, of which `swiglu` multiplies the sigmoid-weighted first by the second."""
 
 Layouts = tuple[Layout, Layout]
 """Of an operator's input and output."""

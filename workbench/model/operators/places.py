@@ -1,4 +1,4 @@
-"""Where the operators of a list are in this project's own models, and the tensors between them.
+"""Where the operators of a list are in models, and the tensors between them.
 
 An operator has the parameters of a submodule of a unit, by the names that plain training gives
 them, draws dropout's masks at a site of that unit or at a place among all draws of the model, and
@@ -7,85 +7,32 @@ puts out a tensor of a form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from workbench.core.model_spec import BOTTLENECKS, GPT_FAMILY, T5_LIKE_GPT, ModelSpec
 from workbench.model.named import LISTS, bottlenecks_of
+from workbench.model.operators.llama_places import LLAMA, is_llama, llama_places, llama_shape
 from workbench.model.operators.operator import Extra, Kind, Operator, OperatorList
+from workbench.model.operators.place import Form, Heads, Place, Window
 
 
-class Form(NamedTuple):
-    """A tensor of some samples, dimension 0."""
-
-    tail: tuple[int, ...]
-    """Shape of a sample."""
-    shard: int
-    """Dimension that the tp devices of a row split where they hold no replicas."""
-
-    def shape(self, samples: int) -> tuple[int, ...]:
-        """Shape for so many samples."""
-        return (samples, *self.tail)
-
-
-class Window(NamedTuple):
-    """A convolution's."""
-
-    stride: int
-    padding: int
-
-
-class Heads(NamedTuple):
-    """Attention of an operator."""
-
-    count: int
-    width: int
-    queries: int
-    """Their number in a sample."""
-    keys: int
-    causal: bool = False
-    """Whether a query reads the keys up to its own place alone."""
-    masked: bool = False
-    """Whether keys that are padding are not read."""
-    memory: bool = False
-    """Whether keys and values are another tensor's."""
-    fused: bool = False
-    """Whether plain training computes all of it in one call, which draws the masks."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """An operator in a model."""
-
-    unit: int
-    form: Form
-    """Of what it puts out."""
-    path: str = ""
-    """Of the submodule whose parameters it has; empty for the unit itself, or where it has none."""
-    tables: tuple[str, str] = ("", "")
-    """Names there of the words' and the positions' vectors of an embedding."""
-    input: int = 0
-    """Number of the model's input that an embedding reads."""
-    second: Form | None = None
-    """Of a second tensor that it puts out."""
-    site: str = ""
-    """Of its dropout in the unit."""
-    draw: int | None = None
-    """Number of its dropout among all of the model, where that is its key."""
-    heads: Heads | None = None
-    window: Window | None = None
-    rectified: bool = False
-    """Whether a norm puts out what is above zero alone."""
+def list_of(spec: ModelSpec) -> str | None:
+    """Name of the list of a model's operators; None where there is none. Raises ValueError for a
+    configuration that is not there."""
+    return LISTS.get(spec.family) or (LLAMA if is_llama(spec) else None)
 
 
 def places(operators: OperatorList, spec: ModelSpec) -> list[Place]:
     """The place of each operator. Raises ValueError for a model whose operators have no modules
     here, or that has another depth."""
-    if LISTS.get(spec.family) != operators.family:
+    if list_of(spec) != operators.family:
         raise ValueError(f"operators of {operators.family} do not train a model {spec.family}")
-    made = {GPT_FAMILY: _gpt, T5_LIKE_GPT: _t5, BOTTLENECKS: _pictures}
-    found = [*made[spec.family](spec)]
+    if operators.family == LLAMA:
+        found = [*llama_places(spec, llama_shape(spec.family))]
+    else:
+        made = {GPT_FAMILY: _gpt, T5_LIKE_GPT: _t5, BOTTLENECKS: _pictures}
+        found = [*made[spec.family](spec)]
     if len(operators) != len(found):
         raise ValueError(f"the plan has {len(operators)} operators; the model has {len(found)}")
     return found
@@ -210,14 +157,17 @@ def _pictures(spec: ModelSpec) -> Iterator[Place]:
     yield Place(unit=unit + 1, path="0.fc", form=last)
 
 
-FUSED: tuple[Kind, ...] = ("score", "softmax", "dropout", "context")
+FUSED: tuple[tuple[Kind, ...], ...] = (
+    ("score", "softmax", "dropout", "context"), ("score", "softmax", "context"),
+)  # fmt: skip
 """Operators in a row that one call computes, where nothing is between them."""
 
 
-def fuses(operators: tuple[Operator, ...], first: Place) -> bool:
-    """Whether one call computes these operators, of which the first is at a place."""
+def fused(operators: Sequence[Operator], first: Place) -> int:
+    """How many of these operators, of which the first is at a place, one call computes."""
     able = first.heads is not None and first.heads.fused
-    return able and tuple(each.kind for each in operators) == FUSED
+    kinds = tuple(each.kind for each in operators)
+    return next((len(own) for own in FUSED if able and kinds[: len(own)] == own), 1)
 
 
 What = Literal["input", "second", "output"]

@@ -1,4 +1,5 @@
-"""Sizes of the models that Aceso (EuroSys'24 artifact) profiles, by their names there."""
+"""Sizes of the models that Aceso (EuroSys'24 artifact) profiles, by their names there, and of Llama
+2 and 3."""
 
 from __future__ import annotations
 
@@ -42,6 +43,13 @@ def _resnet(channels: int, width: int, *, deep: bool = False) -> Size:
     return Size(layers=blocks, shape=_shape(in_channels=channels, width_factor=width), half=False)
 
 
+def _llama(layers: int, hidden: int, heads: int, keys: int, ffn: int) -> Size:
+    return Size(layers=layers, shape=_shape(
+        seq_length=2048, num_attention_heads=heads, num_key_value_heads=keys, hidden_size=hidden,
+        ffn_hidden_size=ffn,
+    ))  # fmt: skip
+
+
 def _shape(**numbers: Any) -> MappingProxyType[str, int]:
     return MappingProxyType(numbers)
 
@@ -59,6 +67,8 @@ def published_sizes(family: str) -> dict[str, Size]:
             "6B": _t5(24, 64, 128, 32768), "11B": _t5(24, 128, 128, 65536),
             "22B": _t5(48, 128, 128, 65536),
         }  # fmt: skip
+    if family == "llama":
+        return {"7B": _llama(32, 4096, 32, 32, 11008), "8B": _llama(32, 4096, 32, 8, 14336)}
     return {
         "500M": _resnet(224, 2), "1B": _resnet(320, 2), "2B": _resnet(448, 2),
         "4B": _resnet(640, 2), "6_8B": _resnet(320, 16), "13B": _resnet(320, 16, deep=True),

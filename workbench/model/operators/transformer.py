@@ -1,4 +1,5 @@
-"""GPT and T5 as lists of operators, named as in Aceso's published profiles (EuroSys'24 artifact).
+"""GPT and T5 as lists of operators, named as in Aceso's published profiles (EuroSys'24 artifact),
+and Llama, which it does not have.
 
 A layer of the encoder, or of GPT, is 13 operators, one of T5's decoder 21. Profiles hold a layer of
 each kind once. Only the encoder's softmax and dropout have corrections of their memory, and only
@@ -6,6 +7,8 @@ its layers keep their input: the published model says nothing of the decoder's.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from workbench.model.operators.layout import SAMPLES, SCORES, SHARDED, WHOLE, Layout
 from workbench.model.operators.operator import (
@@ -45,6 +48,28 @@ MLP_EXTRAS: tuple[Sketch, ...] = (
     ("GEMM-2-bias", "MLP-GEMM-2", ("post-MLP-dropout",)),
 )
 ENCODER_KEPT = {"enc-attention-softmax": 0.0, "enc-attention-dropout": 1.5}
+
+
+LLAMA_LAYER: tuple[Row, ...] = (
+    ("1st-norm", "rmsnorm", (WHOLE, WHOLE)),
+    ("attention-qkv", "grouped-qkv", _COLUMNS),
+    ("attention-rotary", "rotary", (SHARDED, SHARDED)),
+    ("attention-score", "score", (SHARDED, SCORES)),
+    ("attention-softmax", "softmax", (SCORES, SCORES)),
+    ("attention-context", "context", (SCORES, SHARDED)),
+    ("attention-dense", "linear", _ROWS),
+    ("attention-add", "add", (WHOLE, WHOLE)),
+    ("2nd-norm", "rmsnorm", (WHOLE, WHOLE)),
+    ("MLP-gate-up", "gate-up", _COLUMNS),
+    ("MLP-swiglu", "swiglu", (SHARDED, SHARDED)),
+    ("MLP-down", "linear", _ROWS),
+    ("MLP-add", "add", (WHOLE, WHOLE)),
+)
+LLAMA_EXTRAS: tuple[Sketch, ...] = (
+    ("value", "attention-qkv", ("attention-context",)),
+    ("residual-1", "1st-norm", ("attention-add",)),
+    ("residual-2", "2nd-norm", ("MLP-add",)),
+)
 
 
 def _norm(name: str, out: Layout = WHOLE, *, starts: bool = False) -> Operator:
@@ -109,6 +134,16 @@ def gpt(layers: int) -> OperatorList:
     tail = [_norm("final-layernorm", SAMPLES), _ends("gpt-post-process", "head", SAMPLES)]
     parts = [(head, ()), *[(layer, sketches)] * layers, (tail, ())]
     return _list("gpt", parts, [*head, *layer, *tail], (), towers=(layers,), partitions=2)
+
+
+def llama(layers: int) -> OperatorList:
+    """13 operators a layer, and three."""
+    layer = _made(LLAMA_LAYER, "")
+    layer[0] = replace(layer[0], starts_layer=True, chosen=False)
+    norm, *_ = _made((("final-norm", "rmsnorm", (WHOLE, SAMPLES)),), "")
+    head, tail = [_ends("embedding", "embedding", WHOLE)], [norm, _ends("head", "head", SAMPLES)]
+    parts = [(head, ()), *[(layer, LLAMA_EXTRAS)] * layers, (tail, ())]
+    return _list("llama", parts, [*head, *layer, *tail], (), towers=(layers,), partitions=2)
 
 
 def t5(layers: int) -> OperatorList:

@@ -13,7 +13,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.model.base import Context
 from workbench.model.dropout import dropout, dropped
 from workbench.model.keys import key
-from workbench.model.operators.places import Place
+from workbench.model.operators.place import Place
 from workbench.model.sharded.shards import Shard
 
 

@@ -23,29 +23,33 @@ from workbench.model.dropout import (
 from workbench.model.gpt import NORM_EPS
 from workbench.model.loss import linear_cross_entropy
 from workbench.model.operators.operator import Kind
-from workbench.model.operators.places import Heads
+from workbench.model.operators.place import Heads
 from workbench.model.sharded.base import Rows, Sharded
 from workbench.model.sharded.shards import WHOLE, Shard
 from workbench.model.text import IGNORED
 
 
 class Embedding(Sharded):
-    """Token ids [B, S] -> [B, S, H]."""
+    """Token ids [B, S] -> [B, S, H], with the vectors of their positions where there are any."""
 
     def divided(self) -> dict[str, Shard]:
         words, positions = self.place.tables
-        return {words: Shard(0), positions: WHOLE}
+        return {words: Shard(0)} | ({positions: WHOLE} if positions else {})
 
     def forward(self, _: None, rows: Rows) -> Tensor:
-        tokens, (table, positions) = rows.inputs[self.place.input], self.owned().values()
-        if self.columns.count > 1:
-            first, end = even_share(self.spec.vocab, self.columns.number, self.columns.count)
+        tokens, (table, *positions) = rows.inputs[self.place.input], self.owned().values()
+        columns, untrained = self.columns, self.place.padding
+        first, end = even_share(self.spec.vocab, columns.number, columns.count)
+        if untrained is not None:
+            untrained = untrained - first if first <= untrained < end else None
+        if columns.count > 1:
             here = (tokens >= first) & (tokens < end)
-            found = F.embedding((tokens - first).where(here, 0), table) * here[..., None]
-            x = self.columns.summed(found)
+            own = (tokens - first).where(here, 0)
+            x = columns.summed(F.embedding(own, table, untrained) * here[..., None])
         else:
-            x = F.embedding(tokens, table)
-        x = x + positions[: tokens.shape[1]]
+            x = F.embedding(tokens, table, untrained)
+        for vectors in positions:
+            x = x + vectors[: tokens.shape[1]]
         return self._dropped(x, rows)
 
 
@@ -67,16 +71,18 @@ class Linear(Sharded):
     """Blocks of the outputs, each of which is divided."""
 
     def divided(self) -> dict[str, Shard]:
-        if self.sharded:
-            return {"weight": Shard(1), "bias": WHOLE}
-        return {"weight": Shard(0, self.blocks), "bias": Shard(0, self.blocks)}
+        outputs = Shard(0, self.blocks)
+        weight, bias = (Shard(1), WHOLE) if self.sharded else (outputs, outputs)
+        return {"weight": weight} | ({"bias": bias} if self.place.biased else {})
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        bias = self.bias if self.place.biased else None
         if self.columns.count == 1:
-            return F.linear(x, self.weight, self.bias)
+            return F.linear(x, self.weight, bias)
         if self.sharded:
-            return self.columns.summed(F.linear(x, self.weight)) + self.bias
-        return F.linear(self.columns.read(x), self.weight, self.bias)
+            y = self.columns.summed(F.linear(x, self.weight))
+            return y if bias is None else y + bias
+        return F.linear(self.columns.read(x), self.weight, bias)
 
 
 class Qkv(Linear):
@@ -108,11 +114,19 @@ class CrossQkv(Sharded):
 
 def queries_keys(pair: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
     """Each [B, heads, length, d]."""
-    if heads.memory:
+    if heads.shared:
+        q = pair[..., :-1, :].flatten(2, 3).transpose(1, 2)
+        k = repeated(pair[..., -1, :].transpose(1, 2), heads)
+    elif heads.memory:
         q, k = pair.transpose(1, 2).split((heads.queries, heads.keys), dim=2)
     else:
         q, k = pair.permute(2, 0, 3, 1, 4)
     return q, k
+
+
+def repeated(held: Tensor, heads: Heads) -> Tensor:
+    """Keys or values [B, heads of them, S, d], one for each head of queries."""
+    return held.repeat_interleave(heads.shared, dim=1) if heads.shared > 1 else held
 
 
 class Score(Sharded):
@@ -154,7 +168,8 @@ class Weighted(Sharded):
     """Weights [B, heads, S, S] and values [B, S, heads, d] -> [B, S, H]."""
 
     def forward(self, x: Tensor, rows: Rows, values: Tensor) -> Tensor:
-        return (x @ values.transpose(1, 2)).transpose(1, 2).flatten(2)
+        v = repeated(values.transpose(1, 2), self.place.heads)
+        return (x @ v).transpose(1, 2).flatten(2)
 
 
 class Attention(Sharded):
@@ -163,7 +178,7 @@ class Attention(Sharded):
 
     def forward(self, pair: Tensor, rows: Rows, values: Tensor) -> Tensor:
         q, k = queries_keys(pair, self.place.heads)
-        v, p = values.transpose(1, 2), self.spec.dropout
+        v, p = repeated(values.transpose(1, 2), self.place.heads), self.spec.dropout
         if not (self.drops(rows) and len(q)):
             return causal_attention(q, k, v).transpose(1, 2).flatten(2)
         if self.columns.count == 1:

@@ -44,6 +44,8 @@ def device_meter(device: torch.device, budget: int | None = None) -> "DeviceMete
 def confine(device: torch.device, budget: int | None) -> None:
     """Have torch's allocator take no more of a GPU than so many bytes; None for all of it."""
     if device.type == "cuda":
+        if device.index is None:  # torch's limit is of a numbered device
+            device = torch.device("cuda", torch.cuda.current_device())
         whole = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, (budget or whole) / whole), device)
 
@@ -282,9 +284,7 @@ class CudaMeter(DeviceMeter):
         total = torch.cuda.get_device_properties(device).total_memory
         if budget is not None and budget > total:
             raise ValueError(f"the device budget is {budget} bytes; {device} has {total}")
-        torch.cuda.set_per_process_memory_fraction(
-            1.0 if budget is None else budget / total, device
-        )
+        confine(device, budget)
         self.reset_peak()
 
     @property
@@ -327,7 +327,7 @@ class CudaMeter(DeviceMeter):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
     def close(self) -> None:
-        torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+        confine(self.device, None)
         torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
         torch.cuda.empty_cache()
 

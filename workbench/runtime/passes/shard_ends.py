@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from workbench.model.operators.operator import OperatorList
-from workbench.model.operators.places import Form, Place, handed
+from workbench.model.operators.place import Form, Place
+from workbench.model.operators.places import handed
 from workbench.runtime.transport.boxes import Move, Spread, moves
 
 MAIN = "main"

@@ -9,10 +9,9 @@ segments, which end where a layer starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,7 +23,8 @@ from workbench.core.division import even_share
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.operators.operator import OperatorList
-from workbench.model.operators.places import FUSED, Form, Handed, Place, fuses, handed
+from workbench.model.operators.place import Form, Place
+from workbench.model.operators.places import Handed, fused, handed
 from workbench.model.sharded import MODULES
 from workbench.model.sharded.base import Rows, Sharded, of_unit
 from workbench.model.sharded.pictures import BatchNorm
@@ -35,6 +35,9 @@ from workbench.runtime.transport.boxes import Spread, sizes
 from workbench.runtime.transport.collectives import Columns, spread
 from workbench.runtime.transport.group_transport import Form as MessageForm
 from workbench.runtime.transport.stage_groups import StageGroups
+
+Key = tuple[int, str]
+"""Unit, and name of a parameter in it."""
 
 
 class MicroRows(NamedTuple):
@@ -84,53 +87,42 @@ class ShardStage:
         self, operators: OperatorList, places: list[Place], model: LayeredModel,
         spec: ModelSpec, *, first: int, settings: Sequence[Setting], came: Sequence[Crossing],
         goes: Sequence[Crossing], groups: StageGroups, device: torch.device, dtype: torch.dtype,
-        fused: bool = True,
+        fuses: bool = True,
     ) -> None:  # fmt: skip
         """Operators from the `first` on, one a setting. `came` and `goes` cross the stage's ends.
-        `fused`: attention is one call where all of it is divided alike."""
+        `fuses`: attention is one call where all of it is divided alike."""
         self.model, self.device, self.dtype, self._spec = model, device, dtype, spec
         self.first, self.last = first == 0, first + len(settings) == len(operators)
         self._list, self._places, self._groups = operators, places, groups
         self._came, self._goes = came, goes
-        self.calls = [*self._calls(first, settings, fused)]
+        self.calls = [*self._calls(first, settings, fuses)]
         self._steps: dict[int, Sequence[MicroRows]] = {}
 
     # -- weights --------------------------------------------------------------------------------
 
-    def draw(self, seed: int, dtype: torch.dtype) -> None:
-        """Make the shards from the initial weights of the whole model, a unit at a time."""
+    def draw(self, weights: Callable[[Key], Tensor], dtype: torch.dtype) -> None:
+        """Make the shards from the initial weights of the whole model, which `weights` gives."""
         tied = self.model.tied()
-
-        @lru_cache(maxsize=2)
-        def built(unit: int) -> nn.Module:
-            return self.model.build(unit, seed=seed)
-
         for call in self.calls:
             place = call.module.place
 
             def whole(name: str, place: Place = place) -> Tensor:
-                own = place.unit, self.local(place, name)
-                unit, local = tied.get(own, own)
-                return built(unit).get_parameter(local).detach().to(dtype)
+                own = place.unit, place.local(name)
+                return weights(tied.get(own, own)).detach().to(dtype)
 
             call.module.take(whole, self.device)
 
-    @staticmethod
-    def local(place: Place, name: str) -> str:
-        """Name of a parameter in its unit."""
-        return f"{place.path}.{name}" if place.path else name
-
-    def parameters(self) -> Iterator[tuple[Call, str, tuple[int, str], nn.Parameter]]:
-        """Call, name in its submodule, (unit, name there), and shard of each parameter."""
+    def parameters(self) -> Iterator[tuple[Key, nn.Parameter]]:
+        """Shard of each parameter."""
         for call in self.calls:
             place = call.module.place
             for name, own in call.module.owned().items():
-                yield call, name, (place.unit, self.local(place, name)), own
+                yield (place.unit, place.local(name)), own
 
     def statistics(self) -> dict[str, Tensor]:
         """Running ones of its norms, by their names in the whole model."""
         return {
-            self.model.state_name(place.unit, self.local(place, name)): value
+            self.model.state_name(place.unit, place.local(name)): value
             for module in (call.module for call in self.calls) if isinstance(module, BatchNorm)
             for place in (module.place,) for name, value in module.statistics().items()
         }  # fmt: skip
@@ -243,10 +235,10 @@ class ShardStage:
 
     # -- structure ------------------------------------------------------------------------------
 
-    def _calls(self, first: int, settings: Sequence[Setting], fused: bool) -> Iterator[Call]:
+    def _calls(self, first: int, settings: Sequence[Setting], fuses: bool) -> Iterator[Call]:
         at, segment, before = 0, -1, False
         while at < len(settings):
-            count = len(FUSED) if fused and self._alike(first + at, settings[at:]) else 1
+            count = self._alike(first + at, settings[at:]) if fuses else 1
             setting, here = settings[at], range(first + at, first + at + count)
             starts = self._list.operators[here.start].starts_layer
             if setting.recompute and (starts or not before):
@@ -255,13 +247,12 @@ class ShardStage:
             yield self._made(here, setting, segment if before else -1 - at)
             at += count
 
-    def _alike(self, first: int, settings: Sequence[Setting]) -> bool:
-        """Whether the next operators are those that one call computes, and divided alike."""
-        count = len(FUSED)
-        own = self._list.operators[first : first + count]
-        if len(settings) < count or not fuses(own, self._places[first]):
-            return False
-        return len({(each.tp, each.dp, each.recompute) for each in settings[:count]}) == 1
+    def _alike(self, first: int, settings: Sequence[Setting]) -> int:
+        """How many of the next operators one call computes, all of which are divided alike."""
+        count = fused(self._list.operators[first:], self._places[first])
+        own = settings[:count]
+        alike = {(each.tp, each.dp, each.recompute) for each in own}
+        return count if len(own) == count and len(alike) == 1 else 1
 
     def _made(self, here: range, setting: Setting, segment: int) -> Call:
         every, places, columns = self._list.operators, self._places, self._groups.columns

@@ -46,25 +46,36 @@ class ShardStates:
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""
         ranks, me = range(dist.get_world_size()), dist.get_rank()
-        nothing = torch.empty(0, dtype=self._weights.gradients.dtype)
         own = sorted((p for p in self._parts if p.key == p.owner), key=lambda part: part.key[0])
         for unit, parts in groupby(own, lambda part: part.key[0]):
             tensors, writer = [], None
             for part in parts:
                 if writer is None:
                     writer = self._groups.ranks(part.stage)[0]
-                have = part.boxes(self._groups, ranks)
-                whole = tuple((0, size) for size in part.shape)
-                need = [whole if rank == writer else None for rank in ranks]
-                moved = moves(have, need)
                 for kind in kinds:
-                    mine = self._viewed(part, kind) if have[me] is not None else nothing
-                    came = exchange(mine, have[me], need[me], moved, me, self._everybody)
+                    came = self._whole(part, kind, [rank == writer for rank in ranks])
                     if me == writer:
-                        named = f"{kind}/{part.name}"
-                        tensors.append((named, _flat(came, part)))
+                        tensors.append((f"{kind}/{part.name}", came))
             if me == writer:
                 write_unit(folder, unit, tensors)
+
+    @torch.no_grad()
+    def wholes(self) -> dict[str, Tensor]:
+        """All weights by their names in the model, whole, in every process."""
+        every = [True] * dist.get_world_size()
+        own = (part for part in self._parts if part.key == part.owner)
+        return {part.name: self._whole(part, KINDS[0], every) for part in own}
+
+    def _whole(self, part: Part, kind: str, wanted: Sequence[bool]) -> Tensor:
+        """A weight or moment, whole where it is wanted, by rank; elsewhere nothing."""
+        me, ranks = dist.get_rank(), range(len(wanted))
+        have, whole = part.boxes(self._groups, ranks), tuple((0, size) for size in part.shape)
+        need = [whole if each else None for each in wanted]
+        mine = torch.empty(0, dtype=self._weights.gradients.dtype)
+        if have[me] is not None:
+            mine = self._viewed(part, kind)
+        came = exchange(mine, have[me], need[me], moves(have, need), me, self._everybody)
+        return _flat(came, part) if wanted[me] else came
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:

@@ -19,17 +19,14 @@ from torch import Tensor, nn
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import LayeredModel
 from workbench.model.operators.operator import OperatorList
-from workbench.model.operators.places import Place
+from workbench.model.operators.place import Place
 from workbench.model.sharded import MODULES
 from workbench.model.sharded.shards import Shard
 from workbench.runtime.passes.shard_ends import Setting
-from workbench.runtime.passes.shard_stage import ShardStage
+from workbench.runtime.passes.shard_stage import Key, ShardStage
 from workbench.runtime.transport.boxes import Box, Shape, Spread, moves
 from workbench.runtime.transport.collectives import Columns, Group, exchange
 from workbench.runtime.transport.stage_groups import StageGroups
-
-Key = tuple[int, str]
-"""Unit, and name in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,7 @@ def parts_of(
         alone = Columns(None), Columns(None)
         module = MODULES[operator.kind](spec, place, *alone, sharded=sharded, algo=setting.algo)
         for name, shard in module.shards.items():
-            key = place.unit, ShardStage.local(place, name)
+            key = place.unit, place.local(name)
             owner = tied.get(key, key)
             whole = torch.empty(model.shapes(owner[0])[owner[1]], device="meta")
             spread = Spread(setting.tp, setting.dp, shard.split)
@@ -95,7 +92,7 @@ class ShardWeights:
     ) -> None:  # fmt: skip
         """`parts` are all the model's; `new` makes a group, with all processes of the world, and
         `gradients` zeros for so many elements."""
-        of = {key: own for _, _, key, own in stage.parameters()}
+        of = dict(stage.parameters())
         self.parts = sorted(
             (part for part in parts if part.key in of), key=lambda part: part.spread.tp
         )

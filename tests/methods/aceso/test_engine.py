@@ -1,0 +1,95 @@
+"""A plan in a user's own loop trains as torch's loop over the module."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.exactness.trained import NEAR
+from tests.forks.server import command
+from tests.methods.aceso import engine_driver
+from tests.methods.aceso.plans import (
+    OPERATORS,
+    PICTURE_OPERATORS,
+    PICTURES,
+    T5,
+    T5_OPERATORS,
+    drawn,
+    even,
+    plan,
+    some,
+    turns,
+)
+from tests.methods.aceso.test_llama import llama
+from workbench.methods.aceso.plan import Plan
+
+later = partial(pytest.param, marks=pytest.mark.thorough)
+
+
+def told(made: Plan, what: str, folder: Path, ranks: int = 0) -> list[dict]:
+    """What each process has left."""
+    (folder / "plan.json").write_text(made.to_json())
+    module, ranks = "tests.methods.aceso.engine_driver", ranks or made.gpus
+    crew = [
+        subprocess.Popen(command(module, what, str(folder), str(rank), str(ranks)))
+        for rank in range(ranks)
+    ]
+    assert [process.wait(240) for process in crew] == [0] * ranks
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("what", "made"),
+    [
+        # tp and dp that change, cuts inside a layer, a tied table, labels that do not count, and a
+        # checkpoint from which another engine goes on.
+        ("gpt resumes fp64", plan([(2, 7, turns(2, 1)), (1, OPERATORS, some())])),
+        ("llama", llama([(2, 29, drawn(2, 2))])),
+        later("llama resumes", llama([(1, 11, some()), (2, 29, turns(1, 2))])),
+        later("t5", plan([(2, 30, drawn(1, 2)), (1, T5_OPERATORS, some())], model=T5, algos=1)),
+        later("resnet resumes fp64", plan([(1, 9, some()), (2, PICTURE_OPERATORS, turns(2, 1))],
+                                     model=PICTURES, micro=8, batch=16)),
+    ],
+)  # fmt: skip
+def test_a_users_module_trains_as_in_torchs_loop(what, made, tmp_path):
+    """In every process; weights have the module's own names."""
+    name, near = what.split()[0], NEAR["fp64" if "fp64" in what else "fp32"]
+    if name in ("gpt", "t5"):
+        made = replace(made, subject=replace(made.subject, batch=engine_driver.ROWS))
+    with pytest.MonkeyPatch.context() as patch:
+        if "fp64" in what:
+            engine_driver.doubled(patch)
+        losses, weights = engine_driver.by_torch(name)
+    torch.set_default_dtype(torch.float32)
+    for one in told(made, what, tmp_path):
+        assert one["said"] == ""
+        assert one["losses"] == pytest.approx(losses, rel=near[0])
+        assert one["weights"].keys() == weights.keys()
+        for key, wanted in weights.items():
+            found = torch.tensor(one["weights"][key], dtype=wanted.dtype)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=near[1])
+
+
+@pytest.mark.parametrize(
+    ("what", "made", "words"),
+    [
+        ("rectified", plan([(2, OPERATORS, even(2))]), "the loss of two rows is|something else"),
+        ("other", plan([(1, OPERATORS, even())]), "no parameter 'lm_head.weight'"),
+        ("gpt", plan([(1, OPERATORS, even())], batch=8), "batch has 10 rows; the plan's has 8"),
+        ("gpt", plan([(2, OPERATORS, even())]), "for 2 devices, and there are 1 processes"),
+    ],
+)
+def test_a_module_that_the_plan_does_not_train_is_refused(what, made, words, tmp_path):
+    """In one sentence, before anything is trained, in every process."""
+    ranks = 1 if "there are 1" in words else made.gpus
+    for one in told(made, what, tmp_path, ranks):
+        assert one["losses"] == []
+        assert any(word in one["said"] for word in words.split("|")), one["said"]
+        assert one["said"].startswith("ValueError")
+        assert "\n" not in one["said"]

@@ -1,0 +1,1 @@
+"""Exhibits of Aceso (EuroSys'24)."""

@@ -1,0 +1,207 @@
+"""Steps of a plan in one process: a stage's operators, divided as the plan says, in 1F1B.
+
+A unit of the schedule is a stage, and its rank the stage's place, which any number of processes
+share: all of them walk its lanes in one order. What they are to each other, transport, exchanges
+and sums know (runtime/transport, runtime/updates); the schedule, its proof and the engine do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.core.division import divide
+from workbench.core.spec import RunSpec
+from workbench.methods.aceso.plan import Plan, Stage
+from workbench.methods.pipeline.orders import lists
+from workbench.methods.pipeline.stepping import stage_schedule
+from workbench.model.base import Context, LayeredModel
+from workbench.model.operators.places import places
+from workbench.runtime.executor.executor import Executor, Perturb
+from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.passes.shard_ends import Crossing, crossings
+from workbench.runtime.passes.shard_stage import Key, MicroRows, ShardStage
+from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
+from workbench.runtime.passes.stage_passes import StagePasses
+from workbench.runtime.passes.statistics import added
+from workbench.runtime.protocols import OutsideUpdates
+from workbench.runtime.transport.groups import new_group, tensors_of_all
+from workbench.runtime.transport.shard_transport import ShardTransport
+from workbench.runtime.transport.stage_groups import StageGroups
+from workbench.runtime.updates.shard_states import ShardStatesTogether
+from workbench.runtime.updates.shard_weights import ShardWeights, parts_of
+from workbench.runtime.updates.stage_updates import adamw
+from workbench.runtime.updates.step_end import Ended, agree
+from workbench.schedule.action import Action
+from workbench.schedule.validate import validate
+
+ABANDON_S = 2.0
+"""How long a lane may wait for another process after a failure in this one."""
+
+
+class Setting(NamedTuple):
+    """What the plan says of an operator."""
+
+    tp: int
+    dp: int
+    algo: int
+    recompute: bool
+
+
+def settings_of(stage: Stage) -> list[Setting]:
+    """What a plan says of a stage's operators."""
+    each = zip(stage.tp, stage.dp, stage.algo, map(bool, stage.recompute), strict=True)
+    return [Setting(*one) for one in each]
+
+
+class PlanStepping:
+    """The shards of one process; every process of the world makes it and calls its methods."""
+
+    def __init__(
+        self, spec: RunSpec, plan: Plan, model: LayeredModel, weights: Callable[[Key], Tensor], *,
+        device: torch.device, dtype: torch.dtype, still: Collection[str] | None = None,
+        perturb: Perturb | None = None,
+    ) -> None:  # fmt: skip
+        """`weights` gives the initial ones of the model; `still` names those that do not decay, by
+        default the model's rule says."""
+        self._spec, self.model, self.device = spec, model, device
+        self.meter = device_meter(device, spec.device_memory)
+        self._micros = [range(*span) for span in divide((0, plan.subject.batch), plan.micro)]
+        """Rows of each micro-batch; the last may have fewer."""
+        self.everybody = everybody = new_group(backend="gloo")
+        new = partial(new_group, backend=dist.get_backend())
+        settings = [settings_of(stage) for stage in plan.stages]
+        grids = [{each.tp for each in own} for own in settings]
+        widths = [stage.gpus for stage in plan.stages]
+        rank = dist.get_rank()
+        self._groups = groups = StageGroups(grids, widths, rank, new)
+        operators = plan.subject.operators()
+        where = places(operators, spec.model)
+        ends = [
+            crossings(operators, where, at, front[-1], behind[0])
+            for at, front, behind in zip(plan.starts[1:-1], settings, settings[1:], strict=False)
+        ]
+        self._ends: list[list[Crossing]] = [[], *ends, []]
+        """Tensors into each stage, and out of the last."""
+        own = groups.stage
+        self.stage = ShardStage(
+            operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
+            came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
+            dtype=dtype, fuses=spec.options.fused,
+        )  # fmt: skip
+        self.precise = precise = dtype if dtype.itemsize > 2 else torch.float32
+        with self.meter:
+            self.stage.draw(weights, precise)
+        self.parts = parts = parts_of(operators, where, model, spec.model, settings)
+        self.weights = ShardWeights(
+            self.stage, parts, groups, new, lambda count: self.meter.zeros(count, precise)
+        )
+        names = {part.key: part.name for part in parts}
+        decaying = {
+            part.name
+            for part in self.weights.parts
+            if (model.decays(*part.key) if still is None else names[part.owner] not in still)
+        }
+        self.optimizer = adamw(spec, self.weights.named, decaying, device)
+        self.holder = ShardStatesTogether(
+            self.weights, parts, self.optimizer, groups, everybody, names,
+            over=everybody, lead=groups.ranks(len(widths) - 1)[0],
+        )  # fmt: skip
+        schedule = stage_schedule(spec.method, lists("1f1b", len(widths), len(self._micros)))
+        if rank == 0:
+            validate(schedule)
+        self._engine = StageEngine(
+            {own: self.stage}, StagePasses({own: self.stage}), self.weights.gradients, int,
+            OutsideUpdates(),
+        )  # fmt: skip
+        self._engine.transport = ShardTransport(
+            everybody, crossings=self._ends.__getitem__, ranks=groups.ranks, rank=rank,
+            forms=self._engine.forms, device=device,
+            samples=lambda action, step: len(self._micros[action.microbatch]),
+        )  # fmt: skip
+        self._engine.transport.use(schedule)
+        self._executor = Executor(
+            schedule, self._perform, device, rank=own, perturb=perturb, record_from=spec.steps,
+            announce=self._announce, together=dist.get_backend() == "nccl", abandon_s=ABANDON_S,
+            on_failure=lambda _: self._engine.transport.stop(),
+        )  # fmt: skip
+        last = groups.stage == len(widths) - 1
+        self._tells_loss = last and groups.process % settings[-1][-1].tp == 0
+        self._teller = rank == groups.ranks(len(widths) - 1)[0]
+
+    def step(
+        self, step: int, samples: Sequence[int],
+        read: Callable[[range], tuple[Sequence[Tensor], Tensor, float, int | None]],
+    ) -> Ended:  # fmt: skip
+        """A step on a batch, whose rows have these numbers: passes, sums, and updates unless
+        gradients are not finite. `read` gives some rows' inputs and targets, their weight, which
+        counts labels or samples, and the number of labels where these differ from row to row."""
+        weight = self._begin(step, samples, read)
+        self._executor.run(step, 1)
+        self.stage.end(step)
+        losses, _ = self._engine.end(step).mean_loss()
+        self.weights.add_up()
+        ended = agree(
+            self.weights.gradients, (), losses=losses if self._tells_loss else 0.0,
+            weight=weight if self._teller else 0.0, first=True, wanted=False, scale=1.0,
+            nominal=weight, clip=self._spec.clip, everybody=self.everybody,
+            counted=self.weights.counted,
+        )  # fmt: skip
+        if not ended.overflow:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self._spec.learning_rate(step)
+            with self.meter:
+                self.optimizer.step()
+        return ended
+
+    def _begin(self, step: int, samples: Sequence[int], read: Callable) -> float:
+        """Take a step's rows, of which each operator takes its row of processes' share. Returns the
+        weight of all."""
+        rows, micros = [], []
+        for span in self._micros:
+            inputs, targets, weight, labels = read(span)
+            part = tuple(samples[span.start : span.stop])
+            ctx = Context(seed=self._spec.seed, step=step, unit=0, samples=part)
+            inputs = tuple(
+                each.to(self.device, self.precise if each.is_floating_point() else each.dtype)
+                for each in inputs
+            )
+            rows.append(MicroRows(inputs, targets.to(self.device), ctx, labels))
+            micros.append(MicroBatch(samples=part, weight=weight))
+        whole = sum(micro.weight for micro in micros)
+        self.stage.begin(step, rows)
+        self._engine.begin(step, micros, 1 / whole)
+        return whole
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Running ones of all norms, as copies on the host, in every process."""
+        own = {} if self._groups.process else self.stage.statistics()
+        return added(tensors_of_all(own, self.everybody))
+
+    def _perform(self, action: Action, step: int) -> None:
+        with self.meter:
+            self._engine.perform(action, step)
+
+    def _announce(self, action: Action, step: int) -> None:
+        with self.meter:
+            self._engine.transport.announce(action, step)
+
+    def stop(self) -> None:
+        """Have nothing wait any more."""
+        self._executor.stop()
+        self._engine.transport.stop()
+
+    def forget(self) -> None:
+        """Let go of what a step that failed has left."""
+        self._engine.forget()
+
+    def close(self) -> None:
+        """End what is left, and let go of all tensors."""
+        self._executor.close()
+        self._engine.close()
+        self.meter.close()
