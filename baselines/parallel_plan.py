@@ -7,6 +7,7 @@ compare with those. Imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from baselines.parallel_step import Divided, Step, line_of
@@ -15,6 +16,7 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec
 from workbench.methods.offload.evaluate import STEPS
 from workbench.methods.pipeline.orders import lists, one_f_one_b
+from workbench.model import make_model
 from workbench.profile.budgets import Budgets
 from workbench.profile.match import check_profile
 from workbench.profile.profile import Profile
@@ -44,7 +46,27 @@ def pipeline(spec: RunSpec, profile: Profile, order: str) -> Plan:
     flops, parameters = zip(*((unit.flops, unit.parameters) for unit in profile.units), strict=True)
     stages = stages_for(spec, flops, parameters)
     passes = lists(order, spec.ranks, spec.microbatches)
-    return plan_of(Step(spec, profile, line_of(spec, passes, stages)))
+    shared = _shared(spec, stages) * profile.weight_bytes if spec.model.decomposed else None
+    return plan_of(Step(spec, profile, line_of(spec, passes, stages), shared=shared))
+
+
+def _shared(spec: RunSpec, stages: Sequence[range]) -> int:
+    """Values of the weights of a module that the first stage owns and the last one has, too. Raises
+    ValueError where others share some, whose messages no schedule has."""
+    model = make_model(spec.model, spec.seed)
+    stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
+    found: dict[tuple[int, str], int] = {}
+    for (unit, _), (owner, name) in model.tied().items():
+        pair = stage_of[owner], stage_of[unit]
+        if pair[0] == pair[1]:
+            continue
+        if pair != (0, len(stages) - 1):
+            raise ValueError(
+                f"stages {pair[0]} and {pair[1]} share a weight, and {spec.method} is planned with "
+                "those of the first and the last stage alone; a run measures it"
+            )
+        found[owner, name] = model.shapes(owner)[name].numel()
+    return sum(found.values())
 
 
 def plan_of(step: Step, library: str = "torch") -> Plan:

@@ -80,12 +80,17 @@ class Step(Program):
     """Lane on which the norm is taken."""
 
     def __init__(
-        self, spec: RunSpec, profile: Profile, line: Pipeline, sizes: ProfiledSizes | None = None
-    ) -> None:
+        self, spec: RunSpec, profile: Profile, line: Pipeline, sizes: ProfiledSizes | None = None,
+        *, shared: int | None = None,
+    ) -> None:  # fmt: skip
+        """`shared`: bytes of weights that the last stage shares with the first, by default those of
+        a decoder's embedding."""
         super().__init__(line, sizes or ProfiledSizes({profile.microbatch: profile}, tied={}))
         self.spec, self.profile, first = spec, profile, line.stages[0]
         self.tied = spec.model.tied and 0 in first and line.head not in first
         self.borrowed = spec.model.vocab * spec.model.hidden * profile.weight_bytes
+        if shared is not None:
+            self.tied, self.borrowed = shared > 0, shared
 
     def schedule(self) -> Schedule:
         """The step."""

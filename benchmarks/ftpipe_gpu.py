@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from benchmarks.delayed import Delayed
 from benchmarks.ftpipe_alone import AlikeUnits, MeasuredCosts, Shape, alone, load_ms
+from benchmarks.rows import Rows, measured_lines
 from workbench.core.division import packs_of
 from workbench.core.files import write_whole
 from workbench.core.model_spec import ModelSpec
@@ -36,7 +36,6 @@ from workbench.model import make_model
 from workbench.model.named import NAMED
 from workbench.partition.graph import Edge, Graph, Node, rows_of
 from workbench.partition.methods import Ask, Partition, partition
-from workbench.profile.machine import this_machine
 from workbench.profile.store import silent
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.schedule.simulate import simulate
@@ -50,7 +49,6 @@ STATES = 16
 """Bytes of a weight, its gradient and two states in fp32."""
 SIMULATED = 24
 """Steps of a pipeline that is simulated from what was measured."""
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +104,7 @@ class Bench:
     size: Size
     out: Path
     work: Path
-    device: torch.device = field(
-        default_factory=lambda: torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    )
+    device: torch.device
 
     def spec(self, model: ModelSpec, cut: str, **more: Any) -> RunSpec:
         """A run of four stages."""
@@ -274,29 +270,9 @@ PARTS: dict[str, Callable[[Bench], Rows]] = {
 
 def lines(part: str, size: str, out: Path) -> Iterator[str]:
     """A part's lines, measured now unless its file is there."""
-    path = out / f"{part}.json"
-    if not path.exists():
-        out.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory() as folder:
-            began = time.monotonic()
-            bench = Bench(size=SIZES[size], out=out, work=Path(folder))
-            rows = PARTS[part](bench)
-        machine = this_machine(bench.device.type)
-        told = {"size": size, "machine": asdict(machine), "seconds": time.monotonic() - began,
-                "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}  # fmt: skip
-        write_whole(path, json.dumps({"provenance": told, "rows": rows}, indent=1) + "\n")
-    data = json.loads(path.read_text())
-    for row in data["rows"]:
-        yield f"{part} ({data['provenance']['size']}): {_told(row)}"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
+    def measure(work: Path) -> Rows:
+        return PARTS[part](Bench(size=SIZES[size], out=out, work=work, device=device))
 
-def _told(row: dict[str, Any]) -> str:
-    """A row in a line; its losses stay in the file."""
-    left = {n: value for n, value in row.items() if n not in ("losses", "reference")}
-    return ", ".join(f"{name} {_short(value)}" for name, value in left.items())
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_short, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return measured_lines(part, size, out, device.type, measure)

@@ -315,8 +315,7 @@ class Engine(Streams, Habits):
         """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
         the CPU, by the names there. Of several processes each calls it."""
         self._check_open()
-        if self._load_from is not None:
-            raise ValueError("the checkpoint is taken up with the next step; ask after it")
+        self._taken_up()
         trained: dict[str, Tensor] = {}
         if self._steps:
             with self._peers.together("in state_dict"):

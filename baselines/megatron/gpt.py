@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -76,24 +77,28 @@ class PaddedGPT(GPTModel):
     words: int
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """Loss of each token, over the words alone. labels [B, S], logits [S, B, rows]."""
-        logits[..., self.words :] = torch.finfo(logits.dtype).min
+        """Loss of each token, over the words alone. labels [B, S], logits [S, B, rows / tp]."""
+        rows = logits.shape[-1]
+        own = max(0, self.words - rows * parallel_state.get_tensor_model_parallel_rank())
+        logits[..., own:] = torch.finfo(logits.dtype).min
         return super().compute_language_model_loss(labels, logits)
 
 
-def padded(words: int) -> int:
-    """Rows of the vocabulary.
+def padded(words: int, tp: int = 1) -> int:
+    """Rows of the vocabulary, where `tp` ranks share them.
 
-    >>> padded(50257), padded(256)
-    (50304, 256)
+    >>> padded(50257), padded(256), padded(256, 4)
+    (50304, 256, 512)
     """
-    return -(-words // ROWS) * ROWS
+    return -(-words // (ROWS * tp)) * ROWS * tp
 
 
 def build(
-    spec: ModelSpec, *, device: torch.device, dtype: torch.dtype, recompute: bool
-) -> GPTModel:
-    """megatron-core's GPT of the spec's sizes; its weights are yet to be set.
+    spec: ModelSpec, *, device: torch.device, dtype: torch.dtype, recompute: bool, tp: int = 1,
+    pp: int = 1, first: bool = True, last: bool = True,
+) -> GPTModel:  # fmt: skip
+    """megatron-core's GPT of the spec's sizes, or this rank's shard of it, in the `first` or `last`
+    of `pp` stages; its weights are yet to be set.
 
     `recompute` is its own full recomputation of every layer, which needs CUDA.
     """
@@ -123,12 +128,18 @@ def build(
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,
         recompute_num_layers=1 if recompute else None,
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        pipeline_dtype=dtype,
+        deallocate_pipeline_outputs=pp > 1,
     )
     model = PaddedGPT(
         config,
         _layer(),
-        vocab_size=padded(spec.vocab),
+        vocab_size=padded(spec.vocab, tp),
         max_sequence_length=spec.seq,
+        pre_process=first,
+        post_process=last,
         share_embeddings_and_output_weights=spec.tied,
     )
     model.words = spec.vocab
@@ -136,14 +147,14 @@ def build(
 
 
 def initial_weights(
-    ours: LayeredModel, spec: ModelSpec, seed: int
+    ours: LayeredModel, spec: ModelSpec, seed: int, tp: int = 1
 ) -> Iterator[tuple[str, Tensor, bool]]:
     """(megatron-core's name, fp32 value on the CPU, whether it decays) of every initial weight."""
     for unit in range(ours.num_units):
         module = ours.build(unit, seed=seed)
         for name, parameter in module.named_parameters():
             if (unit, name) not in ours.tied():
-                value = their_layout(name, parameter.detach(), spec)
+                value = their_layout(name, parameter.detach(), spec, tp)
                 yield their_name(ours, unit, name), value, ours.decays(unit, name)
 
 
@@ -155,11 +166,25 @@ def their_name(ours: LayeredModel, unit: int, name: str) -> str:
     return f"{OUTER_NAMES[module]}.{leaf}"
 
 
-def their_layout(name: str, parameter: Tensor, spec: ModelSpec) -> Tensor:
+def local_names(name: str, first: int, *, tied: bool) -> set[str]:
+    """Names that a weight may have in a stage whose layers begin with the `first`; a tied table is
+    in the last stage, too.
+
+    >>> local_names("decoder.layers.5.mlp.linear_fc1.bias", 4, tied=True)
+    {'decoder.layers.1.mlp.linear_fc1.bias'}
+    """
+    if ".layers." in name:
+        module, _, number, leaf = name.split(".", 3)
+        return {f"{module}.layers.{int(number) - first}.{leaf}"}
+    table, head = (f"{OUTER_NAMES[each]}.weight" for each in ("wte", "lm_head"))
+    return {name, head} if tied and name == table else {name}
+
+
+def their_layout(name: str, parameter: Tensor, spec: ModelSpec, tp: int = 1) -> Tensor:
     """A parameter of ours as megatron-core has it: rows of QKV [3, heads, d] -> [heads, 3, d], and
     rows of zeros below those of the words."""
     if name in VOCABULARY:
-        return F.pad(parameter, (0, 0, 0, padded(spec.vocab) - spec.vocab))
+        return F.pad(parameter, (0, 0, 0, padded(spec.vocab, tp) - spec.vocab))
     if not name.startswith("attn.c_attn."):
         return parameter
     return parameter.unflatten(0, (3, spec.heads, -1)).transpose(0, 1).flatten(0, 2)

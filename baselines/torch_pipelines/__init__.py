@@ -30,16 +30,11 @@ HALVED = "torch-zero-bubble"
 
 
 def plan(spec: RunSpec, profile: Profile) -> Plan:
-    """The plan of GPipe or 1F1B. Raises ValueError for what a schedule cannot divide, for modules,
-    and for the others."""
+    """The plan of GPipe or 1F1B. Raises ValueError for what a schedule cannot divide, for weights
+    that other stages than the first and the last share, and for the others."""
     from baselines import parallel_plan
 
     check(spec)
-    if spec.model.decomposed:
-        raise ValueError(
-            f"{spec.method} is planned for decoders only, and the model is a {spec.model.family}; "
-            "a run measures it"
-        )
     if spec.method in ("torch-gpipe", "torch-1f1b"):
         return parallel_plan.pipeline(spec, profile, spec.method.removeprefix("torch-"))
     raise ValueError(

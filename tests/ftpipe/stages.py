@@ -47,17 +47,19 @@ def rate(optimizer: str, step: int) -> float:
 
 
 class Net(nn.Module):
-    """Layers that are cut between each two; `tied`, the last one has the first one's weight,
-    `called`, it is the first one, and `normed`, the second one is followed by BatchNorm."""
+    """Layers that are cut between each two; `tied`, the last one has the first one's weight, which
+    may be `frozen`, `called`, it is the first one, and `normed`, the second one is followed by
+    BatchNorm."""
 
     def __init__(
-        self, layers: int, *, tied: bool = False, called: bool = False, normed: bool = False
-    ) -> None:
+        self, layers: int, *, tied: bool = False, called: bool = False, normed: bool = False,
+        frozen: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         torch.manual_seed(1)
         self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(layers))
         if tied:
-            self.layers[-1].weight = self.layers[0].weight
+            self.layers[-1].weight = self.layers[0].weight.requires_grad_(not frozen)
         if called:
             self.layers[-1] = self.layers[0]
         if normed:
@@ -223,6 +225,15 @@ class Delayed:
             added = [theta.grad.clone() for theta in self._now[stage]]
             self._kept[stage][step].added.append(added)
         return loss
+
+    def held_out(self, versions: Sequence[int]) -> float:
+        """The loss of another batch by weights of so many steps of each stage."""
+        given = batch(ROWS, 99)
+        x = given["x"]
+        for kept, version in zip(self._kept, versions, strict=True):
+            weight, bias = kept[version].weights
+            x = (x @ weight.T + bias).tanh()
+        return (x - given["y"]).square().mean().item()
 
     def _read(self, stage: int, micro: int, step: int, since: int) -> list[torch.Tensor]:
         """The weights that a forward pass reads."""

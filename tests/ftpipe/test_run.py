@@ -29,6 +29,7 @@ from workbench.training.run import check_data
 
 MODEL = ModelSpec(layers=4, hidden=16, heads=2, seq=8, vocab=256, tied=False)
 TIED = replace(MODEL, tied=True)
+TUNED = ModelSpec(family="tests.ftpipe.branches:tuned", layers=5)
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,8 @@ def spec_of(**kw) -> RunSpec:
         {"cut": "3 3", "optimizer": "sgd", "momentum": 0.9, "nesterov": True, "lr": 0.05},
         {"cut": "2 2 2", "map": "0 1 0", "optimizer": "adafactor", "lr": 0.01, "batch": 5},
         {"cut": "3 3", "optimizer": "adam", "clip": 0.3, "stage_clip": "local-prop"},
+        {"model": TUNED, "cut": "1 2 1 2", "map": "0 1 0 1", "microbatches": 1, "save_every": 4},
+        {"model": TUNED, "cut": "2 2 2", "map": "0 1 0", "weight_stashing": True},
     ],
 )
 def test_losses_are_those_of_the_declared_versions(case, tmp_path):
@@ -107,6 +110,28 @@ def test_synchronous_orders_are_plain_training(case, close, monkeypatch, tmp_pat
     assert found.losses == pytest.approx(wanted, rel=close)
     assert found.grad_norms == pytest.approx(norms, rel=close)
     assert max(found.grad_norms) > 0.5
+
+
+@pytest.mark.parametrize(
+    "how", [{"stage_order": "seq"}, {"stage_order": "gpipe-lifo", "map": "0 1 0 1"}, {"ahead": 1}]
+)
+def test_frozen_weights_stay_wherever_they_are_read(how, tmp_path):
+    """Of a stage that learns nothing, and words that two stages read, which predictions do not
+    mind. Training goes on from a checkpoint to the last bit."""
+    sizes = {"cut": "1 3 1 1"} if "ahead" not in how else {"cut": "1 4 1", "map": "0 1 0"}
+    how = how if "ahead" not in how else {"prediction": "msnag", "microbatches": 1}
+    spec = spec_of(model=TUNED, steps=4, **{"clip": 0.5} | sizes | how)
+    spec = spec.with_(lr_decay_steps=4, save_every=2)
+    whole = ftpipe.train(spec, Silent(), tmp_path / "whole")
+    if spec.options.synchronous:
+        alone = RunSpec.of(
+            method="plain", model=TUNED, batch=4, steps=4, microbatches=2, clip=0.5, device="cpu"
+        )
+        assert whole.losses == pytest.approx(
+            plain.train(alone, Silent(), tmp_path / "plain").losses, rel=1e-5
+        )
+    ftpipe.train(spec.with_(steps=2), Silent(), tmp_path / "run")
+    assert ftpipe.train(spec, Silent(), tmp_path / "run").losses == whole.losses
 
 
 @pytest.mark.parametrize("order", ["async-1f1b", "sync-1f1b"])

@@ -33,6 +33,7 @@ CASES = [
     ((0, 1, 0, 1), 1, "sgd", {"own": True, "prediction": "msnag"}),
     ((0, 1, 0), 2, "adam", {"own": True, "prediction": "aggmsnag", "weight_stashing": True}),
     ((0, 1, 1), 1, "adamw", {"own": True, "prediction": "nag"}),
+    ((1, 0, 1), 1, "adamw", {"evaluates": True}),
 ]
 
 
@@ -69,6 +70,10 @@ def test_losses_and_weights_are_those_of_the_declared_versions(tmp_path):
             for name, wanted in reference.weights().items():
                 found = torch.tensor(one["weights"][name], dtype=torch.float64)
                 torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    for one in told:  # of weights when four batches were given, and when all steps had ended
+        seen = [2, 3, 4], [4, 4, 4], [4, 4, 4], [4, 4, 4]
+        wanted = [reference.held_out(versions) for versions in seen]
+        assert one["evaluated"] == pytest.approx(wanted, rel=1e-10)
 
 
 def looped(dtype: torch.dtype, **net: bool) -> tuple[list[float], nn.Module]:
@@ -92,19 +97,24 @@ def looped(dtype: torch.dtype, **net: bool) -> tuple[list[float], nn.Module]:
 
 
 def test_without_staleness_it_is_the_loop_of_torch(tmp_path):
-    """With a layer that is called twice and BatchNorm; 1f1b goes on from its checkpoint, and
-    statistics of stale stages go on from theirs. In bf16 passes read weights of their moment."""
+    """With a layer that is called twice and BatchNorm, or a frozen weight of two stages; 1f1b goes
+    on from its checkpoint, and statistics of stale stages go on from theirs. In bf16 passes read
+    weights of their moment."""
     net = {"called": True, "normed": True}
     like = {"steps": STEPS, "positions": (0, 1, 0), "micros": 1, "how": "well"}
     alone = {"order": "virtual-stages-1f1b", "supremum": 1}
-    fresh, stale, low = streamed(
+    frozen = {"tied": True, "frozen": True}
+    fresh, stale, low, tuned = streamed(
         like | alone | {"folder": str(tmp_path / "fresh"), "then": "1f1b", "net": net},
         like | {"folder": str(tmp_path / "stale"), "net": net},
         like | alone | {"dtype": "bf16"},
+        like | alone | {"net": frozen, "prediction": "msnag"},
     )
     losses, module = looped(torch.float64, **net)
     rounded, _ = looped(torch.bfloat16)
     assert all(one.get("losses") == pytest.approx(rounded, rel=1e-5) for one in low), low
+    wanted, _ = looped(torch.float64, **frozen)
+    assert all(one.get("losses") == pytest.approx(wanted, rel=1e-10) for one in tuned), tuned
     for one, other in zip(fresh, stale, strict=True):
         assert one.get("losses") == pytest.approx(losses, rel=1e-10), one
         assert one["again"] == pytest.approx(losses[STEPS // 2 :], rel=1e-10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -130,6 +131,26 @@ def by_torch(
             scheduler.step()
         losses.append(loss.item())
     return losses, module.state_dict()
+
+
+def others() -> list[dict[str, Tensor]]:
+    """Held-out batches, the last of which is smaller."""
+    one, two = batches(2, rows=6, padded=True)
+    return [one, {name: tensor[:2] for name, tensor in two.items()}]
+
+
+@torch.no_grad()
+def judged(weights: dict[str, Tensor], *, frozen: bool = True) -> dict[str, float]:
+    """Their figures by these weights, in the loop that anybody would write."""
+    module, labels, total, rows = net(frozen=frozen), 0, 0.0, 0
+    module.load_state_dict(weights)
+    module.eval()
+    for batch in others():
+        count = int(labels_of(batch).sum())
+        total += loss_of(module(batch["tokens"]), batch).item() * count
+        labels, rows = labels + count, rows + len(batch["tokens"])
+    loss = total / labels
+    return {"samples": rows, "loss": loss, "perplexity": math.exp(loss)}
 
 
 def called(module: nn.Module, batch: Any) -> Any:

@@ -18,12 +18,14 @@ from tests.methods.loops import (
     by_torch,
     distance,
     in_groups,
+    judged,
     labels_of,
     loss_of,
     near,
     net,
     normed,
     of_outputs,
+    others,
     torchs,
     warmed,
 )
@@ -41,7 +43,9 @@ def test_steps_are_torchs(engine, method) -> None:
         for batch in batches(padded=True):
             losses.append(made.step(batch, lambda out, batch: loss_of(out, batch)))
             scheduler.step()
+            told = made.evaluate(others(), loss_of)
         found = made.state_dict()
+    assert told == pytest.approx(judged(found), rel=1e-6)
     assert losses == pytest.approx(wanted, rel=1e-6)
     near(found, weights)
     assert all(torch.equal(value, untouched[name]) for name, value in module.state_dict().items())
@@ -284,3 +288,36 @@ def test_layers_that_lie_in_no_list_are_torchs(engine) -> None:
     with engine("stronghold", module, {"lr": 1e-3}, clip=None) as made:
         assert [made.step(x, loss) for x in samples] == pytest.approx(wanted, rel=1e-6)
         near(made.state_dict(), weights)
+
+
+def test_held_out_classes_are_judged_as_torch_judges_them(engine) -> None:
+    """Before the first step, too, in evaluation mode; whatever draws random numbers draws on."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 4)
+    )
+    held = [(torch.randn(rows, 6), torch.randint(4, (rows,))) for rows in (5, 3)]
+    before, own = torch.get_rng_state(), copy.deepcopy(module).eval()
+
+    def entropy(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(outputs, batch[1])
+
+    made = engine("plain", module, {"lr": LR})
+    with made, torch.no_grad():
+        told = made.evaluate(held, entropy)
+        right = sum(int((own(x).argmax(-1) == y).sum()) for x, y in held)
+        loss = sum(entropy(own(x), (x, y)).item() * len(x) for x, y in held) / 8
+        assert told == pytest.approx({"samples": 8, "loss": loss, "accuracy": right / 8})
+        assert torch.equal(before, torch.get_rng_state())
+        assert module.training
+        for batches_, words in {
+            (): "no label counts in the batches",
+            ((torch.ones(2, 6), torch.ones(3)),): "the batch has tensors of",
+            ("words",): "the batch must hold tensors",
+        }.items():
+            with pytest.raises(ValueError, match=words):
+                made.evaluate(batches_, entropy)
+        with pytest.raises(ValueError, match="it must return the mean loss, one number"):
+            made.evaluate(held, lambda outputs, _: outputs)
+    with pytest.raises(ValueError, match="the engine is closed"):
+        made.evaluate(held, entropy)

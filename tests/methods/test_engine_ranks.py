@@ -30,6 +30,7 @@ def test_two_processes_train_it_as_one_does(stages, replicas) -> None:
     for one in told:
         assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
         near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)
+        assert one["figures"]["told"] == pytest.approx(one["figures"]["wanted"], rel=1e-6)
 
 
 @pytest.mark.parametrize("method", [*RANKED, "fsdp"])
@@ -44,6 +45,7 @@ def test_ranks_train_it_and_one_process_goes_on(engine, tmp_path, method) -> Non
     for one in told:
         assert one.get("losses") == pytest.approx(wanted, rel=1e-6), one
         near({name: torch.tensor(value) for name, value in one["weights"].items()}, weights)
+        assert one["figures"]["told"] == pytest.approx(one["figures"]["wanted"], rel=1e-6)
         assert not one["left"]
     module, half = net(frozen=frozen), STEPS // 2
     config = {"lr": LR, "params": in_groups(module)}

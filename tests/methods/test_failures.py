@@ -24,7 +24,7 @@ from tests.methods.plain import MODEL, made_up_profile
 from tests.runs.helpers import HANG_S
 from workbench.methods import stronghold
 from workbench.model.gpt import GPT
-from workbench.runtime.executor.executor import Stopped
+from workbench.runtime.executor.board import Stopped
 from workbench.runtime.memory.memory import Memory
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.schedule.action import Action, Kind

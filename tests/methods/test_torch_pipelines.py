@@ -10,12 +10,19 @@ import pytest
 
 from baselines.plain_training import PlainTraining
 from tests.methods import plain
-from tests.methods.harness import PARAMETER_TOLERANCE, Silent, assert_near, fork_ranks
+from tests.methods.harness import (
+    PARAMETER_TOLERANCE,
+    Silent,
+    assert_near,
+    fork_ranks,
+    made_up_profile,
+)
 from tests.methods.test_parallel_baselines import newest_weights
 from tests.methods.torch_named import gpipe, interleaved, one_f_one_b
 from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.model.pairs import COLUMNS
+from workbench.schedule.action import Kind
 
 T5 = ModelSpec(
     family="t5", layers=3, decoder_layers=2, hidden=16, heads=2, head_size=12, seq=24,
@@ -81,6 +88,25 @@ def test_modules_are_trained_as_written(method, model, changes, texts, monkeypat
 
 def alone(spec: RunSpec) -> RunSpec:
     return replace(spec.with_(method="plain"), ranks=1, save_every=0)
+
+
+def test_modules_are_planned_in_the_stages_that_are_given():
+    """With a table of words that the first stage lends the last; others are measured only."""
+    spec = plain.spec_for(method="torch-1f1b", model=T5, ranks=2, microbatches=2, stages="5 4")
+    profile = made_up_profile(spec)
+    plans = [one_f_one_b.plan(spec.with_(stages=cut), profile) for cut in ("5 4", "3 6")]
+    assert [plan.settings["stages"] for plan in plans] == ["5 4", "3 6"]
+    lent = [a for a in plans[0].schedule.actions if a.kind is Kind.SEND and a.microbatch is None]
+    assert [(a.rank, a.nbytes) for a in lent] == [(0, 258 * 16 * 4)]
+    own = replace(T5, tied=False)
+    alone = one_f_one_b.plan(spec.with_(model=own), made_up_profile(spec.with_(model=own)))
+    assert not any(a.kind is Kind.SEND and a.microbatch is None for a in alone.schedule.actions)
+    several = plain.spec_for(
+        method="torch-gpipe", ranks=3, stages="1 3 2", microbatches=2,
+        model=ModelSpec(family="tests.ftpipe.branches:tuned", layers=5),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="stages 1 and 2 share a weight, and torch-gpipe"):
+        gpipe.plan(several, made_up_profile(several))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def test_on_several_devices_those_methods_are_compared_that_run_there(tmp_path, 
     more = ["--set", "family=resnet", "--set", "tied=false"]
     assert main([*words, *more]) == 0
     told = capsys.readouterr().out
-    assert "torch-interleaved is planned for decoders only" in told
+    assert "torch-interleaved is not planned: torch plans torch-interleaved by itself" in told
+    assert all(f"\n  {name} " in told for name in ("torch-gpipe", "torch-1f1b")), "modules, too"
     assert "torch-zero-bubble" not in told, "it trains decoders only"
 
 

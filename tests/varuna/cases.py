@@ -277,13 +277,17 @@ def driven(
             scheduler.step()
             if save and engine.steps == user.STEPS // 2:
                 engine.save(save)
-        weights = {name: value.tolist() for name, value in engine.state_dict().items()}
+            told = engine.evaluate(user.others(), user.loss_of)
+        weights = engine.state_dict()
+        wanted = user.judged(weights, frozen=method != "fsdp")
+        weights = {name: value.tolist() for name, value in weights.items()}
     del engine, scheduler
     gc.collect()
     opened = map(str, Path("/proc/self/fd").iterdir())
     files = [os.readlink(path) for path in opened if os.path.lexists(path)]
     left = [path for path in files if "memfd" in path or "pidfd" in path or "workbench" in path]
-    return {"losses": losses, "weights": weights, "left": left}
+    figures = {"told": told, "wanted": wanted}
+    return {"losses": losses, "weights": weights, "left": left, "figures": figures}
 
 
 def failing(stages: int, replicas: int, method: str, results: str, how: str) -> dict:
@@ -480,12 +484,12 @@ def streamed(cases: list[dict], stages: int) -> dict:
 def _streamed(
     micros: int, steps: int, how: str, positions: tuple[int, ...] = (), layers: int = 0,
     folder: str = "", optimizer: str = "adamw", own: bool = False, net: dict | None = None,
-    then: str = "ftpipe", **options,
+    then: str = "ftpipe", evaluates: bool = False, **options,
 ) -> dict:  # fmt: skip
     """Losses and weights of an engine that takes batches ahead, and saves midway in a `folder`,
     beside those of this and of another one, of the method `then`, that go on from there; of ranks
     of which the last one fails in some way, the words of the error. `own`: the optimizer is a
-    function."""
+    function. `evaluates`: a held-out batch after each loss."""
     from tests.ftpipe.stages import OPTIMIZERS, ROWS, Layers, batch, rate
     from workbench import Engine
 
@@ -530,7 +534,12 @@ def _streamed(
     errors, half, told = io.StringIO(), steps // 2, {"said": ""}
     try:
         with redirect_stderr(errors), engine_of("ftpipe") as engine:
-            losses = [float(loss) for loss in engine.stream(loader(half), distance)]
+            losses = []
+            for loss in engine.stream(loader(half), distance):
+                losses.append(float(loss))
+                if evaluates:
+                    found = engine.evaluate([batch(ROWS, 99)], distance)
+                    told.setdefault("evaluated", []).append(found["loss"])
             engine.save(folder) if folder else engine.state_dict()
             losses += engine.stream(loader(steps, half), distance)
             weights = engine.state_dict()

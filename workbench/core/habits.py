@@ -21,7 +21,8 @@ def instead(advice: str) -> Callable[..., Any]:
 STEPS = "engine.step(batch, loss_fn) makes forward pass, backward pass and update; leave {} out"
 TRAINS = (
     "an engine always trains, and a copy of the model's weights: for {}, call "
-    "model.load_state_dict(engine.state_dict()), and ask the model"
+    "model.load_state_dict(engine.state_dict()), and ask the model; "
+    "engine.evaluate(loader, loss_fn) has the loss of held-out batches"
 )
 
 

@@ -45,6 +45,8 @@ class Method:
     """Whether it runs on several ranks."""
     modules: bool = False
     """Whether it trains ordinary modules, cut into layers, beside decoders."""
+    families: str = ""
+    """Of one that does not: families of modules that it trains all the same, apart by spaces."""
     needs: str = ""
     """Package that it cannot do without, beside torch."""
     portable: bool = False
@@ -166,7 +168,7 @@ def driven(name: str, processes: int) -> Method:
 
 def check_model(method: Method, model: ModelSpec) -> None:
     """Raise ValueError for a model that the method does not train."""
-    if model.decomposed and not method.modules:
+    if model.decomposed and not method.modules and model.family not in method.families.split():
         able = ", ".join(each.name for each in known().values() if each.modules)
         raise ValueError(
             f"{method.name} trains decoders only, and the model is a {model.family}; that is "

@@ -42,6 +42,12 @@ class Options:
     def check(self, spec: Any) -> None:
         """Raise ValueError for an option that does not go with the other fields of its RunSpec."""
 
+    @classmethod
+    def told(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a RunSpec, and of its ``model``, that a file says which the `given` ones name;
+        those given beside it take their places. Raises ValueError for a file that says none."""
+        return {}
+
     def settled(self, spec: Any, results: Path) -> dict[str, Any]:
         """Fields of a RunSpec that options name a file of the results for -> their values. Raises
         ValueError for a file that is not there or does not go with the spec."""

@@ -191,7 +191,7 @@ class Objective(nn.Module):
         self._given, self._parts = weighs, None
         if strange := [n for n, _ in self.named_parameters() if not n.startswith(PREFIX)]:
             raise ValueError(f"loss_fn has parameters, such as {strange[0]!r}; the module must")
-        self._call = _call_of(module, first.filled(first.tensors))
+        self._call = call_of(module, first.filled(first.tensors))
 
     def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor:
         """`named` are the tensors by names whose order is theirs."""
@@ -370,7 +370,7 @@ def one_number(out: Any, _: Any) -> Tensor:
     return out
 
 
-def _call_of(module: nn.Module, batch: Any) -> Callable[[Any], tuple[Sequence, Mapping]]:
+def call_of(module: nn.Module, batch: Any) -> Callable[[Any], tuple[Sequence, Mapping]]:
     """How a module is called with a batch: of a dictionary it takes the entries that its forward
     pass names, of a tuple or list as many of the first ones as it needs, else the batch itself."""
     asked = inspect.signature(module.forward).parameters.values()

@@ -132,8 +132,10 @@ def topological_order(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]
 
 
 def read_graph(path: Path) -> Graph:
-    """Read the graph that a JSON file holds. Raises ValueError for any other content."""
+    """Read the graph that a JSON file holds. Raises ValueError for other content, and no file."""
     where = f"the graph {path}"
+    if not path.exists() or path.is_dir():
+        raise ValueError(f"{where} is no file; give one with nodes and edges, in JSON")
     return graph_of_rows(read_as(GraphRows, read_object(path, where), where), where)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from workbench.core.fields import fields_of
 from workbench.core.files import read_whole
 from workbench.core.model_spec import ModelSpec
-from workbench.core.options import catalogue
+from workbench.core.options import catalogue, options_of
 from workbench.core.paths import user_path
 from workbench.core.sealed import parse_sealed
 from workbench.core.spec import RunSpec, field_of, flat
@@ -58,6 +58,9 @@ def make_spec(
                 raise ValueError(f"{name} is {value!r}; it must be a JSON object")
             for part, inner in value.items():
                 _put(merged, part, inner, inside=name)
+    if isinstance(method := merged.get("method"), str):
+        told = options_of(method).told(merged)
+        merged = {**told, **merged, "model": told.get("model", {}) | merged["model"]}
     return _meant(RunSpec.from_dict(merged, lenient=lenient))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -61,7 +61,7 @@ class Evaluator:
         SafetensorError where they cannot be read, ValueError for held-out data that cannot be
         used."""
         spec, began = self._spec, time.monotonic()
-        with _apart(on_gpu=spec.device == "cuda"):
+        with apart(on_gpu=spec.device == "cuda"):
             whole = self._whole(folder, statistics)
             count = min(len(self._batches), spec.eval_samples or len(self._batches))
             found = Evaluation(
@@ -97,7 +97,7 @@ class Evaluator:
                 labels += counted
             classes = targets.dim() == 1 and not targets.is_floating_point()
             if classes:
-                right = _output(whole(given, samples=samples)).argmax(-1) == targets
+                right = output_of(whole(given, samples=samples)).argmax(-1) == targets
                 sums["accuracy"] = sums.get("accuracy", 0.0) + int(right.sum())
             elif text is not None:
                 for ids, wanted in zip(_written(whole, inputs, samples), targets, strict=True):
@@ -113,9 +113,11 @@ class Evaluator:
         return found
 
 
-def _output(output: object) -> Tensor:
-    """Logits among all that a user's model puts out."""
-    return output if isinstance(output, Tensor) else output["logits"]
+def output_of(output: object) -> Tensor | None:
+    """Logits among all that a user's model puts out; None where there are none."""
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    return output if isinstance(output, Tensor) else None
 
 
 def _written(whole: Whole, inputs: list[Tensor], samples: tuple[int, ...]) -> Tensor:
@@ -125,7 +127,7 @@ def _written(whole: Whole, inputs: list[Tensor], samples: tuple[int, ...]) -> Te
     reads = torch.full_like(reads, int(reads[0, 0]))  # begins with padding, and has no more yet
     written = torch.zeros_like(reads)
     for at in range(reads.shape[1]):
-        logits = _output(whole((*source, reads), samples=samples))
+        logits = output_of(whole((*source, reads), samples=samples))
         written[:, at] = logits[:, at].argmax(-1)
         if at + 1 < reads.shape[1]:
             reads[:, at + 1] = written[:, at]
@@ -133,7 +135,7 @@ def _written(whole: Whole, inputs: list[Tensor], samples: tuple[int, ...]) -> Te
 
 
 @contextmanager
-def _apart(*, on_gpu: bool) -> Iterator[None]:
+def apart(*, on_gpu: bool) -> Iterator[None]:
     """Within, torch works without gradients and with random numbers of its own; where training is
     `on_gpu`, which leaves it a thread, on all cores."""
     threads = torch.get_num_threads()

@@ -79,6 +79,10 @@ class Steps(Protocol):
         """Wait until what steps have left to others is done, before weights are asked for or other
         ones are taken up. Where it raises, `forget` tells whether weights are whole."""
 
+    def pause(self) -> None:
+        """Wait until weights stand still, and can be read; steps go on as if nobody had."""
+        self.settle()
+
     def tensors(self) -> dict[str, Tensor]:
         """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
 

@@ -1,15 +1,21 @@
-"""A loop over a loader: an engine takes the batches, and yields the losses."""
+"""Loops over a loader: an engine takes the batches, and yields losses or figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor, nn
 
 from workbench.core.habits import Loss
 from workbench.core.mistakes import in_a_sentence
-from workbench.model.objective import LossFunction
+from workbench.model.objective import Batch, LossFunction, Objective, Weigh
 from workbench.ranks.peers import Peers
-from workbench.training.loop import Steps
+from workbench.runtime.transport.groups import as_one
+from workbench.training.loop import Steps, whole_state
+from workbench.training.own_evaluation import Figures, evaluated
+from workbench.training.run import resolve_device
 
 
 class Streams:
@@ -17,6 +23,11 @@ class Streams:
 
     _peers: Peers
     _steps: Steps | None
+    _module: nn.Module
+    _fields: Mapping[str, Any]
+    _objective: Objective
+    _load_from: tuple[Path, int] | None
+    _weight_of: Weigh | None
 
     def stream(self, loader: Iterable[Any], loss_fn: LossFunction) -> Iterator[Loss]:
         """Train on a loader's batches, each as in `step`; yields their mean losses in order. A
@@ -27,6 +38,48 @@ class Streams:
             yield from self._take(batch, loss_fn)
         if self._steps is not None:
             yield from self._rest()
+
+    @in_a_sentence(calls_users=True)
+    def evaluate(self, loader: Iterable[Any], loss_fn: LossFunction) -> Figures:
+        """Figures of the weights of now on held-out batches, each as `step` takes them: `samples`,
+        mean `loss`, and where labels are whole numbers `accuracy` of classes or `perplexity` of
+        texts. A copy of the module passes forward in evaluation mode, without gradients, in fp32 on
+        the processor; training goes on as if nobody had asked. Between steps, or within the loop
+        over a stream. Of several processes each calls it; the first one evaluates its batches, and
+        all have the figures. Raises ValueError for batches that cannot be evaluated."""
+        self._check_open()
+        trained: dict[str, Tensor] = {}
+        with self._peers.together("in evaluate", self._taken_up):
+            if self._steps is not None:
+                self._steps.pause()
+                trained = self._steps.tensors()
+        first, group = self._peers.rank == 0, self._peers.group
+
+        def figures() -> Figures:
+            return evaluated(
+                self._module, whole_state(self._module, trained), loader, loss_fn,
+                weight_of=self._weight_of, weigh=self._counted,
+                on_gpu=resolve_device(self._fields["device"]).type == "cuda",
+            )  # fmt: skip
+
+        with self._peers.watched("in evaluate"):
+            return as_one(figures if first else dict, group)[0]
+
+    def _counted(self, batch: Batch) -> float:
+        """How much a batch counts: as its labels do where they are counted, else its rows."""
+        if self._weight_of is None and self._steps is not None:
+            return float(self._objective.counts(batch.tensors).sum())
+        return float(batch.weights.sum())
+
+    def _taken_up(self) -> dict[str, Any]:
+        """Raise ValueError where weights wait for a step."""
+        if self._load_from is not None:
+            raise ValueError("the checkpoint is taken up with the next step; ask after it")
+        return {}
+
+    def _check_open(self, *, loads: bool = False) -> None:
+        """Raise ValueError where weights are gone, or half updated."""
+        raise NotImplementedError
 
     def _take(self, batch: Any, loss_fn: LossFunction) -> list[Loss]:
         """Do a step, or begin one; the losses of steps that have ended."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,14 +33,19 @@ from tests.methods.aceso.plans import (
     spec_of,
     turns,
 )
-from tests.methods.harness import Silent
-from tests.methods.test_parallel_baselines import Disturbing, children, kill
+from tests.methods.harness import Silent, fork_ranks
+from tests.methods.plain import made_up_profile
+from tests.methods.test_parallel_baselines import children
+from workbench.cli import main
+from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso import planner as aceso
 from workbench.methods.aceso.files import read_table
 from workbench.methods.aceso.plan import Plan, read_plan
 from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import RankLauncher
+from workbench.runs.overrides import make_spec
+from workbench.runs.resolve import resolve, settled
 from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
 
@@ -200,22 +207,87 @@ def test_a_published_plan_trains_narrower(name, ranks, root, tmp_path):
     assert_equals(trained(spec, tmp_path / "runs" / "run"), one, NEAR[precision])
 
 
-def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):
-    """A plan to another one to plain training: each goes on as one process would. Evaluations are
-    one process's, too."""
+def test_flags_make_a_published_plan_narrower(ranks, root, tmp_path):
+    """Four stages of GPT 1.3B's operators, cut and recomputed as they are."""
+    table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
+    file = tmp_path / "plan.json"
+    file.write_text(table["small_gpt_1_3B_4gpu_4stages.json"])
+    narrow = {"hidden": 16, "heads": 4, "seq": 8, "vocab": 256, "batch": 3, "steps": 3}
+    given = {"method": "aceso", "plan": str(file), "ranks": 4, "device": "cpu", **narrow}
+    spec = resolve(make_spec(given), tmp_path)
+    kept = json.loads((tmp_path / "plans" / f"{spec.options.plan}.json").read_text())
+    told = json.loads(file.read_text())
+    assert {key for key in told if told[key] != kept[key]} == {
+        "hidden_size", "num_attention_heads", "seq_length", "global_batch_size",
+    }  # fmt: skip
+    assert (spec.model.layers, spec.microbatches) == (24, 3)
+    found = trained(spec, tmp_path / "runs" / "run")
+    assert_equals(found, written(spec, tmp_path / "runs" / "one"), NEAR["fp32"])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"layers": 12}, "layers is 12; the plan deals the operators of 24"),
+        ({"family": "bert"}, "family is 'bert'; the plan deals the operators of 'gpt'"),
+        ({"microbatches": 4}, "microbatches is 4; the plan has micro-batches of"),
+        ({"heads": 1}, "tp of operator 0 of stage 0 is 2; it must divide num_attention_heads"),
+    ],
+)
+def test_what_a_plan_cannot_be_is_refused(given, told, root, tmp_path):
+    table = read_table(root / "workbench" / "published" / "aceso_plans.csv.gz")
+    file = tmp_path / "plan.json"
+    file.write_text(table["small_gpt_1_3B_4gpu_2stages.json"])
+    spec = make_spec({"method": "aceso", "plan": str(file), "ranks": 4, **given})
+    with pytest.raises(ValueError, match=told):
+        settled(spec, tmp_path)
+    assert not (tmp_path / "plans").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "gpus", "more", "shapes"),
+    [
+        # Stages of equal depth, all recomputed; stages of one and two devices.
+        ("megatron", 2, ["--memory-limit", "5500"], [(1, 1, True), (1, 1, True)]),
+        later("alpa", 3, [], [(1, 1, False), (1, 2, False)]),
+    ],
+)
+def test_plans_of_comparators_train_narrower(verb, gpus, more, shapes, ranks, tmp_path):
+    """The file that their commands save, of two stages, is trained as another plan is."""
+    words = ["--num-gpus-per-node", str(gpus), "--num-layers", "2", "--global-batch-size", "6",
+             "--start-num-stages", "2", "--config-save-path", str(tmp_path / "plans")]  # fmt: skip
+    assert main(["aceso", verb, *words, *more]) == 0
+    (saved,) = (tmp_path / "plans").iterdir()
+    sizes = {key: getattr(MODEL, field) for key, field in KEYS.items()}
+    told = json.loads(saved.read_text())
+    made = read_plan(json.dumps({k: sizes.get(k, v) for k, v in told.items()}), verb)
+    assert [(s.tp[1], s.dp[1], s.recompute[1] == 1) for s in made.stages] == shapes
+    spec = spec_of(made, tmp_path, steps=6)
+    assert_equals(trained(spec, tmp_path / "runs" / "run"), judged(spec), NEAR["fp32"])
+
+
+def test_checkpoints_go_on_under_plans_and_other_methods(ranks, monkeypatch, tmp_path):
+    """A plan to 1F1B to another plan to Harmony to the first plan to plain training, a step each:
+    all go on as one process would. Evaluations are one process's, too."""
+    fork_ranks(monkeypatch)
+    ranks("")
+    monkeypatch.setattr("workbench.training.ranks.profile_for", lambda s, *_: made_up_profile(s))
     one = plan([(1, 6, some()), (1, END, even())])
     other = plan([(2, END, turns(1, 2))], micro=6)
-    ends, runs = (2, 4, 6), tmp_path / "runs"
+    turn, runs = (one, "1f1b", other, "harmony-pp", one, "plain"), tmp_path / "runs"
     of = {"steps": 6, "eval_every": 3, "eval_samples": 8}
     whole = spec_of(one, tmp_path, **of).with_(method="plain", ranks=1)
     wanted = plain_method.train(whole, Silent(), runs / "whole")
     found, before = None, ""
-    for number, made in enumerate((one, other, None)):
-        spec = spec_of(made, tmp_path / str(number), **of) if made else whole
-        spec = spec.with_(steps=ends[number], lr_decay_steps=6, save_every=2, start_from=before)
-        method = aceso if made else plain_method
-        before = str(runs / str(number))
-        found = method.train(spec, Silent(), Path(before))
+    for end, made in enumerate(turn, 1):
+        if isinstance(made, str):
+            micros = 1 + (made == "1f1b")
+            spec = whole.with_(method=made, ranks=1 + (made != "plain"), microbatches=micros)
+        else:
+            spec = spec_of(made, tmp_path / str(end), **of)
+        spec = spec.with_(steps=end, lr_decay_steps=6, save_every=1, start_from=before)
+        before = str(runs / str(end))
+        found = methods.load(spec.method).train(spec, Silent(), Path(before))
     assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
     told, theirs = (
         {one["step"]: one["loss"] for one in each.evaluations} for each in (found, wanted)
@@ -223,15 +295,32 @@ def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):
     assert [told[step] for step in theirs] == pytest.approx([*theirs.values()], rel=1e-5)
 
 
-def test_a_process_that_is_killed_is_named_and_the_store_is_whole(ranks, tmp_path):
-    """While others wait for it in a collective."""
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("SIGKILL", "rank 1 was killed by SIGKILL"), ("SIGSTOP", "hangs: it is stopped")],
+)
+def test_a_process_that_ends_in_a_collective_is_named_and_the_run_goes_on(
+    how, told, ranks, monkeypatch, tmp_path
+):
+    """With the operator in whose sum the other one waits for it. Afterwards the run equals one that
+    nobody disturbed."""
     before, made = children(), plan([(2, END, even(2))])
-    spec = spec_of(made, tmp_path, steps=400, save_every=2)
-    folder = tmp_path / "runs" / "run"
-    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
-        aceso.train(spec, Disturbing(4, lambda: kill(1)), folder)
+    spec, folder = spec_of(made, tmp_path, steps=8, save_every=2), tmp_path / "runs" / "run"
+    with monkeypatch.context() as patch:
+        begun = (sys.executable, "-m", "tests.methods.aceso.rank_driver", how)  # itself has the pid
+        launched = partial(RankLauncher, process=begun)
+        patch.setattr("workbench.training.trained_ranks.RankLauncher", launched)
+        with pytest.raises(RankFailed, match=told) as raised:
+            aceso.train(spec, Silent(), folder)
+    where = r"the backward pass of operator \d+ of stage 0 \(\w+(-\w+)*\)"
+    assert re.search(f"the last that it began is {where}", str(raised.value))
     assert children() <= before
-    assert next(checkpoint.whole(folder / "checkpoints")).manifest.next_step >= 4
+    saved = next(checkpoint.whole(folder / "checkpoints")).manifest.next_step
+    assert 0 < saved < spec.steps
+    report = Silent()
+    found = aceso.train(spec, report, folder)
+    assert [kind for kind, _ in report.events].count("step") == spec.steps - saved
+    assert found.losses == pytest.approx(judged(spec.with_(save_every=0)).losses, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +328,7 @@ def test_a_process_that_is_killed_is_named_and_the_store_is_whole(ranks, tmp_pat
     [
         (2, {}, "ranks is 2; the plan is for 3 devices: give --ranks 3"),
         (3, {"num_attention_heads": 3, "hidden_size": 16}, "tp of operator 0 of stage 1 is 2"),
-        (3, {"hidden_size": 18}, "hidden_size is 18; 4 heads must divide it"),
+        (3, {"hidden_size": 18}, "4 heads do not divide a hidden size of 18"),
         (3, {"num_layers": 3}, "adds up to 29; gpt of 3 layers has 42 operators"),
         (3, None, "there is no such file"),
     ],
@@ -247,13 +336,11 @@ def test_a_process_that_is_killed_is_named_and_the_store_is_whole(ranks, tmp_pat
 def test_a_plan_that_cannot_be_trained_is_refused(ranks_given, change, told, tmp_path):
     """In one sentence, and nothing is written."""
     made: Plan = plan([(1, 6, some()), (2, END, even(2))])
-    spec = spec_of(made, tmp_path, ranks=ranks_given)
-    if change is None:
-        (tmp_path / "plan.json").unlink()
-    else:
+    if change is not None:
         (tmp_path / "plan.json").write_text(json.dumps(made.to_dict() | change))
+    given = {"method": "aceso", "plan": str(tmp_path / "plan.json"), "ranks": ranks_given}
     with pytest.raises(ValueError, match=told) as refused:
-        spec.options.settled(spec, tmp_path / "results")
+        settled(make_spec(given), tmp_path / "results")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "results").exists()
 
@@ -261,10 +348,15 @@ def test_a_plan_that_cannot_be_trained_is_refused(ranks_given, change, told, tmp
 def test_the_plan_says_the_model_and_its_digest_the_run(tmp_path):
     """Whichever file it is in, and where it lies."""
     made, results = plan([(1, 6, some()), (1, END, even())], batch=12), tmp_path / "results"
-    spec = spec_of(made, tmp_path / "a", model=replace(MODEL, layers=7), batch=3)
-    again = spec_of(made, tmp_path / "b")
-    other = spec_of(plan([(1, 7, some()), (1, END, even())]), tmp_path / "c")
-    found = [each.with_(**each.options.settled(each, results)) for each in (spec, again, other)]
-    assert (found[0].model, found[0].batch, found[0].microbatches) == (MODEL, 12, 3)
+    other = plan([(1, 7, some()), (1, END, even())])
+    files = {name: tmp_path / name for name in "abc"}
+    for file, each in zip(files.values(), (made, made, other), strict=True):
+        file.write_text(each.to_json())
+    found = [
+        settled(make_spec({"method": "aceso", "ranks": 2, "plan": str(file)}), results)
+        for file in files.values()
+    ]
+    wanted = replace(MODEL, vocab=51200, dropout=0.0)
+    assert (found[0].model, found[0].batch, found[0].microbatches) == (wanted, 12, 3)
     assert found[0].key() == found[1].key() != found[2].key()
     assert found[0].options.settled(found[0], results)["plan"] == found[0].options.plan

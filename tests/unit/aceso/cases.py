@@ -28,13 +28,15 @@ def costs_of(model: str) -> Costs:
     return small_ask(model).costs()
 
 
-def small_ask(model: str, memory: float = 12000, batch: int | None = None) -> Ask:
+def small_ask(
+    model: str, memory: float = 12000, batch: int | None = None, cost: str = "published"
+) -> Ask:
     size, usual = SMALL[model]
     return Ask(
         subject=subject_of(model, size, batch or usual), database=DATABASE,
-        cluster=Cluster(nodes=1, per_node=4, memory=memory),
+        cluster=Cluster(nodes=1, per_node=4, memory=memory), cost=cost,
     )  # fmt: skip
 
 
-def small_space(model: str, memory: float = 12000) -> Space:
-    return small_ask(model, memory).space()
+def small_space(model: str, memory: float = 12000, cost: str = "published") -> Space:
+    return small_ask(model, memory, cost=cost).space()

@@ -7,8 +7,8 @@ from itertools import count, product
 
 import pytest
 
+from benchmarks.aceso_random import best_of_all, random_space
 from tests.unit.aceso.cases import costs_of, golden_plan, small_ask, small_space
-from tests.unit.aceso.enumeration import best_of_all, random_space
 from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.bound import least_time
 from workbench.methods.aceso.exact import Uniform
@@ -118,6 +118,7 @@ def test_our_plan_is_better_than_the_published_one_and_fits(model: str, publishe
     plan, cost = outcome.best
     assert cost.memory <= 12000
     assert outcome.bound < cost.time <= published * (0.985 if model == "gpt" else 0.999)
+    assert cost.time < outcome.bound * (1.1 if model == "resnet" else 1.05)
     assert space.legal(plan.micro, plan.stages)
     assert read_plan(plan.to_json(), "ours") == plan
     assert cost == costs_of(model).plan(plan)
@@ -173,11 +174,11 @@ def test_freely_chosen_recomputation_fits_where_it_is_said_to(model: str) -> Non
     made = Uniform(space, micro)
     total, checked = len(space.costs.operators), 0
     for first, last, behind in product(range(0, total, 37), range(40, total, 41), (0, 2)):
-        if first + 8 < last and made.shaped(first, last, 1, 1, behind) < float("inf"):
+        if first + 8 < last and made.shaped(first, last, 1, 1, behind):
             stage = made.stage(first, last, 1, behind)
             cost = space.costs.stage(stage, first, micro, behind=behind)
             assert cost.memory <= 12000
-            assert cost.time == pytest.approx(made.shaped(first, last, 1, 1, behind))
+            assert cost.time == pytest.approx(made.shaped(first, last, 1, 1, behind).once)
             published = space.choose(stage, first, micro, behind)
             other = space.costs.stage(published, first, micro, behind=behind)
             assert other.memory > 12000 or cost.time <= other.time * 1.002
@@ -189,9 +190,10 @@ def test_freely_chosen_recomputation_fits_where_it_is_said_to(model: str) -> Non
     ("seed", "gpus"),
     [(1, 2), (13, 2), *(pytest.param(s, 4, marks=pytest.mark.thorough) for s in range(20))],
 )
-def test_our_plan_is_within_a_hundredth_of_the_best_of_all(seed: int, gpus: int) -> None:
+@pytest.mark.parametrize("cost", ["published", "ours"])
+def test_our_plan_is_within_a_hundredth_of_the_best_of_all(seed: int, gpus: int, cost: str) -> None:
     """Of random profiles, where memory is scarce; the bound is below the best."""
-    space, counts = random_space(seed, gpus), range(1, 3)
+    space, counts = random_space(seed, gpus, cost), range(1, 3)
     best = best_of_all(space, counts)
     outcome = Outcome(space=space)
     search_ours(outcome, counts, Effort(seconds=1e6))

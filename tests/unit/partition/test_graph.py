@@ -69,6 +69,8 @@ def test_numbers_that_are_none_are_refused_in_code_too() -> None:
 
 
 def test_order_and_depth(write) -> None:
+    with pytest.raises(ValueError, match="missing.json is no file; give one with nodes and edges"):
+        read_graph(Path("missing.json"))
     graph = read_graph(write({"nodes": CHAIN["nodes"][::-1], "edges": CHAIN["edges"]}))
     assert [graph.nodes[place].id for place in graph.topological()] == [*"012345"]
     assert graph.depth() == 5

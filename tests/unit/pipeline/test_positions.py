@@ -17,7 +17,7 @@ from workbench.methods.pipeline.orders import B, F, Pass, R, held
 from workbench.methods.pipeline.prediction import Prediction
 from workbench.methods.pipeline.quick import Links, Rule, end_s, timeline
 from workbench.methods.pipeline.shapes import MARGIN
-from workbench.methods.pipeline.stepping import stage_schedule
+from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.methods.varuna.autoconfig import HostsNetwork
 from workbench.schedule.action import MEETING, RECEIVES, SENDS
 from workbench.schedule.graph import ScheduleError

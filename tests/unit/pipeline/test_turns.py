@@ -18,7 +18,7 @@ from workbench.methods.pipeline import ideal, orders, quick
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import B, F, I, R, W, in_flight
 from workbench.methods.pipeline.quick import Links, Rule, end_s, timeline
-from workbench.methods.pipeline.stepping import stage_schedule
+from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.schedule import event_loop, validate
 from workbench.schedule.action import COMPUTE, LATER, MEETING, RECEIVES, SENDS, lane_kind
 from workbench.schedule.graph import ScheduleError, unroll

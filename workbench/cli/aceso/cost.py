@@ -25,7 +25,9 @@ def add(verbs: Any) -> None:
 def _cost(given: argparse.Namespace) -> int:
     plan = load_plan(user_path(given.plan))
     cluster = cluster_of(given, memory=1.0)
-    costs = Ask(subject=plan.subject, cluster=cluster, database=given.profiled_time_path).costs()
+    costs = Ask(
+        subject=plan.subject, cluster=cluster, database=given.profiled_time_path, cost=given.cost
+    ).costs()
     try:
         check_plan(plan, costs, cluster)
     except ValueError as error:

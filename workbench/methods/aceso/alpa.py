@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import inf
 
-from workbench.methods.aceso.costs import NS_OF_MS
+from workbench.methods.aceso.costs import NS_OF_MS, Share
 from workbench.methods.aceso.database import BACKWARD, FORWARD
 from workbench.methods.aceso.exact import splits
 from workbench.methods.aceso.plan import Stage
@@ -17,6 +17,9 @@ from workbench.methods.aceso.search import Found, Step
 from workbench.methods.aceso.searches import Outcome
 from workbench.methods.aceso.space import Rated, Space, uniform
 from workbench.methods.aceso.suffixes import Suffixes
+
+MOST_RATED = 8
+"""Plans that are rated as a whole, where no other one beats them by parts."""
 
 
 def layered(space: Space, counts: range) -> Outcome:
@@ -50,8 +53,8 @@ class _Layers:
         self.cuts = [0, *operators.layers[1:], len(operators)]
         self.flags = bytes(again and o.kind not in ("embedding", "head")
                            for o in operators.operators)  # fmt: skip
-        self.batches = space.subject.batch // micro
-        self.limit = limit / self.batches if self.batches else 0.0
+        self.batches = space.costs.batches(space.subject.batch, micro)
+        self.limit = limit
         self.work = {}
         for tp, dp in splits(space, micro):
             _, sums = space.costs.table(micro // dp, tp, 0)
@@ -59,23 +62,32 @@ class _Layers:
 
     def best(self, count: int) -> Rated | None:
         """The fastest plan of so many stages that fits."""
-        found = Suffixes(self.space, self.cuts, self._time).best(count, self.batches)
-        if found is None:
+        found = Suffixes(self.space, self.cuts, self.batches, self._shares).best(count)
+        if not found or self.batches < 1:
             return None
-        rated = self.space.rated(self.micro, tuple(self._stage(*s)[1] for s in found.spans))
-        return rated if self.space.fits(rated.cost) else None
+        plans = [
+            self.space.rated(self.micro, tuple(self._stage(*s, k) for s, k in each.choices))
+            for each in found[:MOST_RATED]
+        ]
+        fit = [rated for rated in plans if self.space.fits(rated.cost)]
+        return min(fit, key=lambda rated: rated.cost.time, default=None)
 
-    def _time(self, first: int, last: int, gpus: int, behind: int) -> float:
-        return self._stage(first, last, gpus, behind)[0]
+    def _shares(self, first: int, last: int, gpus: int, behind: int) -> list[Share | None]:
+        """Of stages in each shape, where they fit and take no more than the limit."""
+        found: list[Share | None] = []
+        least = max(0.0, self.batches - 1 - behind / 2)
+        costs, limit = self.space.costs, self.space.cluster.memory
+        for shape, (tp, dp) in enumerate(self.work):
+            work = self.work[tp, dp][last] - self.work[tp, dp][first]
+            share = None
+            if tp * dp == gpus and work * least <= self.limit:
+                stage = self._stage(first, last, gpus, behind, shape)
+                cost = costs.stage(stage, first, self.micro, behind=behind)
+                if cost.memory <= limit:
+                    share = costs.share(cost, behind, self.batches)
+            found.append(share)
+        return found
 
-    def _stage(self, first: int, last: int, gpus: int, behind: int) -> tuple[float, Stage | None]:
-        """The fastest stage that fits, and its milliseconds."""
-        best: tuple[float, Stage | None] = inf, None
-        for (tp, dp), work in self.work.items():
-            if tp * dp != gpus or work[last] - work[first] > self.limit:
-                continue
-            stage = uniform(last - first, tp, dp)._replace(recompute=self.flags[first:last])
-            cost = self.space.costs.stage(stage, first, self.micro, behind=behind)
-            if cost.memory <= self.space.cluster.memory and cost.time < best[0]:
-                best = cost.time, stage
-        return best
+    def _stage(self, first: int, last: int, gpus: int, behind: int, shape: int) -> Stage:
+        tp, dp = [*self.work][shape]
+        return uniform(last - first, tp, dp)._replace(recompute=self.flags[first:last])

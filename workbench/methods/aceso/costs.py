@@ -13,9 +13,10 @@ long it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from math import log2
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -73,6 +74,14 @@ class StageCost(NamedTuple):
     state: float
     """Weights, gradients, masters and optimizer states."""
     in_flight: float
+    ahead: float = 0.0
+    """Of forward collectives between layouts; part of `into`."""
+    sums: float = 0.0
+    """Once an iteration: sums of gradients over replicas, and over copies of a tied weight."""
+    norm: float = 0.0
+    """Once an iteration: the norm of the gradients, and clipping."""
+    update: float = 0.0
+    """Once an iteration: the optimizer's step."""
 
     @property
     def time(self) -> float:
@@ -95,11 +104,27 @@ class StageCost(NamedTuple):
         return self.normal + self.reserved
 
 
+class Share(NamedTuple):
+    """A stage's part of an iteration, in ms: all have `once`, and the slowest one `steady`, too."""
+
+    steady: float
+    """All micro-batches but the one that `once` is of."""
+    once: float
+    link: float | None = None
+    """Both messages of a micro-batch over the link before the stage, where passes hide them."""
+    back: float = 0.0
+    """Backward pass, and its message to the stage before."""
+    sums: float = 0.0
+    """What begins when the stage's backward passes have ended."""
+
+
 class PlanCost(NamedTuple):
     """Of a plan: each stage's cost, and its milliseconds of an iteration."""
 
     stages: tuple[StageCost, ...]
     times: tuple[float, ...]
+    batches: float
+    """Micro-batches of an iteration."""
 
     @property
     def time(self) -> float:
@@ -114,6 +139,9 @@ class PlanCost(NamedTuple):
 
 class Costs:
     """The cost of any stage of one model, from one database."""
+
+    hides: ClassVar[bool] = False
+    """Whether messages lie beside passes."""
 
     def __init__(
         self, operators: OperatorList, database: Database, *, half: bool, per_node: int
@@ -150,13 +178,38 @@ class Costs:
 
     def plan(self, plan: Plan) -> PlanCost:
         """Of all stages, and of the iteration."""
-        count, before, found = plan.subject.batch // plan.micro, 0, []
+        before, found = 0, []
         for index, stage in enumerate(plan.stages):
             found.append(self.of_stage(plan, index, before))
             before += stage.gpus
-        times = [each.time for each in found]
+        batches = self.batches(plan.subject.batch, plan.micro)
+        return PlanCost(tuple(found), tuple(self.times(found, batches)), batches)
+
+    def batches(self, batch: int, micro: int) -> float:
+        """Micro-batches of an iteration; what is left of the batch is not counted."""
+        return batch // micro
+
+    def turns(self, behind: int, micro: int) -> int:
+        """Micro-batches whose activations a stage keeps, with `behind` stages after it."""
+        return behind + 1
+
+    def times(self, stages: Sequence[StageCost], batches: float) -> list[float]:
+        """Milliseconds of an iteration by stage; the iteration takes as long as the slowest."""
+        times = [each.time for each in stages]
         once = sum(times)
-        return PlanCost(tuple(found), tuple(each * (count - 1) + once for each in times))
+        return [each * (batches - 1) + once for each in times]
+
+    def share(self, cost: StageCost, behind: int, batches: float) -> Share:
+        """A stage's part of an iteration, in which `behind` stages follow it."""
+        return Share(cost.time * (batches - 1), cost.time)
+
+    def room(self, left: float) -> float:
+        """MB for tensors where so many are left beside reserved ones."""
+        return left
+
+    def excess(self, cost: StageCost, limit: float) -> int:
+        """Parts of bytes that a stage must save to fit into `limit` MB; 0 or less where it fits."""
+        return round((cost.memory - limit) * MB)
 
     def of_stage(self, plan: Plan, index: int, before: int) -> StageCost:
         """Of a plan's stage, with as many devices `before` it."""
@@ -191,13 +244,11 @@ class Costs:
         if any(stage.recompute):
             recompute, saved, peak = self._recomputed(stage, first, columns)
         arrives, leaves = int(columns[INPUT, 0]), self._leaves(stage, first, last, micro)
-        in_ms = self._message(arrives / MB, from_node)
-        out_ms = self._message(leaves / MB, to_node)
+        in_ms = self.message(arrives / MB, from_node)
+        out_ms = self.message(leaves / MB, to_node)
         ahead, back = self._resharding(stage, first, columns)
         weights = int(totals[WEIGHTS])
-        most = 0
-        if last - first > 1:
-            most = int(columns[FWD_RESERVED, :-1].max()) + int(columns[BWD_RESERVED, :-1].max())
+        most = self._most_reserved(columns)
         kept = int(totals[ACTIVATIONS]) - saved
         return StageCost(
             forward=int(totals[FORWARD]) / NS_OF_MS, backward=int(totals[BACKWARD]) / NS_OF_MS,
@@ -205,8 +256,14 @@ class Costs:
             reshard=ahead + back, weights=weights / MB, input=arrives / MB, kept=kept / MB,
             peak_recompute=peak / MB, reserved=max(most, weights) / MB,
             state=weights * (2 + self.masters + self.states) / MB,
-            in_flight=(arrives + kept) * behind / MB,
+            in_flight=(arrives + kept) * (self.turns(behind, micro) - 1) / MB, ahead=ahead,
         )  # fmt: skip
+
+    def _most_reserved(self, columns: np.ndarray) -> int:
+        """What the allocator reserved at most, in profiles of all operators but the last one."""
+        if columns.shape[1] == 1:
+            return 0
+        return int(columns[FWD_RESERVED, :-1].max()) + int(columns[BWD_RESERVED, :-1].max())
 
     def _sums(
         self, stage: Stage, first: int, last: int, micro: int
@@ -260,7 +317,7 @@ class Costs:
         made, _ = self.table(micro // stage.dp[-1], stage.tp[0], stage.algo[-1])
         return int(made[OUTPUT, last - 1])
 
-    def _message(self, size: float, across: bool) -> float:
+    def message(self, size: float, across: bool) -> float:
         """Milliseconds of a message of MB. The place in the table of bandwidths is the published
         one: a small message counts from the table's end."""
         if size <= 0:

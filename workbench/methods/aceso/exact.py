@@ -7,17 +7,17 @@ an iteration gets faster. Stages that would cost more than the best plan so far 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
 
-from workbench.methods.aceso.costs import MB, NS_OF_MS
+from workbench.methods.aceso.costs import NS_OF_MS, Share
 from workbench.methods.aceso.database import BACKWARD, FORWARD, OUTPUT
 from workbench.methods.aceso.fronts import LONG, Fronts
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.aceso.space import MOST_OF_STAGE, Rated, Space, uniform
-from workbench.methods.aceso.suffixes import Suffixes
+from workbench.methods.aceso.suffixes import END, Suffixes, joined
 
 FINE = 2e-5
 """Part of a time to which it is found."""
@@ -41,7 +41,8 @@ class Uniform:
         self.space, self.costs, self.micro = space, space.costs, micro
         self.total = len(space.costs.operators)
         self.fronts: dict[tuple[int, int], Fronts] = {}
-        self.known: dict[tuple[int, int, int, int, int], float] = {}
+        self.batches = self.costs.batches(space.subject.batch, micro)
+        self.known: dict[tuple[int, int, int, int, int], Share | None] = {}
         self._told = 0
         self.free = len(self.costs.operators.layers) <= MOST_LAYERS
         self.cuts = self._cheap_cuts()
@@ -65,33 +66,48 @@ class Uniform:
         return found
 
     def time(self, first: int, last: int, gpus: int, behind: int, most: float) -> float:
-        """Milliseconds of the fastest stage; infinite where none is up to `most`, or fits."""
-        best = float("inf")
-        for (tp, dp), work in self.work.items():
-            if tp * dp == gpus and work[last] - work[first] <= most:
-                best = min(best, self.shaped(first, last, tp, dp, behind))
-        return best
+        """Milliseconds of an iteration of which the fastest stage is the slowest, without those of
+        one pass through all; infinite where none is up to `most`, or fits."""
+        shares = self.shares(first, last, gpus, behind, most)
+        return min((each.steady for each in shares if each is not None), default=float("inf"))
 
-    def shaped(self, first: int, last: int, tp: int, dp: int, behind: int) -> float:
-        """Milliseconds of a stage of this tp and dp; infinite where it does not fit."""
+    def shares(
+        self, first: int, last: int, gpus: int, behind: int, most: float = float("inf")
+    ) -> list[Share | None]:
+        """Of a stage in each of its shapes; None where it does not fit, or takes more."""
+        least = max(0.0, self.batches - 1 - behind / 2)  # while the pipeline fills, half the work
+        return [
+            self.shaped(first, last, *shape, behind)
+            if (self.work[shape][last] - self.work[shape][first]) * least <= most else None
+            for shape in self.shapes(gpus)
+        ]  # fmt: skip
+
+    def shapes(self, gpus: int) -> list[tuple[int, int]]:
+        """Pairs of tp and dp of so many devices."""
+        return [shape for shape in self.work if shape[0] * shape[1] == gpus]
+
+    def shaped(self, first: int, last: int, tp: int, dp: int, behind: int) -> Share | None:
+        """A stage of this tp and dp; None where it does not fit."""
         key = (first, last, tp, dp, behind)
         if key not in self.known:
             self.known[key] = self._shaped(uniform(last - first, tp, dp), first, last, behind)
         return self.known[key]
 
-    def _shaped(self, stage: Stage, first: int, last: int, behind: int) -> float:
+    def _shaped(self, stage: Stage, first: int, last: int, behind: int) -> Share | None:
         limit = self.space.cluster.memory
         if not self.free:
             stage = self.space.choose(stage, first, self.micro, behind)
         cost = self.costs.stage(stage, first, self.micro, behind=behind)
-        excess = round((cost.memory - limit) * MB)
-        if excess <= 0:
-            return cost.time
-        if not self.free:
-            return float("inf")
-        fronts = self.fronts_of(stage.tp[0], stage.dp[0])
-        again, _ = fronts.least(first, last, excess, behind + 1)
-        return float("inf") if again >= LONG else cost.time + again / NS_OF_MS
+        excess = self.costs.excess(cost, limit)
+        if excess > 0:
+            if not self.free:
+                return None
+            fronts, turns = self.fronts_of(*shape_of(stage)), self.costs.turns(behind, self.micro)
+            again, _ = fronts.least(first, last, excess, turns)
+            if again >= LONG:
+                return None
+            cost = cost._replace(recompute=again / NS_OF_MS)
+        return self.costs.share(cost, behind, self.batches)
 
     def rated_stages(self) -> int:
         """Stages that were rated since this was asked last."""
@@ -105,18 +121,21 @@ class Uniform:
             self.fronts[tp, dp] = Fronts.uniform(self.costs, self.micro // dp, tp)
         return self.fronts[tp, dp]
 
-    def stage(self, first: int, last: int, gpus: int, behind: int) -> Stage:
-        """The fastest stage, with its choice of recomputation."""
-        shapes = [shape for shape in self.work if shape[0] * shape[1] == gpus]
-        tp, dp = min(shapes, key=lambda s: self.shaped(first, last, *s, behind))
-        stage = uniform(last - first, tp, dp)
+    def stage(
+        self, first: int, last: int, gpus: int, behind: int, shape: int | None = None
+    ) -> Stage:
+        """The fastest stage, or that of a shape, with its choice of recomputation."""
+        if shape is None:
+            shape = _fastest(self.shares(first, last, gpus, behind))
+        stage = uniform(last - first, *self.shapes(gpus)[shape])
         if not self.free:
             return self.space.choose(stage, first, self.micro, behind)
         cost = self.costs.stage(stage, first, self.micro, behind=behind)
-        excess = round((cost.memory - self.space.cluster.memory) * MB)
+        excess = self.costs.excess(cost, self.space.cluster.memory)
         if excess <= 0:
             return stage
-        flags = self.fronts_of(tp, dp).flags(first, last, excess, behind + 1)
+        turns = self.costs.turns(behind, self.micro)
+        flags = self.fronts_of(*shape_of(stage)).flags(first, last, excess, turns)
         return stage._replace(recompute=flags)
 
     def filled(self, gpus: tuple[int, ...], most: float) -> list[int] | None:
@@ -146,17 +165,20 @@ class Uniform:
 
     def fastest(self, gpus: tuple[int, ...], limit: float) -> Rated | None:
         """The best plan of stages of so many devices whose iteration is below `limit`, in ms."""
-        count = self.space.subject.batch // self.micro
-        high = limit / count  # one stage's time is in the sum, too
+        # The slowest stage's time is in the sum of all, too.
+        high = limit if self.costs.hides else limit * (self.batches - 1) / self.batches
         cuts = self.filled(gpus, high)
         if cuts is None:
             return None
-        low = max(self._least_work() / sum(gpus), 0.0)
+        if high == float("inf"):
+            spans = zip(cuts, cuts[1:], gpus, range(len(gpus))[::-1], strict=False)
+            high = max(self.time(*span, high) for span in spans)
+        low = 0.0 if self.costs.hides else self._least_work() / sum(gpus) * (self.batches - 1)
         while high - low > FINE * high:
             middle = (low + high) / 2
             found = self.filled(gpus, middle)
             cuts, low, high = (cuts, middle, high) if found is None else (found, low, middle)
-        cuts = self._shifted(cuts, gpus, count)
+        cuts = self._shifted(cuts, gpus)
         stages = tuple(
             self.stage(cuts[i], cuts[i + 1], gpus[i], len(gpus) - 1 - i) for i in range(len(gpus))
         )
@@ -164,39 +186,43 @@ class Uniform:
 
     def best(self, count: int, limit: float) -> Rated | None:
         """The best plan of `count` stages, of all cuts, whose iteration is below `limit`, in ms."""
-        batches = self.space.subject.batch // self.micro
-        if not self.work or not batches:
+        if not self.work or self.batches < 1:
             return None
+        found = None
         if self.total > SMALL:
-            found = None
             for gpus in dealings(self.space, count):
                 rated = self.fastest(gpus, limit)
                 if rated is not None and rated.cost.time < limit:
                     found, limit = rated, rated.cost.time
             return found
-        most = limit / batches
-        ends = Suffixes(
-            self.space, [0, *self.cuts], lambda *span: self.time(*span, most)
-        ).best(count, batches)  # fmt: skip
-        if ends is None:
-            return None
-        return self.space.rated(self.micro, tuple(self.stage(*span) for span in ends.spans))
+        every = Suffixes(
+            self.space, [0, *self.cuts], self.batches, lambda *span: self.shares(*span, limit)
+        ).best(count)  # fmt: skip
+        for ends in every:
+            if ends.time >= limit:
+                break
+            stages = tuple(self.stage(*span, shape) for span, shape in ends.choices)
+            rated = self.space.rated(self.micro, stages)
+            if rated.cost.time < limit or (found is None and rated.cost.time == limit):
+                found, limit = rated, rated.cost.time
+        return found
 
     def _least_work(self) -> float:
         """Device-milliseconds of all operators, each split as suits it best."""
         return sum(np.min([np.diff(w) * s[0] * s[1] for s, w in self.work.items()], axis=0))
 
-    def _shifted(self, cuts: list[int], gpus: tuple[int, ...], count: int) -> list[int]:
+    def _shifted(self, cuts: list[int], gpus: tuple[int, ...]) -> list[int]:
         """Cuts, shifted while the iteration gets faster."""
 
-        def times(cuts: list[int]) -> list[float]:
-            behind = len(gpus) - 1
-            return [self.time(cuts[i], cuts[i + 1], gpus[i], behind - i, float("inf"))
-                    for i in range(len(gpus))]  # fmt: skip
-
         def iteration(cuts: list[int]) -> float:
-            each = times(cuts)
-            return (count - 1) * max(each) + sum(each)
+            made = END
+            for i in reversed(range(len(gpus))):
+                shares = self.shares(cuts[i], cuts[i + 1], gpus[i], len(gpus) - 1 - i)
+                share = shares[_fastest(shares)]
+                if share is None:
+                    return float("inf")
+                made = joined(share, made, self.batches)
+            return made.time
 
         best, better = iteration(cuts), True
         while better:
@@ -212,6 +238,17 @@ class Uniform:
             changed[place] += shift
             if changed[place - 1] < changed[place] < changed[place + 1]:
                 yield changed
+
+
+def shape_of(stage: Stage) -> tuple[int, int]:
+    """Tp and dp of a uniform stage."""
+    return stage.tp[0], stage.dp[0]
+
+
+def _fastest(shares: Sequence[Share | None]) -> int:
+    """Number of the shape whose stage takes least, were it the slowest and the first."""
+    times = [e.steady + e.once + e.sums if e is not None else float("inf") for e in shares]
+    return times.index(min(times))
 
 
 def splits(space: Space, micro: int) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise, product
 
-from workbench.methods.aceso.plan import Stage
+from workbench.methods.aceso.plan import Plan, Stage
 from workbench.methods.aceso.search import Found, Step
 from workbench.methods.aceso.searches import Outcome
 from workbench.methods.aceso.space import MOST_OF_STAGE, Space, uniform
@@ -32,6 +32,21 @@ def grid(space: Space, counts: range) -> Outcome:
                     found.curve.append(Step(found.explored, rated.cost.time))
     outcome.whole = True
     return outcome
+
+
+def as_megatron(plan: Plan) -> dict[str, int | str]:
+    """Fields of a run by which the real Megatron-LM trains a point of the grid.
+
+    Raises ValueError for a model of which it runs here no stages.
+    """
+    first, subject = plan.stages[0], plan.subject
+    if subject.model != "gpt":
+        raise ValueError(f"the plan is of {subject.model}; Megatron-LM trains its gpt here")
+    return {
+        "ranks": plan.gpus, "tp": first.tp[0], "pp": len(plan.stages), "batch": subject.batch,
+        "microbatches": subject.batch // plan.micro,
+        "activations": "recompute" if any(map(any, (s.recompute for s in plan.stages))) else "keep",
+    }  # fmt: skip
 
 
 def points(space: Space, count: int) -> Iterator[tuple[int, tuple[Stage, ...]]]:

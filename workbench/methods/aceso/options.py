@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,8 +13,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
-from workbench.methods.aceso.plan import Plan, load_plan
-from workbench.model.named import LISTS, SHAPE, bottlenecks_of
+from workbench.methods.aceso.plan import Plan, load_plan, read_plan
+from workbench.model.named import ALSO, LISTS, SHAPE, bottlenecks_of
 from workbench.model.operators.llama_places import LLAMA, is_llama, llama_shape
 
 PLANS = "plans"
@@ -24,31 +26,55 @@ class Options(Common):
     """Aceso's options."""
 
     plan: str = ""
-    """File of the plan, as the search writes it; the model's sizes and the batch are the plan's. A
-    plan that was trained is kept among the results, under its digest."""
+    """File of the plan, as the search writes it. The model and the batch are the plan's; widths,
+    lengths and a batch that are given beside it take the places of its own, so that a machine with
+    less memory trains it narrower. A plan that was trained is kept among the results, under its
+    digest."""
     fused: bool = True
     """Whether attention, from scores to context, is one call where the plan divides all of it
     alike."""
 
     uneven: ClassVar[bool] = True
 
+    @classmethod
+    def told(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan's model, with the published vocabulary, and its batch."""
+        path = user_path(str(given.get("plan") or ""))
+        if not path.is_file():
+            return {}
+        plan = load_plan(path)
+        batch = {"batch": plan.subject.batch}
+        if plan.subject.model == LLAMA:
+            return batch
+        sizes = sizes_of(plan)
+        return {"model": ALSO[sizes["family"]] | sizes, **batch}
+
     def settled(self, spec: RunSpec, results: Path) -> dict[str, Any]:
-        """The plan's digest, its model and batch. Keeps the plan."""
+        """The plan's digest, and its number of micro-batches. Keeps the plan."""
         if not self.plan:
             raise ValueError("plan is missing; give the file of a plan: --plan FILE")
-        plan = plan_of(self.plan, results)
+        if spec.compile == "on":
+            raise ValueError(f"compile is on; operators of {spec.method} run as they are, so it "
+                             "must be auto or off")  # fmt: skip
+        plan = narrowed(plan_of(self.plan, results), spec)
         check(plan, spec.ranks)
+        micros = -(-plan.subject.batch // plan.micro)
+        if spec.microbatches not in (1, micros):
+            raise ValueError(f"microbatches is {spec.microbatches}; the plan has micro-batches of "
+                             f"{plan.micro} samples, so it must be {micros}")  # fmt: skip
         model = model_of(plan, spec.model)
-        text = plan.to_json()
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        kept = results / PLANS / f"{digest}.json"
-        if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(text)
-        return {
-            "plan": digest, "model": model, "batch": plan.subject.batch,
-            "microbatches": -(-plan.subject.batch // plan.micro),
-        }  # fmt: skip
+        return {"plan": keep(plan, results), "model": model, "microbatches": micros}
+
+
+def keep(plan: Plan, results: Path) -> str:
+    """Write a plan among results. Returns its digest, by which a run names it."""
+    text = plan.to_json()
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    kept = results / PLANS / f"{digest}.json"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(text)
+    return digest
 
 
 def plan_of(named: str, results: Path) -> Plan:
@@ -73,10 +99,6 @@ def check(plan: Plan, ranks: int) -> None:
             f"the partition dimension of an operator is {most}; {subject.model} has the usual one "
             "alone, 0"
         )
-    shape = dict(subject.shape)
-    hidden, heads = shape.get("hidden_size", 0), shape.get("num_attention_heads", 1)
-    if "kv_channels" not in shape and hidden % heads:
-        raise ValueError(f"hidden_size is {hidden}; {heads} heads must divide it")
     if isinstance(subject.layers, tuple) and subject.layers != bottlenecks_of(sum(subject.layers)):
         raise ValueError(
             f"num_layers is {list(subject.layers)}; of so many blocks trained are "
@@ -84,17 +106,46 @@ def check(plan: Plan, ranks: int) -> None:
         )
 
 
-def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
-    """The plan's model; vocabulary, dropout and ties are the spec's."""
-    sizes = {SHAPE[key]: value for key, value in plan.subject.shape if key in SHAPE}
+def sizes_of(plan: Plan) -> dict[str, Any]:
+    """Fields of the plan's model that its operators decide."""
+    sizes: dict[str, Any] = {SHAPE[key]: own for key, own in plan.subject.shape if key in SHAPE}
     layers = plan.subject.layers
     if isinstance(layers, tuple):
         layers, sizes["heads"], sizes["tied"] = sum(layers), 1, False
+    family = next(each for each, name in LISTS.items() if name == plan.subject.model)
+    return {"family": family, "layers": layers, **sizes}
+
+
+def model_of(plan: Plan, spec: ModelSpec) -> ModelSpec:
+    """The plan's model; vocabulary, dropout and ties are the spec's."""
     if plan.subject.model == LLAMA:
         check_llama(plan, spec)
-        return replace(spec, seq=sizes["seq"])
-    family = next(each for each, name in LISTS.items() if name == plan.subject.model)
-    return replace(spec, family=family, layers=layers, **sizes)
+        return replace(spec, seq=dict(plan.subject.shape)["seq_length"])
+    return replace(spec, **sizes_of(plan))
+
+
+def narrowed(plan: Plan, spec: RunSpec) -> Plan:
+    """The plan with a spec's widths, lengths and batch, its operators as they are; of a model with
+    a configuration the batch alone may be another. Raises ValueError for a spec of another model,
+    and for widths that the plan does not divide."""
+    shape = dict(plan.subject.shape)
+    told = _told(plan, spec.model) if plan.subject.model != LLAMA else {}
+    if told.items() <= shape.items() and spec.batch == plan.subject.batch:
+        return plan
+    made = plan.to_dict() | told | {"global_batch_size": spec.batch}
+    return read_plan(json.dumps(made), "the plan, with other sizes")
+
+
+def _told(plan: Plan, model: ModelSpec) -> dict[str, int]:
+    """The model's widths and lengths by the keys of the plan's file."""
+    sizes = sizes_of(plan)
+    for name in ("family", "layers", "decoder_layers"):
+        wanted = sizes.get(name, sizes["layers"])
+        if (given := getattr(model, name)) not in (wanted, *[None] * (name == "decoder_layers")):
+            raise ValueError(f"{name} is {given!r}; the plan deals the operators of {wanted!r}, "
+                             "and widths and lengths alone may be others")  # fmt: skip
+    own = ((key, getattr(model, SHAPE[key])) for key, _ in plan.subject.shape if key in SHAPE)
+    return {key: value for key, value in own if value is not None}
 
 
 def check_llama(plan: Plan, spec: ModelSpec) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
 
-from workbench.methods.aceso.costs import MB
 from workbench.methods.aceso.exact import SHIFTS, Uniform
 from workbench.methods.aceso.finetune import fine_tuned
 from workbench.methods.aceso.fronts import Fronts
@@ -122,7 +121,7 @@ def _freed(space: Space, alike: Uniform, stage: Stage, first: int, behind: int) 
     costs, limit, micro = space.costs, space.cluster.memory, alike.micro
     published = space.choose(stage, first, micro, behind)
     bare = stage._replace(recompute=bytes(len(stage.tp)))
-    excess = round((costs.stage(bare, first, micro, behind=behind).memory - limit) * MB)
+    excess = costs.excess(costs.stage(bare, first, micro, behind=behind), limit)
     if excess <= 0:
         return bare
     if not alike.free:
@@ -131,7 +130,7 @@ def _freed(space: Space, alike: Uniform, stage: Stage, first: int, behind: int) 
         fronts = alike.fronts_of(stage.tp[0], stage.dp[0])
     else:
         fronts = Fronts.of_stage(costs, stage, first, micro)
-    flags = fronts.flags(first, first + len(stage.tp), excess, behind + 1)
+    flags = fronts.flags(first, first + len(stage.tp), excess, costs.turns(behind, micro))
     free = stage._replace(recompute=flags)
 
     def rank(each: Stage) -> tuple[bool, float]:

@@ -12,7 +12,7 @@ from math import ceil
 
 import numpy as np
 
-from workbench.methods.aceso.costs import MB, MOST_KEPT, PROFILED, Costs
+from workbench.methods.aceso.costs import MOST_KEPT, PROFILED, Costs
 from workbench.methods.aceso.database import ACTIVATIONS
 from workbench.methods.aceso.plan import Stage
 
@@ -38,7 +38,7 @@ class Chooser:
 
     def _choose(self, stage: Stage, first: int, micro: int, behind: int) -> Stage:
         cost = self.costs.stage(stage, first, micro, behind=behind)
-        excess = round((cost.memory - self.limit) * MB)
+        excess = self.costs.excess(cost, self.limit)
         if excess <= 0:
             return stage
         count = len(stage.tp)
@@ -48,10 +48,10 @@ class Chooser:
         weights = np.where(self.chosen[first : first + count], profiled, 0)
         totals = np.bincount(rows, weights=weights)
         flags = np.zeros(count, dtype=np.uint8)
-        base = excess
+        base, turns = excess, self.costs.turns(behind, micro)
         while excess > 0 and (row := int(totals.argmax())) >= 0 and totals[row] > 0:
             places = np.flatnonzero(rows == row)
-            each = int(sizes[places[0]]) * (behind + 1)
+            each = int(sizes[places[0]]) * turns
             if each * len(places) > excess:
                 places = places[: ceil(excess / each)]
             flags[places] = 1
@@ -62,5 +62,5 @@ class Chooser:
             if len(after):
                 totals[rows[after[0]]] = 0
             saved, peak = self.costs.saved(flags, sizes, first)
-            excess = base - saved * (behind + 1) + peak
+            excess = base - saved * turns + peak
         return stage._replace(recompute=flags.tobytes())

@@ -16,7 +16,7 @@ MEMORY_NOTE = "MB are of 2^20 bytes"
 
 def cost_dict(plan: Plan, cost: PlanCost) -> dict[str, Any]:
     """Milliseconds of an iteration, and MB of a device."""
-    count = plan.subject.batch // plan.micro
+    count = cost.batches
     stages = [
         {
             "iteration_ms": time,
@@ -29,6 +29,11 @@ def cost_dict(plan: Plan, cost: PlanCost) -> dict[str, Any]:
             "in_ms": stage.into * count,
             "out_ms": stage.out * count,
             "reshard_ms": stage.reshard * count,
+            **(
+                {"sums_ms": stage.sums, "norm_ms": stage.norm, "update_ms": stage.update}
+                if stage.update
+                else {}
+            ),
         }
         for stage, time in zip(cost.stages, cost.times, strict=True)
     ]

@@ -1,44 +1,84 @@
 """The best stages for a model's cuts, by dynamic programming over what is left of it.
 
 An iteration lasts as long as its slowest stage, for all micro-batches but one, and the sum of all
-stages. So each suffix of operators and devices keeps every pair of slowest stage and sum that no
-other one beats; the best pair of the whole is the best plan.
+stages. Where messages are hidden, neighbours may be slower together than each alone, and sums of
+gradients may end after the passes of stages before. So each suffix of operators and devices keeps
+all choices that no other one beats in each of these; the best ones of the whole are the best plans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import inf
+from typing import NamedTuple
 
+from workbench.methods.aceso.costs import Share
 from workbench.methods.aceso.space import MOST_OF_STAGE, Space
 
 Span = tuple[int, int, int, int]
 """First operator of a stage, the one after its last, its devices, and stages behind it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suffix:
+class Suffix(NamedTuple):
     """The last stages of a plan."""
 
     slowest: float
+    """Milliseconds of the slowest round trip through neighbours, of all micro-batches but one."""
     total: float
-    spans: tuple[Span, ...]
+    late: float
+    """By which sums end after the first stage's passes."""
+    opened: tuple[float, ...]
+    """Of round trips that begin at the first stage, by their stages; empty without hidden messages.
+    """
+    link: float
+    """Messages of all micro-batches before the first stage."""
+    choices: tuple[tuple[Span, int], ...]
+    """Stages, and which of its shapes each has."""
+
+    @property
+    def time(self) -> float:
+        """Milliseconds of an iteration."""
+        return self.slowest + self.total + self.late
+
+    def beats(self, other: Suffix) -> bool:
+        """Whether it is as good in everything."""
+        return (
+            self.slowest <= other.slowest and self.total <= other.total and self.late <= other.late
+            and self.link <= other.link
+            and all(a <= b for a, b in zip(self.opened, other.opened, strict=True))
+        )  # fmt: skip
+
+
+END = Suffix(0.0, 0.0, 0.0, (), 0.0, ())
+
+
+def joined(
+    share: Share, rest: Suffix, batches: float, choice: tuple[tuple[Span, int], ...] = ()
+) -> Suffix:
+    """A stage before others."""
+    opened, slowest, link = (), max(share.steady, rest.slowest), 0.0
+    if share.link is not None:
+        link = share.link * (batches - 1)
+        opened = (share.steady, *(share.steady + rest.link + each for each in rest.opened))
+        slowest = max(slowest, *(each / n for n, each in enumerate(opened, 1)))
+    late = max(share.sums, rest.late - share.back, 0.0)
+    return Suffix(slowest, share.once + rest.total, late, opened, link, choice + rest.choices)
 
 
 class Suffixes:
-    """Stages between `cuts` of a model, of which `time` tells the milliseconds; infinite for one
-    that does not fit."""
+    """Stages between `cuts` of a model, whose shapes' shares of an iteration `shares` tells; none
+    where they do not fit."""
 
-    def __init__(self, space: Space, cuts: Sequence[int], time: Callable[..., float]) -> None:
-        self.space, self.cuts, self.time = space, cuts, time
+    def __init__(
+        self, space: Space, cuts: Sequence[int], batches: float,
+        shares: Callable[[int, int, int, int], Sequence[Share | None]],
+    ) -> None:  # fmt: skip
+        self.space, self.cuts, self.batches, self.shares = space, cuts, batches, shares
         self.sizes = [2**k for k in range(MOST_OF_STAGE.bit_length())]
         self.known: dict[tuple[int, int, int], list[Suffix]] = {}
 
-    def best(self, count: int, batches: int) -> Suffix | None:
-        """The fastest stages of a number, for so many micro-batches."""
-        found = self._from(0, count, self.space.cluster.gpus)
-        return min(found, key=lambda s: (batches - 1) * s.slowest + s.total, default=None)
+    def best(self, count: int) -> list[Suffix]:
+        """All unbeaten stages of a number, the fastest first."""
+        return sorted(self._from(0, count, self.space.cluster.gpus), key=lambda s: s.time)
 
     def _from(self, place: int, count: int, gpus: int) -> list[Suffix]:
         """Of the operators from a cut on, in `count` stages of `gpus` devices in all."""
@@ -57,22 +97,17 @@ class Suffixes:
                 continue
             for end in (last,) if count == 1 else range(place + 1, last - count + 2):
                 span = (self.cuts[place], self.cuts[end], size, count - 1)
-                time = self.time(*span)
-                if time == inf:
-                    continue
-                if count == 1:
-                    found.append(Suffix(time, time, (span,)))
-                    continue
-                found += [
-                    Suffix(max(time, rest.slowest), time + rest.total, (span, *rest.spans))
-                    for rest in self._from(end, count - 1, gpus - size)
-                ]
+                for shape, share in enumerate(self.shares(*span)):
+                    if share is None:
+                        continue
+                    rests = [END] if count == 1 else self._from(end, count - 1, gpus - size)
+                    found += [joined(share, r, self.batches, ((span, shape),)) for r in rests]
         return found
 
 
 def _unbeaten(found: list[Suffix]) -> list[Suffix]:
     kept: list[Suffix] = []
-    for each in sorted(found, key=lambda s: (s.slowest, s.total)):
-        if not kept or each.total < kept[-1].total:
+    for each in sorted(found, key=lambda s: s[:3]):
+        if not any(other.beats(each) for other in reversed(kept)):
             kept.append(each)
     return kept

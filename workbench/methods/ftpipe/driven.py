@@ -96,6 +96,9 @@ class Streamed(Steps):
         self.settle()
         return self._taken()
 
+    def pause(self) -> None:
+        self._model.pause()
+
     def settle(self) -> None:
         losses, left_out = self._model.settle()
         self._waiting += losses

@@ -42,14 +42,15 @@ def stages_of(spec: RunSpec, units: int) -> tuple[range, ...]:
 def loans_of(spec: RunSpec, stages: Sequence[range], weight_bytes: int = 4) -> list[Loan]:
     """Weights that stages borrow of others, all of a pair of stages together."""
     stage_of = {unit: number for number, own in enumerate(stages) for unit in own}
-    found: Counter[tuple[int, int]] = Counter()
+    found: dict[tuple[int, int], list[int]] = {}
     model = make_model(spec.model, spec.seed)
     lent = {(stage_of[unit], *owner) for (unit, _), owner in model.tied().items()}
     for borrower, owner, name in lent:
         if borrower != stage_of[owner]:
-            numel = model.shapes(owner)[name].numel()
-            found[stage_of[owner], borrower] += numel * weight_bytes
-    return [Loan(*pair, nbytes) for pair, nbytes in sorted(found.items())]
+            nbytes = model.shapes(owner)[name].numel() * weight_bytes
+            counts = found.setdefault((stage_of[owner], borrower), [0, 0])
+            counts[not model.learns(owner, name)] += nbytes
+    return [Loan(*pair, *counts) for pair, counts in sorted(found.items())]
 
 
 def with_stages(spec: RunSpec, profile: Profile) -> RunSpec:
@@ -80,9 +81,10 @@ def line_of(
     made = [passes(options.stage_order, depth, micros, micros) for depth in depths]
     kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD}
     turns = [[(kinds[each.kind], each.micro) for each in own] for own in made]
-    if loans and (options.prediction != "none" or options.gap_aware):
+    lent = [loan for loan in loans if loan.nbytes]
+    if lent and (options.prediction != "none" or options.gap_aware):
         raise ValueError(
-            f"stage {loans[0].borrower} borrows a weight of stage {loans[0].owner}, whose updates "
+            f"stage {lent[0].borrower} borrows a weight of stage {lent[0].owner}, whose updates "
             "it does not know: it can neither predict them nor tell their gap; use a model whose "
             "weights are not tied (of a run --set tied=false), a cut with both in one stage, or "
             "neither prediction nor gap_aware"

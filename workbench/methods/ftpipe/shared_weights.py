@@ -35,12 +35,13 @@ def ties(
     model: LayeredModel, stages: Sequence[range], here: Mapping[int, UnitStage],
     positions: Sequence[int], rank: int,
 ) -> list[Tie]:  # fmt: skip
-    """Weights whose gradients are added up at the end of a step, of all stages that use them. Every
-    rank asks, since groups are made."""
+    """Trained weights, whose gradients are added up at the end of a step, of all stages that use
+    them. Every rank asks, since groups are made."""
     stage_of = _stage_of(stages)
     users: dict[tuple[int, str], set[int]] = {}
     for (unit, _), lender in model.tied().items():
-        users.setdefault(lender, {stage_of[lender[0]]}).add(stage_of[unit])
+        if model.learns(*lender):
+            users.setdefault(lender, {stage_of[lender[0]]}).add(stage_of[unit])
     found = []
     for (owner, lent), held in users.items():
         ranks = {positions[stage] for stage in held}

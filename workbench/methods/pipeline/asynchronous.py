@@ -86,8 +86,9 @@ class _Writer:
         """Passes, messages and updates of a stage, slot by slot."""
         line, sizes = self.line, self.line.sizes
         versions = line.versions(stage)
-        borrowed = sum(loan.nbytes for loan in line.loans if loan.borrower == stage)
-        weights = sizes.weight_bytes(stage) + borrowed
+        loans = [loan for loan in line.loans if loan.borrower == stage]
+        borrowed = sum(loan.nbytes for loan in loans)
+        weights = sizes.weight_bytes(stage) + borrowed + sum(loan.frozen for loan in loans)
         weights = line.copy_bytes(stage) if versions > 1 else weights
         states = sizes.state_bytes(stage) + line.averages * line.copy_bytes(stage)
         self._lay(stage, name.weights(stage), weights, versions, True)

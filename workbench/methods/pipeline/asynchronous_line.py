@@ -25,6 +25,9 @@ class Loan(NamedTuple):
     owner: int
     borrower: int
     nbytes: int
+    """Of those that are trained."""
+    frozen: int = 0
+    """Bytes of others, which are copied once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,7 @@ class Asynchronous:
     @property
     def lends(self) -> Sequence[Loan]:
         """Loans with messages in the schedule."""
-        return () if self.passes else self.loans
+        return () if self.passes else [loan for loan in self.loans if loan.nbytes]
 
     def turns(self, stage: int) -> Sequence[Turn]:
         """Passes of a stage in a step, those of earlier steps' micro-batches among them."""
@@ -115,7 +118,7 @@ class Asynchronous:
 
     def copy_bytes(self, stage: int) -> int:
         """Bytes of a copy of a stage's weights as they are updated, fp32, and of borrowed ones."""
-        borrowed = sum(loan.nbytes for loan in self.loans if loan.borrower == stage)
+        borrowed = sum(loan.nbytes + loan.frozen for loan in self.loans if loan.borrower == stage)
         full = FP32_BYTES * self.sizes.cost(stage, self.samples).parameters
         return max(full, self.sizes.weight_bytes(stage)) + borrowed
 

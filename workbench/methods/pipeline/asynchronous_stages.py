@@ -157,6 +157,10 @@ class AsynchronousStages:
             self._fill()
         self._executor.step(step)
 
+    def pause(self) -> None:
+        """Wait until the stages here have done all that was asked of them: weights stand still."""
+        self._executor.pause()
+
     def drain(self) -> list[tuple[int, int]]:
         """End all steps that were begun; returns steps and stages of all processes of which an
         update was left out, for gradients that were not finite."""

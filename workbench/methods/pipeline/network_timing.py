@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from workbench.core.stage_map import StageMap
 from workbench.methods.pipeline.orders import lists
-from workbench.methods.pipeline.stepping import stage_schedule
+from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.profile.loads import Load, Product
 from workbench.profile.slices import Deviation, RingSum, Wire
 from workbench.profile.timing import Sample, summarize, undisturbed

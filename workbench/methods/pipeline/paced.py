@@ -26,7 +26,8 @@ from workbench.core.spec import RunSpec
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.orders import R
 from workbench.methods.pipeline.policies import MICROS, POLICIES, RANKS, SECONDS, SEND_S, Policy
-from workbench.methods.pipeline.stepping import ABANDON_S, NEVER, stage_schedule
+from workbench.methods.pipeline.stage_lines import stage_schedule
+from workbench.methods.pipeline.stepping import ABANDON_S, NEVER
 from workbench.runtime.executor.executor import Executor
 from workbench.runtime.transport import loopback
 from workbench.runtime.transport.group_transport import GroupTransport

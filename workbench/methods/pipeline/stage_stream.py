@@ -74,8 +74,11 @@ class StageStream:
         self.groups = {*self._stages.groups, self._tells}
         """Process groups in which somebody may wait."""
         self._last, self._teller = len(pipeline.positions) - 1, pipeline.positions[-1]
-        self.steps = 0
-        """Steps that have begun; all are done when the pipeline is drained."""
+        self.steps = self._told = 0
+        """Steps that have begun, which are done when the pipeline is drained; those whose losses
+        were handed out."""
+        self._ahead = 1 + max(pipeline.lag(s, pipeline.micros - 1) for s in range(self._last + 1))
+        """Steps begun after one whose loss is handed out: by then it has come, or is on its way."""
         self._came: deque[tuple[dist.Work, Tensor]] = deque()
         """Losses that have come or are to come, in order."""
         every = [each for s in own.stages.values() for each in zip(s.units, s.modules, strict=True)]
@@ -103,13 +106,17 @@ class StageStream:
             self._tell(torch.zeros((), dtype=torch.float64))
         self._stages.step(step)
         self.steps += 1
-        return [*self._losses(wait=False)]
+        return [*self._losses(self.steps - self._ahead)]
+
+    def pause(self) -> None:
+        """Wait until the batches given have gone as far as they do without the next one."""
+        self._stages.pause()
 
     def settle(self) -> tuple[list[float], list[tuple[int, int]]]:
         """Drain the pipeline; the losses that had not come, and the steps and stages of which an
         update was left out, for gradients that were not finite."""
         left_out = self._stages.drain()
-        return [*self._losses(wait=True)], left_out
+        return [*self._losses(self.steps)], left_out
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters of the stages here, and statistics of BatchNorms, by their names in the whole
@@ -120,7 +127,8 @@ class StageStream:
     def load(self, folder: Path) -> int | None:
         """As `Checkpoints.load`, of a pipeline that is drained."""
         if (found := self.checkpoints.load(folder)) is not None:
-            self.steps = found
+            self.steps = self._told = found
+            self._came.clear()
         return found
 
     def close(self) -> None:
@@ -140,9 +148,11 @@ class StageStream:
         work = dist.broadcast(loss, self._teller, group=self._tells, async_op=True)
         self._came.append((work, loss))
 
-    def _losses(self, *, wait: bool) -> Iterator[float]:
-        while self._came and (wait or self._came[0][0].is_completed()):
+    def _losses(self, before: int) -> Iterator[float]:
+        """Those of the steps before this one that nobody has had: of all processes alike."""
+        while self._told < before:
             work, loss = self._came.popleft()
             work.wait()
+            self._told += 1
             self.checkpoints.progress.add(Ended(float(loss), False, None, False), 0.0)
             yield float(loss)

@@ -1,16 +1,10 @@
-"""Schedules of a pipeline whose units are stages, and their execution by one process.
-
-Where activations are computed again, they are of the stages that would keep those of several
-micro-batches: in the backward action, from a checkpoint, or before it, where the order's list says
-so or inputs come back from the host.
-"""
+"""Execution of a pipeline whose units are stages, by one process (schedules: stage_lines.py)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -18,10 +12,7 @@ from typing import Any
 import torch
 
 from workbench.core.bytesize import format_bytes
-from workbench.core.division import packs_of
 from workbench.core.stage_map import StageMap
-from workbench.methods.pipeline.definition import Pipeline
-from workbench.methods.pipeline.ideal import IdealSizes
 from workbench.methods.pipeline.orders import (
     ORDERS,
     F,
@@ -31,10 +22,9 @@ from workbench.methods.pipeline.orders import (
     held,
     in_flight,
     lists,
-    positions_of,
 )
-from workbench.methods.pipeline.program import Program
 from workbench.methods.pipeline.shares import Shares
+from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.profile.unit_costs import Sizes
 from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.passes.stage_engine import StageEngine
@@ -46,32 +36,6 @@ NEVER = 1 << 62
 """A step that does not come."""
 ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageLine(Pipeline):
-    """Units are stages."""
-
-    @cached_property
-    def treated(self) -> frozenset[int]:
-        """Stages that would keep activations of several micro-batches."""
-        every = range(len(self.stages))
-        return self.listed or frozenset(stage for stage in every if self.in_flight(stage) > 1)
-
-
-def stage_schedule(
-    method: str, passes: list[list[Pass]], replicas: int = 1, *, positions: Sequence[int] = (),
-    sizes: Sizes | None = None, samples: int = 0, **treatment: Any,
-) -> Schedule:  # fmt: skip
-    """One step of any lists of passes, a unit a stage. `positions` of the stages are by default
-    dealt in turn. `sizes` of the stages, where they are known, are those of micro-batches of so
-    many `samples` in all. `treatment` of activations and inputs is a pipeline's."""
-    positions = positions or positions_of(passes)
-    line = StageLine(
-        method=method, passes=passes, stages=packs_of([1] * len(positions)), positions=positions,
-        micro_size=1, samples=samples, replicas=replicas, clipped=False, **treatment,
-    )  # fmt: skip
-    return Program(line, sizes or IdealSizes()).schedule()
 
 
 @dataclass(frozen=True, kw_only=True)

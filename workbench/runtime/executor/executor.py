@@ -16,12 +16,11 @@ allow:
   board (board.py), messages and collectives by themselves. Room for a message is announced beside
   its lane, which may be messages ahead of those that have come.
 
-A machine without a GPU runs the same code with no streams. There is no global lock, no device-wide
-synchronization while steps run, and no polling.
+Without a GPU there are no streams. No lock is global, and nothing polls.
 
 Steps come in segments. `run` does one of so many steps. `step` begins one that goes on, or does its
 next step: the compute lane's part of it, while other lanes may still update for the step before, as
-far as dependencies allow. `end` waits until they are done.
+far as dependencies allow. `pause` waits for them, and `end` until all is done that was asked.
 
 The first failure stops every lane and is raised in the caller, Ctrl-C and SIGTERM among them: they
 arrive as exceptions in the caller's thread, at any instruction of it. Of steps that were asked one
@@ -40,7 +39,7 @@ from contextlib import nullcontext, suppress
 
 import torch
 
-from workbench.runtime.executor.board import Board, Failed
+from workbench.runtime.executor.board import Board, Failed, Stopped
 from workbench.runtime.executor.completions import Completions
 from workbench.runtime.executor.device_turns import device_turns
 from workbench.runtime.executor.lane_threads import lane_threads
@@ -58,10 +57,6 @@ Work = Callable[[Action, int], None]
 
 Perturb = Callable[[Action, int], None]
 """Called around every action; tests delay or fail there."""
-
-
-class Stopped(Failed):
-    """Another lane failed, or the run was cancelled; the cause is raised in the caller."""
 
 
 class Executor:
@@ -109,11 +104,8 @@ class Executor:
         beside = {index for lane in found.publishing for index in found.lanes[lane]}
         self._published = found.published - beside
         """Actions that are published to other ranks by the thread that issues them."""
-        self._streams: dict[str, torch.cuda.Stream] = {}
-        if device.type == "cuda":
-            self._streams = found.streams(device, compute_stream)
-        depth = max((-back for waits in self._waits for back, _ in waits), default=0)
-        self._depth = max(1, depth)
+        self._streams = found.streams(device, compute_stream) if device.type == "cuda" else {}
+        self._depth = max([1, *(-back for waits in self._waits for back, _ in waits)])
         """Steps back that an action may wait for."""
         self._completions = Completions(i for i, a in enumerate(schedule.actions) if a.rank == rank)
         self._turns = device_turns(schedule, rank, self._completions, self._waits)
@@ -180,6 +172,15 @@ class Executor:
         if self._stop_at <= step:
             self.end()
 
+    def pause(self) -> None:
+        """Wait until all lanes have done the steps that were asked; raises as `step` does."""
+        if self.goes_on:
+            self._lanes.idle()
+            if self._failure is not None:
+                self.end()
+            if self._streams:
+                torch.cuda.synchronize(self._device)
+
     def end(self) -> None:
         """End a segment that goes on, when all is done that was asked; raises as `step` does."""
         if self._next is None:
@@ -241,8 +242,7 @@ class Executor:
 
     def _start_lanes(self, steps: range) -> None:
         names = [lane for lane in self._lane_items if lane != COMPUTE]
-        ends, first = not self.goes_on, not self.step_numbers
-        self._lanes.start(self, names, steps, ends=ends, first=first)
+        self._lanes.start(self, names, steps, ends=not self.goes_on, first=not self.step_numbers)
 
     def _drain(self, before: float = -math.inf) -> None:
         """Wait until all lanes have ended and the device is idle. An exception that breaks the wait

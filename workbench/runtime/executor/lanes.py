@@ -65,6 +65,10 @@ class Lanes:
         """Ask for the steps before `end`."""
         self._asked.ask(end)
 
+    def idle(self) -> None:
+        """Wait until each has done all that was asked, or one has failed."""
+        self._asked.idle(len(self._threads))
+
     def close(self) -> None:
         """Ask for no others."""
         self._asked.close()
@@ -101,13 +105,19 @@ class Asked:
     def __init__(self, steps: range, *, ends: bool) -> None:
         """`ends`: no others will be."""
         self.first, self._end, self._ends = steps.start, steps.stop, ends
-        self._told = threading.Condition()
+        self._told, self._idle = threading.Condition(), 0
+        """Lanes that have done the steps before the end."""
 
     def ask(self, end: int) -> None:
         """Ask the steps before `end`."""
         with self._told:
-            self._end = end
+            self._end, self._idle = end, 0
             self._told.notify_all()
+
+    def idle(self, lanes: int) -> None:
+        """Wait until so many lanes have done what was asked, or nothing else will be."""
+        with self._told:
+            self._told.wait_for(lambda: self._idle == lanes or self._ends)
 
     def close(self) -> None:
         """Ask no others."""
@@ -118,6 +128,9 @@ class Asked:
     def wait(self, step: int) -> bool:
         """Wait until a step is asked; False where it never will be."""
         with self._told:
+            if step == self._end:
+                self._idle += 1
+                self._told.notify_all()
             self._told.wait_for(lambda: step < self._end or self._ends)
             return step < self._end
 

@@ -2,7 +2,8 @@
 
 A borrower has a copy of a weight, which its own update sets to the owner's version; the gradients
 that a step adds up there go to the owner, whose update of that step adds them to its own. A
-schedule says when (schedule/loans.py). Between two stages of one process nothing is sent.
+schedule says when (schedule/loans.py). Between two stages of one process nothing is sent. A frozen
+weight is copied before the pipeline fills, and never again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class StageLoans:
         borrowed: Mapping[Pair, Sequence[nn.Parameter]],
     ) -> None:  # fmt: skip
         """`lent`: loan -> the owner's weights, where it is here; `borrowed`: loan -> the copies of
-        the borrower, where it is here, in the same order, whose `grad` are views that stay."""
+        the borrower, where it is here, in the same order. Of those that are trained, `grad` is a
+        view that stays."""
         self._lent, self._borrowed = lent, borrowed
         self._gradients: dict[tuple[Pair, int], Sequence[Tensor]] = {}
         """Loan and step -> gradients that wait for the owner's update."""
@@ -42,11 +44,11 @@ class StageLoans:
     def weights(self, pair: Pair) -> tuple[Tensor, ...]:
         """The owner's weights, here, or the borrower's copies: equal shapes in both."""
         held = self._lent.get(pair) or self._borrowed[pair]
-        return tuple(weight.detach() for weight in held)
+        return tuple(weight.detach() for weight in _trained(held))
 
     def gradients(self, pair: Pair) -> tuple[Tensor, ...]:
         """Gradients of a borrower's copies."""
-        return tuple(weight.grad for weight in self._borrowed[pair])
+        return tuple(weight.grad for weight in _trained(self._borrowed[pair]))
 
     def weights_came(self, pair: Pair, came: Sequence[Tensor]) -> None:
         """Weights for the borrower's next update."""
@@ -64,9 +66,9 @@ class StageLoans:
     def before(self, unit: int, step: int) -> None:
         """Before a unit's update: what it lent has all gradients, and what it borrows has none."""
         for pair, own in self._lent.items():
-            if pair[0] == unit:
+            if pair[0] == unit and (trained := _trained(own)):
                 came = there(self._gradients.pop((pair, step)))
-                for weight, more in zip(own, came, strict=True):
+                for weight, more in zip(trained, came, strict=True):
                     weight.grad.add_(more.to(weight.grad.device))
         for pair in self._borrowed:
             if pair[1] == unit:
@@ -77,10 +79,10 @@ class StageLoans:
     def after(self, unit: int) -> None:
         """With a unit's update: install what it borrows."""
         for pair, copies in self._borrowed.items():
-            if pair[1] == unit:
+            if pair[1] == unit and (trained := _trained(copies)):
                 local = pair in self._lent
-                came = self._lent[pair] if local else there(self._weights[pair].popleft())
-                for weight, new in zip(copies, came, strict=True):
+                came = self.weights(pair) if local else there(self._weights[pair].popleft())
+                for weight, new in zip(trained, came, strict=True):
                     weight.copy_(new)
 
     @torch.no_grad()
@@ -106,3 +108,7 @@ class StageLoans:
         self._gradients.clear()
         for waiting in self._weights.values():
             waiting.clear()
+
+
+def _trained(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    return [weight for weight in weights if weight.requires_grad]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections.abc import Iterator
+from itertools import combinations, product
 from random import Random
 
 import numpy as np
 
 from workbench.methods.aceso.ask import Ask
-from workbench.methods.aceso.costs import MB, NS_OF_MS
+from workbench.methods.aceso.costs import NS_OF_MS, StageCost
 from workbench.methods.aceso.database import ACTIVATIONS, COLUMNS, FORWARD
 from workbench.methods.aceso.exact import dealings, splits
 from workbench.methods.aceso.files import Files
@@ -39,7 +40,7 @@ def random_files(draw: Random) -> Files:
     return Files(place="random", names=frozenset(held), text=held.__getitem__)
 
 
-def random_space(seed: int, gpus: int) -> Space:
+def random_space(seed: int, gpus: int, cost: str = "published") -> Space:
     """With little memory: often no plan fits without recomputation."""
     draw = Random(seed)
     files = random_files(draw)
@@ -47,7 +48,7 @@ def random_space(seed: int, gpus: int) -> Space:
     def space(memory: float) -> Space:
         cluster = Cluster(nodes=1, per_node=gpus, memory=memory)
         subject = subject_of("scale-layer", "", 64, layers=1)
-        return Ask(subject=subject, cluster=cluster, database=files).space()
+        return Ask(subject=subject, cluster=cluster, database=files, cost=cost).space()
 
     return space(space(1e6).first(1).cost.memory * draw.uniform(0.93, 1.7))
 
@@ -57,24 +58,28 @@ def best_of_all(space: Space, counts: range) -> float:
     infinite where none fits."""
     best, total = float("inf"), len(LAYER)
     for micro in space.micros:
-        known: dict[tuple[int, int, int, int], float] = {}
-        batches = space.subject.batch // micro
+        known: dict[tuple[int, int, int, int], list[StageCost]] = {}
+        batches = space.costs.batches(space.subject.batch, micro)
         for count in counts:
             for gpus in dealings(space, count):
                 for inner in combinations(range(1, total), count - 1):
                     cuts = (0, *inner, total)
-                    times = []
+                    shapes = []
                     for i, number in enumerate(gpus):
                         key = (cuts[i], cuts[i + 1], number, count - 1 - i)
                         if key not in known:
-                            known[key] = _fastest(space, micro, *key)
-                        times.append(known[key])
-                    best = min(best, (batches - 1) * max(times) + sum(times))
+                            known[key] = [*_fastest(space, micro, *key)]
+                        shapes.append(known[key])
+                    for stages in product(*shapes):
+                        best = min(best, max(space.costs.times(stages, batches)))
     return best
 
 
-def _fastest(space: Space, micro: int, first: int, last: int, gpus: int, behind: int) -> float:
-    best, count, costs = float("inf"), last - first, space.costs
+def _fastest(
+    space: Space, micro: int, first: int, last: int, gpus: int, behind: int
+) -> Iterator[StageCost]:
+    """Of each shape of a stage the fastest that fits."""
+    count, costs, turns = last - first, space.costs, space.costs.turns(behind, micro)
     kept = [i - first for i, o in enumerate(LAYER.operators)
             if o.kind in ("embedding", "head") and first <= i < last]  # fmt: skip
     flags = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
@@ -94,8 +99,7 @@ def _fastest(space: Space, micro: int, first: int, last: int, gpus: int, behind:
             run = np.where(both[:, i] == 1, run + held[:, i], 0)
             peak = np.maximum(peak, run)
             run = run * (not ends[i])
-        excess = round((cost.memory - space.cluster.memory) * MB) - saved * (behind + 1) + peak
+        excess = costs.excess(cost, space.cluster.memory) - saved * turns + peak
         times = (flags @ columns[FORWARD])[excess <= 0]
         if len(times):
-            best = min(best, cost.time + int(times.min()) / NS_OF_MS)
-    return best
+            yield cost._replace(recompute=int(times.min()) / NS_OF_MS)

@@ -1,0 +1,182 @@
+"""Costs of our own: the published model of Aceso (EuroSys'24), corrected, and what it leaves out.
+
+Beside passes, an iteration has sums of gradients over replicas and over copies of tied embeddings,
+a norm, and an update. Messages lie beside passes, so an iteration follows from 1F1B's order: the
+first micro-batches are traversed pass by pass, and all further ones take the period of the slowest
+round trip through neighbouring stages. Tests hold this against the simulator, whose every message
+and pass it is (simulated.py).
+
+Sizes that were not profiled lie between those that were. Memory has no more micro-batches in flight
+than there are, the last operator's reserved bytes, fragments of the allocator, and buffers of NCCL.
+Every constant says where it is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import ceil, log2
+
+import numpy as np
+
+from workbench.methods.aceso.costs import MB, Costs, Share, StageCost
+from workbench.methods.aceso.database import BWD_RESERVED, FWD_RESERVED, WEIGHTS, Database
+from workbench.methods.aceso.plan import Stage
+from workbench.methods.aceso.timing import traversed
+from workbench.model.operators import OperatorList
+from workbench.profile.budgets import FRAGMENT_BYTES, FRAGMENTS
+
+ADAM_PARAMS_PER_S = 17.75e9
+"""Measured: AdamW on a V100, clipping included (STRONGHOLD's log, published/machines.json)."""
+ADAM_BYTES = 28
+"""Of a parameter, which AdamW reads and writes: gives a rate of memory (published/hardware.py)."""
+NORM_PASSES = 4
+"""Over gradients: finite, norm, and a factor that is read and written (updates/step_end.py)."""
+NCCL_MB = 461.0
+"""Of a group of devices. Measured: four groups took 1.8 GiB of each H200 (results/LOG.md)."""
+FRAGMENT_MB = FRAGMENT_BYTES / 2**20
+"""Assumed, as for all runs (profile/budgets.py): one part in `FRAGMENTS`, at most so much."""
+FAILED_MS = 1e6
+"""Of a collective that did not run, in profiles."""
+TIED = ("embedding", "head")
+"""Kinds of operators that share a weight, where there is a head: the runtime's default."""
+
+
+class Corrected(Costs):
+    """Costs of stages of one model, trained on `batch` samples an iteration by `gpus` devices."""
+
+    hides = True
+
+    def __init__(
+        self, operators: OperatorList, database: Database, *, half: bool, per_node: int, gpus: int,
+        batch: int,
+    ) -> None:  # fmt: skip
+        super().__init__(operators, database, half=half, per_node=per_node)
+        self.batch, self.across = batch, gpus > per_node
+        self.params_of_mb = 2**20 / (2 if half else 4)
+        kinds = [each.kind for each in operators.operators]
+        self.tied = [i for i, kind in enumerate(kinds) if kind in TIED and "head" in kinds]
+        self._curves = cache(self._curve)
+
+    def batches(self, batch: int, micro: int) -> float:
+        """As `Costs.batches`; the last one may be a part."""
+        return batch / micro
+
+    def turns(self, behind: int, micro: int) -> int:
+        """As `Costs.turns`; no more than there are."""
+        return min(behind + 1, ceil(self.batch / micro))
+
+    def times(self, stages: Sequence[StageCost], batches: float) -> list[float]:
+        """As `Costs.times`: of all stages the iteration's, less what each waits for the slowest."""
+        iteration = traversed([_shape(each) for each in stages], batches)
+        shares = [self.share(s, len(stages) - 1 - i, batches).steady for i, s in enumerate(stages)]
+        return [iteration - (max(shares) - each) for each in shares]
+
+    def share(self, cost: StageCost, behind: int, batches: float) -> Share:
+        """As `Costs.share`; passes that fill the stage's pipeline wait for nobody."""
+        ahead, back, link, sums = _shape(cost)[:4]
+        filled = min(behind, batches - 1) * min(ahead, back)
+        return Share(
+            (batches - 1) * (ahead + back) - filled, ahead + back + 2 * link, 2 * link,
+            back + link, sums,
+        )  # fmt: skip
+
+    def room(self, left: float) -> float:
+        """As `Costs.room`, less fragments."""
+        return max(left / (1 + 1 / FRAGMENTS), left - FRAGMENT_MB)
+
+    def excess(self, cost: StageCost, limit: float) -> int:
+        """As `Costs.excess`: fragments shrink with what is saved."""
+        room = self.room(limit - (cost.reserved - _fragments(cost.normal)))
+        return ceil((cost.normal - room) * MB)
+
+    def _stage(
+        self, stage: Stage, first: int, micro: int, behind: int, from_node: bool, to_node: bool
+    ) -> StageCost:
+        cost = super()._stage(stage, first, micro, behind, from_node, to_node)
+        last = first + len(stage.tp)
+        sums = sum(self._sum(mb, dp) for mb, dp in self._summed(stage, first, micro) if dp > 1)
+        away = [i for i in self.tied if not first <= i < last]
+        here = len(self.tied) > len(away) > 0
+        if here:
+            at = -1 if last == len(self.operators) else 0
+            made, _ = self.table(micro // stage.dp[at], stage.tp[at], stage.algo[at])
+            sums += len(away) * self.message(int(made[WEIGHTS, self.tied[-1]]) / MB, self.across)
+        parameters = cost.weights * self.params_of_mb
+        norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * ADAM_PARAMS_PER_S) * 1000
+        back = cost.reshard - cost.ahead
+        groups = _groups(stage) + (here and len(away) > 0)
+        return cost._replace(
+            into=cost.into if first else cost.ahead,
+            out=cost.out if last < len(self.operators) else back,
+            sums=sums, norm=norm, update=parameters / ADAM_PARAMS_PER_S * 1000,
+            reserved=cost.reserved + groups * NCCL_MB + _fragments(cost.normal),
+        )  # fmt: skip
+
+    def _summed(self, stage: Stage, first: int, micro: int) -> list[tuple[float, int]]:
+        """MB of gradients that are added up at once, and over how many replicas."""
+        columns = self.columns(stage, first, micro)[WEIGHTS]
+        if stage.uniform:
+            return [(int(columns.sum()) / MB, stage.dp[0])]
+        dps = np.frombuffer(stage.dp, dtype=np.uint8)
+        return [(int(columns[dps == dp].sum()) / MB, dp) for dp in sorted(set(stage.dp))]
+
+    def _most_reserved(self, columns: np.ndarray) -> int:
+        """As `Costs._most_reserved`, of all operators."""
+        return int(columns[FWD_RESERVED].max()) + int(columns[BWD_RESERVED].max())
+
+    def _sum(self, size: float, count: int) -> float:
+        """Milliseconds of a sum of MB: as profiled, else by a ring over links of a node."""
+        if self._curves("all_reduce", count) is not None:
+            return self._collective("all_reduce", count, size)
+        return 2 * (count - 1) * self.message(size / count, across=False)
+
+    def message(self, size: float, across: bool) -> float:
+        """As `Costs.message`, by the bandwidth between those of the sizes around it."""
+        if size <= 0:
+            return 0.0
+        speeds = self.database.inter if across else self.database.intra
+        return size / float(np.interp(log2(size), np.arange(len(speeds)), speeds))
+
+    def _collective(self, name: str, count: int, size: float) -> float:
+        """As `Costs._collective`, between profiled sizes; larger ones at the largest's rate."""
+        if not name:
+            return 0.0
+        if (curve := self._curves(name, count)) is None:
+            return (count - 1) * self.message(size / count, across=False)
+        sizes, times = curve
+        beyond = max(1.0, size / max(sizes[-1], 1.0))
+        return float(np.interp(size, sizes, times)) * beyond
+
+    def _curve(self, name: str, count: int) -> tuple[np.ndarray, np.ndarray] | None:
+        found = self.database.collectives.get((name, count), {})
+        rows = sorted((mb, ms) for mb, ms in found.items() if ms < FAILED_MS)
+        return None if not rows else (np.array(rows)[:, 0], np.array(rows)[:, 1])
+
+
+def _shape(cost: StageCost) -> tuple[float, float, float, float, float, float]:
+    """Forward pass, backward pass, a message into the stage, and what is done once an iteration."""
+    back = cost.backward + cost.recompute + cost.reshard - cost.ahead
+    return (
+        cost.forward + cost.ahead,
+        back,
+        cost.into - cost.ahead,
+        cost.sums,
+        cost.norm,
+        cost.update,
+    )
+
+
+def _fragments(normal: float) -> float:
+    return min(normal / FRAGMENTS, FRAGMENT_MB)
+
+
+def _groups(stage: Stage) -> int:
+    """Groups of devices of which each device of a stage is in one."""
+    whole = {"stage"} if not stage.uniform and stage.gpus > 1 else set()
+    for tp, dp in {*zip(stage.tp, stage.dp, strict=True)}:
+        if tp > 1:
+            whole.add("stage" if dp == 1 else f"row of {tp}")
+        if dp > 1:
+            whole.add("stage" if tp == 1 else f"replicas of {tp}")
+    return len(whole)
