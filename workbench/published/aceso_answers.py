@@ -2,9 +2,9 @@
 
     python -m workbench.published.aceso_answers FOLDER [large scale]
 
-writes ``aceso_searches.csv`` (`aceso.searches`) again, or the rows of a setting. FOLDER has the
-large database of the artifact, of which GPT's files are read: Wide-ResNet's and T5's are bulk data
-that nobody has asked for here. Half an hour on one core.
+writes ``aceso_searches.csv`` (`aceso.searches`) again, or the rows of a setting: a quarter of an
+hour on one core. FOLDER has the large database of the artifact, of which GPT's files are read;
+those of Wide-ResNet and T5 are not at hand.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from workbench.methods.aceso.space import Cluster
 from workbench.published.aceso import SEARCHES
 
 MEMORY_MB, BATCH, PER_NODE = 28000, 1024, 8
+PLANS = 1000
+"""Plans that a search rates at most, for each number of stages."""
 MARGIN_MB = 1000
 """Memory that recomputation leaves free in the published searches of deep models."""
 LARGE = {"350M": 1, "1_3B": 4, "2_6B": 8, "6_7B": 16, "13B": 32}
@@ -73,7 +75,7 @@ def questions(setting: str) -> Iterator[Question]:
         yield from (Question(setting, "scale-layer", 8, layers) for layers in DEPTHS)
 
 
-def answered(kind: str, ask: Ask) -> tuple[Outcome, float]:
+def answered(kind: str, ask: Ask, effort: Effort | None = None) -> tuple[Outcome, float]:
     """What a search finds over all numbers of stages, and seconds of one core that it takes."""
     begun = time.process_time()
     space, counts = ask.space(), ask.stages(None, None)
@@ -82,14 +84,14 @@ def answered(kind: str, ask: Ask) -> tuple[Outcome, float]:
     else:
         outcome = Outcome(space=space)
         {"faithful": search, "ours": search_ours}[kind](
-            outcome, counts, Effort(), finetunes=ask.subject.model == "resnet"
+            outcome, counts, effort or Effort(), finetunes=ask.subject.model == "resnet"
         )
     return outcome, time.process_time() - begun
 
 
 def row(question: Question, kind: str, folder: Path) -> dict[str, Any]:
     """A line of the table."""
-    outcome, seconds = answered(kind, question.ask(folder))
+    outcome, seconds = answered(kind, question.ask(folder), Effort(plans=PLANS))
     plan, cost = outcome.best
     fullest = max(cost.stages, key=lambda stage: stage.memory)
     return {
@@ -111,16 +113,13 @@ def main() -> None:
     given = parser.parse_args()
     kept = pd.read_csv(SEARCHES).to_dict("records") if SEARCHES.exists() else []
     rows = [each for each in kept if each["setting"] not in given.settings]
-    for setting in given.settings:
-        for question in questions(setting):
-            for kind in question.kinds:
-                rows.append(row(question, kind, given.folder))
-                told = rows[-1]
-                print(*(told[name] for name in ("size", "layers", "search", "iteration_ms",
-                                                "cpu_seconds")), flush=True)  # fmt: skip
-    order = {"large": 0, "scale": 1}
-    table = pd.DataFrame(sorted(rows, key=lambda each: order[each["setting"]]))
-    table.to_csv(SEARCHES, index=False)
+    for question in (q for setting in given.settings for q in questions(setting)):
+        for kind in question.kinds:
+            rows.append(told := row(question, kind, given.folder))
+            names = ("size", "layers", "search", "iteration_ms", "cpu_seconds")
+            print(*(told[name] for name in names), flush=True)
+            table = pd.DataFrame(rows).sort_values("setting", kind="stable")
+            table.to_csv(SEARCHES, index=False)  # the rest may be made later
 
 
 if __name__ == "__main__":
