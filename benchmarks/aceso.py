@@ -1,7 +1,8 @@
 """Aceso's planner on this machine: how good its plans are, and what finding them takes; and plans
-on GPUs, measured (aceso_two.py).
+on GPUs, measured (aceso_gpu.py, aceso_two.py).
 
     python -m benchmarks.aceso search [--only gpt] [--cost ours] [--database DIR]
+    python -m benchmarks.aceso --only gpu-profile gpu-uneven --out FOLDER [--size smoke]
     python -m benchmarks.aceso --only two-gpus --out FOLDER [--size smoke]
 
 The search tells how far costs of the published plans are from the artifact's, and how far found
@@ -25,7 +26,7 @@ from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks import aceso_two
+from benchmarks import aceso_gpu, aceso_two
 from benchmarks.aceso_random import best_of_all, random_space
 from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.ask import Ask
@@ -61,14 +62,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", choices=tuple(aceso_two.SIZES), default="full")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
-    known = (*SMALL, *CHECKS) if given.what else tuple(aceso_two.PARTS)
+    measured = (*aceso_gpu.PARTS, *aceso_two.PARTS)
+    known = (*SMALL, *CHECKS) if given.what else measured
     chosen = [name for name in known if not given.only or name.startswith(tuple(given.only))]
     if not chosen or (given.out is None) != bool(given.what):
         parser.error(f"search has --only {' '.join((*SMALL, *CHECKS))}; what is measured on GPUs "
-                     f"needs --out, and has --only {' '.join(aceso_two.PARTS)}")  # fmt: skip
+                     f"needs --out, and has --only {' '.join(measured)}")  # fmt: skip
     if not given.what:
         for part in chosen:
-            for line in aceso_two.lines(part, given.size, given.out, given.database):
+            lines = aceso_two.lines(part, given.size, given.out, given.database)
+            if part in aceso_gpu.PARTS:
+                lines = aceso_gpu.lines(part, given.size, given.out)
+            for line in lines:
                 print(line, flush=True)
         return 0
     for name in CHECKS.keys() & chosen:

@@ -70,6 +70,8 @@ LOOKS = {
     "varuna": Look("#5B3A8C", "$V$"),
     "ftpipe": Look("#D55E00", "$F$"),
     "aceso": Look("#009E73", "$A$"),
+    "aceso-ours": Look("#D55E00", "X"),
+    "alpa": Look("#E69F00", "^"),
     "mpipe": Look("#D55E00", "o"),
     "mpipe-faithful": Look("#D55E00", "D", pale=True),
     "pipedream": Look("#0072B2", "s"),
@@ -93,7 +95,8 @@ LOOKS = {
 }
 """Look of every method, in the order in which figures draw and name them. Methods that share a
 colour (of systems that no figure shows together) differ in their markers; one that keeps state on a
-disk, is a library's pipeline, or follows published rules, is paler. Some partition graphs."""
+disk, is a library's pipeline, or follows published rules, is paler. Some partition graphs, or plan
+operators."""
 LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
 ORDER = tuple(LOOKS)
 

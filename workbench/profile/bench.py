@@ -19,7 +19,8 @@ from workbench.runtime.memory.device_budget import DeviceMeter
 from workbench.runtime.passes.bundle import Bundle
 
 Action = Callable[[], Any]
-
+CYCLES_PER_S, LAUNCH_MARGIN = 2e9, 1.5
+"""Of a GPU's clock, at least; and what a burst takes to be enqueued, to what it took before."""
 
 Graph = tuple[Bundle, Bundle]
 """Inputs and outputs of a forward pass with autograd."""
@@ -100,22 +101,28 @@ def timed(
     most: float = inf,
     burst: int = 1,
     steady: float = 0.0,
+    ahead: bool = False,
 ) -> list[list[Sample]]:
     """Samples of each of some actions, done one behind the other, in rounds after one that warms
     up: at least `least` rounds, then up to `most` for so many seconds, or until half the distance
-    of all quartiles is below `steady` times the median. A GPU is waited for every `burst` rounds.
+    of all quartiles is below `steady` times the median. A GPU is waited for every `burst` rounds;
+    with `ahead` it is kept busy until all of a burst is enqueued, so launches cost it no time.
     """
     actions = [*actions]
     taken: list[list[Sample]] = [[] for _ in actions]
     clock = clock_of(device)
+    began = time.perf_counter()
     for action in actions:
         action()
+    launch_s = time.perf_counter() - began
     end = time.perf_counter() + lasting(seconds)
     while len(taken[0]) < least or (
         len(taken[0]) < most
         and time.perf_counter() < end
         and not (steady and max(summarize(each).spread for each in taken) <= steady)
     ):
+        if ahead and device.type == "cuda":
+            torch.cuda._sleep(int(LAUNCH_MARGIN * burst * launch_s * CYCLES_PER_S))
         rounds = [[clock(action) for action in actions] for _ in range(burst)]
         for reads in rounds:
             for samples, read in zip(taken, reads, strict=True):

@@ -121,7 +121,8 @@ def profile_for(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile:
     path = _costs_path(spec, results, machine)
     found = kept(
         path, machine, UnitCosts, echo, lambda: _measure_costs(spec, machine, hardware_, echo),
-        holds=lambda found: _serves(found, spec) and not _drifted(found, spec, echo),
+        holds=lambda found: _serves(found, spec)
+        and not drifted(machine, found.probe_s, spec.dtype, echo),
     )  # fmt: skip
     return _assemble(spec, replace(hardware_, wires=wires_for(spec, results, echo)), found, path)
 
@@ -192,23 +193,24 @@ def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile
 # -- the costs of a model's units -----------------------------------------------------------------
 
 
-def _drifted(found: UnitCosts, spec: RunSpec, echo: Echo) -> bool:
-    """Whether the machine computes at another speed than when the costs were measured, in three
-    looks: in one of them it may have done something else. Where others use it, costs that were
-    measured before are nearer to those of the machine than any of now."""
+def drifted(machine: Machine, probe_s: float, dtype: str, echo: Echo) -> bool:
+    """Whether the machine computes at another speed than when costs were measured, by `probe_s`, a
+    matrix product that was timed then, in three looks: in one of them it may have done something
+    else. Where others use it, costs that were measured before are nearer to those of the machine
+    than any of now."""
     from workbench.profile.measure import probe
 
     begin = read()
     for _ in range(3):
-        change = probe(found.machine.device, spec.dtype) / found.probe_s - 1
+        change = probe(machine.device, dtype) / probe_s - 1
         if abs(change) <= DRIFT:
             return False
-    gpus = int(found.machine.device == "cuda")
+    gpus = int(machine.device == "cuda")
     if change > 0 and max(shares([begin, read()], gpus).values(), default=0.0) > BUSY:
-        echo("other processes use this machine, so its layers are not measured again")
+        echo("other processes use this machine, so what was measured stays")
         return False
     word = "slower" if change > 0 else "faster"
-    echo(f"this machine computes {abs(change):.0%} {word} than when its layers were measured")
+    echo(f"this machine computes {abs(change):.0%} {word} than when that was measured")
     return True
 
 

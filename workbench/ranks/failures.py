@@ -92,12 +92,13 @@ def precedence(told: Failure) -> tuple[int, float]:
     return (3 if told["lost_peer"] else 1), told["time"]
 
 
-def raise_cause(rank: int, told: Failure) -> NoReturn:
-    """Raise what made a rank fail, as the run's own error that names the rank."""
+def raise_cause(rank: int, told: Failure, place: str = "") -> NoReturn:
+    """Raise what made a rank fail, as the run's own error that names the rank; `place` ends the
+    sentence on one that told nothing."""
     message = f"rank {rank}: {told['message'] or told['type']}"
     match told["type"]:
         case None:
-            raise RankFailed(f"rank {rank} {told['message']}; see log.txt")
+            raise RankFailed(f"rank {rank} {told['message']}{place}; see log.txt")
         case "OutOfMemory":
             raise OutOfMemory(
                 tier=told["tier"], what=f"{told['what']} of rank {rank}", asked=told["asked"],

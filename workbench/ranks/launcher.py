@@ -118,9 +118,13 @@ class RankLauncher:
         """Ranks whose processes have not ended."""
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
 
-    def check(self, late: Callable[[], str | None] = lambda: None) -> bool:
+    def check(
+        self, late: Callable[[], str | None] = lambda: None,
+        place: Callable[[int], str] = lambda rank: "",
+    ) -> bool:  # fmt: skip
         """Whether any rank still runs. Raises the first cause where one has failed or was killed,
-        and RankFailed with what `late` tells of one that hangs."""
+        and RankFailed with what `late` tells of one that hangs. Of one that could tell nothing
+        itself, `place` ends the sentence with where it was."""
         running = bool(self.running())
         failed = self._failed()
         until = time.monotonic() + NOTICE_S
@@ -133,7 +137,8 @@ class RankLauncher:
         if not running:
             failed = failed or self._failed(led=True)
         if failed:
-            raise_cause(*first_cause(self.folder, failed))
+            rank, told = first_cause(self.folder, failed)
+            raise_cause(rank, told, place(rank))
         if running and (told := late()):
             raise RankFailed(told)
         return running

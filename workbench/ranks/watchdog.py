@@ -47,6 +47,8 @@ class Limits:
     """How long that may go on: a rank that hangs may spin."""
     hang_s: float = 120.0
     """Without any beginning an action, in later steps: longer than any should take."""
+    stop_s: float | None = None
+    """How long a rank may be stopped, by default `hang_s`."""
     end_s: float = 60.0
     """From the end of the last action until all processes have ended, and a second more for each
     `END_BYTES` of the host's memory, whose pages the system unlocks one by one."""
@@ -68,12 +70,13 @@ class Watchdog:
         first: int,
         processes: Sequence[Popen] = (),
         ask: Callable[[], str] | None = None,
+        place: Callable[[int], str] = lambda rank: "",
     ) -> None:
         """Begin to watch; the ranks start now, with step `first`. `processes` are, or will be,
         those of the ranks; `ask` tells who hangs and where, of ranks whose actions are whole
-        steps."""
+        steps, and `place` ends a sentence on a rank with where inside its action it is."""
         self._schedule, self._board, self._limits, self._first = schedule, board, limits, first
-        self._processes, self._ask = processes, ask
+        self._processes, self._ask, self._place = processes, ask, place
         self._stopped_s: dict[int, float] = {}
         """Ranks that are stopped, and since when that is seen."""
         working = {action.rank for action in schedule.actions}
@@ -92,8 +95,9 @@ class Watchdog:
         To be asked all the time. Actions may take `at_least_s`."""
         self._look()
         for rank, since_s in self._stopped_s.items():
-            if time.monotonic() - since_s > self._limits.hang_s:
-                return f"{STOPPED.format(rank)}, and has been for {self._limits.hang_s:.0f} s"
+            if time.monotonic() - since_s > (limit_s := self._stop_s):
+                told = f"{STOPPED.format(rank)}, and has been for {limit_s:.0f} s"
+                return f"{told}{self._place(rank)}"
         stages = [self._board.stage(rank) for rank in range(self._schedule.mesh.processes)]
         if min(stages) is not Stage.READY:
             return self._not_started(stages)
@@ -125,6 +129,11 @@ class Watchdog:
             for rank, process in enumerate(self._processes)
             if self._board.idle_s(rank) > LOOK_S and is_stopped(process.pid)
         }
+
+    @property
+    def _stop_s(self) -> float:
+        limits = self._limits
+        return limits.hang_s if limits.stop_s is None else limits.stop_s
 
     @property
     def _begun(self) -> bool:

@@ -49,12 +49,14 @@ HANG_STEPS = 5
 def train(
     work: str, spec: RunSpec, report: Reporter, folder: Path, *, teller: int = 0,
     devices: Sequence[int] = (), budgets: Sequence[int | None] = (),
+    places: Sequence[str] = (), limits: Limits | None = None,
 ) -> Outcome:  # fmt: skip
     """Train on the spec's ranks; what they measured, as one, with the losses of the `teller`.
 
     `devices`: number of each process's device, where processes share some; by default each rank is
     a process with a device of its own. `budgets`: bytes of its device that each process may take,
-    by default the spec's.
+    by default the spec's. `places`: words for where in a step a rank may be, which it tells by
+    their numbers from 1 on (`FileReporter.turn`). `limits` of its processes, by default `LIMITS`.
 
     `work` names a module whose ``training(spec, report, folder)`` is a context in every rank, with
     ``run()`` and ``outcome()``. Raises what made a rank fail: OutOfMemory, ValueError or RankFailed
@@ -67,7 +69,10 @@ def train(
         "spec": spec.with_(device=device).to_dict(), "trains": work, "teller": teller,
         "budgets": [*budgets] or [spec.device_memory] * len(devices),
     }  # fmt: skip
-    with closing(_Run(spec.with_(device=device), folder / "ranks", order, devices)) as run:
+    run = _Run(
+        spec.with_(device=device), folder / "ranks", order, devices, places, limits or LIMITS
+    )
+    with closing(run):
         return together(run.run(report), teller, devices)
 
 
@@ -93,6 +98,8 @@ class FileReporter:
 
     def __init__(self, board: Board, path: Path) -> None:
         self._board = board
+        self.turn = board.turn
+        """Tells the number of the place in a step to which this rank turns."""
         self._file = path.open("a", buffering=1)
 
     def phase(self, text: str) -> None:
@@ -138,10 +145,11 @@ class _Run:
     """One run on its ranks, as its process sees it."""
 
     def __init__(
-        self, spec: RunSpec, folder: Path, order: dict[str, Any], devices: Sequence[int]
-    ) -> None:
+        self, spec: RunSpec, folder: Path, order: dict[str, Any], devices: Sequence[int],
+        places: Sequence[str], limits: Limits,
+    ) -> None:  # fmt: skip
         self._spec, self._order, self._events = spec, order, folder / EVENTS
-        self._told, self._saving = 0, False
+        self._told, self._saving, self._places = 0, False, places
         self._longest_s = 0.0
         """Duration of the longest step so far. The first counts too, although layers are compiled
         in it: the second may take as long where a disk or a slow link bounds both."""
@@ -152,7 +160,7 @@ class _Run:
         self._board = self._launcher.make_board(Board.sizes(steps))
         processes = self._launcher.processes
         ask = partial(stack_probe.where, folder, processes)
-        self._watchdog = Watchdog(steps, self._board, LIMITS, 0, processes, ask)
+        self._watchdog = Watchdog(steps, self._board, limits, 0, processes, ask, self._place)
 
     def run(self, report: Reporter) -> list[Outcome]:
         """Start all ranks and wait for them, telling what the teller tells; what each measured."""
@@ -160,19 +168,24 @@ class _Run:
         deadline = None
         while self._launcher.running():
             self._tell(report)
-            self._launcher.check(self._late)
+            self._launcher.check(self._late, self._place)
             if deadline is None and len(self._launcher.results()) == self._launcher.count:
                 deadline = time.monotonic() + END_S
             if deadline is not None and time.monotonic() > deadline:
                 break  # all is said and done; a library does not let its process go
             time.sleep(POLL_S)
         self._tell(report)
-        self._launcher.check()
+        self._launcher.check(place=self._place)
         return [Outcome(**result) for result in self._launcher.results()]
 
     def close(self) -> None:
         """End the ranks that are left: there is nothing that they still could do."""
         self._launcher.close()
+
+    def _place(self, rank: int) -> str:
+        """The end of a sentence on a rank: where in its step it is, if it has told."""
+        number = self._board.place(rank)
+        return f"; the last that it began is {self._places[number - 1]}" if number else ""
 
     def _late(self) -> str | None:
         long_s = LIMITS.start_s if self._saving else HANG_STEPS * self._longest_s

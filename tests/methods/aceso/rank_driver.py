@@ -1,11 +1,13 @@
 """A rank of a plan as the tests want it: ``python -m tests.methods.aceso.rank_driver WHAT FOLDER
-RANK``, with WHAT words of ``fp64`` (everything in it) and ``late`` (each collective and message
-waits for a moment first, another one on each rank)."""
+RANK``, with WHAT words of ``fp64`` (everything in it), ``late`` (each collective and message waits
+for a moment first, another one on each rank), and ``SIGKILL`` or ``SIGSTOP``, which rank 1 sends
+itself inside a collective of a backward pass."""
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,8 +19,11 @@ import torch.distributed as dist
 from tests.methods import double
 from workbench.methods.aceso import run
 from workbench.ranks import process
+from workbench.runtime.transport import collectives
 
 SLOWED = ("all_to_all_single", "all_reduce", "isend", "irecv")
+LAST = 100
+"""Sum of gradients that a rank does not come to the end of."""
 
 
 def late(patch: pytest.MonkeyPatch, seed: int) -> None:
@@ -36,6 +41,19 @@ def late(patch: pytest.MonkeyPatch, seed: int) -> None:
         patch.setattr(dist, name, slowed(getattr(dist, name)))
 
 
+def ends(patch: pytest.MonkeyPatch, how: signal.Signals) -> None:
+    """Have this process sent a signal where a sum of gradients is begun, and others wait in it."""
+    backward, count = collectives._Read.backward, iter(range(1, 1 << 30))
+
+    def read(ctx, gradient):
+        if next(count) == LAST:
+            time.sleep(0.2)
+            os.kill(os.getpid(), how)
+        return backward(ctx, gradient)
+
+    patch.setattr(collectives._Read, "backward", staticmethod(read))
+
+
 def main(what: str, folder: Path, rank: int) -> int:
     """The rank's exit status."""
     patch = pytest.MonkeyPatch()
@@ -44,6 +62,8 @@ def main(what: str, folder: Path, rank: int) -> int:
         patch.setattr(run, "DTYPES", {"fp32": torch.float64})
     if "late" in what:
         late(patch, rank)
+    if "SIG" in what and rank == 1:
+        ends(patch, signal.Signals[what])
     return process.main(folder, rank)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,9 +33,11 @@ from tests.methods.aceso.plans import (
     spec_of,
     turns,
 )
-from tests.methods.harness import Silent
-from tests.methods.test_parallel_baselines import Disturbing, children, kill
+from tests.methods.harness import Silent, fork_ranks
+from tests.methods.plain import made_up_profile
+from tests.methods.test_parallel_baselines import children
 from workbench.cli import main
+from workbench.core import methods
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso import planner as aceso
 from workbench.methods.aceso.files import read_table
@@ -262,22 +266,28 @@ def test_plans_of_comparators_train_narrower(verb, gpus, more, shapes, ranks, tm
     assert_equals(trained(spec, tmp_path / "runs" / "run"), judged(spec), NEAR["fp32"])
 
 
-def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):
-    """A plan to another one to plain training: each goes on as one process would. Evaluations are
-    one process's, too."""
+def test_checkpoints_go_on_under_plans_and_other_methods(ranks, monkeypatch, tmp_path):
+    """A plan to 1F1B to another plan to Harmony to the first plan to plain training, a step each:
+    all go on as one process would. Evaluations are one process's, too."""
+    fork_ranks(monkeypatch)
+    ranks("")
+    monkeypatch.setattr("workbench.training.ranks.profile_for", lambda s, *_: made_up_profile(s))
     one = plan([(1, 6, some()), (1, END, even())])
     other = plan([(2, END, turns(1, 2))], micro=6)
-    ends, runs = (2, 4, 6), tmp_path / "runs"
+    turn, runs = (one, "1f1b", other, "harmony-pp", one, "plain"), tmp_path / "runs"
     of = {"steps": 6, "eval_every": 3, "eval_samples": 8}
     whole = spec_of(one, tmp_path, **of).with_(method="plain", ranks=1)
     wanted = plain_method.train(whole, Silent(), runs / "whole")
     found, before = None, ""
-    for number, made in enumerate((one, other, None)):
-        spec = spec_of(made, tmp_path / str(number), **of) if made else whole
-        spec = spec.with_(steps=ends[number], lr_decay_steps=6, save_every=2, start_from=before)
-        method = aceso if made else plain_method
-        before = str(runs / str(number))
-        found = method.train(spec, Silent(), Path(before))
+    for end, made in enumerate(turn, 1):
+        if isinstance(made, str):
+            micros = 1 + (made == "1f1b")
+            spec = whole.with_(method=made, ranks=1 + (made != "plain"), microbatches=micros)
+        else:
+            spec = spec_of(made, tmp_path / str(end), **of)
+        spec = spec.with_(steps=end, lr_decay_steps=6, save_every=1, start_from=before)
+        before = str(runs / str(end))
+        found = methods.load(spec.method).train(spec, Silent(), Path(before))
     assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
     told, theirs = (
         {one["step"]: one["loss"] for one in each.evaluations} for each in (found, wanted)
@@ -285,15 +295,32 @@ def test_checkpoints_go_on_under_plans_and_one_process(ranks, tmp_path):
     assert [told[step] for step in theirs] == pytest.approx([*theirs.values()], rel=1e-5)
 
 
-def test_a_process_that_is_killed_is_named_and_the_store_is_whole(ranks, tmp_path):
-    """While others wait for it in a collective."""
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("SIGKILL", "rank 1 was killed by SIGKILL"), ("SIGSTOP", "hangs: it is stopped")],
+)
+def test_a_process_that_ends_in_a_collective_is_named_and_the_run_goes_on(
+    how, told, ranks, monkeypatch, tmp_path
+):
+    """With the operator in whose sum the other one waits for it. Afterwards the run equals one that
+    nobody disturbed."""
     before, made = children(), plan([(2, END, even(2))])
-    spec = spec_of(made, tmp_path, steps=400, save_every=2)
-    folder = tmp_path / "runs" / "run"
-    with pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
-        aceso.train(spec, Disturbing(4, lambda: kill(1)), folder)
+    spec, folder = spec_of(made, tmp_path, steps=8, save_every=2), tmp_path / "runs" / "run"
+    with monkeypatch.context() as patch:
+        begun = (sys.executable, "-m", "tests.methods.aceso.rank_driver", how)  # itself has the pid
+        launched = partial(RankLauncher, process=begun)
+        patch.setattr("workbench.training.trained_ranks.RankLauncher", launched)
+        with pytest.raises(RankFailed, match=told) as raised:
+            aceso.train(spec, Silent(), folder)
+    where = r"the backward pass of operator \d+ of stage 0 \(\w+(-\w+)*\)"
+    assert re.search(f"the last that it began is {where}", str(raised.value))
     assert children() <= before
-    assert next(checkpoint.whole(folder / "checkpoints")).manifest.next_step >= 4
+    saved = next(checkpoint.whole(folder / "checkpoints")).manifest.next_step
+    assert 0 < saved < spec.steps
+    report = Silent()
+    found = aceso.train(spec, report, folder)
+    assert [kind for kind, _ in report.events].count("step") == spec.steps - saved
+    assert found.losses == pytest.approx(judged(spec.with_(save_every=0)).losses, rel=1e-6)
 
 
 @pytest.mark.parametrize(

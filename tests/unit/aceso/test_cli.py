@@ -109,3 +109,47 @@ def test_ctrl_c_prints_and_saves_the_best_plan_so_far(tmp_path, monkeypatch, cap
     monkeypatch.undo()
     assert main([*words, "--initial-point", str(path), "--start-num-stages", "3",
                  "--end-num-stages", "3", "--max-num-plans", "20"]) == 0  # fmt: skip
+
+
+FLAG = '"algo_of_each_op": [\n        [\n            '
+FAULTS = {
+    "NaN": ('"global_batch_size": 512', '"global_batch_size": NaN', "NaN is no number"),
+    "cut": ('"num_gpus": [', '"num_gpus": ', "is not JSON"),
+    "flag": (f"{FLAG}0", f"{FLAG}2", "algo_of_each_op[0][0] is 2; it must be 0 or 1"),
+    "depth": ('"num_layers": 24', '"num_layers": 30', "gpt of 30 layers has 393 operators"),
+    "batch": ('"global_batch_size": 512', '"global_batch_size": -5', "global_batch_size is -5"),
+    "micro": ('"micro_batch_size": 1', '"micro_batch_size": 513', "micro_batch_size is 513"),
+    "size": ('"hidden_size": 2048', '"hidden_size": 99999999', "hidden_size is 99999999"),
+}
+"""What of a plan's file is replaced, by what, and what is told."""
+DOORS = {
+    "cost": ["aceso", "cost", "plan.json"],
+    "search": ["aceso", "search", "--initial-point", "plan.json", "--config-save-path", "plans"],
+    "run": ["run", "-m", "aceso", "--plan", "plan.json", "--ranks", "4", "--results", "results"],
+}
+WIDER = '"hidden_size": 2048', '"hidden_size": 4096'
+REFUSED = {
+    **{f"{door}, {fault}": (DOORS[door], *FAULTS[fault]) for door in DOORS for fault in FAULTS},
+    "cost, wider": (DOORS["cost"], *WIDER, "the profiles of gpt_1_3B are of 2048"),
+    "search, wider": (DOORS["search"], *WIDER, "hidden_size is 4096; it must be 2048"),
+    "run, compiled": ([*DOORS["run"], "--compile", "on"], "{", "{", "compile is on"),
+    "run, fewer": ([*DOORS["run"], "--ranks", "2"], "{", "{", "ranks is 2; the plan is for 4"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_door_refuses_a_wrong_plan_and_writes_nothing(
+    name, plan, tmp_path, monkeypatch, capsys
+) -> None:
+    """In one sentence with the number at fault."""
+    words, old, new, told = REFUSED[name]
+    text = plan.read_text()
+    assert old in text
+    plan.write_text(text.replace(old, new, 1))
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert told in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

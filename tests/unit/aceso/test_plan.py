@@ -50,6 +50,9 @@ WRONG = {
     "said": (put("checkpoint_activations", 2, value=False), "checkpoint_activations[2] is False; "
              "by its operators it must be True"),
     "shape": (put("hidden_size", value=0), "hidden_size is 0"),
+    "wide": (put("hidden_size", value=10**12), "hidden_size is 1000000000000"),
+    "samples": (put("global_batch_size", value=-5), "global_batch_size is -5; it must be from 1"),
+    "many": (put("global_batch_size", value=10**18), "global_batch_size is 1000000000000000000"),
 }  # fmt: skip
 
 

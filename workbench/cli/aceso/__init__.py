@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.cli.aceso import cost, search
+from workbench.cli.aceso import cost, profile, search
 from workbench.cli.spec import Parser
 
-ROOMS = (cost, search)
+ROOMS = (cost, search, profile)
 """Each adds its verbs, in the order of ``--help``."""
 
 

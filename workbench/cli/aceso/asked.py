@@ -33,12 +33,18 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Flags of a model and of its memory."""
     add = parser.add_argument
     add("--model-name", choices=tuple(SIZES), default="gpt", help="model (default gpt)")
-    add("--model-size", metavar="SIZE", help="size, such as 1_3B (default: of the small profiles)")
+    add(
+        "--model-size",
+        metavar="SIZE",
+        help="size, such as 1_3B, or tiny (default: of the small profiles)",
+    )
     add("--num-layers", type=int, metavar="L", help="layers, where they are not the size's")
     add("--global-batch-size", type=int, metavar="B", help="samples of an iteration")
     micro = "samples of micro-batches to try (default 1 2 4 8; resnet 16 32 48 64)"
     add("--micro-batch-size", type=int, nargs="+", default=[], metavar="M", help=micro)
     add("--seq-len", type=int, metavar="S", help="tokens of a sample (default 2048)")
+    add("--hidden", type=int, metavar="H", help="width, where it is not the size's")
+    add("--heads", type=int, metavar="A", help="attention heads, where they are not the size's")
     add("--decoder-seq-len", type=int, metavar="S", help="tokens of an answer (default 512)")
     add("--max-tp", type=int, default=0, metavar="TP", help="largest tp (default: a node's GPUs)")
     add("--memory-limit", type=float, default=28000, metavar="MB",
@@ -69,6 +75,7 @@ def ask_of(given: argparse.Namespace) -> Ask:
     subject = subject_of(
         name, given.model_size or SIZES[name], batch,
         layers=given.num_layers, seq=given.seq_len, target_seq=given.decoder_seq_len,
+        hidden=given.hidden, heads=given.heads,
     )  # fmt: skip
     return Ask(
         subject=subject, cluster=cluster_of(given, given.memory_limit), most_tp=given.max_tp,

@@ -96,9 +96,10 @@ def _search(given: argparse.Namespace) -> int:
     if given.initial_point not in STARTS:
         first = load_plan(user_path(given.initial_point))
         if first.subject != ask.subject:
-            raise ValueError(f"--initial-point is a plan of {first.subject.name} with a batch of "
-                             f"{first.subject.batch}; it must be of {ask.subject.name} with "
-                             f"{ask.subject.batch}")  # fmt: skip
+            unlike = ask.subject.unlike(first.subject)
+            if first.subject.name != ask.subject.name:
+                unlike = f"its model is {first.subject.name}; it must be {ask.subject.name}"
+            raise ValueError(f"--initial-point is a plan of another model or batch: {unlike}")
     counts, outcome = ask.stages(given.start_num_stages, given.end_num_stages), None
     space = ask.space()
     outcome = Outcome(space=space, bound=least_time(space))

@@ -11,10 +11,15 @@ from workbench.methods.aceso.costs import NEVER, Costs
 from workbench.methods.aceso.database import FORWARD, read_database
 from workbench.methods.aceso.plan import Plan, Subject
 from workbench.methods.aceso.space import MOST_STAGES, Cluster, Space
+from workbench.model.operators import published_sizes
 
 MICROS = {"gpt": (1, 2, 4, 8), "t5": (1, 2, 4, 8), "resnet": (16, 32, 48, 64)}
 """Samples of micro-batches that the published scripts try."""
 MOST_GPUS = 1024
+LENGTHS = frozenset({
+    "seq_length", "max_position_embeddings", "encoder_seq_length", "decoder_seq_length",
+})  # fmt: skip
+"""Numbers of a plan that flags may set apart from its published size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +99,13 @@ def check_plan(plan: Plan, costs: Costs, cluster: Cluster) -> None:
     if plan.gpus != cluster.gpus:
         raise ValueError(f"num_gpus adds up to {plan.gpus}; there are {cluster.nodes} x "
                          f"{cluster.per_node}")  # fmt: skip
+    subject = plan.subject
+    if (size := published_sizes(subject.model).get(subject.size)) is not None:
+        known, own = dict(size.shape), dict(subject.shape)
+        for key in own.keys() & known.keys() - LENGTHS:
+            if own[key] != known[key]:
+                raise ValueError(f"{key} is {own[key]}; the profiles of {subject.name} are of "
+                                 f"{known[key]}")  # fmt: skip
     names = [operator.name for operator in costs.operators.operators]
     for index, stage in enumerate(plan.stages):
         variants = zip(stage.dp, stage.tp, stage.algo, strict=True)

@@ -53,6 +53,9 @@ class Options(Common):
         """The plan's digest, and its number of micro-batches. Keeps the plan."""
         if not self.plan:
             raise ValueError("plan is missing; give the file of a plan: --plan FILE")
+        if spec.compile == "on":
+            raise ValueError(f"compile is on; operators of {spec.method} run as they are, so it "
+                             "must be auto or off")  # fmt: skip
         plan = narrowed(plan_of(self.plan, results), spec)
         check(plan, spec.ranks)
         micros = -(-plan.subject.batch // plan.micro)

@@ -17,11 +17,14 @@ from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
 from workbench.core.schema import read_as
 from workbench.model.operators import OperatorList, operator_list, published_sizes
+from workbench.model.operators.sizes import TINY
 
 Flag = Literal[0, 1]
 MOST_GPUS = 255
 DIVIDED = ("num_key_value_heads", "num_attention_heads", "in_channels")
 """Sizes that tp divides: the first of them that a model has."""
+MOST = 1 << 20
+"""Of samples and sizes: as much as a run takes."""
 
 
 class Stage(NamedTuple):
@@ -60,6 +63,14 @@ class Subject:
     def half(self) -> bool:
         """Whether 16-bit weights have 32-bit masters."""
         return self.model != "resnet"
+
+    def unlike(self, other: Subject) -> str:
+        """The first number of a plan's file in which another model differs, and its own; empty
+        where there is none."""
+        own, its = ({"global_batch_size": s.batch, "num_layers": s.layers, **dict(s.shape)}
+                    for s in (self, other))  # fmt: skip
+        return next((f"{key} is {its.get(key)}; it must be {value}" for key, value in own.items()
+                     if its.get(key) != value), "")  # fmt: skip
 
     def operators(self) -> OperatorList:
         """Its operators. Raises ValueError."""
@@ -117,11 +128,12 @@ class Plan:
 
 def subject_of(
     model: str, size: str, batch: int, layers: int | None = None, seq: int | None = None,
-    target_seq: int | None = None,
+    target_seq: int | None = None, hidden: int | None = None, heads: int | None = None,
 ) -> Subject:  # fmt: skip
-    """A published model, of another depth or other lengths where these are given. Raises
-    ValueError."""
-    sizes = published_sizes("gpt" if model == "scale-layer" else model)
+    """A published model, or a ``tiny`` one, of another depth, width or other lengths where these
+    are given. Raises ValueError."""
+    family = "gpt" if model == "scale-layer" else model
+    sizes = {**published_sizes(family), "tiny": TINY[family]}
     if model == "scale-layer":
         model, size = "gpt", "scale-layer"
         if layers is None:
@@ -133,7 +145,10 @@ def subject_of(
     known = sizes[size]
     shape = dict(known.shape)
     for key, value in (("seq_length", seq), ("encoder_seq_length", seq),
-                       ("decoder_seq_length", target_seq)):  # fmt: skip
+                       ("decoder_seq_length", target_seq), ("hidden_size", hidden),
+                       ("num_attention_heads", heads)):  # fmt: skip
+        if value is not None and value < 1:
+            raise ValueError(f"{key} is {value}; it must be 1 or more")
         if value is not None and key in shape:
             shape[key] = value
     return Subject(
@@ -196,8 +211,9 @@ def _plan(written: _Written) -> Plan:
     shape = []
     for key in keys:
         value = getattr(written, key)
-        if value is None or value < 1:
-            raise ValueError(f"{key} is {value}; a plan of {written.model_name} must have it")
+        if value is None or not 1 <= value <= MOST:
+            raise ValueError(f"{key} is {value}; a plan of {written.model_name} must have it, from "
+                             f"1 to {MOST}")  # fmt: skip
         shape.append((key, value))
     layers = written.num_layers
     subject = Subject(
@@ -207,6 +223,8 @@ def _plan(written: _Written) -> Plan:
     )  # fmt: skip
     operators = subject.operators()
     count, batch, micro = written.num_stages, subject.batch, written.micro_batch_size
+    if not 1 <= batch <= MOST:
+        raise ValueError(f"global_batch_size is {batch}; it must be from 1 to {MOST}")
     if not 1 <= micro <= batch:
         raise ValueError(f"micro_batch_size is {micro}; it must be from 1 to the batch of {batch}")
     if not 1 <= count <= len(operators):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import check, model_of, plan_of
-from workbench.methods.aceso.stepping import PlanStepping
+from workbench.methods.aceso.stepping import PlanStepping, places_of
 from workbench.model import make_model
 from workbench.runtime.executor.executor import Perturb
 from workbench.runtime.memory.storage import DTYPES
@@ -22,6 +23,9 @@ from workbench.runtime.passes.shard_stage import Key
 from workbench.training import trained_ranks
 from workbench.training.history import History, check_start
 from workbench.training.run import check_data, load_batches, resolve_device
+
+LIMITS = replace(trained_ranks.LIMITS, stop_s=4.0)
+"""Others of a stage wait in a collective for a process that is stopped, and none can end."""
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -33,13 +37,18 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
         raise ValueError("the plan is of another model or batch than the run's")
     check_start(spec, folder, check_data(spec, report, folder))
     teller = plan.gpus - plan.stages[-1].gpus
-    return trained_ranks.train("workbench.methods.aceso.run", spec, report, folder, teller=teller)
+    return trained_ranks.train(
+        "workbench.methods.aceso.run", spec, report, folder, teller=teller, places=places_of(plan),
+        limits=LIMITS,
+    )  # fmt: skip
 
 
 @contextmanager
-def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[PlanTraining]:
+def training(
+    spec: RunSpec, report: trained_ranks.FileReporter, folder: Path
+) -> Iterator[PlanTraining]:
     """In a rank's process: the training of its shards."""
-    made = PlanTraining(spec, report, folder)
+    made = PlanTraining(spec, report, folder, turn=report.turn)
     try:
         yield made
     finally:
@@ -50,8 +59,10 @@ class PlanTraining:
     """The shards of one process."""
 
     def __init__(
-        self, spec: RunSpec, report: Reporter, folder: Path, perturb: Perturb | None = None
-    ) -> None:
+        self, spec: RunSpec, report: Reporter, folder: Path, perturb: Perturb | None = None,
+        turn: Callable[[int], object] = int,
+    ) -> None:  # fmt: skip
+        """`turn` is told where this process is, by the numbers of `places_of` from 1 on."""
         self._spec, self._report = spec, report
         plan = plan_of(spec.options.plan, folder.parents[1])
         self.model = model = make_model(spec.model, spec.seed)
@@ -68,7 +79,7 @@ class PlanTraining:
 
         self._stepping = PlanStepping(
             spec, plan, model, initial, device=resolve_device(spec.device),
-            dtype=DTYPES[spec.dtype], perturb=perturb,
+            dtype=DTYPES[spec.dtype], perturb=perturb, turn=turn,
         )  # fmt: skip
 
     def run(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from workbench.methods.aceso.bottleneck import groups, worst_first
+from workbench.methods.aceso.bottleneck import Move, groups, worst_first
 from workbench.methods.aceso.finetune import fine_tuned
 from workbench.methods.aceso.moves import Stages, moved
 from workbench.methods.aceso.space import Rated, Space
@@ -71,8 +71,11 @@ class Search:
         self, space: Space, effort: Effort, *, finetunes: bool = False,
         watch: Callable[[Found], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        order: Callable[[Space, Rated, int], list[list[Move]]] = groups,
     ) -> None:  # fmt: skip
+        """`order` says in which groups moves for a stage are tried, one group after the other."""
         self.space, self.effort, self.finetunes = space, effort, finetunes
+        self.ordered = order
         self.watch, self.clock = watch, clock
         self.visited: set[tuple[int, Stages]] = set()
         self.left: dict[tuple[int, Stages], set[int]] = {}
@@ -152,7 +155,7 @@ class Search:
         if not left:
             heapq.heappush(self.done, (rated.cost.time, next(self.order), rated))
         left.add(index)
-        for group in groups(self.space, rated, index):
+        for group in self.ordered(self.space, rated, index):
             made = list(self._made(rated, index, group))
             good = [each for each in made if self._beats(each)]
             if good:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -59,17 +60,30 @@ def settings_of(stage: Stage) -> list[Setting]:
     return [Setting(*one) for one in each]
 
 
+def places_of(plan: Plan) -> list[str]:
+    """Where in a step a process may be: in each operator's passes, or at the step's end."""
+    names, found = [each.name for each in plan.subject.operators().operators], []
+    for index, (start, end) in enumerate(pairwise(plan.starts)):
+        found += [
+            f"the {which} pass of operator {at - start} of stage {index} ({names[at]})"
+            for at in range(start, end) for which in ("forward", "backward")
+        ]  # fmt: skip
+    return [*found, "the sums and the update at the end of a step"]
+
+
 class PlanStepping:
     """The shards of one process; every process of the world makes it and calls its methods."""
 
     def __init__(
         self, spec: RunSpec, plan: Plan, model: LayeredModel, weights: Callable[[Key], Tensor], *,
         device: torch.device, dtype: torch.dtype, still: Collection[str] | None = None,
-        perturb: Perturb | None = None,
+        perturb: Perturb | None = None, turn: Callable[[int], object] = int,
     ) -> None:  # fmt: skip
         """`weights` gives the initial ones of the model; `still` names those that do not decay, by
-        default the model's rule says."""
+        default the model's rule says. `turn` is told where this process is, by the numbers of
+        `places_of` from 1 on."""
         self._spec, self.model, self.device = spec, model, device
+        self._turn, self._operators = turn, plan.starts[-1]
         self.meter = device_meter(device, spec.device_memory)
         self._micros = [range(*span) for span in divide((0, plan.subject.batch), plan.micro)]
         """Rows of each micro-batch; the last may have fewer."""
@@ -93,6 +107,7 @@ class PlanStepping:
             operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
             came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
             dtype=dtype, fuses=spec.options.fused,
+            turn=lambda operator, backward: turn(1 + 2 * operator + backward),
         )  # fmt: skip
         self.precise = precise = dtype if dtype.itemsize > 2 else torch.float32
         with self.meter:
@@ -143,6 +158,7 @@ class PlanStepping:
         counts labels or samples, and the number of labels where these differ from row to row."""
         weight = self._begin(step, samples, read)
         self._executor.run(step, 1)
+        self._turn(1 + 2 * self._operators)
         self.stage.end(step)
         losses, _ = self._engine.end(step).mean_loss()
         self.weights.add_up()

@@ -73,3 +73,16 @@ def published_sizes(family: str) -> dict[str, Size]:
         "500M": _resnet(224, 2), "1B": _resnet(320, 2), "2B": _resnet(448, 2),
         "4B": _resnet(640, 2), "6_8B": _resnet(320, 16), "13B": _resnet(320, 16, deep=True),
     }  # fmt: skip
+
+
+TINY = MappingProxyType({
+    "gpt": Size(layers=4, shape=_shape(
+        seq_length=64, max_position_embeddings=64, num_attention_heads=4, hidden_size=64,
+    )),
+    "t5": Size(layers=2, shape=_shape(
+        encoder_seq_length=32, decoder_seq_length=16, max_position_embeddings=32,
+        num_attention_heads=4, kv_channels=16, hidden_size=64, ffn_hidden_size=128,
+    )),
+    "resnet": Size(layers=(1, 1, 1, 1), shape=_shape(in_channels=16, width_factor=2), half=False),
+})  # fmt: skip
+"""Family -> a size that any machine profiles and trains."""

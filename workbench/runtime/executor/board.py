@@ -84,7 +84,8 @@ class Board:
         rest = rest[4 * actions :]
         self._steps, self._drained, self._stages = map(Counts, rest[: 3 * ranks].reshape(3, ranks))
         self._doing = rest[3 * ranks : 5 * ranks].reshape(ranks, 2)
-        self._decided = Counts(rest[5 * ranks :])
+        self._places = rest[5 * ranks : 6 * ranks]
+        self._decided = Counts(rest[6 * ranks :])
         """Number, and 1, of the last steps that have a norm."""
         floats = np.frombuffer(self._map, np.float64, _floats(ranks, units), counts.nbytes)
         self._seen, floats = floats[:ranks], floats[ranks:]
@@ -185,6 +186,14 @@ class Board:
         """(action, step) that a rank began last, if any."""
         action, step = self._doing[rank]
         return None if action == NOTHING else (int(action), int(step))
+
+    def turn(self, place: int) -> None:
+        """Enter that this rank turns to a place inside an action, from 1 on."""
+        self._places[self.rank] = place
+
+    def place(self, rank: int) -> int:
+        """The place that a rank turned to last; 0 for none."""
+        return int(self._places[rank])
 
     def unfinished(self) -> list[tuple[int, int, int]]:
         """(replica, action, step) of all that somebody has begun and not ended."""
@@ -310,7 +319,7 @@ def _floats(ranks: int, units: int) -> int:
 
 
 def _counts(actions: int, ranks: int) -> int:
-    return 3 + 4 * actions + 5 * ranks + KEPT
+    return 3 + 4 * actions + 6 * ranks + KEPT
 
 
 def _nbytes(actions: int, ranks: int, units: int) -> int:

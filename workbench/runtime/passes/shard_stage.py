@@ -64,6 +64,8 @@ class Held(NamedTuple):
 class Call:
     """One module of the stage."""
 
+    operator: int
+    """Its number in the model; the first of several."""
     module: Sharded
     setting: Setting
     takes: Spread | None
@@ -87,14 +89,15 @@ class ShardStage:
         self, operators: OperatorList, places: list[Place], model: LayeredModel,
         spec: ModelSpec, *, first: int, settings: Sequence[Setting], came: Sequence[Crossing],
         goes: Sequence[Crossing], groups: StageGroups, device: torch.device, dtype: torch.dtype,
-        fuses: bool = True,
+        fuses: bool = True, turn: Callable[[int, bool], object] = lambda operator, backward: None,
     ) -> None:  # fmt: skip
         """Operators from the `first` on, one a setting. `came` and `goes` cross the stage's ends.
-        `fuses`: attention is one call where all of it is divided alike."""
+        `fuses`: attention is one call where all of it is divided alike. `turn` is told of each
+        operator of the model whose pass begins here, and whether that is a backward pass."""
         self.model, self.device, self.dtype, self._spec = model, device, dtype, spec
         self.first, self.last = first == 0, first + len(settings) == len(operators)
         self._list, self._places, self._groups = operators, places, groups
-        self._came, self._goes = came, goes
+        self._came, self._goes, self._turn = came, goes, turn
         self.calls = [*self._calls(first, settings, fuses)]
         self._steps: dict[int, Sequence[MicroRows]] = {}
 
@@ -198,6 +201,7 @@ class ShardStage:
         self, call: Call, held: dict[str, Held], rows: MicroRows, *, repeats: bool = False
     ) -> None:
         """One module: what it needs as it needs it, and what it leaves."""
+        self._turn(call.operator, False)
         samples, own = len(rows.ctx.samples), self._rows(call, rows, repeats=repeats)
         x = own.inputs[0] if self.first and call is self.calls[0] else None
         if call.takes is not None:
@@ -205,6 +209,8 @@ class ShardStage:
         read = [self._needed(held[name], each, samples) for name, each in call.reads.items()]
         made = call.module(x, own, *read)
         made, second = made if isinstance(made, tuple) else (made, None)
+        if made.requires_grad:  # its gradient is there: its own backward pass is next
+            made.register_hook(lambda _: self._turn(call.operator, True))
         for name in call.ends:
             held.pop(name, None)
         held[MAIN] = Held(made, call.form, call.gives)
@@ -274,7 +280,8 @@ class ShardStage:
         if kind != "embedding" and here.start:
             takes = _of(places[here.start - 1].form, setting, into)
         return Call(
-            module=module, setting=setting, takes=takes, gives=_of(form, setting, out), form=form,
+            operator=here.start, module=module, setting=setting, takes=takes,
+            gives=_of(form, setting, out), form=form,
             makes=next((each for each in extras if each.extra.made_by in here), None),
             reads={
                 extra.name: _of(form, setting, sharded(at, 0))
