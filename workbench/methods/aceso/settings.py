@@ -1,5 +1,5 @@
-"""The published settings, ``small``, ``large`` and ``scale``: models, devices and batches of Aceso's
-artifact (EuroSys'24), and each search of a plan for them.
+"""The published settings, ``small``, ``large`` and ``scale``: models, devices and batches of the
+artifact of Aceso (EuroSys'24), and each search of a plan for them.
 
 A search that came to its end is kept in a folder under its question, the profiles and this code, so
 that it is made once.
