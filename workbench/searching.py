@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.cli.aceso.asked import BATCHES, SIZES
+from workbench.cli.aceso.asked import BATCHES, COSTS, SIZES
 from workbench.cli.aceso.search import SEARCHES
 from workbench.core.bytesize import parse_bytes
 from workbench.core.files import replacing
@@ -140,6 +140,7 @@ def search(
     device_memory: str | int = "28000MiB",
     database: str | Path | None = None,
     mode: str = "faithful",
+    cost: str = "published",
     batch: int | None = None,
     microbatch_sizes: Sequence[int] = (),
     layers: int | None = None,
@@ -157,12 +158,15 @@ def search(
 
     `database` is a folder of profiles in the form of Aceso's artifact, by default its small ones,
     of V100s. `mode` is ``faithful``, the published search, or ``ours``, which finds better plans.
+    `cost` is the published cost model, or ``ours``, which adds to it.
     `stages` are their number, or the fewest and the most; each number is searched for `seconds` at
     most, and rates `plans` at most. `on_better` hears of each better plan: stages, milliseconds.
     The plan's file is kept in `results`. Raises ValueError, one sentence, for what cannot be
     searched and where nothing fits; after an interruption the best plan so far is returned."""
     if mode not in SEARCHES:
         raise ValueError(f"mode is {mode!r}; it must be {' or '.join(SEARCHES)}")
+    if cost not in COSTS:
+        raise ValueError(f"cost is {cost!r}; it must be {' or '.join(COSTS)}")
     if type(ranks) is not int or type(nodes) is not int or nodes < 1 or ranks % nodes:
         raise ValueError(f"ranks is {ranks!r}; it must be a multiple of the {nodes!r} nodes")
     if model not in SIZES:
@@ -178,7 +182,7 @@ def search(
     ask = Ask(
         subject=subject, database=DATABASE if database is None else database, most_tp=max_tp,
         cluster=Cluster(nodes=nodes, per_node=ranks // nodes, memory=memory),
-        micros=tuple(microbatch_sizes),
+        micros=tuple(microbatch_sizes), cost=cost,
     )  # fmt: skip
     first, last = (stages, stages) if isinstance(stages, int) else stages or (None, None)
     counts, space = ask.stages(first, last), ask.space()
@@ -196,10 +200,10 @@ def search(
     except KeyboardInterrupt:
         if not outcome.fits:
             raise
-    plan, cost = outcome.chosen()
+    plan, rated = outcome.chosen()
     root = REPOSITORY_RESULTS if results is None else user_path(results)
     found = SearchedPlan(
-        plan, cost, outcome.bound, memory, root / "aceso" / "plans" / file_name(plan),
+        plan, rated, outcome.bound, memory, root / "aceso" / "plans" / file_name(plan),
         sum(each.explored for each in outcome.found.values()),
     )  # fmt: skip
     found.save(found.file)

@@ -13,6 +13,7 @@ from workbench.runs.store import REPOSITORY_RESULTS
 
 SIZES = {"gpt": "1_3B", "t5": "770M", "resnet": "1B", "scale-layer": "scale-layer"}
 """The sizes of the committed database, and of models of any depth."""
+COSTS = ("published", "ours")
 BATCHES = {"resnet": 768, "scale-layer": 1024}
 """Of the published small settings, and of the one of any depth; others have 512."""
 
@@ -24,7 +25,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--profiled-time-path", type=Path, default=DATABASE, metavar="DIR", help=told)
     add("--num-nodes", type=int, default=1, metavar="N", help="nodes (default 1)")
     add("--num-gpus-per-node", type=int, default=4, metavar="N", help="GPUs of a node (default 4)")
-    add("--cost", choices=("published", "ours"), default="published",
+    add("--cost", choices=COSTS, default="published",
         help="the cost model: the published one (default), or with what it leaves out")  # fmt: skip
     add("--json", action="store_true", help="print JSON, and nothing else")
 

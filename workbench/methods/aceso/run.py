@@ -60,7 +60,7 @@ class PlanTraining:
 
     def __init__(
         self, spec: RunSpec, report: Reporter, folder: Path, perturb: Perturb | None = None,
-        turn: Callable[[int], object] = int,
+        turn: Callable[[int], None] = lambda number: None,
     ) -> None:  # fmt: skip
         """`turn` is told where this process is, by the numbers of `places_of` from 1 on."""
         self._spec, self._report = spec, report

@@ -77,7 +77,7 @@ class PlanStepping:
     def __init__(
         self, spec: RunSpec, plan: Plan, model: LayeredModel, weights: Callable[[Key], Tensor], *,
         device: torch.device, dtype: torch.dtype, still: Collection[str] | None = None,
-        perturb: Perturb | None = None, turn: Callable[[int], object] = int,
+        perturb: Perturb | None = None, turn: Callable[[int], None] = lambda number: None,
     ) -> None:  # fmt: skip
         """`weights` gives the initial ones of the model; `still` names those that do not decay, by
         default the model's rule says. `turn` is told where this process is, by the numbers of

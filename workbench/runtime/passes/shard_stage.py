@@ -89,7 +89,7 @@ class ShardStage:
         self, operators: OperatorList, places: list[Place], model: LayeredModel,
         spec: ModelSpec, *, first: int, settings: Sequence[Setting], came: Sequence[Crossing],
         goes: Sequence[Crossing], groups: StageGroups, device: torch.device, dtype: torch.dtype,
-        fuses: bool = True, turn: Callable[[int, bool], object] = lambda operator, backward: None,
+        fuses: bool = True, turn: Callable[[int, bool], None] = lambda operator, backward: None,
     ) -> None:  # fmt: skip
         """Operators from the `first` on, one a setting. `came` and `goes` cross the stage's ends.
         `fuses`: attention is one call where all of it is divided alike. `turn` is told of each
