@@ -17,6 +17,7 @@ from workbench.cli.spec import add_results_flag
 from workbench.core.paths import user_path
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.aceso.found import (
+    ACTUAL,
     COST,
     EXTRA,
     FOLDER,
@@ -44,7 +45,7 @@ SIZES = {"smoke": 400, "small": Effort.plans, "paper": Effort.plans}
 SAVED = 3
 """Plans of a search in ``top_configs``, each of another number of stages."""
 NAMES = {"Megatron-LM": "megatron", "Alpa": "alpa", "Aceso": "aceso", "our search": "ours",
-         "actual here": "actual"}  # fmt: skip
+         ACTUAL: "actual"}  # fmt: skip
 """Label of rows -> name in tables."""
 
 
@@ -79,50 +80,59 @@ def add(verbs: Any) -> None:
         verb.add_argument("--model-name", nargs="+", choices=sorted({s.model for s in SETS[name]}),
                           metavar="MODEL", help="models of tables (default: all; of small at smoke "
                           "gpt and resnet)")  # fmt: skip
-        verb.add_argument("--profiled-time-path", type=Path, default=DATABASE, metavar="DIR",
+        verb.add_argument("--profiled-time-path", type=Path, metavar="DIR",
                           help="folder of profiles, CSV files as the artifact has them (default: "
-                          "its small ones, of the small setting)")  # fmt: skip
+                          "its small ones, for small)")  # fmt: skip
         add_results_flag(verb)
         verb.set_defaults(handler=partial(_run, name))
 
 
 def _run(name: str, given: argparse.Namespace) -> int:
-    store, database = Store(given.results), user_path(given.profiled_time_path)
-    rows, models = [], given.model_name
-    if name == "small" and database == DATABASE:
+    store, database, models = Store(given.results), given.profiled_time_path, given.model_name
+    if database is None and name != "small":
+        raise ValueError(f"--profiled-time-path is missing: profiles of the {name} setting do not "
+                         "come with this package; give the artifact's folder, or one of your own "
+                         "profiles")  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    if database is None:
+        database = DATABASE
         session = open_exhibit("aceso_small", given.size, store.root)
         shown = session.run()
-        rows = shown[shown["label"] == "actual here"].to_dict("records")
+        rows = shown[shown["label"] == ACTUAL].to_dict("records")
         models = models or session.size.models
-        print(f"figure: {session.figure(shown).paths[1]}")
+        print(f"figure: {session.figure(shown).paths[1]}", flush=True)
+    database = user_path(database)
     settings = [each for each in SETS[name] if not models or each.model in models]
-    effort, kept = Effort(plans=SIZES[given.size]), store.root / FOLDER
-    rows += found_rows(settings, database, effort, kept)
-    missing = [row for row in rows if row["status"] == "no profiles"]
-    for row in missing:
-        print(f"not searched: {row['note']}")
-    if len(missing) == len(settings):
-        raise ValueError(f"{database} has no profiles of the {name} setting; name a folder that "
-                         "has: --profiled-time-path DIR")  # fmt: skip
-    gone = {(row["pair"], row["column"]) for row in missing}
-    out = kept / name
-    for setting in settings:
-        if (f"{setting.model} {setting.size}", setting.column) not in gone:
-            _save(setting, database, effort, kept, out)
-    for model in dict.fromkeys(setting.model for setting in settings):
+    effort, out = Effort(plans=SIZES[given.size]), store.root / FOLDER / name
+    there = [each for each in settings if _search(each, database, effort, out)]
+    if not there:
+        raise ValueError(f"{database} has no profiles of the {name} setting's models; "
+                         "--profiled-time-path must name a folder that has")  # fmt: skip
+    rows += found_rows(there, database, effort, out.parent)
+    for model in dict.fromkeys(setting.model for setting in there):
         columns = [each.column for each in settings if each.model == model]
-        _print(model, columns, [row for row in rows if row["pair"].split()[0] == model], name, out)
+        _print(model, columns, [row for row in rows if row["pair"].split()[0] == model], out)
     print(f"plans, trends and tables: {out}")
     return 0
 
 
-def _save(setting: Setting, database: Path, effort: Effort, kept: Path, out: Path) -> None:
-    """Files of each search, as the artifact lays them out."""
+def _search(setting: Setting, database: Path, effort: Effort, out: Path) -> bool:
+    """Find plans in all ways, and write files as the artifact lays them out. Returns whether the
+    database has the model."""
+    name = f"{setting.model} {setting.column}"
     for way in WAYS:
-        outcome, place = searched(setting, way, database, effort, kept), out / way
+        try:
+            outcome = searched(setting, way, database, effort, out.parent)
+        except ValueError as error:
+            print(f"{name} is not searched: {error}", flush=True)
+            return False
+        told = f"{outcome.best.cost.time:,.2f} ms" if outcome.fits else "nothing fits"
+        print(f"{name}, {way}: {told}, in {outcome.cpu_seconds:.1f} s", flush=True)
+        place = out / way
         save_plans(outcome.ranked(), place / "configs", best=SAVED)
         if way in ("aceso", "ours"):
             save_search(outcome, place / "logs", effort)
+    return True
 
 
 def _print(
@@ -137,7 +147,7 @@ def _print(
             own = values.get(series, {})
             lines.append((series, *(f"{own[c]:,.2f}" if c in own else MISSING for c in columns)))
         print("\n".join(aligned(lines)))
-        stem = f"{name}_{model}.csv"
+        stem = f"{out.name}_{model}.csv"
         told = {series: values.get(series, {}) for series in table.series}
         save_table(out / "results" / f"{table.file}_{stem}", columns, told)
         if table.quantity == RATE:

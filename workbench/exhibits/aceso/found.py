@@ -14,7 +14,7 @@ from workbench.methods.aceso.settings import WAYS, Setting, searched
 
 COST, RATE, TIME, MEMORY = "search_cost", "throughput", "iteration_time", "memory"
 NORMAL, EXTRA = "predict (norm)", "predict (extra)"
-PREDICTED = "predict"
+PREDICTED, ACTUAL = "predict", "actual here"
 FOLDER = "aceso"
 """Of kept searches, among results."""
 SEARCHED = ("alpa", "aceso", "ours")

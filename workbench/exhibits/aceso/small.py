@@ -29,7 +29,7 @@ from workbench.exhibits.aceso.base import (
     sources,
     told,
 )
-from workbench.exhibits.aceso.found import COST, FOLDER, MEMORY, RATE, TIME, found_rows
+from workbench.exhibits.aceso.found import ACTUAL, COST, FOLDER, MEMORY, RATE, TIME, found_rows
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import Stage
@@ -53,7 +53,7 @@ from workbench.model.named import ALSO
 from workbench.published.aceso import DATABASE
 
 TRAINED = "gpt"
-LOSS, ACTUAL, PLAN, ALONE = "loss", "actual here", "the plan", "one process"
+LOSS, PLAN, ALONE = "loss", "the plan", "one process"
 COLOURS = {
     "actual": GREY, "predict": LOOKS[ACESO].color, "predict (norm)": LOOKS[ACESO].color,
     "predict (extra)": lighter(LOOKS[ACESO].color), ACTUAL: LOOKS["plain"].color,
