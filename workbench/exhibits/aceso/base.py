@@ -38,7 +38,7 @@ LARGE_MB = 28000
 GOLDEN = {"gpt": 4, "t5": 4, "resnet": 2}
 """Model -> stages of the published plan of the small settings."""
 FOUND = "published search, cost model and profiles"
-NO_PROFILES = "no search here: profiles {} of the artifact's large database are not there"
+NO_PROFILES = "published alone:\nthe artifact's large profiles, {}_*, are not there"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,12 +147,15 @@ def sources(rows: pd.DataFrame) -> list[tuple[Any, str]]:
     ]
 
 
+def size_words(pair: str, gpus: float) -> str:
+    """A model's size, and its devices, below a group of bars."""
+    size = pair.partition(" ")[2].replace("_", ".")
+    return f"{size}\n{gpus:g} GPU{'s' if gpus > 1 else ''}"
+
+
 def bars(axes: Any, rows: pd.DataFrame, words: str, title: str, **more: Any) -> None:
     """A group of bars a size, with the number of its devices."""
-    groups = {}
-    for row in rows.itertuples():
-        size = row.pair.partition(" ")[2].replace("_", ".")
-        groups[row.pair] = f"{size}\n{row.x:g} GPU{'s' * (row.x > 1)}"
+    groups = {row.pair: size_words(row.pair, row.x) for row in rows.itertuples()}
     drawing.bars(axes, rows, groups, words, column="pair", **more)
     drawing.title(axes, title)
 

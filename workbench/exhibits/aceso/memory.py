@@ -20,6 +20,7 @@ from workbench.exhibits.aceso.base import (
     kept,
     published,
     same,
+    size_words,
     sources,
     told,
 )
@@ -78,7 +79,7 @@ class Memory(AcesoExhibit):
             _stacked(axes, part)
             limit = LIMITS[where["setting"]] / GIB
             axes.axhline(limit, color=GREY, lw=0.7, ls=(0, (4, 2)), zorder=0)
-            axes.set_ylabel("memory (GiB)")
+            axes.set(ylabel="memory (GiB)", ylim=(0, max(axes.get_ylim()[1], 1.12 * limit)))
             drawing.title(axes, title)
         drawn = [(drawing.patch(facecolor=c, edgecolor=GREY, lw=0.5), n)
                  for n, c in COLOURS.items()]  # fmt: skip
@@ -91,10 +92,8 @@ def _stacked(axes: Any, rows: pd.DataFrame) -> None:
     """A group of bars a size: training, and what each source predicts."""
     ticks = []
     for place, (pair, group) in enumerate(rows.groupby("pair", sort=False)):
-        model, _, size = pair.partition(" ")
-        gpus = group["x"].iloc[0]
-        ticks.append(f"{size.replace('_', '.')}\n{gpus:g} GPU{'s' * (gpus > 1)}"
-                     if set(group["setting"]) == {LARGE} else MODELS[model])  # fmt: skip
+        large = LARGE in set(group["setting"])
+        ticks.append(size_words(pair, group["x"].iloc[0]) if large else MODELS[pair.split()[0]])
         columns = ((TRAINED,), PUBLISHED), ((NORMAL, EXTRA), PUBLISHED), (
             (NORMAL, EXTRA), SIMULATED)  # fmt: skip
         for i, (labels, source) in enumerate(columns):

@@ -71,21 +71,25 @@ class SearchCost(AcesoExhibit):
         grid = figure.add_gridspec(2, 2, width_ratios=(1.35, 1))
         panels = (
             (grid[0, :], {"setting": LARGE, "label": "gpt"}, "GPT, batch 1,024, 28,000 MB"),
-            (grid[1, 0], {"setting": LARGE, "label": "resnet"}, "Wide-ResNet: published alone"),
-            (grid[1, 1], {"setting": LITTLE}, f"small settings, {GPUS} GPUs of 12,000 MB"),
+            (
+                grid[1, 0],
+                {"setting": LARGE, "label": "resnet"},
+                f"Wide-ResNet, {NO_PROFILES.format('resnet')}",
+            ),
+            (grid[1, 1], {"setting": LITTLE}, f"small settings:\n{GPUS} GPUs of 12,000 MB"),
         )
         known = rows[rows["value"].notna()]
         for place, where, title in panels:
             axes, part = figure.add_subplot(place), pick(known, **where)
             part = part[part["x"] > 1]  # published of several devices alone
-            bars(axes, part, "search (s)", title, number="{:.3g}")
+            bars(axes, part, "search (s)", title, number="{:,.1f}")
             if where.get("setting") == LITTLE:
                 names = [f"{MODELS[m]}\n{SMALL[m][0].replace('_', '.')}"
                          for m in dict.fromkeys(part["label"])]  # fmt: skip
                 axes.set_xticklabels(names)
             axes.set(yscale="log", ylim=(0.3, 2e6))
         drawing.place_legend(figure, [*keys(ALPA, ACESO, OURS), *sources(known)])
-        drawing.small_print(figure, self.printed(missing=NO_PROFILES.format("resnet_*")))
+        drawing.small_print(figure, self.printed())
 
 
 def _here(model: str) -> Iterator[dict[str, Any]]:

@@ -59,10 +59,8 @@ class Throughput(AcesoExhibit):
             axes, part = figure.add_subplot(place), pick(shown, label=model)
             title = MODELS[model]
             if SIMULATED not in set(part["source"]):
-                title += f": {NO_PROFILES.format(f'{model}_*')}"
+                title += f", {NO_PROFILES.format(model)}"
             bars(axes, part, "over Megatron-LM", title, number="{:.2f}")
-            axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=7.5 if model == "gpt"
-                           else 6)  # fmt: skip
             axes.axhline(1, color=GREY, lw=0.7, ls=(0, (4, 2)))
         line = drawing.stroke(color=GREY, lw=0.7, ls=(0, (4, 2))), "Megatron-LM"
         drawing.place_legend(figure, [*keys(ALPA, ACESO, OURS), *sources(shown), line])
