@@ -135,9 +135,7 @@ def _search(setting: Setting, database: Path, effort: Effort, out: Path) -> bool
     return True
 
 
-def _print(
-    model: str, columns: list[str], rows: list[dict[str, Any]], name: str, out: Path
-) -> None:
+def _print(model: str, columns: list[str], rows: list[dict[str, Any]], out: Path) -> None:
     """Print the tables of a model, and save them."""
     for table in TABLES:
         values = _values(table, rows)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -91,7 +92,8 @@ def searched(
         return _searched(ask, way, effort)
     path = folder / f"{_digest(ask, way, effort)}.json"
     if path.is_file():
-        return _read(path, ask)
+        with suppress(ValueError):  # what is damaged is found anew
+            return _read(path, ask)
     outcome = _searched(ask, way, effort)
     folder.mkdir(parents=True, exist_ok=True)
     write_sealed(path, _written(outcome, setting, way))
