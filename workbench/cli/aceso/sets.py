@@ -120,7 +120,7 @@ def _search(setting: Setting, database: Path, effort: Effort, out: Path) -> bool
     """Find plans in all ways, and write files as the artifact lays them out. Returns whether the
     database has the model."""
     name = f"{setting.model} {setting.column}"
-    for way in WAYS:
+    for way in setting.ways:
         try:
             outcome = searched(setting, way, database, effort, out.parent)
         except ValueError as error:

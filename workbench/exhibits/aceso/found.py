@@ -10,7 +10,7 @@ from workbench.exhibits.aceso.base import ACESO, FOUND, KINDS, NAMES, core
 from workbench.figures.rows import MEASURED, SIMULATED
 from workbench.methods.aceso.search import Effort
 from workbench.methods.aceso.searches import Outcome
-from workbench.methods.aceso.settings import WAYS, Setting, searched
+from workbench.methods.aceso.settings import Setting, searched
 
 COST, RATE, TIME, MEMORY = "search_cost", "throughput", "iteration_time", "memory"
 NORMAL, EXTRA = "predict (norm)", "predict (extra)"
@@ -30,7 +30,9 @@ def found_rows(
         about = {"pair": f"{setting.model} {setting.size}", "x": setting.gpus,
                  "layers": setting.layers, "column": setting.column}  # fmt: skip
         try:
-            outcomes = {way: searched(setting, way, database, effort, folder) for way in WAYS}
+            outcomes = {
+                way: searched(setting, way, database, effort, folder) for way in setting.ways
+            }
         except ValueError as error:
             yield about | _of("aceso") | {
                 "quantity": RATE, "unit": "samples/s", "status": "no profiles", "how": str(error),

@@ -32,6 +32,10 @@ from workbench.methods.aceso.space import Cluster, Rated
 ROOT, OURS = Path(__file__).resolve().parents[3], "workbench."
 MARGIN_MB = 1000
 """Memory that recomputation leaves free for models of any depth."""
+WAYS = ("megatron", "alpa", "aceso", "ours")
+"""The grid, whole layers, the published search, and ours: searches by their names in tables."""
+ALPA_DEPTHS = 64
+"""Layers up to which Alpa planned."""
 
 
 class Setting(NamedTuple):
@@ -50,6 +54,12 @@ class Setting(NamedTuple):
     def column(self) -> str:
         """Of the artifact's tables: the size, or the number of layers."""
         return str(self.layers or self.size)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Searches of it; Alpa's would take long for deeper models."""
+        deep = self.layers is not None and self.layers > ALPA_DEPTHS
+        return tuple(way for way in WAYS if way != "alpa" or not deep)
 
     def ask(self, database: str | Path) -> Ask:
         """The question to a search. Raises ValueError."""
@@ -78,8 +88,6 @@ SETS: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
     "scale": tuple(Setting("scale-layer", "scale-layer", 8, 1024, 28000, 8, layers=2**depth)
                    for depth in range(3, 11)),
 })  # fmt: skip
-WAYS = ("megatron", "alpa", "aceso", "ours")
-"""The grid, whole layers, the published search, and ours: searches by their names in tables."""
 
 
 def searched(
