@@ -78,8 +78,7 @@ def add(verbs: Any) -> None:
                           help="how long searches may be, and how wide a model is that trains "
                           "(default smoke: any machine)")  # fmt: skip
         verb.add_argument("--model-name", nargs="+", choices=sorted({s.model for s in SETS[name]}),
-                          metavar="MODEL", help="models of tables (default: all; of small at smoke "
-                          "gpt and resnet)")  # fmt: skip
+                          metavar="MODEL", help="models of tables (default: all)")  # fmt: skip
         verb.add_argument("--profiled-time-path", type=Path, metavar="DIR",
                           help="folder of profiles, CSV files as the artifact has them (default: "
                           "its small ones, for small)")  # fmt: skip
@@ -99,7 +98,6 @@ def _run(name: str, given: argparse.Namespace) -> int:
         session = open_exhibit("aceso_small", given.size, store.root)
         shown = session.run()
         rows = shown[shown["label"] == ACTUAL].to_dict("records")
-        models = models or session.size.models
         print(f"figure: {session.figure(shown).paths[1]}", flush=True)
     database = user_path(database)
     settings = [each for each in SETS[name] if not models or each.model in models]

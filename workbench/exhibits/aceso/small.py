@@ -122,8 +122,7 @@ class Small(AcesoExhibit):
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         chosen = [each for each in SETS["small"] if each.model in at.size.models]
-        names = {each.model for each in chosen}
-        rows = [told(row) for row in self.published().itertuples() if row.model in names]
+        rows = [told(row) for row in self.published().itertuples()]
         rows += found_rows(chosen, DATABASE, Effort(plans=at.size.plans), at.store.root / FOLDER)
         rows += [row for record in records for row in _measured(record, at.size)]
         columns = (*COLUMNS, "quantity", "step")
