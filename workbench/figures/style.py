@@ -62,6 +62,7 @@ LOOKS = {
     "dp-swap": Look("#7A3600", "<"),
     "plain": Look("#000000", "P"),
     "megatron-lm": Look("#0072B2", "s"),
+    "megatron-parallel": Look("#0072B2", "$M$"),
     "data-parallel": Look("#E69F00", "p"),
     "gpipe": Look("#009E73", "D"),
     "1f1b": Look("#56B4E9", "v"),
