@@ -65,6 +65,7 @@ FTPIPE = {
 }
 """Exhibits of FTPipe (ATC'21)."""
 ACESO = {
+    "aceso_small": "aceso.small",
     "aceso_7": "aceso.throughput",
     "aceso_8": "aceso.search_cost",
     "aceso_9": "aceso.depths",

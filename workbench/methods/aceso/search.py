@@ -58,6 +58,10 @@ class Found:
     trials: int = 0
     hops: Counter[int] = field(default_factory=Counter)
     """Trials that improved, by the hops that they took."""
+    targets: Counter[int] = field(default_factory=Counter)
+    """Trials that improved, by the number of bottlenecks that they tried."""
+    trend: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds since the search began and milliseconds of a trial's plan, at the end of each."""
 
 
 class Search:
@@ -83,7 +87,8 @@ class Search:
 
     def run(self, first: Rated) -> Found:
         """Search from a plan, which is also the outcome where nothing is better."""
-        self.end = self.clock() + self.effort.seconds
+        begun = self.clock()
+        self.end = begun + self.effort.seconds
         self.found = found = Found(best=first)
         self.visited.add(_key(first))
         self._take(first)
@@ -94,6 +99,8 @@ class Search:
             if self.finetunes and result is not None:
                 result = fine_tuned(self.space, result)
                 self.visited.add(_key(result))
+            if result is not None:
+                found.trend.append((self.clock() - begun, result.cost.time))
             if result is not None and self._accepts(result):
                 self._take(result)
                 start = result
@@ -129,8 +136,9 @@ class Search:
     def _trial(self, start: Rated) -> Rated | None:
         """A better plan, or the best of what was met."""
         self.seen = None
-        for _ in start.plan.stages:
+        for target, _ in enumerate(start.plan.stages, 1):
             if (better := self._hop(start, 0)) is not None:
+                self.found.targets[target] += 1
                 return better
             if self._over():
                 break
