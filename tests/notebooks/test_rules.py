@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.exhibits import EXHIBITS, FTPIPE, HARDWARE, HARMONY, VARUNA, find
+from workbench.exhibits import ACESO, EXHIBITS, FTPIPE, HARDWARE, HARMONY, VARUNA, find
 from workbench.exhibits.dials import SIZES
 from workbench.reproduce import NOTEBOOKS, check_parameters, read_notebook
 
@@ -40,6 +40,7 @@ def test_six_cells(figure: str) -> None:
     assert [c.cell_type for c in (title, parameters)] == ["markdown", "code"]
     heads = dict.fromkeys(HARDWARE, exhibit.title) | dict.fromkeys(HARMONY, "Harmony, ")
     heads |= dict.fromkeys(VARUNA, "Varuna, ") | dict.fromkeys(FTPIPE, "FTPipe, ")
+    heads |= dict.fromkeys(ACESO, "Aceso, ")
     assert told.startswith(f"# {heads.get(figure, f'STRONGHOLD, figure {figure}')}")
     assert "**Claim**" in told or " ".join(exhibit.claim.split()) in told
     assert exhibit.section in told

@@ -64,7 +64,18 @@ FTPIPE = {
     "ftpipe_target": "ftpipe.target",
 }
 """Exhibits of FTPipe (ATC'21)."""
-EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA | FTPIPE
+ACESO = {
+    "aceso_small": "aceso.small",
+    "aceso_7": "aceso.throughput",
+    "aceso_8": "aceso.search_cost",
+    "aceso_9": "aceso.depths",
+    "aceso_15": "aceso.times",
+    "aceso_16": "aceso.memory",
+    "aceso_cases": "aceso.cases",
+    "aceso_search": "aceso.ablations",
+}
+"""Exhibits of Aceso (EuroSys'24)."""
+EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA | FTPIPE | ACESO
 
 
 def find(figure: str) -> Exhibit:

@@ -70,7 +70,9 @@ LOOKS = {
     "zb-h1": Look("#CC79A7", "$Z$"),
     "varuna": Look("#5B3A8C", "$V$"),
     "ftpipe": Look("#D55E00", "$F$"),
+    "alpa": Look("#E69F00", "^"),
     "aceso": Look("#009E73", "$A$"),
+    "aceso-ours": Look("#D55E00", "X"),
     "mpipe": Look("#D55E00", "o"),
     "mpipe-faithful": Look("#D55E00", "D", pale=True),
     "pipedream": Look("#0072B2", "s"),
@@ -94,7 +96,8 @@ LOOKS = {
 }
 """Look of every method, in the order in which figures draw and name them. Methods that share a
 colour (of systems that no figure shows together) differ in their markers; one that keeps state on a
-disk, is a library's pipeline, or follows published rules, is paler. Some partition graphs."""
+disk, is a library's pipeline, or follows published rules, is paler. Some partition graphs, or plan
+operators."""
 LOOKS |= {"megatron-core": LOOKS["megatron-lm"], "fsdp-offload": LOOKS["fsdp"]}  # in benchmarks
 ORDER = tuple(LOOKS)
 

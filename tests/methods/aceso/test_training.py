@@ -223,6 +223,15 @@ def test_flags_make_a_published_plan_narrower(ranks, root, tmp_path):
     assert (spec.model.layers, spec.microbatches) == (24, 3)
     found = trained(spec, tmp_path / "runs" / "run")
     assert_equals(found, written(spec, tmp_path / "runs" / "one"), NEAR["fp32"])
+    files = sorted((tmp_path / "runs" / "run" / "stages").iterdir())
+    assert [file.name for file in files] == [f"stage{n}_rank{n}.csv" for n in range(4)]
+    for file in files:
+        head, row = (line.split(",") for line in file.read_text().splitlines())
+        told = dict(zip(head, row, strict=True))
+        assert told["global_batch_size"] == "3"
+        parts = ("forward-compute", "backward-compute", "optimizer")
+        assert 0 < sum(float(told[name]) for name in parts) < float(told["time"])
+        assert float(told["max_allocated"]) > 0
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.cli.aceso import cost, profile, search
+from workbench.cli.aceso import cost, profile, search, sets, train
 from workbench.cli.spec import Parser
 
-ROOMS = (cost, search, profile)
+ROOMS = (sets, cost, search, train, profile)
 """Each adds its verbs, in the order of ``--help``."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from workbench.cli.aceso.asked import add_cluster, cluster_of
 from workbench.core.paths import user_path
 from workbench.methods.aceso.ask import Ask, check_plan
+from workbench.methods.aceso.outputs import save_info
 from workbench.methods.aceso.plan import load_plan
 from workbench.methods.aceso.show import cost_dict, cost_lines
 
@@ -18,6 +19,7 @@ def add(verbs: Any) -> None:
     """Add the verb."""
     cost = verbs.add_parser("cost", help="time and memory of a plan, stage by stage")
     cost.add_argument("plan", type=Path, metavar="PLAN", help="JSON file of a plan")
+    cost.add_argument("--save-to-csv", type=Path, metavar="FILE", help="also write a row a stage")
     add_cluster(cost)
     cost.set_defaults(handler=_cost)
 
@@ -33,6 +35,8 @@ def _cost(given: argparse.Namespace) -> int:
     except ValueError as error:
         raise ValueError(f"the plan {given.plan}: {error}") from None
     cost = costs.plan(plan)
+    if given.save_to_csv:
+        save_info(plan, cost, user_path(given.save_to_csv))
     if given.json:
         print(json.dumps(cost_dict(plan, cost), indent=1))
     else:

@@ -16,6 +16,7 @@ from workbench.methods.aceso.ask import check_plan
 from workbench.methods.aceso.bound import least_time
 from workbench.methods.aceso.grid import grid
 from workbench.methods.aceso.ours import search_ours
+from workbench.methods.aceso.outputs import save_search
 from workbench.methods.aceso.plan import load_plan
 from workbench.methods.aceso.search import Effort, Found
 from workbench.methods.aceso.searches import Outcome, file_name, search
@@ -23,7 +24,6 @@ from workbench.methods.aceso.show import cost_lines, search_lines
 
 STARTS = ("balance", "imbalance_gpu", "imbalance_op")
 GONE = {
-    "log-path": "what a search did is printed, and in --json",
     "config-suffix": "the published search overwrites it",
     "op-group-size": "operators are moved one by one",
     "time-budget-per-trial": "--time-budget-total ends a search inside a trial, too",
@@ -76,6 +76,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="change tp, dp, partition inside stages, too (default 1 for resnet)")  # fmt: skip
     add("--peak-mem-in-backward", type=float, default=0, metavar="MB",
         help="memory that recomputation leaves free (default 0)")  # fmt: skip
+    add("--log-path", type=Path, metavar="DIR", help="folder for CSV files of how the search went")
     add("--seed", type=int, default=0, metavar="N", help="of draws; no search makes any")
     for name in GONE:
         add(f"--{name}", nargs="*", help=argparse.SUPPRESS)
@@ -116,7 +117,11 @@ def _search(given: argparse.Namespace) -> int:
         )  # fmt: skip
     except KeyboardInterrupt:
         print("interrupted; the best plan so far:", file=sys.stderr)
-    return tell(outcome, given)
+    code = tell(outcome, given)
+    if given.log_path:
+        start = Path(given.initial_point).stem
+        save_search(outcome, user_path(given.log_path), effort, start)
+    return code
 
 
 def _compare(given: argparse.Namespace) -> int:

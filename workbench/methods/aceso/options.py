@@ -68,13 +68,16 @@ class Options(Common):
 
 def keep(plan: Plan, results: Path) -> str:
     """Write a plan among results. Returns its digest, by which a run names it."""
-    text = plan.to_json()
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    kept = results / PLANS / f"{digest}.json"
+    kept = results / PLANS / f"{digest(plan)}.json"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(text)
-    return digest
+        kept.write_text(plan.to_json())
+    return digest(plan)
+
+
+def digest(plan: Plan) -> str:
+    """Name of a plan among results."""
+    return hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
 
 
 def plan_of(named: str, results: Path) -> Plan:

@@ -63,7 +63,7 @@ class PlanTraining:
         turn: Callable[[int], None] = lambda number: None,
     ) -> None:  # fmt: skip
         """`turn` is told where this process is, by the numbers of `places_of` from 1 on."""
-        self._spec, self._report = spec, report
+        self._spec, self._report, self._folder = spec, report, folder
         plan = plan_of(spec.options.plan, folder.parents[1])
         self.model = model = make_model(spec.model, spec.seed)
         self._batches = load_batches(spec, model, folder / "cache")
@@ -92,8 +92,12 @@ class PlanTraining:
         for step in range(first, spec.steps):
             began, samples = time.monotonic(), self._batches.samples(step)
             ended = stepping.step(step, samples, partial(self._read, samples))
+            seconds = time.monotonic() - began
+            if step == spec.steps - 1:
+                stepping.times.ms["time"] = 1e3 * seconds
+                stepping.save_times(self._folder)
             history.ended(
-                step, ended.loss, time.monotonic() - began, ended.norm, skipped=ended.overflow,
+                step, ended.loss, seconds, ended.norm, skipped=ended.overflow,
                 report=self._report,
             )  # fmt: skip
             if history.pauses_at(step + 1):

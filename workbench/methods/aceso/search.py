@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from workbench.methods.aceso.bottleneck import groups, worst_first
+from workbench.methods.aceso.bottleneck import Move, groups, worst_first
 from workbench.methods.aceso.finetune import fine_tuned
 from workbench.methods.aceso.moves import Stages, moved
 from workbench.methods.aceso.space import Rated, Space
@@ -58,6 +58,10 @@ class Found:
     trials: int = 0
     hops: Counter[int] = field(default_factory=Counter)
     """Trials that improved, by the hops that they took."""
+    targets: Counter[int] = field(default_factory=Counter)
+    """Trials that improved, by the number of bottlenecks that they tried."""
+    trend: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds since the search began and milliseconds of a trial's plan, at the end of each."""
 
 
 class Search:
@@ -67,8 +71,11 @@ class Search:
         self, space: Space, effort: Effort, *, finetunes: bool = False,
         watch: Callable[[Found], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        order: Callable[[Space, Rated, int], list[list[Move]]] = groups,
     ) -> None:  # fmt: skip
+        """`order` says in which groups moves for a stage are tried, one group after the other."""
         self.space, self.effort, self.finetunes = space, effort, finetunes
+        self.ordered = order
         self.watch, self.clock = watch, clock
         self.visited: set[tuple[int, Stages]] = set()
         self.left: dict[tuple[int, Stages], set[int]] = {}
@@ -80,7 +87,8 @@ class Search:
 
     def run(self, first: Rated) -> Found:
         """Search from a plan, which is also the outcome where nothing is better."""
-        self.end = self.clock() + self.effort.seconds
+        begun = self.clock()
+        self.end = begun + self.effort.seconds
         self.found = found = Found(best=first)
         self.visited.add(_key(first))
         self._take(first)
@@ -91,6 +99,8 @@ class Search:
             if self.finetunes and result is not None:
                 result = fine_tuned(self.space, result)
                 self.visited.add(_key(result))
+            if result is not None:
+                found.trend.append((self.clock() - begun, result.cost.time))
             if result is not None and self._accepts(result):
                 self._take(result)
                 start = result
@@ -126,8 +136,9 @@ class Search:
     def _trial(self, start: Rated) -> Rated | None:
         """A better plan, or the best of what was met."""
         self.seen = None
-        for _ in start.plan.stages:
+        for target, _ in enumerate(start.plan.stages, 1):
             if (better := self._hop(start, 0)) is not None:
+                self.found.targets[target] += 1
                 return better
             if self._over():
                 break
@@ -144,7 +155,7 @@ class Search:
         if not left:
             heapq.heappush(self.done, (rated.cost.time, next(self.order), rated))
         left.add(index)
-        for group in groups(self.space, rated, index):
+        for group in self.ordered(self.space, rated, index):
             made = list(self._made(rated, index, group))
             good = [each for each in made if self._beats(each)]
             if good:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from workbench.core.division import divide
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, Stage
+from workbench.methods.aceso.stage_times import StageTimes
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.model.base import Context, LayeredModel
@@ -85,6 +87,8 @@ class PlanStepping:
         self._spec, self.model, self.device = spec, model, device
         self._turn, self._operators = turn, plan.starts[-1]
         self.meter = device_meter(device, spec.device_memory)
+        self.times = StageTimes(device)
+        """Times of the last step."""
         self._micros = [range(*span) for span in divide((0, plan.subject.batch), plan.micro)]
         """Rows of each micro-batch; the last may have fewer."""
         self.everybody = everybody = new_group(backend="gloo")
@@ -141,7 +145,7 @@ class PlanStepping:
         )  # fmt: skip
         self._engine.transport.use(schedule)
         self._executor = Executor(
-            schedule, self._perform, device, rank=own, perturb=perturb, record_from=spec.steps,
+            schedule, self._perform, device, rank=own, perturb=perturb, record_from=spec.steps - 1,
             announce=self._announce, together=dist.get_backend() == "nccl", abandon_s=ABANDON_S,
             on_failure=lambda _: self._engine.transport.stop(),
         )  # fmt: skip
@@ -156,12 +160,15 @@ class PlanStepping:
         """A step on a batch, whose rows have these numbers: passes, sums, and updates unless
         gradients are not finite. `read` gives some rows' inputs and targets, their weight, which
         counts labels or samples, and the number of labels where these differ from row to row."""
-        weight = self._begin(step, samples, read)
+        self.times.on = step == self._spec.steps - 1
+        with self.times.of("batch-generator"):
+            weight = self._begin(step, samples, read)
         self._executor.run(step, 1)
         self._turn(1 + 2 * self._operators)
         self.stage.end(step)
         losses, _ = self._engine.end(step).mean_loss()
-        self.weights.add_up()
+        with self.times.of("backward-params-all-reduce"):
+            self.weights.add_up()
         ended = agree(
             self.weights.gradients, (), losses=losses if self._tells_loss else 0.0,
             weight=weight if self._teller else 0.0, first=True, wanted=False, scale=1.0,
@@ -171,7 +178,7 @@ class PlanStepping:
         if not ended.overflow:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._spec.learning_rate(step)
-            with self.meter:
+            with self.meter, self.times.of("optimizer"):
                 self.optimizer.step()
         return ended
 
@@ -206,6 +213,14 @@ class PlanStepping:
     def _announce(self, action: Action, step: int) -> None:
         with self.meter:
             self._engine.transport.announce(action, step)
+
+    def save_times(self, folder: Path) -> None:
+        """Write where this process's last step went."""
+        self.times.take(self._executor.events)
+        self.times.save(
+            folder, batch=self._spec.batch, stage=self._groups.stage, rank=dist.get_rank(),
+            peak=self.meter.peak or 0,
+        )  # fmt: skip
 
     def stop(self) -> None:
         """Have nothing wait any more."""
