@@ -90,7 +90,8 @@ class Bench:
         subject = subject_of(model, MODELS[model], self.size.batch[model])
         subject = replace(subject, layers=self.size.layers.get(model, subject.layers))
         cluster = Cluster(nodes=1, per_node=GPUS, memory=CAP_MB)
-        return Ask(subject=subject, cluster=cluster, database=self.database).space()
+        return Ask(subject=subject, cluster=cluster, database=self.database,
+                   cost="ours").space()  # fmt: skip
 
     def trained(self, plan: Plan) -> tuple[Plan, ModelSpec]:
         """A plan of the widths that are trained, and its model."""
