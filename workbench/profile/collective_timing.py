@@ -8,6 +8,7 @@ behind each other, so that it waits for no launch.
 from __future__ import annotations
 
 import json
+import select
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -64,15 +65,25 @@ def run_rank(context: RankContext) -> None:
             made[spread] = _joined(context.rank, context.ranks, *spread)
         group, place = made[spread]
 
-        works = sizes if place < setting.groups else []
-        took = [_timed(setting.kind, nbytes, group, context) for nbytes in works]
-        every = as_one(lambda told=took: told, dist.group.WORLD)
+        slowest = []
+        for nbytes in sizes:
+            works = place < setting.groups
+            took = [_timed(setting.kind, nbytes, group, context)] if works else []
+            told = {"took": took, "left": _left()}
+            every = as_one(lambda told=told: told, dist.group.WORLD)
+            if any(each["left"] for each in every):
+                return
+            slowest.append(max(one for each in every for one in each["took"]))
         if context.rank == 0:
-            slowest = [max(each) for each in zip(*filter(None, every), strict=True)]
             seconds, spread = zip(*slowest, strict=True)
             leave(_note(context.folder, number), {"seconds": seconds, "spread": spread})
     context.tell({})
     dist.barrier()
+
+
+def _left() -> bool:
+    """Whether this rank's launcher, which holds the other end of its input, is gone."""
+    return bool(select.select([0], [], [], 0)[0])
 
 
 def _joined(

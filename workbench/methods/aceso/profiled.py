@@ -98,19 +98,22 @@ def write_collectives(
     folder: Path, name: str, chain: Chain, variants: Iterable[Variant], known: Collectives
 ) -> list[Path]:
     """A file of each collective of so many devices, by the published names: of groups of
-    neighbours, all at work at once. Rows are the sizes of tensors between operators, which costs
-    look up, and powers of two up to the largest that was measured, between which `ours` draws
-    lines."""
+    neighbours, all at work at once; sums also of devices a stride apart, as replicas are. Rows are
+    the sizes of tensors between operators, which costs look up, and powers of two up to the largest
+    that was measured, between which `ours` draws lines."""
     folder.mkdir(parents=True, exist_ok=True)
     bounds, value = range(len(chain.operators) + 1), VALUE_BYTES[chain.dtype]
     asked = {round(crossing_bytes(chain, at, v, value) / MB) for v in variants for at in bounds}
     written = []
-    for kind, devices in dict.fromkeys((each.kind, each.devices) for each in known.found):
-        one = known.of(kind, devices)
+    for kind, devices, stride in dict.fromkeys(each.setting[:3] for each in known.found):
+        if stride > 1 and kind != "all_reduce":
+            continue
+        one = known.of(kind, devices, stride)
         lines = [",".join(COLLECTIVE_HEAD)]
         for size in sorted({0, *asked, *powers(1, one.bytes[-1] // MB)}):
             lines.append(f"{size},{one.at(size * MB) * 1e3:.3f}")
-        written.append(folder / f"prim_{name}_{kind}_{devices}gpus.csv")
+        apart = f"_stride{stride}" if stride > 1 else ""
+        written.append(folder / f"prim_{name}_{kind}_{devices}gpus{apart}.csv")
         write_whole(written[-1], "\n".join(lines) + "\n")
     return written
 
