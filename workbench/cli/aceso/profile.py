@@ -152,7 +152,7 @@ def _profile_comm(given: argparse.Namespace) -> int:
         devices, most, user_path(given.results), asked.chain.dtype, _tell, device=given.device,
         repeats=repeats, fresh=given.fresh,
     )  # fmt: skip
-    for one in sorted(known.found, key=lambda one: one.setting[1:]):
+    for one in sorted(known.found, key=lambda one: one.setting):
         print(_line(one))
     folder = user_path(given.profiled_time_path)
     there = [v for v in asked.variants if (folder / file_of(asked.name, v)).exists()]
@@ -225,10 +225,10 @@ def _write_collectives(folder: Path, asked: Asked, known: Collectives) -> None:
 
 
 def _line(one: Collective) -> str:
-    stride = f", {one.stride} apart" if one.stride > 1 else ""
-    least, most, size = one.seconds[0] * 1e3, one.seconds[-1] * 1e3, one.bytes[-1] / MB
-    return (f"{one.kind} of {one.devices}{stride}, groups at once: {one.groups}; {least:.3f} ms "
-            f"of 4 KiB, {most:.3f} ms of {size:g} MB")  # fmt: skip
+    own, size = one.setting, one.bytes[-1]
+    return (f"{own.kind} of {own.devices}, {own.stride} apart, {own.groups} at once: "
+            f"{one.seconds[0] * 1e3:.3f} ms of 4 KiB, {one.seconds[-1] * 1e3:.3f} ms of "
+            f"{size / MB:g} MB")  # fmt: skip
 
 
 def _tell(line: str) -> None:
