@@ -41,6 +41,10 @@ class LossScale:
             self.value, self.quiet = self.value * 2, 0
 
 
+PIECE = 1 << 24
+"""Gradients that are looked at together."""
+
+
 class Tie(NamedTuple):
     """A weight that several stages hold, here."""
 
@@ -105,7 +109,8 @@ def agree(
     parts of the sums; `first`: the first replica, whose norm counts. `counted` are the parts of the
     gradients that count here, where these are not all."""
     add_ties(ties)
-    finite = bool(torch.isfinite(gradients).all())
+    # Of so many at a time: masks and magnitudes of all would take 6 bytes a gradient.
+    finite = bool(torch.stack([each.isfinite().all() for each in gradients.split(PIECE)]).all())
     squared = 0.0
     if counted and finite:
         norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in counted]
