@@ -158,7 +158,7 @@ def stepped(
     spec = RunSpec.of(
         method="aceso", model=model_spec, batch=plan.subject.batch, steps=STEPS,
         microbatches=-(-plan.subject.batch // plan.micro), device=bench.device, plan=named,
-        dtype="bf16" if bench.device == "cuda" else "fp32", **_values(bench, model_spec),
+        dtype="bf16" if plan.subject.half else "fp32", **_values(bench, model_spec),
     )  # fmt: skip
     batches, device = load_batches(spec, model, bench.work / "cache"), resolve_device(bench.device)
     made = PlanStepping(spec, plan, model, weights, device=device, dtype=DTYPES[spec.dtype])
