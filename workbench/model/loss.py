@@ -46,8 +46,13 @@ def linear_cross_entropy(
 
     x [..., H] and weight [V, H] of one dtype, targets int64 [...] below V. The softmax is fp32.
     Logits exist ``chunk_bytes`` at a time, or 64 rows if that is more. One backward pass can be
-    made through the result; the second raises RuntimeError.
+    made through the result; the second raises RuntimeError. Under autocast products are of its
+    dtype, which torch asks of none that writes where it is told to.
     """
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight = x.to(dtype), weight.to(dtype)
     x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1).contiguous()
     cross_entropy_, multiply_ = _forms(x.device.type)
     if cross_entropy_ is _cross_entropy_ and 4 * len(x) * len(weight) <= chunk_bytes:

@@ -229,6 +229,15 @@ class ShardStage:
         shape, groups = held.form.shape(samples), self._groups
         return spread(held.tensor, held.spread, need, shape, groups.process, groups.all)
 
+<<<<<<< HEAD
+=======
+    def _autocast(self) -> AbstractContextManager:
+        if self.dtype.itemsize > 2:
+            return nullcontext()
+        # A copy of a weight is read once: kept until the pass has ended, all would lie side by side.
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=False)
+
+>>>>>>> w-onegpu
     # -- structure ------------------------------------------------------------------------------
 
     def _calls(self, first: int, settings: Sequence[Setting], fuses: bool) -> Iterator[Call]:
@@ -244,10 +253,11 @@ class ShardStage:
             at += count
 
     def _alike(self, first: int, settings: Sequence[Setting]) -> int:
-        """How many of the next operators one call computes, all of which are divided alike."""
+        """How many of the next operators one call computes, all of which are divided alike; it is
+        computed again where the first of them is."""
         count = fused(self._list.operators[first:], self._places[first])
         own = settings[:count]
-        alike = {(each.tp, each.dp, each.recompute) for each in own}
+        alike = {(each.tp, each.dp) for each in own}
         return count if len(own) == count and len(alike) == 1 else 1
 
     def _made(self, here: range, setting: Setting, segment: int) -> Call:
