@@ -106,12 +106,12 @@ class Corrected(Costs):
         parameters = cost.weights * self.params_of_mb
         norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * ADAM_PARAMS_PER_S) * 1000
         back = cost.reshard - cost.ahead
-        groups = _groups(stage) + (here and len(away) > 0)
+        beyond = (_groups(stage) + (here and len(away) > 0)) * NCCL_MB + _fragments(cost.normal)
         return cost._replace(
             into=cost.into if first else cost.ahead,
             out=cost.out if last < len(self.operators) else back,
             sums=sums, norm=norm, update=parameters / ADAM_PARAMS_PER_S * 1000,
-            reserved=cost.reserved + groups * NCCL_MB + _fragments(cost.normal),
+            reserved=cost.reserved + beyond, beyond=beyond,
         )  # fmt: skip
 
     def _summed(self, stage: Stage, first: int, micro: int) -> list[tuple[float, int]]:

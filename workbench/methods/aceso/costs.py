@@ -82,6 +82,8 @@ class StageCost(NamedTuple):
     """Once an iteration: the norm of the gradients, and clipping."""
     update: float = 0.0
     """Once an iteration: the optimizer's step."""
+    beyond: float = 0.0
+    """Fragments of the allocator, and buffers of libraries; part of `reserved`."""
 
     @property
     def time(self) -> float:
@@ -102,6 +104,11 @@ class StageCost(NamedTuple):
     def memory(self) -> float:
         """In MB."""
         return self.normal + self.reserved
+
+    @property
+    def tensors(self) -> float:
+        """Memory of tensors alone, in MB."""
+        return self.memory - self.beyond
 
 
 class Share(NamedTuple):
