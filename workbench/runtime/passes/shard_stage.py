@@ -264,10 +264,11 @@ class ShardStage:
             at += count
 
     def _alike(self, first: int, settings: Sequence[Setting]) -> int:
-        """How many of the next operators one call computes, all of which are divided alike."""
+        """How many of the next operators one call computes, all of which are divided alike; it is
+        computed again where the first of them is."""
         count = fused(self._list.operators[first:], self._places[first])
         own = settings[:count]
-        alike = {(each.tp, each.dp, each.recompute) for each in own}
+        alike = {(each.tp, each.dp) for each in own}
         return count if len(own) == count and len(alike) == 1 else 1
 
     def _made(self, here: range, setting: Setting, segment: int) -> Call:
