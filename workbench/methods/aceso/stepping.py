@@ -28,10 +28,11 @@ from workbench.model.operators.places import places
 from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.passes.shard_ends import Crossing, crossings
-from workbench.runtime.passes.shard_stage import Key, MicroRows, ShardStage
+from workbench.runtime.passes.shard_stage import TARGETS, Key, MicroRows, ShardStage
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
-from workbench.runtime.passes.stage_passes import StagePasses
+from workbench.runtime.passes.stage_recordings import RecordedPasses
 from workbench.runtime.passes.statistics import added
+from workbench.runtime.passes.template import compiles
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.groups import new_group, tensors_of_all
 from workbench.runtime.transport.neighbours import linked
@@ -112,6 +113,7 @@ class PlanStepping:
             operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
             came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
             dtype=dtype, fuses=spec.options.fused,
+            compiled=compiles(spec.compile, device.type, dtype),
             turn=lambda operator, backward: turn(1 + 2 * operator + backward),
         )  # fmt: skip
         with self.meter:
@@ -135,10 +137,10 @@ class PlanStepping:
         schedule = stage_schedule(spec.method, lists("1f1b", len(widths), len(self._micros)))
         if rank == 0:
             validate(schedule)
+        self._passes = RecordedPasses({own: self.stage}, most=len(widths) - own)
         self._engine = StageEngine(
-            {own: self.stage}, StagePasses({own: self.stage}), self.weights.gradients, int,
-            OutsideUpdates(),
-        )  # fmt: skip
+            {own: self.stage}, self._passes, self.weights.gradients, int, OutsideUpdates()
+        )
         backend = "nccl" if "nccl" in dist.get_backend() else "gloo"
         exchanging = pairs(self._ends, groups.ranks, {*map(len, self._micros)})
         channels = linked(exchanging, rank, backend, everybody, device)
@@ -168,6 +170,8 @@ class PlanStepping:
         with self.times.of("batch-generator"):
             weight = self._begin(step, samples, read)
         self._executor.run(step, 1)
+        if (apart := self._passes.new_bytes()) is not None:
+            self.meter.set_apart(apart)
         self._turn(1 + 2 * self._operators)
         self.stage.end(step)
         losses, _ = self._engine.end(step).mean_loss()
@@ -192,11 +196,14 @@ class PlanStepping:
             inputs, targets, weight, labels = read(span)
             part = tuple(samples[span.start : span.stop])
             ctx = Context(seed=self._spec.seed, step=step, unit=0, samples=part)
-            inputs = tuple(
-                each.to(self.device, self.stage.dtype if each.is_floating_point() else each.dtype)
-                for each in inputs
-            )
-            rows.append(MicroRows(inputs, targets.to(self.device), ctx, labels))
+            inputs = {
+                str(n): each.to(
+                    self.device, self.stage.dtype if each.is_floating_point() else each.dtype
+                )
+                for n, each in enumerate(inputs)
+            }
+            inputs[TARGETS] = targets.to(self.device)
+            rows.append(MicroRows(inputs, ctx, labels))
             micros.append(MicroBatch(samples=part, weight=weight))
         whole = sum(micro.weight for micro in micros)
         self.stage.begin(step, rows)
