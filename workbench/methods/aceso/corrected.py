@@ -27,7 +27,8 @@ from workbench.model.operators import OperatorList
 from workbench.profile.budgets import FRAGMENT_BYTES, FRAGMENTS
 
 ADAM_PARAMS_PER_S = 17.75e9
-"""Measured: AdamW on a V100, clipping included (STRONGHOLD's log, published/machines.json)."""
+"""Where profiles do not say. Measured: AdamW on a V100, clipping included (STRONGHOLD's log,
+published/machines.json)."""
 ADAM_BYTES = 28
 """Of a parameter, which AdamW reads and writes: gives a rate of memory (published/hardware.py)."""
 NORM_PASSES = 5
@@ -53,6 +54,8 @@ class Corrected(Costs):
     ) -> None:  # fmt: skip
         super().__init__(operators, database, half=half, per_node=per_node)
         self.batch, self.across = batch, gpus > per_node
+        self.masters = int(half)  # their other halves (updates/split.py)
+        self.updated = database.updated or ADAM_PARAMS_PER_S
         self.params_of_mb = 2**20 / (2 if half else 4)
         kinds = [each.kind for each in operators.operators]
         self.tied = [i for i, kind in enumerate(kinds) if kind in TIED and "head" in kinds]
@@ -104,13 +107,13 @@ class Corrected(Costs):
             made, _ = self.table(micro // stage.dp[at], stage.tp[at], stage.algo[at])
             sums += len(away) * self.message(int(made[WEIGHTS, self.tied[-1]]) / MB, self.across)
         parameters = cost.weights * self.params_of_mb
-        norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * ADAM_PARAMS_PER_S) * 1000
+        norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * self.updated) * 1000
         back = cost.reshard - cost.ahead
         beyond = (_groups(stage) + (here and len(away) > 0)) * NCCL_MB + _fragments(cost.normal)
         return cost._replace(
             into=cost.into if first else cost.ahead,
             out=cost.out if last < len(self.operators) else back,
-            sums=sums, norm=norm, update=parameters / ADAM_PARAMS_PER_S * 1000,
+            sums=sums, norm=norm, update=parameters / self.updated * 1000,
             reserved=cost.reserved + beyond, beyond=beyond,
         )  # fmt: skip
 

@@ -229,15 +229,6 @@ class ShardStage:
         shape, groups = held.form.shape(samples), self._groups
         return spread(held.tensor, held.spread, need, shape, groups.process, groups.all)
 
-<<<<<<< HEAD
-=======
-    def _autocast(self) -> AbstractContextManager:
-        if self.dtype.itemsize > 2:
-            return nullcontext()
-        # A copy of a weight is read once: kept until the pass has ended, all would lie side by side.
-        return torch.autocast(self.device.type, self.dtype, cache_enabled=False)
-
->>>>>>> w-onegpu
     # -- structure ------------------------------------------------------------------------------
 
     def _calls(self, first: int, settings: Sequence[Setting], fuses: bool) -> Iterator[Call]:
