@@ -102,16 +102,6 @@ def test_a_tied_matrix_gets_both_gradients(device):
     torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", [plain, chunked])
-def test_autocast_has_products_of_its_dtype(form):
-    x, weight, targets = problem(200, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = results(form, x, weight, targets)
-    wanted = results(form, x.bfloat16(), weight.bfloat16(), targets)
-    assert found[1].dtype is found[2].dtype is torch.float32
-    assert all(torch.equal(a, b.float()) for a, b in zip(found, wanted, strict=True))
-
-
 def test_leading_dimensions_are_tokens():
     x, weight, targets = problem(200, torch.float32)
     flat, nested = x.clone().requires_grad_(), x.view(2, 100, HIDDEN).requires_grad_()
