@@ -20,7 +20,7 @@ from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import model_of
 from workbench.methods.aceso.plan import Plan, Stage, Subject, subject_of
-from workbench.methods.aceso.profiled import chain_of, variants_of, write_profiles
+from workbench.methods.aceso.profiled import Exchanges, chain_of, variants_of, write_profiles
 from workbench.model.operators.sizes import VOCABULARY
 from workbench.profile.shard_store import shard_costs
 from workbench.profile.shards import Repeats
@@ -88,7 +88,7 @@ def measured_profile(
     variants = variants_of(chain, samples, tps)
     costs = shard_costs(chain, variants, folder, silent, device=bench.device,
                         repeats=bench.size.repeats, fresh=True)  # fmt: skip
-    files = write_profiles(folder, subject.name, chain, costs, variants, lambda exchange, tp: 0.0)
+    files = write_profiles(folder, subject.name, chain, costs, variants, Exchanges(None))
     there = [cost for cost in costs.costs.values() if cost]
     return {
         "what": subject.name, "source": "measured", "files": len(files),
