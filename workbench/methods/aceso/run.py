@@ -15,7 +15,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import check, model_of, plan_of
-from workbench.methods.aceso.stepping import StepRows, PlanStepping, places_of
+from workbench.methods.aceso.stepping import PlanStepping, StepRows, places_of
 from workbench.model import make_model
 from workbench.runtime.executor.executor import Perturb
 from workbench.runtime.memory.storage import DTYPES
