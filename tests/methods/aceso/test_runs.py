@@ -57,7 +57,9 @@ def passed(stage: ShardStage) -> list[Tensor]:
     return [loss.detach(), *(weight.grad for _, weight in stage.parameters())]
 
 
-@pytest.mark.parametrize(("again", "fuses", "graphs"), [(True, True, 2), (True, False, 3), (False, True, 2)])
+@pytest.mark.parametrize(
+    ("again", "fuses", "graphs"), [(True, True, 2), (True, False, 3), (False, True, 2)]
+)
 def test_equal_layers_share_compiled_graphs(again, fuses, graphs, monkeypatch):
     """Of the layers, and of the last one with the norm behind it; where attention is several
     operators, its softmax reads what is not compiled, between two runs."""

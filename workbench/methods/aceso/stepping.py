@@ -49,6 +49,15 @@ ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
 
 
+class StepRows(NamedTuple):
+    """Rows of a step, on the host."""
+
+    inputs: Sequence[Tensor]
+    targets: Tensor
+    counts: Sequence[int] | None
+    """Labels of each row that count in the loss; None where all do, and rows have as many."""
+
+
 class Setting(NamedTuple):
     """What the plan says of an operator."""
 
@@ -159,13 +168,10 @@ class PlanStepping:
         self._tells_loss = last and groups.process % settings[-1][-1].tp == 0
         self._teller = rank == groups.ranks(len(widths) - 1)[0]
 
-    def step(
-        self, step: int, samples: Sequence[int],
-        read: Callable[[range], tuple[Sequence[Tensor], Tensor, float, int | None]],
-    ) -> Ended:  # fmt: skip
-        """A step on a batch, whose rows have these numbers: passes, sums, and updates unless
-        gradients are not finite. `read` gives some rows' inputs and targets, their weight, which
-        counts labels or samples, and the number of labels where these differ from row to row."""
+    def step(self, step: int, samples: Sequence[int], read: Callable[[], StepRows]) -> Ended:
+        """A step on a batch, whose rows have these numbers, and which `read` gives: passes, sums,
+        and updates unless gradients are not finite. Raises ValueError for a micro-batch of which no
+        label counts."""
         self.times.on = step == self._spec.steps - 1
         with self.times.of("batch-generator"):
             weight = self._begin(step, samples, read)
@@ -188,23 +194,27 @@ class PlanStepping:
                 self._updates.step(step, ended.norm)
         return ended
 
-    def _begin(self, step: int, samples: Sequence[int], read: Callable) -> float:
+    def _begin(self, step: int, samples: Sequence[int], read: Callable[[], StepRows]) -> float:
         """Take a step's rows, of which each operator takes its row of processes' share. Returns the
         weight of all."""
-        rows, micros = [], []
+        (inputs, targets, counts), rows, micros = read(), [], []
+        named = {str(number): tensor for number, tensor in enumerate(inputs)} | {TARGETS: targets}
+        for name, each in named.items():
+            kind = self.stage.dtype if each.is_floating_point() else each.dtype
+            named[name] = each.to(self.device, kind)
         for span in self._micros:
-            inputs, targets, weight, labels = read(span)
+            own = {name: each[span.start : span.stop] for name, each in named.items()}
             part = tuple(samples[span.start : span.stop])
-            ctx = Context(seed=self._spec.seed, step=step, unit=0, samples=part)
-            inputs = {
-                str(n): each.to(
-                    self.device, self.stage.dtype if each.is_floating_point() else each.dtype
+            weight = len(part) if counts is None else sum(counts[span.start : span.stop])
+            if not weight:
+                raise ValueError(
+                    f"no label counts in rows {span.start} to {span.stop - 1}, a micro-batch of "
+                    "the plan; leave out rows without labels, or mix them among others"
                 )
-                for n, each in enumerate(inputs)
-            }
-            inputs[TARGETS] = targets.to(self.device)
-            rows.append(MicroRows(inputs, ctx, labels))
-            micros.append(MicroBatch(samples=part, weight=weight))
+            every = counts is None or weight == own[TARGETS].numel()
+            ctx = Context(seed=self._spec.seed, step=step, unit=0, samples=part)
+            rows.append(MicroRows(own, ctx, None if every else weight))
+            micros.append(MicroBatch(samples=part, weight=float(weight)))
         whole = sum(micro.weight for micro in micros)
         self.stage.begin(step, rows)
         self._engine.begin(step, micros, 1 / whole)
