@@ -73,10 +73,11 @@ class Bench:
 
 
 def profile(bench: Bench) -> Iterable[Row]:
-    """Profiles of GPT for every tp, micro-batch and dimension."""
+    """Profiles of GPT for every tp, micro-batch and dimension, and of T5 for two devices."""
     size = bench.size
-    subject = subject_of("gpt", size.models["gpt"], 1)
-    yield measured_profile(bench, subject, bench.out / "profiles", size.samples, size.tps)
+    for model, tps in {"gpt": size.tps, "t5": size.tps[:2]}.items():
+        subject = subject_of(model, size.models[model], 1)
+        yield measured_profile(bench, subject, bench.out / "profiles", size.samples, tps)
 
 
 def measured_profile(
@@ -86,7 +87,7 @@ def measured_profile(
     model, began = ModelSpec(vocab=bench.size.words[subject.model]), time.monotonic()
     chain = chain_of(subject, model, fused=True)
     variants = variants_of(chain, samples, tps)
-    costs = shard_costs(chain, variants, folder, silent, device=bench.device,
+    costs = shard_costs(chain, variants, folder.parent, silent, device=bench.device,
                         repeats=bench.size.repeats, fresh=True)  # fmt: skip
     files = write_profiles(folder, subject.name, chain, costs, variants, Exchanges(None))
     there = [cost for cost in costs.costs.values() if cost]
