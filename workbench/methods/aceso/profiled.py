@@ -113,7 +113,7 @@ def write_collectives(
     bounds, value = range(len(chain.operators) + 1), VALUE_BYTES[chain.dtype]
     asked = {round(crossing_bytes(chain, at, v, value) / MB) for v in variants for at in bounds}
     written = []
-    for kind, devices, stride in dict.fromkeys(each.setting[:3] for each in known.found):
+    for devices, stride, kind in dict.fromkeys(each.setting.among for each in known.found):
         if stride > 1 and kind != "all_reduce":
             continue
         one = known.of(kind, devices, stride)
