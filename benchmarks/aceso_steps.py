@@ -130,9 +130,9 @@ def series(
 ) -> Iterator[Row]:
     """A row of each plan, or why it failed; all are of the spec's model and ranks. What comes
     after a plan that failed has another start."""
-    left, count = dict(plans), 0
+    left = dict(plans)
     while left:
-        folder, count = work / "runs" / f"start-{count}", count + 1
+        folder = work / "runs" / f"start-{len([*work.glob('runs/start-*')])}"
         folder.mkdir(parents=True)
         named = {label: keep(plan, work) for label, plan in left.items()}
         (folder / ORDER).write_text(json.dumps(named))

@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from workbench.profile.files import FORMAT, measuring, now, stored, write
 from workbench.profile.machine import Machine, this_machine
-from workbench.profile.shards import Chain, Repeats, ShardCost, Variant
+from workbench.profile.shards import Chain, JoinedCost, Repeats, ShardCost, Variant
 from workbench.profile.store import drifted, folder_of
 from workbench.profile.table import Echo
 
@@ -37,6 +37,8 @@ class ShardCosts:
     """By what is computed (`Chain.key`)."""
     updated_per_s: float
     """Parameters that AdamW updates in a second."""
+    joined: dict[str, JoinedCost | None] = field(default_factory=dict)
+    """Of runs in stages of one process, by samples; None where nothing is compiled."""
 
 
 def path_of(chain: Chain, results: Path, machine: Machine, budget: int | None) -> Path:
@@ -57,6 +59,8 @@ def shard_costs(
     machine = this_machine(device)
     path = path_of(chain, results, machine, budget)
     wanted: dict[str, tuple[range, Variant]] = {}
+    variants = [*variants]
+    whole = sorted({variant.samples for variant in variants if variant.tp == 1})
     for variant in variants:
         for call in chain.calls():
             wanted.setdefault(chain.key(call, variant), (call, variant))
@@ -65,13 +69,14 @@ def shard_costs(
         left = [key for key in wanted if found is None or key not in found.costs]
         if left and repeats is None:
             raise ValueError(f"{len(left)} of {len(wanted)} operators are not profiled here yet")
-        if not left:
+        bare = [m for m in whole if found is None or str(m) not in found.joined]
+        if not left and (repeats is None or not bare):
             return found
         from workbench.profile.measure import probe, update_rate
         from workbench.profile.shard_timing import Timer
 
         if found and drifted(machine, found.probe_s, chain.dtype, echo):
-            found, left = None, [*wanted]
+            found, left, bare = None, [*wanted], whole
         if found is None:
             found = ShardCosts(machine=machine, measured=now(), costs={},
                                probe_s=probe(machine.device, chain.dtype),
@@ -84,4 +89,8 @@ def shard_costs(
                 write(path, asdict(found))
                 if number % 20 == 0 or number == len(left):
                     echo(f"{number} of {len(left)} measured")
+            for samples in bare:
+                cost = timer.joined(samples)
+                found = replace(found, joined={**found.joined, str(samples): cost})
+                write(path, asdict(found))
     return found

@@ -1,15 +1,16 @@
 """Passes of one device's shards, timed and weighed without the other devices of its row.
 
 A pass is as a stage runs it (passes/shard_stage.py): weights are of its dtype, as are gradients,
-which are added to those that are there. Inputs are random, of the dtypes that they have in
-training, which one run through all operators tells.
+which are added to those that are there. Each operator is timed alone; stages of one process compile
+runs of them as one, whose cost is measured of all operators together. Inputs are random, of the
+dtypes that they have in training, which one run through all operators tells.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -24,11 +25,15 @@ from workbench.model.sharded import MODULES
 from workbench.model.sharded.base import Rows, Sharded
 from workbench.model.sharded.transformer import Attention
 from workbench.profile.bench import marked, timed, torch_device
-from workbench.profile.shards import Chain, Exchange, Repeats, ShardCost, Variant
+from workbench.profile.shards import Chain, Exchange, JoinedCost, Repeats, ShardCost, Variant
 from workbench.profile.timing import Timing, summarize
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.memory.tiers import OutOfMemory
+from workbench.runtime.passes.shard_ends import crossings
+from workbench.runtime.passes.shard_stage import TARGETS, Key, MicroRows, ShardStage
+from workbench.runtime.passes.template import compiles
+from workbench.runtime.transport.stage_groups import StageGroups
 
 WEIGHT_STD = 0.02
 BURST = 5
@@ -93,6 +98,15 @@ class _Wider(torch.autograd.Function):
         return gradient.narrow(dim, 0, size).contiguous(), None, None
 
 
+class Alone(NamedTuple):
+    """What a plan says of an operator (`shard_ends.Setting`)."""
+
+    tp: int
+    dp: int
+    algo: int
+    recompute: bool
+
+
 class Timer:
     """Makes shards of a chain's operators one by one, and measures them."""
 
@@ -125,6 +139,20 @@ class Timer:
             gc.collect()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def joined(self, samples: int) -> JoinedCost | None:
+        """The cost of what stages compile as one; None where they do not, or there is no room."""
+        if self._chain.spec.dropout or not compiles("auto", self._device.type, self._dtype):
+            return None
+        try:
+            with self._meter:
+                return self._joined(samples)
+        except OutOfMemory:
+            return None
+        finally:
+            torch.compiler.reset()
+            gc.collect()
+            torch.cuda.empty_cache()
 
     # -- what a call computes with ------------------------------------------------------------
 
@@ -191,6 +219,42 @@ class Timer:
                         there = {"input": taken, "second": second, "output": x}
                         held[each.extra.name] = there[each.what]
         return found
+
+    def _joined(self, samples: int) -> JoinedCost:
+        chain, model, last = self._chain, self._model, len(self._chain.operators) - 1
+        one = Alone(1, 1, 0, False)
+        came, goes = (crossings(chain.operators, chain.places, at, one, one) for at in (1, last))
+        stage = ShardStage(
+            chain.operators, chain.places, model, chain.spec, first=1, settings=[one] * (last - 1),
+            came=came, goes=goes, groups=StageGroups([{1}], [1], 0, lambda ranks: None),
+            device=self._device, dtype=self._dtype, fuses=chain.fused, compiled=True,
+        )  # fmt: skip
+
+        def initial(key: Key) -> Tensor:
+            shape = model.skeleton(key[0]).get_parameter(key[1]).shape
+            return torch.randn(shape, device=self._device) * WEIGHT_STD
+
+        stage.draw(initial, self._dtype)
+        for _, weight in stage.parameters():
+            weight.grad = torch.zeros_like(weight)
+        rows, variant = self._rows(samples), Variant(samples=samples, tp=1, algo=0)
+        named = {str(n): each for n, each in enumerate(rows.inputs)} | {TARGETS: rows.targets}
+        stage.begin(0, [MicroRows(named, rows.ctx, None)])
+        leaves = tuple(self._tensor(e.form, variant, self._dtype, sharded=False) for e in came)
+
+        def forward() -> tuple[Tensor, ...]:
+            return stage.run(leaves, 0, 0)
+
+        def backward(made: tuple[Tensor, ...], above: list[Tensor]) -> None:
+            torch.autograd.backward(made, above)
+            for leaf in leaves:
+                leaf.grad = None
+
+        above = [torch.randn_like(each) for each in forward()]
+        (ahead, back), _ = self._timed(forward, backward, above)
+        there = marked(self._meter, forward)
+        kept = there.after - there.before - sum(each.nbytes for each in above)
+        return JoinedCost(forward_s=ahead.seconds, backward_s=back.seconds, kept_bytes=max(0, kept))
 
     # -- measuring ----------------------------------------------------------------------------
 

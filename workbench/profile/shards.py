@@ -57,6 +57,17 @@ class ShardCost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JoinedCost:
+    """All operators between the model's first and last one, in a stage of one process: runs of them
+    are compiled as one."""
+
+    forward_s: float
+    backward_s: float
+    kept_bytes: int
+    """For the backward pass; inputs and outputs apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Repeats:
     """How often a pass is timed, as in the profiler of Aceso (EuroSys'24 artifact)."""
 

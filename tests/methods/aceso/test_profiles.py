@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+
+import pytest
+import torch
 
 from baselines import plain as plain_method
 from tests.exactness.trained import NEAR, assert_equals
@@ -11,7 +15,7 @@ from tests.methods import plain
 from tests.methods.aceso.test_training import ranks, trained  # noqa: F401
 from workbench.cli import main
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.aceso.database import FORWARD, read_database
+from workbench.methods.aceso.database import BACKWARD, FORWARD, read_database
 from workbench.methods.aceso.options import model_of
 from workbench.methods.aceso.plan import load_plan, subject_of
 from workbench.profile import shard_timing
@@ -42,6 +46,25 @@ def test_a_plan_searched_in_own_profiles_trains(ranks, tmp_path, capsys) -> None
     found = trained(spec, tmp_path / "runs" / "run")
     alone = spec.with_(method="plain", ranks=1, activations="keep")
     assert_equals(found, trained(alone, tmp_path / "alone", plain_method), NEAR["fp32"])
+
+
+def test_operators_add_up_to_what_they_cost_in_runs_that_are_compiled(
+    tmp_path, monkeypatch
+) -> None:
+    """Of the device alone: with more a row exchanges tensors between them."""
+    monkeypatch.setattr(shard_timing, "compiles", lambda *_: True)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    assert main(profile(tmp_path)) == 0
+    (file,) = tmp_path.rglob("shards-*.json")
+    joined = json.loads(file.read_text())["joined"]["2"]
+    assert 0 < joined["kept_bytes"] < 1 << 20
+    (tmp_path / "csv" / "p2p_intra_node.csv").write_text("1\n5.0\n")
+    subject = subject_of("gpt", "tiny", 4)
+    database = read_database(tmp_path / "csv", subject.name, subject.operators())
+    inner = database.rows[2, 1, 0][:, 1:-1].sum(axis=1)
+    assert inner[FORWARD] == pytest.approx(joined["forward_s"] * 1e9, rel=1e-3)
+    assert inner[BACKWARD] == pytest.approx(joined["backward_s"] * 1e9, rel=1e-3)
+    assert database.updated > 0
 
 
 def test_a_profile_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch) -> None:

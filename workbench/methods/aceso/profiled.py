@@ -30,7 +30,7 @@ from workbench.model.named import LISTS, SHAPE, bottlenecks_of
 from workbench.model.operators.places import Form
 from workbench.profile.collectives import Collectives, powers
 from workbench.profile.shard_store import ShardCosts
-from workbench.profile.shards import Chain, Exchange, ShardCost, Variant, kept_bytes
+from workbench.profile.shards import Chain, Exchange, JoinedCost, ShardCost, Variant, kept_bytes
 
 MB = 1 << 20
 US = 1e6
@@ -89,6 +89,8 @@ def write_profiles(
     for variant in variants:
         path = folder / file_of(name, variant)
         found = {call: costs.costs[chain.key(call, variant)] for call in chain.calls()}
+        if variant.tp == 1 and (joined := costs.joined.get(str(variant.samples))):
+            found = as_joined(chain, found, joined)
         lines = [",".join(("op_name", *COLUMNS))]
         for row, numbers in enumerate(rows_of(chain, variant, found, exchanges)):
             lines.append(",".join((chain.operators.row_names[row], *(f"{n:.3f}" for n in numbers))))
@@ -124,6 +126,34 @@ def write_collectives(
         written.append(folder / f"prim_{name}_{kind}_{devices}gpus{apart}.csv")
         write_whole(written[-1], "\n".join(lines) + "\n")
     return written
+
+
+def as_joined(
+    chain: Chain, found: dict[range, ShardCost | None], joined: JoinedCost
+) -> dict[range, ShardCost | None]:
+    """Costs of operators, of which those between the first and the last one add up to what they
+    cost in runs that are compiled as one."""
+    inner = [*found][1:-1]
+    if any(found[call] is None for call in inner):
+        return found
+    kept = kept_bytes(chain, {call: cost or _ABSENT for call, cost in found.items()})
+    whole = (
+        sum(found[call].forward_s for call in inner),
+        sum(found[call].backward_s for call in inner), sum(kept[call] for call in inner),
+    )  # fmt: skip
+    ahead, back, share = (
+        own / all_
+        for own, all_ in zip(
+            (joined.forward_s, joined.backward_s, joined.kept_bytes), whole, strict=True
+        )
+    )
+    return found | {
+        call: replace(
+            cost, forward_s=cost.forward_s * ahead, backward_s=cost.backward_s * back,
+            inner_bytes=round(cost.inner_bytes * share), made_bytes=round(cost.made_bytes * share),
+        )
+        for call in inner if (cost := found[call])
+    }  # fmt: skip
 
 
 def rows_of(
