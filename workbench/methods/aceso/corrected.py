@@ -173,8 +173,10 @@ def _fragments(normal: float) -> float:
 
 def _groups(stage: Stage) -> int:
     """Groups of devices of which each device of a stage is in one."""
-    whole = {"stage"} if not stage.uniform and stage.gpus > 1 else set()
-    for tp, dp in {*zip(stage.tp, stage.dp, strict=True)}:
+    uniform = stage.uniform
+    whole = {"stage"} if not uniform and stage.gpus > 1 else set()
+    shapes = zip(stage.tp, stage.dp, strict=True)
+    for tp, dp in {next(shapes)} if uniform else {*shapes}:
         if tp > 1:
             whole.add("stage" if dp == 1 else f"row of {tp}")
         if dp > 1:
