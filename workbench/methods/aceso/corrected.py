@@ -14,7 +14,6 @@ Every constant says where it is from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from math import ceil, log2
 
 import numpy as np
@@ -41,6 +40,9 @@ FAILED_MS = 1e6
 TIED = ("embedding", "head")
 """Kinds of operators that share a weight, where there is a head: the runtime's default."""
 
+Curve = tuple[np.ndarray, np.ndarray]
+"""MB and milliseconds of a collective."""
+
 
 class Corrected(Costs):
     """Costs of stages of one model, trained on `batch` samples an iteration by `gpus` devices."""
@@ -56,7 +58,7 @@ class Corrected(Costs):
         self.params_of_mb = 2**20 / (2 if half else 4)
         kinds = [each.kind for each in operators.operators]
         self.tied = [i for i, kind in enumerate(kinds) if kind in TIED and "head" in kinds]
-        self._curves = cache(self._curve)
+        self._curves: dict[tuple[str, int], Curve | None] = {}
 
     def batches(self, batch: int, micro: int) -> float:
         """As `Costs.batches`; the last one may be a part."""
@@ -127,7 +129,7 @@ class Corrected(Costs):
 
     def _sum(self, size: float, count: int) -> float:
         """Milliseconds of a sum of MB: as profiled, else by a ring over links of a node."""
-        if self._curves("all_reduce", count) is not None:
+        if self._curve("all_reduce", count) is not None:
             return self._collective("all_reduce", count, size)
         return 2 * (count - 1) * self.message(size / count, across=False)
 
@@ -142,16 +144,19 @@ class Corrected(Costs):
         """As `Costs._collective`, between profiled sizes; larger ones at the largest's rate."""
         if not name:
             return 0.0
-        if (curve := self._curves(name, count)) is None:
+        if (curve := self._curve(name, count)) is None:
             return (count - 1) * self.message(size / count, across=False)
         sizes, times = curve
         beyond = max(1.0, size / max(sizes[-1], 1.0))
         return float(np.interp(size, sizes, times)) * beyond
 
-    def _curve(self, name: str, count: int) -> tuple[np.ndarray, np.ndarray] | None:
-        found = self.database.collectives.get((name, count), {})
-        rows = sorted((mb, ms) for mb, ms in found.items() if ms < FAILED_MS)
-        return None if not rows else (np.array(rows)[:, 0], np.array(rows)[:, 1])
+    def _curve(self, name: str, count: int) -> Curve | None:
+        key = (name, count)
+        if key not in self._curves:
+            found = self.database.collectives.get(key, {})
+            rows = np.array(sorted((mb, ms) for mb, ms in found.items() if ms < FAILED_MS))
+            self._curves[key] = (rows[:, 0], rows[:, 1]) if len(rows) else None
+        return self._curves[key]
 
 
 def _shape(cost: StageCost) -> tuple[float, float, float, float, float, float]:
