@@ -164,7 +164,7 @@ class Costs:
         self.kept = np.array([round(HALVES * o.kept) for o in operators.operators])
         self._tables: dict[Variant, tuple[np.ndarray, np.ndarray]] = {}
         self._known: dict[tuple[object, ...], StageCost] = {}
-        self._layouts = cache(self._layout)
+        self._layouts: dict[tuple[int, int, int, int, int], Factors] = {}
 
     def table(self, samples: int, tp: int, algo: int) -> tuple[np.ndarray, np.ndarray]:
         """[columns, operators] of a variant, and running sums of it. Activations are corrected."""
@@ -344,8 +344,8 @@ class Costs:
             return ahead, back  # the usual partitions of neighbours fit each other
         tp, dp, algo = stage.tp, stage.dp, stage.algo
         for i in range(1, len(tp)):
-            left = self._layouts(first + i - 1, 1, algo[i - 1], tp[i - 1], dp[i - 1])
-            right = self._layouts(first + i, 0, algo[i], tp[i], dp[i])
+            left = self._layout(first + i - 1, 1, algo[i - 1], tp[i - 1], dp[i - 1])
+            right = self._layout(first + i, 0, algo[i], tp[i], dp[i])
             if left != right:
                 forward, backward, count = change(left, right)
                 size = int(columns[INPUT, i]) / MB
@@ -354,7 +354,11 @@ class Costs:
         return ahead, back
 
     def _layout(self, index: int, side: int, algo: int, tp: int, dp: int) -> Factors:
-        return self.operators.operators[index].layout(side, algo=algo, tp=tp, dp=dp)
+        key = (index, side, algo, tp, dp)
+        if (known := self._layouts.get(key)) is None:
+            made = self.operators.operators[index].layout(side, algo=algo, tp=tp, dp=dp)
+            self._layouts[key] = known = made
+        return known
 
     def _ahead(self, name: str, count: int, size: float) -> float:
         """Milliseconds of a forward collective whose outcome is MB of a device: the published model
