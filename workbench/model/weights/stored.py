@@ -95,9 +95,9 @@ def find(path: str | Path) -> Stored:
             if name in entries:
                 raise ValueError(f"{label!r} is in {entries[name].file} and in {file}")
             entries[name] = entry
-    if place / SINGLE not in files and not checkpoint and (index := place / INDEX).exists():
-        if lacking := read_object(index, str(index))["weight_map"].keys() - entries.keys():
-            raise ValueError(f"{index} names tensors that its files lack: {few(lacking)}")
+    indexed = not checkpoint and place / SINGLE not in files and (place / INDEX).exists()
+    if indexed and (lacking := _index(place / INDEX).keys() - entries.keys()):
+        raise ValueError(f"{place / INDEX} names tensors that its files lack: {few(lacking)}")
     for entry in entries.values():
         if entry.dtype not in WORDS and entry.dtype not in ("I64", "I32", "BOOL"):
             raise ValueError(
@@ -148,17 +148,23 @@ def _files_in(folder: Path, *, lenient: bool = False) -> tuple[list[Path], bool]
     return sorted(folder.glob(f"*{ENDING}")), False
 
 
-def _listed(index: Path) -> list[Path]:
-    """Files that an index names."""
+def _index(index: Path) -> dict[str, str]:
+    """An index: name of a tensor -> name of its file."""
     weight_map = read_object(index, str(index)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index} is no index of weights: it has no weight_map")
-    names = {*weight_map.values()} if all(map(_is_text, weight_map.values())) else {None}
-    for name in sorted(names, key=str):
-        if not _is_text(name) or Path(name).name != name or not name.endswith(ENDING):
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(ENDING):
             raise ValueError(
                 f"{index} names {name!r}; it must name files *{ENDING} of its own folder"
             )
+    return weight_map
+
+
+def _listed(index: Path) -> list[Path]:
+    """Files that an index names."""
+    names = {*_index(index).values()}
+    for name in sorted(names):
         if not (index.parent / name).is_file():
             raise ValueError(f"{index} names {name!r}, and there is no such file in its folder")
     return [index.parent / name for name in sorted(names)]
@@ -177,10 +183,6 @@ def _pickled(file: Path) -> str:
         f"{file} is pickled and could run anything when it is read; where you trust it, "
         "transformers' from_pretrained and save_pretrained write the model as safetensors"
     )
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _digest(file: Path) -> str:
