@@ -103,10 +103,14 @@ def test_spoilt_folders_are_one_sentence_and_nothing_is_written(folder, spoil, w
 )
 def test_weights_of_another_configuration_are_told_by_three_names(folder, name, value, words):
     config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {name: value}))
+    told = json.loads(config.read_text()) | {name: value}
+    del told["layer_types"]
+    config.write_text(json.dumps(told))
     with pytest.raises(ValueError, match=words) as refusal:
         make_model(spec_from_config(folder)).trained.check()
-    assert name == "quantization_config" or re.search(r"('.*'){3} and \d+ more", str(refusal.value))
+    assert name == "quantization_config" or re.search(
+        r"('[^']+',? ){3}and \d+ more", str(refusal.value)
+    )
 
 
 def test_a_head_may_be_stored_alone_or_twice_but_not_with_other_values(folder):
