@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.model.t5 import BUCKETS, FARTHEST, NORM_EPS, T5Shape
+from workbench.model.weights.stored import Stored, few
 
 ACTIVATIONS = {"relu": False, "gated-gelu": True}
 """Names of feed-forwards there -> whether they are gated."""
@@ -65,7 +66,12 @@ def from_hugging_face(state: Mapping[str, Tensor], shape: T5Shape) -> dict[str, 
     return {ours: state[theirs] for ours, theirs in names.items()}
 
 
-def check_names(found: Iterable[str], shape: T5Shape, where: str) -> dict[str, str]:
+def names_in(stored: Stored, shape: T5Shape) -> dict[str, str]:
+    """Names in our state dict -> names in the files; none where these are ours already."""
+    return {} if EMBEDDING in stored.entries else check_names(stored.entries, shape, stored.path)
+
+
+def check_names(found: Iterable[str], shape: T5Shape, where: object) -> dict[str, str]:
     """Names in our state dict -> names there, of tensors that are found. Raises ValueError, which
     names `where`, for one that is missing, or that no model of this shape has."""
     names, there = names_of(shape), {*found}
@@ -73,10 +79,10 @@ def check_names(found: Iterable[str], shape: T5Shape, where: str) -> dict[str, s
     if embedding in COPIES:  # a tensor of several names is stored under one
         names = {n: embedding if t == names[EMBEDDING] else t for n, t in names.items()}
     known = {*names.values(), *COPIES, "shared.weight", "lm_head.weight", UNUSED}
-    if missing := sorted({*names.values()} - there):
-        raise ValueError(f"{missing[0]!r} is missing in {where}; a T5 of these sizes has it")
-    if more := sorted(there - known):
-        raise ValueError(f"{more[0]!r} is in {where}; no T5 of these sizes has it")
+    if missing := {*names.values()} - there:
+        raise ValueError(f"{where} lacks tensors of a T5 of these sizes: {few(missing)}")
+    if more := there - known:
+        raise ValueError(f"{where} has tensors that no T5 of these sizes has: {few(more)}")
     return names
 
 
