@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
-ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso")
+ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso", "export")
 """Verbs whose flags are their own business."""
 PUBLISHED_WINDOW = 4
 """The artifact's default, for `run`; `plan` chooses by itself."""
@@ -151,6 +151,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
     verbs.add_parser("aceso", help="plans of tp, dp, stages, recomputation: cost, search")
     verbs.add_parser("results", help="held-out figures over seeds, by algorithm and batch")
+    verbs.add_parser("export", help="weights of a run in a folder, for transformers and others")
 
     reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")
     one = "a figure or table, such as fig8a or harmony_12; an unknown name lists all"

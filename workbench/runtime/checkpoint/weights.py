@@ -1,0 +1,67 @@
+"""Weights of a checkpoint by their names in the whole model, read a few at a time.
+
+Moments stay where they are. A file's checksum is asked for before the first tensor of it is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from workbench.model.weights.headers import Entry
+from workbench.model.weights.stored import find
+from workbench.runtime.checkpoint.checkpoint import STATISTICS
+from workbench.runtime.checkpoint.manifest import Saved, unreadable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """fp32 weights that lie in files of whatever form, and running statistics beside them."""
+
+    shapes: Mapping[str, Sequence[int]]
+    parameters: int
+    """Elements of the weights alone."""
+    groups: Sequence[Sequence[str]]
+    """Names, those together that lie together."""
+    read: Callable[[Sequence[str]], dict[str, Tensor]]
+    """Gives copies by their names. Raises OSError where a file is damaged."""
+
+
+def weights_of(saved: Saved, prefix: str = "") -> Weights:
+    """Those of a checkpoint of our own form, by names without a prefix. Raises OSError or
+    ValueError where there are none."""
+    found = find(saved.path).entries
+    entries = {name.removeprefix(prefix): entry for name, entry in found.items()}
+    by_file: dict[str, list[str]] = {}
+    for name, entry in entries.items():
+        by_file.setdefault(entry.file.name, []).append(name)
+    trained = (entry for entry in entries.values() if entry.file.name != STATISTICS)
+    return Weights(
+        shapes={name: entry.shape for name, entry in entries.items()},
+        parameters=sum(entry.numel for entry in trained),
+        groups=[*by_file.values()],
+        read=partial(_read, saved, entries, set()),
+    )
+
+
+def _read(
+    saved: Saved, entries: Mapping[str, Entry], sound: set[str], names: Collection[str]
+) -> dict[str, Tensor]:
+    """Tensors by their names; `sound` are files whose checksums were asked for."""
+    found: dict[str, Tensor] = {}
+    for file in dict.fromkeys(entries[name].file for name in names):
+        if file.name not in sound:
+            saved.check([file.name])
+            sound.add(file.name)
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in names:
+                    if entries[name].file == file:
+                        found[name] = opened.get_tensor(entries[name].label)
+        except (OSError, SafetensorError) as error:
+            raise unreadable(saved.path, f"{file.name}: {error}") from error
+    return found
