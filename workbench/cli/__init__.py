@@ -183,6 +183,7 @@ def _add_store_flags(parser: argparse.ArgumentParser, *default: None) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from workbench.runs.inputs import check_inputs, check_methods, check_modules
+    from workbench.runs.kept import where_kept
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
@@ -221,6 +222,7 @@ def _run(arguments: argparse.Namespace) -> int:
             _complain(refusal if record.refused else describe_record(record))
         elif not arguments.json:
             print(describe_record(record), flush=True)
+            progress.line(where_kept(spec, record.key, store))
         if (words := start_words(record.start)) and not record.refused:
             progress.line(f"{words}{f'; the machine was busy: {record.busy}' * bool(record.busy)}")
         if not arguments.json:
