@@ -16,7 +16,7 @@ from workbench.core.paths import user_path
 from workbench.core.schema import read_as
 from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
-from workbench.runs.store import Store
+from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.runtime.checkpoint.manifest import MANIFEST, Saved, step_name, steps_in
 
 CHECKPOINTS, SPEC = "checkpoints", "spec.json"
@@ -80,7 +80,8 @@ def where_kept(spec: RunSpec, key: str, store: Store) -> str:
     if newest is None:
         why = "save_every was not given" if not spec.save_every else "no checkpoint was written"
         return f"weights: not kept, since {why}"
-    return f"weights: {newest}; workbench export {shlex.quote(key)} FOLDER writes them for use"
+    run = key if store.root == REPOSITORY_RESULTS else shlex.quote(str(store.folder(key)))
+    return f"weights: {newest}; workbench export {run} FOLDER writes them for use"
 
 
 def _place(run: str | Path, store: Store) -> Path:
