@@ -182,7 +182,7 @@ def _add_store_flags(parser: argparse.ArgumentParser, *default: None) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from workbench.runs.inputs import check_inputs, check_methods, check_modules
+    from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
     from workbench.runs.kept import where_kept
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
@@ -196,8 +196,11 @@ def _run(arguments: argparse.Namespace) -> int:
     check_inputs(specs, store)
     check_methods(specs)
     check_modules(specs)
+    weights = check_weights(specs, store)
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, timeout=arguments.timeout)
+    for line in weights:
+        Progress(sys.stderr).line(line)
     records = []
     for spec in specs:
         progress = Progress(sys.stderr, spec)
@@ -251,10 +254,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli.plan import print_plans, what_would_help
     from workbench.published import machines
     from workbench.runs.best import answer_all, fastest, largest, recommend, searching
-    from workbench.runs.inputs import check_inputs
+    from workbench.runs.inputs import check_inputs, check_weights
     from workbench.runs.planning import examine, measure
     from workbench.runs.progress import Progress
-    from workbench.runs.resolve import unread_weights
 
     store, progress = Store(arguments.results), Progress(sys.stderr)
     if arguments.machine is not None:
@@ -263,8 +265,10 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.hf_config:
         progress.passing(f"reading {arguments.hf_config}")
     specs = specs_from(arguments, window="auto", peers=True, refused=refused)
-    if specs and (told := unread_weights(specs[0])):
-        _complain(in_flags(f"the plan holds, but not its run: {told}", arguments))
+    try:
+        check_weights(specs[:1], store)
+    except ValueError as error:
+        _complain(in_flags(f"the plan holds, but not its run: {error}", arguments))
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
     check_inputs(named, store)
     if arguments.measure:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.model.t5 import BUCKETS, FARTHEST, NORM_EPS, T5Shape
+from workbench.model.weights.stored import few
 
 ACTIVATIONS = {"relu": False, "gated-gelu": True}
 """Names of feed-forwards there -> whether they are gated."""
@@ -73,10 +74,10 @@ def check_names(found: Iterable[str], shape: T5Shape, where: str) -> dict[str, s
     if embedding in COPIES:  # a tensor of several names is stored under one
         names = {n: embedding if t == names[EMBEDDING] else t for n, t in names.items()}
     known = {*names.values(), *COPIES, "shared.weight", "lm_head.weight", UNUSED}
-    if missing := sorted({*names.values()} - there):
-        raise ValueError(f"{missing[0]!r} is missing in {where}; a T5 of these sizes has it")
-    if more := sorted(there - known):
-        raise ValueError(f"{more[0]!r} is in {where}; no T5 of these sizes has it")
+    if missing := {*names.values()} - there:
+        raise ValueError(f"{where} lacks tensors of a T5 of these sizes: {few(missing)}")
+    if more := there - known:
+        raise ValueError(f"{where} has tensors that no T5 of these sizes has: {few(more)}")
     return names
 
 

@@ -108,10 +108,13 @@ def export(
 
 
 def _came_in(kept: Kept) -> str:
-    """Type of the weights that the run began from: fp32 of those that were made for it."""
-    if kept.model is None or not kept.model.pretrained:
-        return "fp32"
-    came = find(kept.model.pretrained).dtypes
+    """Type of the weights that the run began from: fp32 of those that were made for it. Raises
+    ValueError where those of a path are gone."""
+    began = kept.spec.model.pretrained if kept.spec else ""
+    try:
+        came = find(began).dtypes if began else "fp32"
+    except ValueError as error:
+        raise ValueError(f"{error}; the run began from them, so give a dtype to export") from None
     return came if came in DTYPES else "fp32"
 
 
@@ -136,16 +139,21 @@ def _weights_of(kept: Kept) -> Weights:
 
 def _module_of(kept: Kept) -> nn.Module | None:
     """The trained model as one module, mostly on the meta device; None of a module in a user's own
-    loop or script. Raises ValueError where it cannot be made."""
+    loop or script, and of one whose function is not there any more, which is noted. Raises
+    ValueError where any other cannot be made."""
     if kept.model is None:
         return None
     seed = kept.saved.manifest.continues["seed"]
     if kept.model.custom:
-        return module_of(kept.model, seed)
-    if kept.model.decomposed:
-        with torch.device("meta"):
+        try:
             return module_of(kept.model, seed)
-    model = make_model(kept.model, seed)
+        except ValueError as error:
+            kept.notes.append(f"without what the checkpoint alone does not know: {error}")
+            return None
+    if kept.model.decomposed:
+        with torch.device(META):
+            return module_of(kept.model, seed)
+    model = make_model(kept.spec.model if kept.spec else kept.model, seed)
     return model.source if isinstance(model, Decoder) else make_whole(model, seed=seed, device=META)
 
 

@@ -32,10 +32,11 @@ STATISTICS = "statistics.safetensors"
 """The file of a checkpoint with running statistics."""
 WEIGHT = "weight/"
 """Begins the name of a weight in a checkpoint; its optimizer states have other words there."""
-PICKLED = re.compile(
-    r"(?i)((pytorch_)?model|weights|consolidated|adapter_model).*\.(bin|pt|pth|ckpt)(\.index\.json)?"
+OTHERS = re.compile(
+    r"(?i)(.*\.(gguf|ggml|h5|msgpack|ckpt)|(pytorch_model|model|weights|consolidated|"
+    r"adapter_model).*\.(bin|pt|pth|npz|onnx))(\.index\.json)?"
 )
-"""Names of files that hold pickled weights, or list these."""
+"""Names of files that hold weights in other forms, pickles mostly, or list these."""
 BLOCK, EVERY = 4 << 10, 2 << 20
 """Bytes that a digest takes, and of how many."""
 
@@ -82,8 +83,8 @@ def find(path: str | Path) -> Stored:
         files, checkpoint = _files_in(place)
         if not files:
             raise ValueError(_lacking(place))
-    elif PICKLED.fullmatch(place.name):
-        raise ValueError(_pickled(place))
+    elif OTHERS.fullmatch(place.name):
+        raise ValueError(_unread(place))
     else:
         files, checkpoint = [place], UNIT.fullmatch(place.name) is not None
     entries: dict[str, Entry] = {}
@@ -109,20 +110,25 @@ def find(path: str | Path) -> Stored:
     return Stored(place, tuple(files), entries)
 
 
+def digest_of(path: str) -> str:
+    """The digest of a path's weights. Raises ValueError as `find`."""
+    return find(path).digest
+
+
 def beside(config: str | Path) -> Path | None:
     """The folder of a configuration, or of the file that it links to, if weights lie there: also
     such as `find` refuses."""
     place = user_path(config)
     folders = [place] if place.is_dir() else [place.parent, place.resolve().parent]
     for folder in dict.fromkeys(folders):
-        if _files_in(folder, lenient=True)[0] or pickled_in(folder):
+        if _files_in(folder, lenient=True)[0] or others_in(folder):
             return folder
     return None
 
 
-def pickled_in(folder: Path) -> Path | None:
-    """A file of pickled weights in a folder."""
-    found = (path for path in sorted(folder.iterdir()) if PICKLED.fullmatch(path.name))
+def others_in(folder: Path) -> Path | None:
+    """A file of a folder that holds weights in another form."""
+    found = (path for path in sorted(folder.iterdir()) if OTHERS.fullmatch(path.name))
     return next(found, None)
 
 
@@ -171,17 +177,18 @@ def _listed(index: Path) -> list[Path]:
 
 
 def _lacking(folder: Path) -> str:
-    if pickled := pickled_in(folder):
-        return _pickled(pickled)
+    if other := others_in(folder):
+        return _unread(other)
     return (
         f"there are no weights in {folder}: it has no files *{ENDING}, and is no run or checkpoint"
     )
 
 
-def _pickled(file: Path) -> str:
+def _unread(file: Path) -> str:
     return (
-        f"{file} is pickled and could run anything when it is read; where you trust it, "
-        "transformers' from_pretrained and save_pretrained write the model as safetensors"
+        f"{file} is none of safetensors, and a pickle could run anything when it is read: where "
+        "you trust it, write the model with transformers' from_pretrained and save_pretrained, or "
+        "begin with weights random"
     )
 
 

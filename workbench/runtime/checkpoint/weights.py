@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workbench.model.weights.headers import Entry
+from workbench.model.weights.mapped import mapped
 from workbench.model.weights.stored import find
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
-from workbench.runtime.checkpoint.manifest import Saved, unreadable
+from workbench.runtime.checkpoint.manifest import Saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class Weights:
     groups: Sequence[Sequence[str]]
     """Names, those together that lie together."""
     read: Callable[[Sequence[str]], dict[str, Tensor]]
-    """Gives copies by their names. Raises OSError where a file is damaged."""
+    """Gives tensors by their names, which may lie in files until they are copied. Raises OSError
+    where one is damaged."""
 
 
 def weights_of(saved: Saved, prefix: str = "") -> Weights:
@@ -52,16 +53,7 @@ def _read(
     saved: Saved, entries: Mapping[str, Entry], sound: set[str], names: Collection[str]
 ) -> dict[str, Tensor]:
     """Tensors by their names; `sound` are files whose checksums were asked for."""
-    found: dict[str, Tensor] = {}
-    for file in dict.fromkeys(entries[name].file for name in names):
-        if file.name not in sound:
-            saved.check([file.name])
-            sound.add(file.name)
-        try:
-            with safe_open(file, framework="pt") as opened:
-                for name in names:
-                    if entries[name].file == file:
-                        found[name] = opened.get_tensor(entries[name].label)
-        except (OSError, SafetensorError) as error:
-            raise unreadable(saved.path, f"{file.name}: {error}") from error
-    return found
+    for file in {entries[name].file.name for name in names} - sound:
+        saved.check([file])
+        sound.add(file)
+    return {name: mapped(entries[name]) for name in names}
