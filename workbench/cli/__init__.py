@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from workbench import __version__
 from workbench.cli.schedule import add_schedule_flags
@@ -28,10 +28,6 @@ from workbench.cli.spec import Parser, add_results_flag, add_spec_flags, in_flag
 from workbench.cli.words import parse_parameter
 from workbench.core import methods
 from workbench.runs.store import Store
-
-if TYPE_CHECKING:
-    from workbench.core.spec import RunSpec
-    from workbench.runs.progress import Progress
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
@@ -214,12 +210,12 @@ def _run(arguments: argparse.Namespace) -> int:
                 timeout=arguments.timeout,
             )
         except KeyboardInterrupt:
-            _say_what_is_kept(spec, progress)
+            progress.goes_on()
             raise
         finally:
             progress.end()
         records.append(record)
-        _say_what_is_kept(spec, progress)
+        progress.goes_on()
         if record.status != "ok":
             refusal = in_flags(record.message, arguments)
             _complain(refusal if record.refused else describe_record(record))
@@ -234,13 +230,6 @@ def _run(arguments: argparse.Namespace) -> int:
         printed = [json.loads(record.to_json()) for record in records]
         print(json.dumps(printed if len(specs) > 1 else printed[0], indent=1))
     return max(_code(record) for record in records)
-
-
-def _say_what_is_kept(spec: RunSpec, progress: Progress) -> None:
-    """The step that the same command goes on from; nothing where it has all of them."""
-    step = progress.saved
-    if step is not None and step < spec.steps:
-        progress.line(f"its newest checkpoint is of step {step}; run again, it goes on from there")
 
 
 def _code(record: Any) -> int:
