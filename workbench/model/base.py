@@ -18,14 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from workbench.model.weights.stored import Stored
-    from workbench.model.weights.trained import Reader, Trained
+from workbench.model.weights.reader import Beginning, Named, Reader
+from workbench.model.weights.stored import Stored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +89,7 @@ class LayeredModel(ABC):
     """Influence of the other samples of a micro-batch on one, in words; empty where there is
     none."""
 
-    trained: Trained | None = None
+    trained: Beginning | None = None
     """Weights in files that the model begins from; None for random ones."""
     draws_together: bool = False
     """Whether a layer draws random numbers for a micro-batch as a whole: for another one, others.
@@ -190,8 +189,6 @@ class LayeredModel(ABC):
 
     def reader(self, stored: Stored) -> Reader:
         """Reads weights from files under the model's names; no file is opened yet."""
-        from workbench.model.weights.trained import Named
-
         return Named(stored)
 
     def kept_buffers(self, unit: int) -> dict[str, str]:

@@ -69,7 +69,7 @@ from workbench.model.named import bottlenecks_of, groups_of
 from workbench.model.pairs import holds_out as pairs_held_out
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
-from workbench.model.t5_names import EMBEDDING, check_names
+from workbench.model.t5_names import names_in
 from workbench.model.weights.stored import Stored
 
 EXAMPLE = 2
@@ -346,12 +346,6 @@ def _t5(spec: ModelSpec) -> nn.Module:
     return t5.T5(t5_shape(spec))
 
 
-def _t5_names(spec: ModelSpec, stored: Stored) -> Mapping[str, str]:
-    """A folder of transformers' has other names than our checkpoints."""
-    ours = EMBEDDING in stored.entries
-    return {} if ours else check_names(stored.entries, t5_shape(spec), str(stored.path))
-
-
 def _t5_like_gpt(spec: ModelSpec) -> nn.Module:
     return t5_like_gpt.T5LikeGPT(t5_shape(spec), max(spec.seq, spec.target_seq or ANSWER))
 
@@ -394,7 +388,7 @@ FAMILIES = {
             holds_out=answers_held_out, counted=True, **more,
         )
         for name, make, initialize, more in (
-            (T5_FAMILY, _t5, t5.initialize, {"names": _t5_names}),
+            (T5_FAMILY, _t5, t5.initialize, {"names": lambda s, of: names_in(of, t5_shape(s))}),
             (T5_LIKE_GPT, _t5_like_gpt, t5_like_gpt.initialize, {}),
         )
     },

@@ -22,8 +22,8 @@ from workbench.model.keyed import COUNT, OnceNorm, norms_in, within
 from workbench.model.parted import Parts
 from workbench.model.reach import unreached
 from workbench.model.traits import LayerTraits, traits_of
+from workbench.model.weights.reader import Named
 from workbench.model.weights.stored import Stored
-from workbench.model.weights.trained import Named
 from workbench.model.written import AsWritten
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.model.t5 import BUCKETS, FARTHEST, NORM_EPS, T5Shape
-from workbench.model.weights.stored import few
+from workbench.model.weights.stored import Stored, few
 
 ACTIVATIONS = {"relu": False, "gated-gelu": True}
 """Names of feed-forwards there -> whether they are gated."""
@@ -66,7 +66,12 @@ def from_hugging_face(state: Mapping[str, Tensor], shape: T5Shape) -> dict[str, 
     return {ours: state[theirs] for ours, theirs in names.items()}
 
 
-def check_names(found: Iterable[str], shape: T5Shape, where: str) -> dict[str, str]:
+def names_in(stored: Stored, shape: T5Shape) -> dict[str, str]:
+    """Names in our state dict -> names in the files; none where these are ours already."""
+    return {} if EMBEDDING in stored.entries else check_names(stored.entries, shape, stored.path)
+
+
+def check_names(found: Iterable[str], shape: T5Shape, where: object) -> dict[str, str]:
     """Names in our state dict -> names there, of tensors that are found. Raises ValueError, which
     names `where`, for one that is missing, or that no model of this shape has."""
     names, there = names_of(shape), {*found}

@@ -20,12 +20,12 @@ from transformers import conversion_mapping, core_model_loading, modeling_utils
 from transformers.utils import logging
 
 from workbench.model.weights.mapped import DTYPES, Lazy
+from workbench.model.weights.reader import check_shapes
 from workbench.model.weights.stored import Stored, few
-from workbench.model.weights.trained import check_shapes
 
 
 class Converted:
-    """A `Reader` (trained.py) of a model's tensors."""
+    """A `Reader` (reader.py) of a model's tensors."""
 
     def __init__(self, stored: Stored, hollow: Callable[[], nn.Module]) -> None:
         """`hollow` makes the module, its parameters on the meta device."""

@@ -7,58 +7,14 @@ exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from functools import cached_property
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from workbench.model.base import LayeredModel
-from workbench.model.weights.mapped import mapped
+from workbench.model.weights.reader import Reader
 from workbench.model.weights.stored import Stored, few, find
-
-
-class Reader(Protocol):
-    """Gives tensors of files under a model's own names."""
-
-    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError for tensors that are left over, or of another shape than the model's
-        parameters, which are given by all their names."""
-
-    def names(self) -> set[str]:
-        """Names in the model's `state_dict` of what the files hold."""
-
-    def read(self, name: str) -> Tensor:
-        """A tensor, which may lie in its file until it is copied."""
-
-
-class Named:
-    """A `Reader` of tensors that are stored as the model has them, under its names or others."""
-
-    def __init__(
-        self, stored: Stored, names: Mapping[str, str] | None = None, more: Set[str] = frozenset()
-    ) -> None:
-        """`names`: the model's -> those in the files, where these are others; `more`: names of
-        what else the model has."""
-        self._stored, self._more = stored, more
-        pairs = names or dict(zip(stored.entries, stored.entries, strict=True))
-        self._entries = {ours: stored.entries[theirs] for ours, theirs in pairs.items()}
-
-    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """See `Reader`."""
-        path = self._stored.path
-        if left := self._entries.keys() - shapes.keys() - self._more:
-            raise ValueError(f"{path} has tensors that the model lacks: {few(left)}")
-        check_shapes(path, {n: e.shape for n, e in self._entries.items()}, shapes)
-
-    def names(self) -> set[str]:
-        """See `Reader`."""
-        return {*self._entries}
-
-    def read(self, name: str) -> Tensor:
-        """See `Reader`."""
-        return mapped(self._entries[name])
 
 
 class Trained:
@@ -73,21 +29,20 @@ class Trained:
         return find(self._path)
 
     def check(self) -> Stored:
-        """The files, which hold all weights of the model and no others. Raises ValueError, one
-        sentence, where they do not."""
+        """See `Beginning`."""
         assert self._places
         return self.stored
 
     @torch.no_grad()
     def fill(self, unit: int, module: nn.Module) -> None:
-        """Write a unit's own parameters, and buffers that are kept beside them."""
+        """See `Beginning`."""
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if (unit, name) in self._places:
                 parameter.copy_(self._reader.read(self._places[unit, name]))
 
     @torch.no_grad()
     def fill_buffers(self, unit: int, module: nn.Module) -> None:
-        """Write the buffers of a unit that the files have."""
+        """See `Beginning`."""
         kept = self._model.kept_buffers(unit)
         for name, buffer in module.named_buffers():
             if kept.get(name) in self._there:
@@ -130,16 +85,3 @@ class Trained:
                         "config.json"
                     )
         return {place: names[0] for place, names in found.items()}
-
-
-def check_shapes(
-    path: object, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Raise ValueError for tensors of another shape than wanted."""
-    wrong = {n: s for n, s in found.items() if n in wanted and tuple(s) != tuple(wanted[n])}
-    if wrong:
-        name = min(wrong)
-        raise ValueError(
-            f"{path} has tensors of another shape than the model: {few(wrong)}; {name!r} is "
-            f"{[*wrong[name]]} there, and {[*wanted[name]]} in the model"
-        )
