@@ -202,7 +202,8 @@ def _placing(target: Path) -> Iterator[Path]:
             for left in part.iterdir():  # of an export that was killed
                 left.unlink() if left.is_file() else shutil.rmtree(left)
             yield part
-            for file in part.rglob("*"):
+            for file in (path for path in part.rglob("*") if path.is_file()):
+                file.chmod(part.stat().st_mode & 0o666)  # safetensors lets its user alone read it
                 flush(file)
             flush(part)
             part.rename(target)
