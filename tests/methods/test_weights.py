@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import copytree
@@ -17,9 +18,11 @@ from tests.methods.exported import assert_exported
 from tests.methods.harness import Silent, assert_near, fork_ranks, run
 from tests.methods.plain import spec_for
 from workbench.core import methods
+from workbench.core.model_spec import ModelSpec
 from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
+from workbench.model.families import module_of
 from workbench.model.hf_config import spec_from_config
 from workbench.model.weights.mapped import mapped
 from workbench.model.weights.stored import find
@@ -139,3 +142,20 @@ def test_training_goes_on_as_from_pretrained_does(name, form, method, saved, tra
     write_sealed(tmp_path / "runs" / "run" / "spec.json", spec.to_dict())
     came_in = "bf16" if form == "bf16" else "fp32"
     assert_exported(tmp_path / "runs" / "run", weights, tmp_path / "out", dtype=came_in)
+
+
+def test_a_new_run_begins_from_the_weights_and_statistics_of_another(tmp_path):
+    """With other data order, batch and rate, and fresh moments: of a module with BatchNorm."""
+    model = ModelSpec(family="resnet", layers=4, hidden=8, seq=8, vocab=4)
+    first = spec_for(method="plain", model=model, text="stdlib", steps=2, save_every=2)
+    torch_plain.train(first, Silent(), tmp_path / "first")
+    stored = find(tmp_path / "first")
+    net = module_of(model, seed=1)
+    net.load_state_dict({name: mapped(entry) for name, entry in stored.entries.items()})
+    changes = {"batch": 6, "lr": 3e-3, "seed": 5, "save_every": 3, "steps": 3}
+    expected, _ = torchs.train(spec := first.with_(**changes), net.train())
+    spec = spec.with_(model=replace(model, pretrained=str(stored.path)), method="stronghold")
+    losses = run(stronghold, spec, tmp_path / "second")[0].history.losses
+    assert losses == pytest.approx(expected, rel=1e-6)
+    kept = {name: mapped(entry) for name, entry in find(tmp_path / "second").entries.items()}
+    assert_near(kept, net.state_dict())

@@ -156,7 +156,8 @@ class Timer:
         made = [self._filled(each).to(device) for each in inputs]
         ctx = Context(seed=0, step=0, unit=0, samples=tuple(range(samples)))
         labels = self._filled(targets).to(device)
-        return Rows(tuple(made), labels, ctx, targets.numel(), True, samples, False)
+        every = not self._model.counts_differ
+        return Rows(tuple(made), labels, ctx, targets.numel(), every, samples, False)
 
     def _filled(self, blank: Tensor) -> Tensor:
         if blank.dtype is torch.bool:

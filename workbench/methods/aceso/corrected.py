@@ -95,7 +95,8 @@ class Corrected(Costs):
     ) -> StageCost:
         cost = super()._stage(stage, first, micro, behind, from_node, to_node)
         last = first + len(stage.tp)
-        sums = sum(self._sum(mb, dp) for mb, dp in self._summed(stage, first, micro) if dp > 1)
+        summed = [each for each in self._summed(stage, first, micro) if each[1] > 1]
+        sums = sum(self._sum(mb, dp, stage.gpus // dp) for mb, dp in summed)
         away = [i for i in self.tied if not first <= i < last]
         here = len(self.tied) > len(away) > 0
         if here:
@@ -105,12 +106,12 @@ class Corrected(Costs):
         parameters = cost.weights * self.params_of_mb
         norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * ADAM_PARAMS_PER_S) * 1000
         back = cost.reshard - cost.ahead
-        groups = _groups(stage) + (here and len(away) > 0)
+        beyond = (_groups(stage) + (here and len(away) > 0)) * NCCL_MB + _fragments(cost.normal)
         return cost._replace(
             into=cost.into if first else cost.ahead,
             out=cost.out if last < len(self.operators) else back,
             sums=sums, norm=norm, update=parameters / ADAM_PARAMS_PER_S * 1000,
-            reserved=cost.reserved + groups * NCCL_MB + _fragments(cost.normal),
+            reserved=cost.reserved + beyond, beyond=beyond,
         )  # fmt: skip
 
     def _summed(self, stage: Stage, first: int, micro: int) -> list[tuple[float, int]]:
@@ -125,10 +126,12 @@ class Corrected(Costs):
         """As `Costs._most_reserved`, of all operators."""
         return int(columns[FWD_RESERVED].max()) + int(columns[BWD_RESERVED].max())
 
-    def _sum(self, size: float, count: int) -> float:
-        """Milliseconds of a sum of MB: as profiled, else by a ring over links of a node."""
-        if self._curves("all_reduce", count) is not None:
-            return self._collective("all_reduce", count, size)
+    def _sum(self, size: float, count: int, stride: int) -> float:
+        """Milliseconds of a sum of MB over so many devices, of which one is `stride` after the
+        other: as profiled of these, else of neighbours, else by a ring over links of a node."""
+        for curve in (self._curves("all_reduce", count, stride), self._curves("all_reduce", count)):
+            if curve is not None:
+                return _on(curve, size)
         return 2 * (count - 1) * self.message(size / count, across=False)
 
     def message(self, size: float, across: bool) -> float:
@@ -138,20 +141,34 @@ class Corrected(Costs):
         speeds = self.database.inter if across else self.database.intra
         return size / float(np.interp(log2(size), np.arange(len(speeds)), speeds))
 
+    def _ahead(self, name: str, count: int, size: float) -> float:
+        """As `Costs._ahead`; a gather by a device's share."""
+        return self._collective(name, count, size / count if name == "all_gather" else size)
+
     def _collective(self, name: str, count: int, size: float) -> float:
         """As `Costs._collective`, between profiled sizes; larger ones at the largest's rate."""
         if not name:
             return 0.0
         if (curve := self._curves(name, count)) is None:
-            return (count - 1) * self.message(size / count, across=False)
-        sizes, times = curve
-        beyond = max(1.0, size / max(sizes[-1], 1.0))
-        return float(np.interp(size, sizes, times)) * beyond
+            piece = size if name == "all_gather" else size / count
+            return (count - 1) * self.message(piece, across=False)
+        return _on(curve, size)
 
-    def _curve(self, name: str, count: int) -> tuple[np.ndarray, np.ndarray] | None:
-        found = self.database.collectives.get((name, count), {})
+    def _curve(
+        self, name: str, count: int, stride: int = 1
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        database = self.database
+        near = database.collectives.get((name, count), {})
+        found = near if stride == 1 else database.strided.get((name, count, stride), {})
         rows = sorted((mb, ms) for mb, ms in found.items() if ms < FAILED_MS)
         return None if not rows else (np.array(rows)[:, 0], np.array(rows)[:, 1])
+
+
+def _on(curve: tuple[np.ndarray, np.ndarray], size: float) -> float:
+    """Milliseconds of MB."""
+    sizes, times = curve
+    beyond = max(1.0, size / max(sizes[-1], 1.0))
+    return float(np.interp(size, sizes, times)) * beyond
 
 
 def _shape(cost: StageCost) -> tuple[float, float, float, float, float, float]:

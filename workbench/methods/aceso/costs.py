@@ -82,6 +82,8 @@ class StageCost(NamedTuple):
     """Once an iteration: the norm of the gradients, and clipping."""
     update: float = 0.0
     """Once an iteration: the optimizer's step."""
+    beyond: float = 0.0
+    """Fragments of the allocator, and buffers of libraries; part of `reserved`."""
 
     @property
     def time(self) -> float:
@@ -102,6 +104,11 @@ class StageCost(NamedTuple):
     def memory(self) -> float:
         """In MB."""
         return self.normal + self.reserved
+
+    @property
+    def tensors(self) -> float:
+        """Memory of tensors alone, in MB."""
+        return self.memory - self.beyond
 
 
 class Share(NamedTuple):
@@ -341,12 +348,17 @@ class Costs:
             if left != right:
                 forward, backward, count = change(left, right)
                 size = int(columns[INPUT, i]) / MB
-                ahead += self._collective(forward, count, size)
+                ahead += self._ahead(forward, count, size)
                 back += self._collective(backward, count, size)
         return ahead, back
 
     def _layout(self, index: int, side: int, algo: int, tp: int, dp: int) -> Factors:
         return self.operators.operators[index].layout(side, algo=algo, tp=tp, dp=dp)
+
+    def _ahead(self, name: str, count: int, size: float) -> float:
+        """Milliseconds of a forward collective whose outcome is MB of a device: the published model
+        looks up a gather by them, too, though each device brings but its share."""
+        return self._collective(name, count, size)
 
     def _collective(self, name: str, count: int, size: float) -> float:
         if not name:

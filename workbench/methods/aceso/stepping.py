@@ -34,11 +34,12 @@ from workbench.runtime.passes.stage_passes import StagePasses
 from workbench.runtime.passes.statistics import added
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.groups import new_group, tensors_of_all
-from workbench.runtime.transport.shard_transport import ShardTransport
+from workbench.runtime.transport.neighbours import linked
+from workbench.runtime.transport.shard_transport import ShardTransport, pairs
 from workbench.runtime.transport.stage_groups import StageGroups
 from workbench.runtime.updates.shard_states import ShardStatesTogether
-from workbench.runtime.updates.shard_weights import ShardWeights, parts_of
-from workbench.runtime.updates.stage_updates import adamw
+from workbench.runtime.updates.shard_updates import ShardUpdates, SplitUpdates, TorchUpdates
+from workbench.runtime.updates.shard_weights import Part, ShardWeights, parts_of
 from workbench.runtime.updates.step_end import Ended, agree
 from workbench.schedule.action import Action
 from workbench.schedule.validate import validate
@@ -113,22 +114,22 @@ class PlanStepping:
             dtype=dtype, fuses=spec.options.fused,
             turn=lambda operator, backward: turn(1 + 2 * operator + backward),
         )  # fmt: skip
-        self.precise = precise = dtype if dtype.itemsize > 2 else torch.float32
         with self.meter:
-            self.stage.draw(weights, precise)
+            self.stage.draw(weights, dtype if dtype.itemsize > 2 else torch.float32)
         self.parts = parts = parts_of(operators, where, model, spec.model, settings)
-        self.weights = ShardWeights(
-            self.stage, parts, groups, new, lambda count: self.meter.zeros(count, precise)
-        )
         names = {part.key: part.name for part in parts}
-        decaying = {
-            part.name
-            for part in self.weights.parts
-            if (model.decays(*part.key) if still is None else names[part.owner] not in still)
-        }
-        self.optimizer = adamw(spec, self.weights.named, decaying, device)
+
+        def decays(part: Part) -> bool:
+            return model.decays(*part.key) if still is None else names[part.owner] not in still
+
+        self.weights = ShardWeights(self.stage, parts, groups, new, self.meter.zeros, decays)
+        if dtype.itemsize == 2:
+            self._updates: ShardUpdates = SplitUpdates(spec, self.weights, self.meter)
+        else:
+            decaying = {part.name for part in self.weights.parts if decays(part)}
+            self._updates = TorchUpdates(spec, self.weights, decaying, device)
         self.holder = ShardStatesTogether(
-            self.weights, parts, self.optimizer, groups, everybody, names,
+            self.weights, parts, self._updates, groups, everybody, names,
             over=everybody, lead=groups.ranks(len(widths) - 1)[0],
         )  # fmt: skip
         schedule = stage_schedule(spec.method, lists("1f1b", len(widths), len(self._micros)))
@@ -138,15 +139,18 @@ class PlanStepping:
             {own: self.stage}, StagePasses({own: self.stage}), self.weights.gradients, int,
             OutsideUpdates(),
         )  # fmt: skip
+        backend = "nccl" if "nccl" in dist.get_backend() else "gloo"
+        exchanging = pairs(self._ends, groups.ranks, {*map(len, self._micros)})
+        channels = linked(exchanging, rank, backend, everybody, device)
         self._engine.transport = ShardTransport(
-            everybody, crossings=self._ends.__getitem__, ranks=groups.ranks, rank=rank,
+            channels, everybody, crossings=self._ends.__getitem__, ranks=groups.ranks, rank=rank,
             forms=self._engine.forms, device=device,
             samples=lambda action, step: len(self._micros[action.microbatch]),
         )  # fmt: skip
         self._engine.transport.use(schedule)
         self._executor = Executor(
             schedule, self._perform, device, rank=own, perturb=perturb, record_from=spec.steps - 1,
-            announce=self._announce, together=dist.get_backend() == "nccl", abandon_s=ABANDON_S,
+            announce=self._announce, together=backend == "nccl", abandon_s=ABANDON_S,
             on_failure=lambda _: self._engine.transport.stop(),
         )  # fmt: skip
         last = groups.stage == len(widths) - 1
@@ -172,14 +176,12 @@ class PlanStepping:
         ended = agree(
             self.weights.gradients, (), losses=losses if self._tells_loss else 0.0,
             weight=weight if self._teller else 0.0, first=True, wanted=False, scale=1.0,
-            nominal=weight, clip=self._spec.clip, everybody=self.everybody,
-            counted=self.weights.counted,
+            nominal=weight, clip=None if self._updates.clips else self._spec.clip,
+            everybody=self.everybody, counted=self.weights.counted,
         )  # fmt: skip
         if not ended.overflow:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._spec.learning_rate(step)
             with self.meter, self.times.of("optimizer"):
-                self.optimizer.step()
+                self._updates.step(step, ended.norm)
         return ended
 
     def _begin(self, step: int, samples: Sequence[int], read: Callable) -> float:
@@ -191,7 +193,7 @@ class PlanStepping:
             part = tuple(samples[span.start : span.stop])
             ctx = Context(seed=self._spec.seed, step=step, unit=0, samples=part)
             inputs = tuple(
-                each.to(self.device, self.precise if each.is_floating_point() else each.dtype)
+                each.to(self.device, self.stage.dtype if each.is_floating_point() else each.dtype)
                 for each in inputs
             )
             rows.append(MicroRows(inputs, targets.to(self.device), ctx, labels))

@@ -76,7 +76,11 @@ class BatchNorm(Sharded):
         return y.relu() if self.place.rectified else y
 
     def normalized(self, x: Tensor, rows: Rows, weight: Tensor, bias: Tensor) -> Tensor:
-        """By the statistics of all rows."""
+        """By the statistics of all rows, in their precision."""
+        dtype, x = x.dtype, x.to(self.running_mean.dtype)
+        return self._normalized(x, rows, weight.type_as(x), bias.type_as(x)).to(dtype)
+
+    def _normalized(self, x: Tensor, rows: Rows, weight: Tensor, bias: Tensor) -> Tensor:
         if not rows.ctx.training:
             return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, eps=EPS)
         own = self.running_mean, self.running_var

@@ -87,6 +87,9 @@ def find(path: str | Path) -> Stored:
         raise ValueError(_unread(place))
     else:
         files, checkpoint = [place], UNIT.fullmatch(place.name) is not None
+    config = place / "config.json"
+    if config.is_file() and read_object(config, str(config)).get("quantization_config"):
+        raise ValueError(f"{config} is of quantized weights; save the model in fp32, bf16 or fp16")
     entries: dict[str, Entry] = {}
     for file in files:
         for label, entry in read_header(file).items():
@@ -100,7 +103,7 @@ def find(path: str | Path) -> Stored:
     if indexed and (lacking := _index(place / INDEX).keys() - entries.keys()):
         raise ValueError(f"{place / INDEX} names tensors that its files lack: {few(lacking)}")
     for entry in entries.values():
-        if entry.dtype not in WORDS and entry.dtype not in ("I64", "I32", "BOOL"):
+        if entry.dtype not in WORDS and entry.dtype not in ("I64", "BOOL"):
             raise ValueError(
                 f"{entry.file} holds quantized weights: {entry.label!r} is {entry.dtype}; save the "
                 "model in fp32, bf16 or fp16"

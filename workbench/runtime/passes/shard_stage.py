@@ -10,7 +10,6 @@ segments, which end where a layer starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -82,8 +81,7 @@ class Call:
 
 
 class ShardStage:
-    """A `StageModule` (stage_passes.py). Weights are fp32; with a `dtype` of 16 bits passes are in
-    mixed precision, and tensors between stages are of it."""
+    """A `StageModule` (stage_passes.py). Weights and tensors of passes are of its dtype."""
 
     def __init__(
         self, operators: OperatorList, places: list[Place], model: LayeredModel,
@@ -165,15 +163,12 @@ class ShardStage:
             each.name: Held(tensor, each.form, each.behind)
             for each, tensor in zip(self._came, came, strict=True)
         }
-        with self._autocast():
-            for number, calls in groupby(self.calls, lambda call: call.segment):
-                held = self._pass([*calls], held, rows, again=number >= 0)
+        for number, calls in groupby(self.calls, lambda call: call.segment):
+            held = self._pass([*calls], held, rows, again=number >= 0)
         if self.last:
             return (held[MAIN].tensor,)
         samples = len(rows.ctx.samples)
-        return tuple(
-            self._needed(held[each.name], each.front, samples).to(self.dtype) for each in self._goes
-        )
+        return tuple(self._needed(held[each.name], each.front, samples) for each in self._goes)
 
     def _pass(
         self, calls: Sequence[Call], held: dict[str, Held], rows: MicroRows, *, again: bool
@@ -234,11 +229,6 @@ class ShardStage:
         shape, groups = held.form.shape(samples), self._groups
         return spread(held.tensor, held.spread, need, shape, groups.process, groups.all)
 
-    def _autocast(self) -> AbstractContextManager:
-        if self.dtype.itemsize > 2:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
-
     # -- structure ------------------------------------------------------------------------------
 
     def _calls(self, first: int, settings: Sequence[Setting], fuses: bool) -> Iterator[Call]:
@@ -254,10 +244,11 @@ class ShardStage:
             at += count
 
     def _alike(self, first: int, settings: Sequence[Setting]) -> int:
-        """How many of the next operators one call computes, all of which are divided alike."""
+        """How many of the next operators one call computes, all of which are divided alike; it is
+        computed again where the first of them is."""
         count = fused(self._list.operators[first:], self._places[first])
         own = settings[:count]
-        alike = {(each.tp, each.dp, each.recompute) for each in own}
+        alike = {(each.tp, each.dp) for each in own}
         return count if len(own) == count and len(alike) == 1 else 1
 
     def _made(self, here: range, setting: Setting, segment: int) -> Call:
