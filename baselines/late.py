@@ -15,8 +15,8 @@ from workbench.core.spec import RunSpec
 if TYPE_CHECKING:
     from baselines.zero import Adapter
     from workbench.model.base import LayeredModel
+    from workbench.model.weights.outgoing import Weights
     from workbench.runtime.checkpoint.manifest import Saved
-    from workbench.runtime.checkpoint.weights import Weights
 
 Train = Callable[[RunSpec, Reporter, Path], Outcome]
 Training = Callable[[RunSpec, Reporter, Path], AbstractContextManager[Any]]

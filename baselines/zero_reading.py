@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from workbench.model.base import LayeredModel
+from workbench.model.weights.outgoing import Weights
 from workbench.runtime.checkpoint.manifest import Saved, unreadable
-from workbench.runtime.checkpoint.weights import Weights
 
 PLAIN = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Environment variable by which torch makes nothing of a pickle but what is allowed."""

@@ -26,6 +26,8 @@ from workbench.model.families import module_of
 from workbench.model.hf_config import spec_from_config
 from workbench.model.weights.mapped import mapped
 from workbench.model.weights.stored import find
+from workbench.runs.export import export
+from workbench.runs.store import Store
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
@@ -52,6 +54,8 @@ FORMS = {
     "bf16": {"max_shard_size": "20KB", "dtype": torch.bfloat16},
 }  # fmt: skip
 STEPS, EPS = 4, 1e-6
+BESIDE = ("generation_config.json", "tokenizer_config.json")
+"""Files that go with the weights."""
 
 
 class Logits(nn.Module):
@@ -80,6 +84,7 @@ def saved(tmp_path_factory):
         model.to(how.get("dtype")).save_pretrained(
             folder, max_shard_size=how.get("max_shard_size", "1GB")
         )
+        (folder / BESIDE[1]).write_text("[1]")
         spec = spec_for(
             model=spec_from_config(folder, seq=16), method="plain", steps=STEPS, lr_decay_steps=20,
             eps=EPS, batch=4, save_every=STEPS,
@@ -142,6 +147,30 @@ def test_training_goes_on_as_from_pretrained_does(name, form, method, saved, tra
     write_sealed(tmp_path / "runs" / "run" / "spec.json", spec.to_dict())
     came_in = "bf16" if form == "bf16" else "fp32"
     assert_exported(tmp_path / "runs" / "run", weights, tmp_path / "out", dtype=came_in)
+    for name in BESIDE:
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=[] if name == "mixtral" else [pytest.mark.thorough])
+        for name in CONFIGS
+        for form in FORMS
+    ],
+)
+def test_a_folder_comes_out_as_it_went_in(name, form, saved, tmp_path):
+    """Bit for bit, by names and types, where a rate is too small to change anything."""
+    folder, spec = saved(name, form)
+    spec = spec.with_(lr=1e-30, min_lr=0.0, weight_decay=0.0, steps=2, save_every=2)
+    torch_plain.train(spec, Silent(), tmp_path / "run")
+    write_sealed(tmp_path / "run" / "spec.json", spec.to_dict())
+    export(tmp_path / "run", tmp_path / "out", Store(tmp_path))
+    came, went = find(folder).entries, find(tmp_path / "out").entries
+    assert came.keys() == went.keys()
+    for label, entry in came.items():
+        assert went[label].dtype == entry.dtype
+        assert torch.equal(mapped(went[label]), mapped(entry)), label
 
 
 def test_a_new_run_begins_from_the_weights_and_statistics_of_another(tmp_path):

@@ -7,16 +7,13 @@ belong together.
 
 from __future__ import annotations
 
+import copy
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-
-from workbench.core.paths import user_path
-from workbench.model.hf_config import transformers_package
 
 TOKENIZER = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
@@ -57,33 +54,18 @@ def apart(source: nn.Module, groups: Sequence[Sequence[str]]) -> bool:
 def describe(source: nn.Module, came_from: Path | None, folder: Path, dtype: str) -> None:
     """Write the configuration, whose weights are of this `dtype`, as torch names it, and that of
     generation, which is the folder's that the model `came_from` if it has one."""
-    with _quiet():
-        config = source.config
-        config.dtype, config.architectures = dtype, [type(source).__name__]
-        config.save_pretrained(folder)
-        if came_from is not None and (came_from / GENERATION).is_file():
-            shutil.copyfile(came_from / GENERATION, folder / GENERATION)
-        elif source.can_generate():
-            source.generation_config.save_pretrained(folder)
+    config = copy.deepcopy(source.config)
+    config.dtype, config.architectures = dtype, [type(source).__name__]
+    config.save_pretrained(folder)
+    if came_from is not None and (came_from / GENERATION).is_file():
+        shutil.copyfile(came_from / GENERATION, folder / GENERATION)
+    elif source.can_generate():
+        source.generation_config.save_pretrained(folder)
 
 
 def copy_tokenizer(came_from: Path, folder: Path) -> None:
     """Copy the files of a tokenizer, those that there are."""
-    for pattern in TOKENIZER:
-        for file in sorted(user_path(came_from).glob(pattern)):
-            if file.is_file():
-                target = folder / file.relative_to(came_from)
-                target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(file, target)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' remarks on a configuration that was the user's to begin with."""
-    logging = transformers_package().utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+    for file in (file for pattern in TOKENIZER for file in came_from.glob(pattern)):
+        if file.is_file():
+            (target := folder / file.relative_to(came_from)).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, target)

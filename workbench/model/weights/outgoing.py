@@ -7,7 +7,8 @@ other one by all names of its `state_dict`, of which several may mean one weight
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,20 @@ from workbench.model.weights.stored import few
 
 HUGGING = "PreTrainedModel"
 """The class of all models of transformers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """fp32 weights that lie in files of whatever form, and running statistics beside them."""
+
+    shapes: Mapping[str, Sequence[int]]
+    parameters: int
+    """Elements of the weights alone."""
+    groups: Sequence[Sequence[str]]
+    """Names, those together that lie together."""
+    read: Callable[[Sequence[str]], dict[str, Tensor]]
+    """Gives tensors by their names, which may lie in files until they are copied. Raises OSError
+    where one is damaged."""
 
 
 class Outgoing:

@@ -5,31 +5,17 @@ Moments stay where they are. A file's checksum is asked for before the first ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from torch import Tensor
 
 from workbench.model.weights.headers import Entry
 from workbench.model.weights.mapped import mapped
+from workbench.model.weights.outgoing import Weights
 from workbench.model.weights.stored import find
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
 from workbench.runtime.checkpoint.manifest import Saved
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """fp32 weights that lie in files of whatever form, and running statistics beside them."""
-
-    shapes: Mapping[str, Sequence[int]]
-    parameters: int
-    """Elements of the weights alone."""
-    groups: Sequence[Sequence[str]]
-    """Names, those together that lie together."""
-    read: Callable[[Sequence[str]], dict[str, Tensor]]
-    """Gives tensors by their names, which may lie in files until they are copied. Raises OSError
-    where one is damaged."""
 
 
 def weights_of(saved: Saved, prefix: str = "") -> Weights:
