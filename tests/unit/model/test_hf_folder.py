@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from tests.unit.model.test_hf_decoders import DENSE, EXPERTS, config
-from workbench.model import hf_folder
 from workbench.model.hf import HFModel
 from workbench.model.weights.folder import new_folder, write_folder
 from workbench.model.weights.mapped import mapped
-from workbench.model.weights.outgoing import Weights
+from workbench.model.weights.outgoing import Outgoing, Weights
 from workbench.model.weights.stored import find
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -53,4 +52,4 @@ def test_a_decoder_is_loaded_without_a_complaint(name, tmp_path):
     ours, expected = (find(folder).entries for folder in (target, tmp_path / "theirs"))
     assert ours.keys() == expected.keys()
     assert all(torch.equal(mapped(ours[key]), mapped(entry)) for key, entry in expected.items())
-    assert hf_folder.apart(model.source, groups)
+    assert Outgoing(weights.shapes, groups, model.source, torch.float32).groups == groups

@@ -69,9 +69,10 @@ class Outgoing:
                 )
         self.groups = [[*group] for group in groups]
         """Names of the weights that are wanted together."""
-        if hugging and not hf_folder.apart(module, [self._leaving(group) for group in groups]):
-            self.groups = [[name for group in groups for name in group]]
         self._buffers = {name: own[name] for name in wanted if name not in self._of}
+        apart = [*map(self._leaving, groups), [*self._buffers]]
+        if hugging and not hf_folder.apart(module, apart):
+            self.groups = [[name for group in groups for name in group]]
         self._exact = own.keys() - {*parameters}
 
     def made(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
