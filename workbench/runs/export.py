@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from workbench.core import methods
-from workbench.core.model_spec import ENGINE
+from workbench.core.model_spec import ENGINE, T5_FAMILY
 from workbench.core.paths import user_path
 from workbench.core.sources import config_file
 from workbench.model import make_model
-from workbench.model.families import module_of
+from workbench.model.families import module_of, t5_shape
+from workbench.model.hf_config import read_config, transformers_package
 from workbench.model.hf_layers import Decoder
 from workbench.model.objective import PREFIX
+from workbench.model.t5_names import to_hugging_face
 from workbench.model.tokenizer_file import is_folder
 from workbench.model.weights.folder import Tell, new_folder, write_folder
 from workbench.model.weights.outgoing import Weights
@@ -30,7 +32,7 @@ from workbench.runs.store import Store
 from workbench.runtime.checkpoint.weights import weights_of
 from workbench.runtime.memory.storage import DTYPES
 
-AUTO, META = "auto", "meta"
+AUTO, META, CONFIG = "auto", "meta", "config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +74,14 @@ def export(
     target = new_folder(folder)
     kept = find_kept(run, store, step)
     word = _came_in(kept) if dtype == AUTO else dtype
-    weights = _weights_of(kept)
-    files = write_folder(
-        target, weights, _module_of(kept), DTYPES[word], **_folders(kept), tell=tell, most=most
-    )
+    weights, folders = _weights_of(kept), _folders(kept)
+    if kept.model and kept.model.family == T5_FAMILY and folders:
+        module = _t5_in(folders["came_from"], tied=kept.model.tied)
+        weights = to_hugging_face(weights, t5_shape(kept.model))
+    else:
+        module = _module_of(kept)
+    how = {**folders, "tell": tell, "most": most}
+    files = write_folder(target, weights, module, DTYPES[word], **how)
     return Exported(
         folder=target, step=kept.saved.manifest.next_step, parameters=weights.parameters,
         files=files, dtype=word, notes=(*kept.notes,),
@@ -127,13 +133,23 @@ def _module_of(kept: Kept) -> nn.Module | None:
     return model.source if isinstance(model, Decoder) else make_whole(model, seed=seed, device=META)
 
 
+def _t5_in(folder: Path, *, tied: bool) -> nn.Module:
+    """The T5 of a folder's configuration as transformers has it, on the meta device."""
+    config, _ = read_config(folder)
+    with torch.device(META):
+        module = transformers_package().T5ForConditionalGeneration(config)
+        if not tied:  # which transformers ties until it reads other weights
+            module.lm_head.weight = nn.Parameter(torch.empty_like(module.lm_head.weight))
+    return module
+
+
 def _folders(kept: Kept) -> dict[str, Path]:
     """Folders that a model of Hugging Face's, and the tokenizer of its run, came from."""
     file = kept.model and config_file(kept.model)
-    if file is None:
+    if kept.spec and kept.model and kept.model.family == T5_FAMILY and kept.spec.model.pretrained:
+        file = user_path(kept.spec.model.pretrained) / CONFIG
+    if file is None or not file.is_file():
         return {}
     named = kept.spec.tokenizer if kept.spec else ""
-    return {
-        "came_from": file.parent,
-        "tokenizer": user_path(named) if is_folder(named) else file.parent,
-    }
+    tokenizer = user_path(named) if is_folder(named) else file.parent
+    return {"came_from": file.parent, "tokenizer": tokenizer}

@@ -59,8 +59,8 @@ class Outgoing:
         self._of = {name: name for name in weights if module is None or name in wanted}
         """Name that leaves -> the weight's."""
         self._of |= {name: first[id(own[name])] for name in parameters}
-        if more := weights.keys() - own.keys() if own else ():
-            raise ValueError(f"the model has no {few(more)}")
+        if more := weights.keys() - {*self._of.values()}:
+            raise ValueError(f"the model has no tensor of its own for {few(more)}")
         for name, of in self._of.items():
             there = own[name].shape if own else weights[of]
             if [*there] != [*weights[of]]:
