@@ -110,14 +110,14 @@ class ModelSpec:
     """Times that the 3x3 convolutions of wide-resnet-imagenet are as wide as the 1x1 convolutions
     before them, by default 2; `hidden` are the channels of the first ones."""
 
-    rows: Literal["", "documents", "padded", "stream"] = ""
+    rows: Literal["documents", "padded", "stream"] | None = None
     """Samples of a decoder of Hugging Face that trains on rows: ``documents`` are several rows
     each, whose positions begin anew and which do not attend to each other; ``padded`` are one row
     each; ``stream`` are windows of all rows in order. By default documents of rows, and a stream of
     a text."""
 
     def __post_init__(self) -> None:
-        if self.rows not in ("", *ROWS):
+        if self.rows not in (None, *ROWS):
             raise ValueError(f"rows is {self.rows!r}; it must be one of {', '.join(ROWS)}")
         if self.rows and (self.family == GPT_FAMILY or self.decomposed):
             raise ValueError(

@@ -162,12 +162,12 @@ class RunSpec:
         own = self.model.rows
         decoder = self.model.family != GPT_FAMILY and not self.model.decomposed
         held = decoder and self.text.lower().endswith(ROW_FILES)
-        if not held and own not in ("", STREAM):
+        if not held and own not in (None, STREAM):
             raise ValueError(
                 f"rows is {own!r}, and {self.text!r} is a text without rows; they end with "
                 f"{', '.join(ROW_FILES)}"
             )
-        rows = (own or DOCUMENTS) if held else ""
+        rows = (own or DOCUMENTS) if held else None
         if rows != own:
             object.__setattr__(self, "model", replace(self.model, rows=rows))
 

@@ -59,7 +59,7 @@ VISITED = ("num_experts_per_tok", "moe_topk", "moe_k")
 class HFModel(Decoder):
     """The units of a `*ForCausalLM` module, whose weights are copied and never changed."""
 
-    def __init__(self, source: nn.Module, rows: str = "") -> None:
+    def __init__(self, source: nn.Module, rows: str | None = None) -> None:
         """`rows`: how rows make samples, as a `ModelSpec` has it. Raises ValueError when layers and
         final norm are not where decoders have them, and for rows that the module mixes."""
         self.source, self.rows = source, rows
@@ -100,7 +100,7 @@ class HFModel(Decoder):
             check_rows(self)
 
     @classmethod
-    def from_config(cls, config: Any, rows: str = "") -> HFModel:
+    def from_config(cls, config: Any, rows: str | None = None) -> HFModel:
         """From a configuration object; weights are drawn by their rules, keyed per unit."""
         transformers = transformers_package()
         with understood(config.model_type), seeded(torch.device("cpu"), 0), Unfilled():

@@ -125,7 +125,10 @@ class Calls:
 
 
 def _alike(one: Tensor | None, other: Tensor | None) -> bool:
-    return one is other or (one is not None and other is not None and torch.equal(one, other))
+    if one is None or other is None:
+        return one is other
+    with unset_fake_temporarily():
+        return torch.equal(one, other)
 
 
 def kinds(layers: Sequence[nn.Module], types: Sequence[str] | None) -> list[str]:
@@ -236,7 +239,7 @@ class Decoder(LayeredModel):
     source: nn.Module
     """The module, whose weights are copied and never changed."""
     config: Any
-    rows: str
+    rows: str | None
     """How rows make samples, as a `ModelSpec` has it."""
     frozen: list[list[str]]
     """Of each unit the parameters that stay as they are."""

@@ -8,11 +8,11 @@ library datasets writes it) are read from where they lie.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from workbench.core.jsonfile import parse_json
-from workbench.core.spec import ROW_FILES
 from workbench.model.corpus import numbered_lines
 
 LINES = (".jsonl", ".ndjson")
@@ -24,23 +24,16 @@ AT_ONCE = 1024
 Row = dict[str, Any]
 
 
-def is_rows(path: Path) -> bool:
-    """Whether a file's name says that it holds rows."""
-    return path.name.lower().endswith(ROW_FILES)
-
-
 def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Each row, and where it stands in words. Raises ValueError, one sentence, for a file that is
     missing, empty or none of its kind, for a line that is no JSON object, and for a table where
     pyarrow is not installed."""
     if not path.is_file():
         raise ValueError(f"there are no rows at {str(path)!r}; name a file of rows")
-    empty = True
-    for where, row in _lines(path) if path.suffix.lower() in LINES else _table(path):
-        empty = False
-        yield where, row
-    if empty:
+    rows = _lines(path) if path.suffix.lower() in LINES else _table(path)
+    if (first := next(rows, None)) is None:
         raise ValueError(f"the file {str(path)!r} has no rows")
+    return chain([first], rows)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Row]]:

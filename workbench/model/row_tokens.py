@@ -167,11 +167,12 @@ def load_rows(
     """
     path, rows = user_path(source), RowTokenizer(tokenizer, train_on)
     check_room(rows.made.vocab, tokenizer, vocab)
+    table = read_rows(path)
 
     def make() -> tuple[np.ndarray, dict[str, Any]]:
         parts = [
             np.stack([ids, labels, np.arange(len(ids), dtype=np.int32)])
-            for ids, labels in rows.tokens(read_rows(path))
+            for ids, labels in rows.tokens(table)
             if len(ids)
         ]
         if not parts:
