@@ -35,10 +35,12 @@ from workbench.model.custom_data import counted, loss
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
+from workbench.model.hf_head import DividedHead, divided_head
 from workbench.model.hf_layers import (
     Call,
     Calls,
     Decoder,
+    FinalNorm,
     Flow,
     Routers,
     as_written,
@@ -96,6 +98,7 @@ class HFModel(Decoder):
         if not self._seen.seats:
             self._routers.places.clear()
         self._random = self._seen.draws or dropout_of(self.config) > 0
+        self._divided = self._find_divided()
         if rows:
             check_rows(self)
 
@@ -208,6 +211,14 @@ class HFModel(Decoder):
             )
         return tied
 
+    def _find_divided(self) -> DividedHead | None:
+        def given(x: Tensor) -> Any:
+            return self._flow.end(self._flow.begin(x))
+
+        with unset_fake_temporarily(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+            head, width = self.skeleton(self.head), self._flow.hidden
+            return divided_head(head, self.source, width, given, _cross_entropy)
+
     # Weights.
 
     def initialize(self, unit: int, module: nn.Module, *, seed: int) -> None:
@@ -244,7 +255,12 @@ class HFModel(Decoder):
             module.train(ctx.training)
         with self.keyed(x.device, ctx), held(module, self.frozen[unit]):
             if unit == self.head:
-                return self.told(module(inputs_embeds=self._flow.end(x), use_cache=False), targets)
+                given = self._flow.end(x)
+                if targets is None or self._divided is None:
+                    return self.told(module(inputs_embeds=given, use_cache=False), targets)
+                return self._and_routers(
+                    *self._divided.loss(module, given, targets, self.rows is not None)
+                )
             if unit == 0:
                 made = module(x, use_cache=False, **at_positions(positions)).last_hidden_state
                 made = self._flow.begin(made)
@@ -271,10 +287,11 @@ class HFModel(Decoder):
         """The logits that the causal-LM model made, or their loss with that of its routers."""
         if targets is None:
             return made.logits
-        if self.rows:  # a micro-batch may have no label
-            return loss(made.logits, targets)
-        mean = F.cross_entropy(made.logits.flatten(0, 1).float(), targets.flatten())
-        return mean + self.coefficient * made.aux_loss if self._flow.seats else mean
+        found = loss(made.logits, targets) if self.rows else _cross_entropy(made, targets)
+        return self._and_routers(found, made)
+
+    def _and_routers(self, loss: Tensor, made: Any) -> Tensor:
+        return loss + self.coefficient * made.aux_loss if self._flow.seats else loss
 
     @property
     def counts_differ(self) -> bool:
@@ -328,23 +345,8 @@ class HFModel(Decoder):
         return as_written(self, _hollow(self.source), units, checkpoint=checkpoint)
 
 
-class FinalNorm(nn.Module):
-    """Stands for the decoder in the head: norms the hidden states it is given, and hands on the
-    logits of routers that come with them."""
-
-    def __init__(self, name: str, norm: nn.Module) -> None:
-        super().__init__()
-        self.name = name
-        self.add_module(name, norm)
-
-    def forward(self, input_ids: None = None, *, inputs_embeds: Any, **_: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-
-        x, *logits = inputs_embeds if isinstance(inputs_embeds, tuple) else (inputs_embeds,)
-        normed = self.get_submodule(self.name)(x)
-        made = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
-        made.router_logits = tuple(logits) or None
-        return made
+def _cross_entropy(made: Any, targets: Tensor) -> Tensor:
+    return F.cross_entropy(made.logits.flatten(0, 1).float(), targets.flatten())
 
 
 def _with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:

@@ -233,6 +233,25 @@ def _hear(logits: list[Tensor], index: int, _: nn.Module, __: tuple, out: Any) -
         logits.append(heard)
 
 
+class FinalNorm(nn.Module):
+    """Stands for the decoder in the head: norms the hidden states it is given, and hands on the
+    logits of routers that come with them."""
+
+    def __init__(self, name: str, norm: nn.Module) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, norm)
+
+    def forward(self, input_ids: None = None, *, inputs_embeds: Any, **_: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+        x, *logits = inputs_embeds if isinstance(inputs_embeds, tuple) else (inputs_embeds,)
+        normed = self.get_submodule(self.name)(x)
+        made = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
+        made.router_logits = tuple(logits) or None
+        return made
+
+
 class Decoder(LayeredModel):
     """The units of a causal-LM module of Hugging Face's (hf.py)."""
 
