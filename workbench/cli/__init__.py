@@ -31,7 +31,7 @@ from workbench.runs.store import Store
 
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
-ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso", "export")
+ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso", "export", "rows")
 """Verbs whose flags are their own business."""
 PUBLISHED_WINDOW = 4
 """The artifact's default, for `run`; `plan` chooses by itself."""
@@ -143,6 +143,7 @@ def make_parser() -> argparse.ArgumentParser:
     # Their flags are their own business; `main` hands them over before they come here.
     verbs.add_parser("doctor", help="measure this machine, say what can run on it")
     verbs.add_parser("page", help="serve the dashboard to a browser on this machine")
+    verbs.add_parser("rows", help="the first rows of a file as tokens, the trained ones marked")
     verbs.add_parser("varuna", help="train over hosts that come and go; status, stop, notice")
     verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
     verbs.add_parser("aceso", help="plans of tp, dp, stages, recomputation: cost, search")
