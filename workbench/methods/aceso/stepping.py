@@ -7,7 +7,7 @@ and sums know (runtime/transport, runtime/updates); the schedule, its proof and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,17 +27,18 @@ from workbench.model.base import Context, LayeredModel
 from workbench.model.operators.places import places
 from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.passes.layer_stage import LayerStage
 from workbench.runtime.passes.shard_ends import Crossing, crossings
 from workbench.runtime.passes.shard_stage import Key, MicroRows, ShardStage
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.passes.stage_passes import StagePasses
-from workbench.runtime.passes.statistics import added
+from workbench.runtime.passes.statistics import added, clones
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.groups import new_group, tensors_of_all
 from workbench.runtime.transport.shard_transport import ShardTransport
 from workbench.runtime.transport.stage_groups import StageGroups
 from workbench.runtime.updates.shard_states import ShardStatesTogether
-from workbench.runtime.updates.shard_weights import ShardWeights, parts_of
+from workbench.runtime.updates.shard_weights import Part, ShardWeights, parts_of
 from workbench.runtime.updates.stage_updates import adamw
 from workbench.runtime.updates.step_end import Ended, agree
 from workbench.schedule.action import Action
@@ -45,6 +46,11 @@ from workbench.schedule.validate import validate
 
 ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
+
+
+Read = Callable[[range], tuple[Sequence[Tensor], Tensor, float, int | None]]
+"""Gives some rows' inputs and targets, their weight, which counts labels or samples, and the number
+of labels where these differ from row to row."""
 
 
 class Setting(NamedTuple):
@@ -98,25 +104,14 @@ class PlanStepping:
         widths = [stage.gpus for stage in plan.stages]
         rank = dist.get_rank()
         self._groups = groups = StageGroups(grids, widths, rank, new)
-        operators = plan.subject.operators()
-        where = places(operators, spec.model)
-        ends = [
-            crossings(operators, where, at, front[-1], behind[0])
-            for at, front, behind in zip(plan.starts[1:-1], settings, settings[1:], strict=False)
-        ]
+        pairs = zip(plan.starts[1:-1], settings, settings[1:], strict=False)
+        ends, own = self._between(plan, [(at, a[-1], b[0]) for at, a, b in pairs]), groups.stage
         self._ends: list[list[Crossing]] = [[], *ends, []]
         """Tensors into each stage, and out of the last."""
-        own = groups.stage
-        self.stage = ShardStage(
-            operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
-            came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
-            dtype=dtype, fuses=spec.options.fused,
-            turn=lambda operator, backward: turn(1 + 2 * operator + backward),
-        )  # fmt: skip
         self.precise = precise = dtype if dtype.itemsize > 2 else torch.float32
         with self.meter:
-            self.stage.draw(weights, precise)
-        self.parts = parts = parts_of(operators, where, model, spec.model, settings)
+            self.stage = self._made(plan, settings[own], weights, dtype)
+        self.parts = parts = self._all_parts(plan, settings)
         self.weights = ShardWeights(
             self.stage, parts, groups, new, lambda count: self.meter.zeros(count, precise)
         )
@@ -153,14 +148,46 @@ class PlanStepping:
         self._tells_loss = last and groups.process % settings[-1][-1].tp == 0
         self._teller = rank == groups.ranks(len(widths) - 1)[0]
 
-    def step(
-        self, step: int, samples: Sequence[int],
-        read: Callable[[range], tuple[Sequence[Tensor], Tensor, float, int | None]],
-    ) -> Ended:  # fmt: skip
+    def _between(
+        self, plan: Plan, ends: Sequence[tuple[int, Setting, Setting]]
+    ) -> list[list[Crossing]]:
+        """What crosses each boundary: before an operator, between two settings."""
+        operators = plan.subject.operators()
+        where = places(operators, self._spec.model)
+        return [crossings(operators, where, *each) for each in ends]
+
+    def _made(
+        self, plan: Plan, settings: Sequence[Setting], weights: Callable[[Key], Tensor],
+        dtype: torch.dtype,
+    ) -> ShardStage | LayerStage:  # fmt: skip
+        """This process's stage, with its weights."""
+        spec, operators, own = self._spec, plan.subject.operators(), self._groups.stage
+        stage = ShardStage(
+            operators, places(operators, spec.model), self.model, spec.model,
+            first=plan.starts[own], settings=settings, came=self._ends[own],
+            goes=self._ends[own + 1], groups=self._groups, device=self.device, dtype=dtype,
+            fuses=spec.options.fused,
+            turn=lambda operator, backward: self._turn(1 + 2 * operator + backward),
+        )  # fmt: skip
+        stage.draw(weights, self.precise)
+        return stage
+
+    def _all_parts(self, plan: Plan, settings: Sequence[Sequence[Setting]]) -> list[Part]:
+        """All parameters of the model."""
+        operators = plan.subject.operators()
+        where = places(operators, self._spec.model)
+        return parts_of(operators, where, self.model, self._spec.model, settings)
+
+    def _weigh(self, targets: Tensor, weight: float) -> float:
+        """What this process's mean loss of a micro-batch counts, of a `weight` in all: it is a part
+        of the micro-batch's own mean."""
+        return weight
+
+    def step(self, step: int, samples: Sequence[int], read: Read) -> Ended:
         """A step on a batch, whose rows have these numbers: passes, sums, and updates unless
-        gradients are not finite. `read` gives some rows' inputs and targets, their weight, which
-        counts labels or samples, and the number of labels where these differ from row to row."""
+        gradients are not finite."""
         self.times.on = step == self._spec.steps - 1
+        kept = clones(self.stage.statistics())
         with self.times.of("batch-generator"):
             weight = self._begin(step, samples, read)
         self._executor.run(step, 1)
@@ -175,17 +202,19 @@ class PlanStepping:
             nominal=weight, clip=self._spec.clip, everybody=self.everybody,
             counted=self.weights.counted,
         )  # fmt: skip
-        if not ended.overflow:
+        if ended.overflow:
+            self.take_up(kept)
+        else:
             for group in self.optimizer.param_groups:
                 group["lr"] = self._spec.learning_rate(step)
             with self.meter, self.times.of("optimizer"):
                 self.optimizer.step()
         return ended
 
-    def _begin(self, step: int, samples: Sequence[int], read: Callable) -> float:
+    def _begin(self, step: int, samples: Sequence[int], read: Read) -> float:
         """Take a step's rows, of which each operator takes its row of processes' share. Returns the
         weight of all."""
-        rows, micros = [], []
+        rows, micros, whole = [], [], 0.0
         for span in self._micros:
             inputs, targets, weight, labels = read(span)
             part = tuple(samples[span.start : span.stop])
@@ -195,8 +224,8 @@ class PlanStepping:
                 for each in inputs
             )
             rows.append(MicroRows(inputs, targets.to(self.device), ctx, labels))
-            micros.append(MicroBatch(samples=part, weight=weight))
-        whole = sum(micro.weight for micro in micros)
+            micros.append(MicroBatch(samples=part, weight=self._weigh(targets, weight)))
+            whole += weight
         self.stage.begin(step, rows)
         self._engine.begin(step, micros, 1 / whole)
         return whole
@@ -205,6 +234,11 @@ class PlanStepping:
         """Running ones of all norms, as copies on the host, in every process."""
         own = {} if self._groups.process else self.stage.statistics()
         return added(tensors_of_all(own, self.everybody))
+
+    def take_up(self, statistics: Mapping[str, Tensor]) -> None:
+        """Have other running statistics."""
+        for name, value in self.stage.statistics().items():
+            value.copy_(statistics[name])
 
     def _perform(self, action: Action, step: int) -> None:
         with self.meter:
