@@ -93,9 +93,7 @@ class OnceNorm(_BatchNorm):
             return self._over_all(x, own, rate or 0.0)
         return F.batch_norm(x, *own, *self._affine(x), True, rate or 0.0, self.eps)
 
-    def _over_all(
-        self, x: Tensor, own: tuple[Tensor | None, Tensor | None], rate: float
-    ) -> Tensor:
+    def _over_all(self, x: Tensor, own: tuple[Tensor | None, Tensor | None], rate: float) -> Tensor:
         """By the statistics of all processes' rows."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         dims, shape = [d for d in range(x.dim()) if d != 1], [1, -1, *[1] * (x.dim() - 2)]

@@ -103,7 +103,8 @@ class _Sums:
         less than operators': the first and the second of the two. An operator that no split has
         counts nothing."""
         held = 2 + self.costs.masters + self.costs.states
-        factors = np.array([held + self.costs.room(1.0), held])[:, None]
+        apart = self.costs.operators.apart
+        factors = np.array([held + self.costs.room(1.0) * (not apart), held])[:, None]
         rows = tables[next(iter(tables))][0].shape[1]
         shape = (3, rows, len(self.at), 2, PRICES)
         costs = np.full(shape, np.inf)  # kept; made again; made again as a segment's last, and kept
@@ -114,7 +115,8 @@ class _Sums:
                     again = made[FORWARD, row]
                     bare = again + made[BACKWARD, row] + prices * (factors * made[WEIGHTS, row])
                     full = bare + prices * (turns * made[ACTIVATIONS, row])
-                    here = np.array([full, bare + again, full + again])
+                    whole = np.minimum(full, bare + again) if apart else full
+                    here = np.array([whole, bare + again, full + again])
                     costs[:, row, pair] = np.minimum(costs[:, row, pair], here)
         kept, again, ends = np.where(np.isinf(costs), 0.0, costs)
         starts = np.append(self.costs.starts_layer[1:], False)

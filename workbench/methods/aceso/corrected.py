@@ -53,6 +53,7 @@ class Corrected(Costs):
     ) -> None:  # fmt: skip
         super().__init__(operators, database, half=half, per_node=per_node)
         self.batch, self.across = batch, gpus > per_node
+        self.group_mb = NCCL_MB if database.group_mb is None else database.group_mb
         self.params_of_mb = 2**20 / (2 if half else 4)
         kinds = [each.kind for each in operators.operators]
         self.tied = [i for i, kind in enumerate(kinds) if kind in TIED and "head" in kinds]
@@ -110,7 +111,7 @@ class Corrected(Costs):
             into=cost.into if first else cost.ahead,
             out=cost.out if last < len(self.operators) else back,
             sums=sums, norm=norm, update=parameters / ADAM_PARAMS_PER_S * 1000,
-            reserved=cost.reserved + groups * NCCL_MB + _fragments(cost.normal),
+            reserved=cost.reserved + groups * self.group_mb + _fragments(cost.normal),
         )  # fmt: skip
 
     def _summed(self, stage: Stage, first: int, micro: int) -> list[tuple[float, int]]:

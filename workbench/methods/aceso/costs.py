@@ -250,11 +250,15 @@ class Costs:
         weights = int(totals[WEIGHTS])
         most = self._most_reserved(columns)
         kept = int(totals[ACTIVATIONS]) - saved
+        if self.operators.apart:  # whose inputs stay
+            kept += int(totals[INPUT]) - arrives
+        else:
+            most = max(most, weights)
         return StageCost(
             forward=int(totals[FORWARD]) / NS_OF_MS, backward=int(totals[BACKWARD]) / NS_OF_MS,
             recompute=recompute / NS_OF_MS, into=in_ms + ahead, out=out_ms + back,
             reshard=ahead + back, weights=weights / MB, input=arrives / MB, kept=kept / MB,
-            peak_recompute=peak / MB, reserved=max(most, weights) / MB,
+            peak_recompute=peak / MB, reserved=most / MB,
             state=weights * (2 + self.masters + self.states) / MB,
             in_flight=(arrives + kept) * (self.turns(behind, micro) - 1) / MB, ahead=ahead,
         )  # fmt: skip
@@ -302,6 +306,9 @@ class Costs:
         keeps its input: it ends a segment, and the operator before keeps its output, unless that
         counts one and a half times, or not at all.
         """
+        if self.operators.apart:
+            held = sizes * flags
+            return int(held.sum()), int(held.max())
         last = first + len(flags)
         both = flags[:-1] & flags[1:]
         ends = self.starts_layer[first + 1 : last] & self.plain[first : last - 1]

@@ -53,6 +53,8 @@ class Database:
     """GB/s between devices of a node, of messages of 1, 2, 4... MB."""
     inter: tuple[float, ...]
     """GB/s between nodes."""
+    group_mb: float | None = None
+    """Of a device, for each group of devices that it is in; None: as NCCL takes on GPUs."""
     samples: tuple[int, ...] = field(init=False)
     """Numbers of samples a device that are profiled."""
 

@@ -16,7 +16,6 @@ from workbench.core.division import divide, even_share
 from workbench.methods.aceso.layer_stepping import LayerStepping
 from workbench.methods.aceso.plan import Plan
 from workbench.methods.aceso.plan_steps import PlanSteps, check_alike
-from workbench.methods.aceso.stepping import Read
 from workbench.model.draws import Draws
 from workbench.model.objective import PREFIX, Batch, Handed, Layered
 from workbench.runtime.memory.storage import DTYPES
@@ -106,9 +105,8 @@ def _check_model(plan: Plan, model: Layered, name: str) -> None:
     if subject.size != name:
         raise ValueError(f"the plan is for the layers of {subject.size}; these are {name}")
     most = max(stage.gpus for stage in plan.stages)
-    if rest := subject.batch % plan.micro:
-        if rest < most:
-            raise ValueError(
-                f"the last micro-batch has {rest} rows of a batch of {subject.batch}, and a stage "
-                f"has {most} processes; give micro-batches of another size"
-            )
+    if (rest := subject.batch % plan.micro) and rest < most:
+        raise ValueError(
+            f"the last micro-batch has {rest} rows of a batch of {subject.batch}, and a stage has "
+            f"{most} processes; give micro-batches of another size"
+        )

@@ -23,8 +23,8 @@ from workbench.model.operators.sizes import Size, published_sizes
 from workbench.model.operators.transformer import gpt, llama, t5
 
 __all__ = [
-    "MODULE", "Extra", "Factors", "Kind", "Layout", "Operator", "OperatorList", "Size", "operator_list",
-    "published_sizes",
+    "MODULE", "Extra", "Factors", "Kind", "Layout", "Operator", "OperatorList", "Size",
+    "operator_list", "published_sizes",
 ]  # fmt: skip
 
 FAMILIES = ("gpt", "t5", "resnet", "llama")

@@ -23,8 +23,8 @@ of the decoder, keys and values of the encoder's output. `linear`: a GEMM whose 
 operator adds. `add-dropout`: bias, dropout and residual. `head`: logits and loss. `add`: the
 residual as it is; `downsample-add`: after a convolution of 1x1 and its batch norm. `grouped-qkv`:
 three GEMMs, with fewer heads of keys and values than of queries; `rotary` turns queries and keys.
-`gate-up`: two GEMMs, of which `swiglu` multiplies the sigmoid-weighted first by the second. `layer`:
-a layer of a user's own module, whatever it computes."""
+`gate-up`: two GEMMs, of which `swiglu` multiplies the sigmoid-weighted first by the second.
+`layer`: one of a user's own module, whatever it computes."""
 
 Layouts = tuple[Layout, Layout]
 """Of an operator's input and output."""

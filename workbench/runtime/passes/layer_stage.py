@@ -55,9 +55,9 @@ def layer_crossings(model: Decomposed, unit: int, front: int, behind: int) -> li
             continue
         if part.batch_dim is None and part.differentiable and front != behind:
             raise ValueError(
-                f"layers {unit - 1} and {unit} have dp {front} and {behind}, and the first hands on "
-                f"a trained tensor of {part.shape} that has no rows; cut elsewhere, or give both "
-                "one dp"
+                f"layers {unit - 1} and {unit} have dp {front} and {behind}, and the first hands "
+                f"on a trained tensor of {part.shape} that has no rows; cut elsewhere, or give "
+                "both one dp"
             )
         ends = (Spread(1, dp, dim=part.batch_dim, rows=part.rows) for dp in (front, behind))
         found.append(Crossing(str(number), Rows(part), *ends, part.differentiable))
