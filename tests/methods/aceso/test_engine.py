@@ -14,6 +14,7 @@ import torch
 from tests.exactness.trained import NEAR
 from tests.forks.server import command
 from tests.methods.aceso import engine_driver
+from tests.methods.aceso.engine_driver import own
 from tests.methods.aceso.plans import (
     OPERATORS,
     PICTURE_OPERATORS,
@@ -51,6 +52,11 @@ def told(made: Plan, what: str, folder: Path, ranks: int = 0) -> list[dict]:
         # checkpoint from which another engine goes on.
         ("gpt resumes fp64", plan([(2, 7, turns(2, 1)), (1, OPERATORS, some())])),
         ("llama", llama([(2, 29, drawn(2, 2))])),
+        # Layers of any module: a micro-batch that is smaller, dp that changes at a boundary either
+        # way, recomputation of some layers, statistics of rows of two processes.
+        ("layers resumes fp64", own([(2, 3, some()), (1, 6, even(again=True))])),
+        later("layers fp64", own([(1, 1, even()), (1, 2, some()), (2, 6, some())])),
+        ("layers", own([(2, 6, some())])),
         later("llama resumes", llama([(1, 11, some()), (2, 29, turns(1, 2))])),
         later("t5", plan([(2, 30, drawn(1, 2)), (1, T5_OPERATORS, some())], model=T5, algos=1)),
         later("resnet resumes fp64", plan([(1, 9, some()), (2, PICTURE_OPERATORS, turns(2, 1))],
@@ -81,6 +87,7 @@ def test_a_users_module_trains_as_in_torchs_loop(what, made, tmp_path):
     [
         ("rectified", plan([(2, OPERATORS, even(2))]), "the loss of two rows is|something else"),
         ("other", plan([(1, OPERATORS, even())]), "no parameter 'lm_head.weight'"),
+        ("gpt", own([(1, 6, even())]), "num_layers is 6; Gpt-"),
         ("gpt", plan([(1, OPERATORS, even())], batch=8), "batch has 10 rows; the plan's has 8"),
         ("gpt", plan([(2, OPERATORS, even())]), "for 2 devices, and there are 1 processes"),
     ],
