@@ -31,8 +31,6 @@ from workbench.model.whole import make_whole
 from workbench.runtime.transport.loopback import join
 
 STEPS, ROWS, CLIP = 6, 10, 0.5
-MICROS = {"resnet": 8, "layers": 4}
-"""Rows of a micro-batch, where BatchNorm takes its statistics from it."""
 SETTINGS = {"lr": 1e-2, "eps": 1e-5}
 """AdamW makes whole steps of gradients that are rounding, such as those of keys' biases, but for a
 large epsilon."""
@@ -177,14 +175,14 @@ def loss_of(outputs: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), batch[-1].flatten())
 
 
-def by_torch(what: str) -> tuple[list[float], dict[str, Tensor]]:
-    """Torch's loop over the user's module."""
+def by_torch(what: str, micro: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Torch's loop over the user's module, in micro-batches, whose statistics BatchNorm takes."""
     module, losses, inputs = MODULES[what](), [], 3 if what == "t5" else 1
     optimizer = torch.optim.AdamW(module.parameters(), **SETTINGS)
     for batch in batches(what):
         optimizer.zero_grad()
         loss, count = 0, (batch[-1] != -100).sum()
-        for rows in torch.arange(len(batch[0])).split(MICROS.get(what, ROWS)):
+        for rows in torch.arange(len(batch[0])).split(micro):
             part = tuple(each[rows] for each in batch)
             one = loss_of(module(*part[:inputs]), part) * (part[-1] != -100).sum() / count
             one.backward()

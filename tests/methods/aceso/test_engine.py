@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from functools import partial
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import workbench
 from tests.exactness.trained import NEAR
 from tests.forks.server import command
 from tests.methods.aceso import engine_driver
-from tests.methods.aceso.engine_driver import own
+from tests.methods.aceso.engine_driver import Layers, batches, by_torch, loss_of, own
 from tests.methods.aceso.plans import (
     OPERATORS,
     PICTURE_OPERATORS,
@@ -28,7 +30,7 @@ from tests.methods.aceso.plans import (
     turns,
 )
 from tests.methods.aceso.test_llama import llama
-from workbench.methods.aceso.plan import Plan
+from workbench.methods.aceso.plan import Plan, load_plan
 
 later = partial(pytest.param, marks=pytest.mark.thorough)
 
@@ -71,15 +73,41 @@ def test_a_users_module_trains_as_in_torchs_loop(what, made, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         if "fp64" in what:
             engine_driver.doubled(patch)
-        losses, weights = engine_driver.by_torch(name)
+        losses, weights = by_torch(name, made.micro)
     torch.set_default_dtype(torch.float32)
-    for one in told(made, what, tmp_path):
+    _is_trained(told(made, what, tmp_path), losses, weights, near)
+
+
+def _is_trained(processes, losses, weights, near):
+    for one in processes:
         assert one["said"] == ""
         assert one["losses"] == pytest.approx(losses, rel=near[0])
         assert one["weights"].keys() == weights.keys()
         for key, wanted in weights.items():
             found = torch.tensor(one["weights"][key], dtype=wanted.dtype)
             torch.testing.assert_close(found, wanted, rtol=0, atol=near[1])
+
+
+def test_a_plan_that_was_searched_for_a_module_trains(measured, tmp_path):
+    """Memory is kept by recomputation of some layers, and by processes that share rows."""
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
+    asked = {
+        "module": Layers(), "sample": batches("layers")[0], "loss_fn": loss_of, "device": "cpu",
+        "results": tmp_path / "results", "microbatch_sizes": (2, 4),
+    }  # fmt: skip
+    free = workbench.search(**asked, ranks=2)
+    assert sum(stage["recomputed"] for stage in free.stages) == 0
+    tight = workbench.search(**asked, ranks=2, device_memory=round(0.8 * free.memory_mb * 2**20))
+    assert tight.memory_mb <= 0.8 * free.memory_mb
+    assert tight.bound_ms <= tight.iteration_ms
+    assert sum(stage["gpus"] for stage in tight.stages) == 2
+    made = load_plan(tight.file)
+    losses, weights = by_torch("layers", made.micro)
+    _is_trained(told(made, "layers", tmp_path), losses, weights, NEAR["fp32"])
+    with pytest.raises(ValueError, match="loss_fn is missing; a module is measured with a batch"):
+        workbench.search(**asked | {"loss_fn": None})
+    with pytest.raises(ValueError, match="max_tp is given, and so is a module"):
+        workbench.search(**asked, max_tp=2)
 
 
 @pytest.mark.parametrize(
