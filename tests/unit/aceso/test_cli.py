@@ -46,7 +46,8 @@ def test_a_plan_is_foreseen_by_the_profiles_of_its_operators(plan, tmp_path, cap
     assert main(["plan", "-m", "aceso", *words, "--device-memory", "8GiB"]) == 2
     assert "device memory: stage 3 needs 12.67 GiB" in capsys.readouterr().out
     assert main(["plan", "-m", "aceso", *words, "--hidden", "64", "--heads", "8"]) == 2
-    assert "num_attention_heads is 8; the profiles of gpt_1_3B are of 32" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "num_attention_heads is 8; the profiles of gpt_1_3B are of 32" in told
 
 
 def test_search_saves_the_plan_that_it_tells_of(tmp_path: Path, capsys) -> None:

@@ -104,7 +104,7 @@ def check_plan(plan: Plan, costs: Costs, cluster: Cluster) -> None:
     subject = plan.subject
     if (size := published_sizes(subject.model).get(subject.size)) is not None:
         known, own = dict(size.shape), dict(subject.shape)
-        for key in own.keys() & known.keys() - LENGTHS:
+        for key in (each for each in own if each in known and each not in LENGTHS):
             if own[key] != known[key]:
                 raise ValueError(f"{key} is {own[key]}; the profiles of {subject.name} are of "
                                  f"{known[key]}")  # fmt: skip

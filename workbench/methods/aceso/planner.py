@@ -14,10 +14,10 @@ from workbench.core.bytesize import format_bytes
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
+from workbench.methods.aceso import options
 from workbench.methods.aceso.ask import Ask, check_plan
 from workbench.methods.aceso.costs import MB
 from workbench.methods.aceso.database import WEIGHTS
-from workbench.methods.aceso.options import check, narrowed, plan_of
 from workbench.methods.aceso.simulated import simulated
 from workbench.methods.aceso.space import Cluster
 from workbench.profile.profile import Profile
@@ -42,8 +42,8 @@ def foreseen(spec: RunSpec, results: Path, published: Path) -> tuple[Plan, int, 
     """The plan that a run trains, its parameters, and the devices for which its time and memory
     are told, by profiles in a folder of what was published. Raises ValueError where these are of
     other models."""
-    made = narrowed(plan_of(spec.options.plan, results), spec)
-    check(made, spec.ranks)
+    made = options.narrowed(options.plan_of(spec.options.plan, results), spec)
+    options.check(made, spec.ranks)
     each = min(made.gpus, SERVER)
     cluster = Cluster(nodes=-(-made.gpus // each), per_node=each, memory=1.0)
     try:
@@ -71,8 +71,14 @@ def foreseen(spec: RunSpec, results: Path, published: Path) -> tuple[Plan, int, 
         method=spec.method, fits=fits, schedule=None, peak_bytes={DEVICE: peak}, moved_bytes={},
         step_seconds=simulated(made, cost.stages) / 1000, binding=binding,
         lacking=None if fits else DEVICE,
-        notes=(f"{len(made.stages)} stages, micro-batches of {made.micro}; estimated by the "
-               "profiles' operators, with gradients' sums and updates",),
+        notes=(
+            f"{len(made.stages)} stages, micro-batches of {made.micro}; estimated by the profiles' "
+            "operators, with gradients' sums and updates",
+            f"a run has a vocabulary of {spec.model.vocab:,}, which the plan's file does not say"
+            if made.subject.model != "resnet" else
+            f"a run has pictures of {spec.model.seq} x {spec.model.seq} and {spec.model.vocab:,} "
+            "classes, which the plan's file does not say",
+        ),
     )  # fmt: skip
     return found, round(int(owned.sum()) / MB * costs.params_of_mb), PROFILED
 
