@@ -22,7 +22,7 @@ from workbench.methods.aceso.driven_layers import LayerSteps
 from workbench.methods.aceso.options import model_of, plan_of
 from workbench.methods.aceso.plan import Plan
 from workbench.methods.aceso.plan_steps import PlanSteps, check, check_alike
-from workbench.methods.aceso.stepping import PlanStepping
+from workbench.methods.aceso.stepping import PlanStepping, StepRows
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, move_buffers, set_parameter
 from workbench.model.hf_config import spec_from_config
@@ -106,19 +106,8 @@ class OperatorSteps(PlanSteps):
 
     def step(self, batch: Batch) -> float:
         *inputs, targets = batch.tensors[: self._inputs + 1]
-
-        def read(span: range) -> tuple[Sequence[Tensor], Tensor, float, int | None]:
-            rows = slice(span.start, span.stop)
-            labels, part = targets[rows], [each[rows] for each in inputs]
-            count = int((labels != IGNORED).sum())
-            if not count:
-                raise ValueError(
-                    f"no label counts in rows {span.start} to {span.stop - 1}, a micro-batch of "
-                    "the plan; leave out rows without labels, or mix them among others"
-                )
-            return part, labels, float(count), count if count < labels.numel() else None
-
-        return self._step(batch, read)
+        counts = (targets != IGNORED).reshape(len(targets), -1).sum(1).tolist()
+        return self._step(batch, StepRows(inputs, targets, counts))
 
 
 def _spec_of(

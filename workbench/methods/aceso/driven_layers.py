@@ -7,7 +7,6 @@ as they are written. Rows count as in the loss, so losses are those of the whole
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -16,6 +15,7 @@ from workbench.core.division import divide, even_share
 from workbench.methods.aceso.layer_stepping import LayerStepping
 from workbench.methods.aceso.plan import Plan
 from workbench.methods.aceso.plan_steps import PlanSteps, check_alike
+from workbench.methods.aceso.stepping import StepRows
 from workbench.model.draws import Draws
 from workbench.model.objective import PREFIX, Batch, Handed, Layered
 from workbench.runtime.memory.storage import DTYPES
@@ -74,13 +74,7 @@ class LayerSteps(PlanSteps):
 
     def step(self, batch: Batch) -> float:
         self._check_counts(batch.weights)
-
-        def read(span: range) -> tuple[Sequence[Tensor], Tensor, float, int | None]:
-            rows = slice(span.start, span.stop)
-            counts = batch.weights[rows]
-            return [each[rows] for each in batch.tensors], counts, float(counts.sum()), None
-
-        return self._step(batch, read)
+        return self._step(batch, StepRows(batch.tensors, batch.weights, batch.weights.tolist()))
 
     def _check_counts(self, counts: Tensor) -> None:
         """Raise ValueError for rows of one process of the last stage that do not count, where
@@ -89,7 +83,7 @@ class LayerSteps(PlanSteps):
             for part in range(self._parts):
                 first, end = even_share(len(span), part, self._parts)
                 here = counts[span.start + first : span.start + end]
-                if not here.sum() and counts[span.start : span.stop].sum():
+                if not here.sum():
                     raise ValueError(
                         f"no label counts in rows {span.start + first} to {span.start + end - 1}, "
                         "a process's part of a micro-batch, whose rows BatchNorm joins; mix rows "

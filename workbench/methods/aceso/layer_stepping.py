@@ -36,20 +36,18 @@ class LayerStepping(PlanStepping):
             self.model, range(*plan.starts[own : own + 2]),
             again=[each.recompute for each in settings], came=self._ends[own],
             goes=self._ends[own + 1], process=groups.process, group=groups.all,
-            seed=self._spec.seed, device=self.device, dtype=dtype, weights=self.precise,
+            seed=self._spec.seed, device=self.device, dtype=dtype,
         )  # fmt: skip
 
     def _all_parts(self, plan: Plan, settings: Sequence[Sequence[Setting]]) -> list[Part]:
         starts = zip(plan.starts, plan.starts[1:], settings, strict=False)
         return layer_parts(self.model, [(range(a, b), own[0].dp) for a, b, own in starts])
 
-    def _weigh(self, targets: Tensor, weight: float) -> float:
+    def _weigh(self, counts: Sequence[float], weight: float) -> float:
         """As `PlanStepping._weigh`; on the last stage that of this process's rows, whose mean it
         is."""
-        if not self.stage.last:
-            return weight
-        here = self.stage.share(len(targets))
-        return float(sum(self.model.counted(targets[here.start : here.stop])))
+        here = self.stage.share(len(counts))
+        return float(sum(counts[here.start : here.stop])) if self.stage.last else weight
 
     def take_up(self, statistics: Mapping[str, Tensor]) -> None:
         super().take_up(statistics)

@@ -76,7 +76,7 @@ def profiled_module(
     on_cpu = profile.hardware.device == "cpu"
     database = Database(
         place="this machine", rows=found, collectives={}, intra=(speed,), inter=(speed,),
-        group_mb=0.0 if on_cpu else None,
+        group_mb=0.0 if on_cpu else None, updated=profile.hardware.device_adam_params_per_s,
     )  # fmt: skip
     subject = Subject(
         model=MODULE, size=layers_named(objective.name, model, first), layers=model.num_units,

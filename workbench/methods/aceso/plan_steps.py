@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan
-from workbench.methods.aceso.stepping import PlanStepping, Read
+from workbench.methods.aceso.stepping import PlanStepping, StepRows
 from workbench.methods.pipeline.driven import check_tiers
 from workbench.model.objective import Batch
 from workbench.runtime.checkpoint.manifest import step_name
@@ -39,10 +39,10 @@ class PlanSteps(Steps):
     def grad_norm(self) -> float | None:
         return (self._history.grad_norms or [None])[-1]
 
-    def _step(self, batch: Batch, read: Read) -> float:
+    def _step(self, batch: Batch, rows: StepRows) -> float:
         self._before = step = self.steps
         samples = range(step * batch.rows, (step + 1) * batch.rows)
-        ended = self._stepping.step(step, samples, read)
+        ended = self._stepping.step(step, samples, lambda: rows)
         self._history.ended(
             step, ended.loss, 0.0, ended.norm, skipped=ended.overflow, report=Untold()
         )

@@ -75,15 +75,20 @@ def held_in(model: Decomposed, units: range) -> dict[Key, Key]:
 
 
 class LayerStage(UnitStage):
-    """A `StageModule` (stage_passes.py) of one of several processes."""
+    """A `StageModule` (stage_passes.py) of one of several processes. Passes compute in its dtype,
+    with the weights in it (shard_weights.py)."""
+
+    records = False
+    """Its passes are autograd's."""
 
     def __init__(
         self, model: Decomposed, units: range, *, again: Sequence[bool], came: Sequence[Crossing],
         goes: Sequence[Crossing], process: int, group: Group, seed: int, device: torch.device,
-        dtype: torch.dtype, weights: torch.dtype,
+        dtype: torch.dtype,
     ) -> None:  # fmt: skip
         """`again`: of each unit whether it is computed again in its backward pass. `process` is the
         number of this one in the `group` of the stage's."""
+        weights = dtype if dtype.itemsize > 2 else torch.float32
         super().__init__(
             model, units, seed=seed, seq=1, device=device, dtype=dtype, weights=weights
         )
@@ -149,8 +154,8 @@ class LayerStage(UnitStage):
             here = self.share(len(each.ctx.samples))
             part = slice(here.start, here.stop)
             ctx = replace(each.ctx, samples=each.ctx.samples[part])
-            inputs = tuple(tensor[part] for tensor in each.inputs)
-            own.append(UnitRows(inputs, each.targets[part], ctx))
+            *inputs, targets = (tensor[part] for tensor in each.inputs.values())
+            own.append(UnitRows(tuple(inputs), targets, ctx))
         super().begin(step, own)
 
     def run(self, came: Bundle, micro: int, step: int) -> Bundle:
@@ -158,9 +163,8 @@ class LayerStage(UnitStage):
         behind, or the rows' mean loss, a scalar."""
         rows = self._steps[step][micro]
         x = rows.inputs if self.first else self._joined(came, rows)
-        with self._autocast():
-            for unit in self.units:
-                x = self._unit(unit, x, rows)
+        for unit in self.units:
+            x = self._unit(unit, x, rows)
         if self.last:
             return x
         end = self._ends[1]
