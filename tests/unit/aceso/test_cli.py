@@ -66,6 +66,19 @@ def test_search_saves_the_plan_that_it_tells_of(tmp_path: Path, capsys) -> None:
     assert main([*words, "--initial-point", told["plan"], "--max-num-plans", "5"]) == 0
 
 
+def test_a_seed_draws_the_order_of_moves(tmp_path, capsys) -> None:
+    words = ["aceso", "search", "--start-num-stages", "3", "--end-num-stages", "3", "--json",
+             "--max-num-plans", "60", "--config-save-path", str(tmp_path)]  # fmt: skip
+
+    def curve(*more: str) -> list[list[float]]:
+        assert main([*words, *more]) == 0
+        return json.loads(capsys.readouterr().out)["curve"]
+
+    drawn = [curve("--random-order-actions", "--seed", seed) for seed in ("1", "1", "2")]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert curve() == curve("--seed", "2") not in drawn
+
+
 WRONG = {
     "nothing fits": (["search", "--memory-limit", "1000", "--max-num-plans", "30"],
                      "nothing fits in 1,000 MB a GPU: the nearest plan"),

@@ -94,6 +94,23 @@ def test_a_search_and_a_cost_write_these_files_too(tmp_path, capsys):
     assert (logs / "trends" / "gpt_1_3B_4stages_init_balance_7hops.csv").is_file()
 
 
+def test_an_interrupted_search_tells_its_best_plan_and_keeps_those_before(
+    tmp_path, monkeypatch, capsys
+):
+    def interrupted(outcome, counts, effort, **more):
+        settings.search(outcome, (4,), effort, **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(settings, "search_ours", interrupted)
+    assert main(["aceso", "small", *GPT, "--results", str(tmp_path)]) == 130
+    told = capsys.readouterr().out
+    assert "gpt 1_3B, ours: interrupted; the best plan so far: 58,760.92 ms" in told
+    (plan,) = (tmp_path / "aceso/small/ours/configs").glob("*.json")
+    assert f"plan: {plan}" in told
+    assert plan.read_text() == golden()["small_gpt_1_3B_4gpu_4stages"]
+    assert len([*(tmp_path / "aceso").glob("*.json")]) == 3
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -13,6 +13,7 @@ from workbench.core.files import replacing
 from workbench.core.paths import user_path
 from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.ask import check_plan
+from workbench.methods.aceso.bottleneck import Shuffled, groups
 from workbench.methods.aceso.bound import least_time
 from workbench.methods.aceso.grid import grid
 from workbench.methods.aceso.ours import search_ours
@@ -29,7 +30,6 @@ GONE = {
     "time-budget-per-trial": "--time-budget-total ends a search inside a trial, too",
     "num-algos": "the partitions are those that the model was published with",
     "memory-pred-type": "reserved memory is always the largest",
-    "random-order-actions": "it ends the published search, too",
     "predict-delta-time": "a stage costs as little as its difference",
     "no-multi-process": "one process searches all numbers of stages",
 }
@@ -77,7 +77,10 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add("--peak-mem-in-backward", type=float, default=0, metavar="MB",
         help="memory that recomputation leaves free (default 0)")  # fmt: skip
     add("--log-path", type=Path, metavar="DIR", help="folder for CSV files of how the search went")
-    add("--seed", type=int, default=0, metavar="N", help="of draws; no search makes any")
+    add("--random-order-actions", action="store_true",
+        help="try moves one by one in random order, not by what is scarce")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N",
+        help="of --random-order-actions, the only draws of a search (default 0)")  # fmt: skip
     for name in GONE:
         add(f"--{name}", nargs="*", help=argparse.SUPPRESS)
 
@@ -113,6 +116,7 @@ def _search(given: argparse.Namespace) -> int:
         SEARCHES[given.mode](
             outcome, counts, effort, wide=given.init_dim, first=first, watch=_Progress(),
             start=given.initial_point if first is None else STARTS[0],
+            order=Shuffled(given.seed) if given.random_order_actions else groups,
             finetunes=ask.subject.model == "resnet" if tunes is None else bool(tunes),
         )  # fmt: skip
     except KeyboardInterrupt:

@@ -30,7 +30,7 @@ from workbench.exhibits.aceso.found import (
 )
 from workbench.methods.aceso.outputs import MISSING, save_plans, save_search, save_table
 from workbench.methods.aceso.search import Effort
-from workbench.methods.aceso.settings import SETS, WAYS, Setting, searched
+from workbench.methods.aceso.settings import SETS, WAYS, Interrupted, Setting, searched
 from workbench.methods.aceso.show import aligned
 from workbench.published.aceso import DATABASE
 from workbench.runs.store import Store
@@ -124,6 +124,13 @@ def _search(setting: Setting, database: Path, effort: Effort, out: Path) -> bool
         except ValueError as error:
             print(f"{name} is not searched: {error}", flush=True)
             return False
+        except Interrupted as interrupted:
+            best = interrupted.outcome
+            told = f"{best.best.cost.time:,.2f} ms" if best.fits else "none that fits"
+            print(f"{name}, {way}: interrupted; the best plan so far: {told}", flush=True)
+            for path in save_plans(best.ranked()[:1], out / way / "configs"):
+                print(f"plan: {path}", flush=True)
+            raise
         told = f"{outcome.best.cost.time:,.2f} ms" if outcome.fits else "nothing fits"
         print(f"{name}, {way}: {told}, in {outcome.cpu_seconds:.1f} s", flush=True)
         place = out / way

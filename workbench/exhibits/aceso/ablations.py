@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from random import Random
 from typing import Any
 
 import pandas as pd
@@ -28,10 +27,9 @@ from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.rows import COLUMNS, PUBLISHED, SIMULATED, pick, table
 from workbench.figures.style import GREY, LOOKS
-from workbench.methods.aceso.bottleneck import Move, groups
+from workbench.methods.aceso.bottleneck import Shuffled, groups
 from workbench.methods.aceso.search import Effort, Search
 from workbench.methods.aceso.search import Found as Searched
-from workbench.methods.aceso.space import Rated, Space
 
 CURVE, HOPS, START, ORDER = "curve", "hops", "start", "order"
 STARTS = ("balance", "imbalance_gpu", "imbalance_op")
@@ -135,19 +133,6 @@ def searched(
     order = groups if seed is None else Shuffled(seed)
     effort = Effort(hops=hops, plans=plans)
     return Search(space, effort, order=order).run(space.first(stages, start=start))
-
-
-class Shuffled:
-    """Moves for a stage one by one, in random order."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = Random(seed)
-
-    def __call__(self, space: Space, rated: Rated, index: int) -> list[list[Move]]:
-        """A group a move."""
-        moves = [move for group in groups(space, rated, index) for move in group]
-        self._draw.shuffle(moves)
-        return [[move] for move in moves]
 
 
 def _curves(models: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,8 @@ or recomputation. Moves that raise nothing else that is scarce go first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
 from typing import Literal
 
 from workbench.methods.aceso.costs import NS_OF_MS, PlanCost
@@ -27,6 +29,10 @@ TRENDS: dict[Move, tuple[int, int, int]] = {
 """Of computation, communication and memory of the stage that a move is made for."""
 ROUND = 9
 """Decimals of shares that are compared: equal ones may differ by rounding."""
+
+
+Order = Callable[[Space, Rated, int], list[list[Move]]]
+"""Groups of moves for a stage, which are tried one after the other."""
 
 
 def worst_first(space: Space, cost: PlanCost) -> list[int]:
@@ -66,3 +72,16 @@ def groups(space: Space, rated: Rated, index: int) -> list[list[Move]]:
         for move in lowering:
             del left[move]
     return [group for group in [*found, list(left)] if group]
+
+
+class Shuffled:
+    """Moves for a stage one by one, in random order."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = Random(seed)
+
+    def __call__(self, space: Space, rated: Rated, index: int) -> list[list[Move]]:
+        """A group a move."""
+        moves = [move for group in groups(space, rated, index) for move in group]
+        self._draw.shuffle(moves)
+        return [[move] for move in moves]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from workbench.methods.aceso.bottleneck import Move, groups, worst_first
+from workbench.methods.aceso.bottleneck import Order, groups, worst_first
 from workbench.methods.aceso.finetune import fine_tuned
 from workbench.methods.aceso.moves import Stages, moved
 from workbench.methods.aceso.space import Rated, Space
@@ -71,9 +71,8 @@ class Search:
         self, space: Space, effort: Effort, *, finetunes: bool = False,
         watch: Callable[[Found], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        order: Callable[[Space, Rated, int], list[list[Move]]] = groups,
+        order: Order = groups,
     ) -> None:  # fmt: skip
-        """`order` says in which groups moves for a stage are tried, one group after the other."""
         self.space, self.effort, self.finetunes = space, effort, finetunes
         self.ordered = order
         self.watch, self.clock = watch, clock

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.methods.aceso.bottleneck import Order, groups
 from workbench.methods.aceso.plan import Plan
 from workbench.methods.aceso.search import Effort, Found, Search
 from workbench.methods.aceso.space import Rated, Space
@@ -99,6 +100,7 @@ Watch = Callable[[int, Found], None]
 def search(
     outcome: Outcome, counts: Iterable[int], effort: Effort, *, finetunes: bool = False,
     wide: str = "tp", start: str = "balance", first: Plan | None = None, watch: Watch | None = None,
+    order: Order = groups,
 ) -> None:  # fmt: skip
     """Search each number of stages into `outcome`, which holds what was found also where it is
     interrupted. `first` is the plan that a search of its number of stages starts from."""
@@ -118,7 +120,7 @@ def search(
                 if watch:
                     watch(count, found)
 
-            Search(space, effort, finetunes=finetunes, watch=hear).run(beginning)
+            Search(space, effort, finetunes=finetunes, watch=hear, order=order).run(beginning)
         outcome.whole = True
     finally:
         outcome.cpu_seconds = time.process_time() - begun

@@ -90,11 +90,19 @@ SETS: Mapping[str, tuple[Setting, ...]] = MappingProxyType({
 })  # fmt: skip
 
 
+class Interrupted(KeyboardInterrupt):
+    """A search was interrupted; `outcome` is what it had found, which is not kept."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
 def searched(
     setting: Setting, way: str, database: str | Path, effort: Effort, folder: Path | None = None
 ) -> Outcome:
     """What a search finds, also where nothing fits; `folder` keeps it. Raises ValueError where the
-    database has no profile of the model."""
+    database has no profile of the model, and Interrupted."""
     ask = setting.ask(database)
     if folder is None:
         return _searched(ask, way, effort)
@@ -115,7 +123,10 @@ def _searched(ask: Ask, way: str, effort: Effort) -> Outcome:
         outcome = {"megatron": grid, "alpa": layered}[way](space, counts)
     else:
         run: Callable[..., None] = {"aceso": search, "ours": search_ours}[way]
-        run(outcome, counts, effort, finetunes=ask.subject.model == "resnet")
+        try:
+            run(outcome, counts, effort, finetunes=ask.subject.model == "resnet")
+        except KeyboardInterrupt:
+            raise Interrupted(outcome) from None
     outcome.cpu_seconds = time.process_time() - begun
     return outcome
 
