@@ -69,14 +69,16 @@ def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
     headers tell."""
     lines = []
     for model, seed, path in dict.fromkeys(
-        (spec.model, spec.seed, begins_from(spec, store.root)) for spec in specs
+        (spec.model, spec.seed, begins_from(spec, store.root))
+        for spec in specs
+        if not spec.start_from
     ):
         if path:
             made = make_model(replace(model, pretrained=path), seed)
             stored = made.trained.check()
             lines.append(f"weights: {made.parameters_count():,} parameters from {stored.told}")
         elif file := config_file(model):
-            lines.append(f"weights: random, none of {file.parent}")
+            lines.append(f"weights: random, and none that {file.parent} may have")
     return lines
 
 

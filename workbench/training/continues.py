@@ -94,7 +94,7 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
             there, here = there.removeprefix(ENGINE), here.removeprefix(ENGINE)
         restore = "train on that text" if label == TEXT else f"set {name} to {there}"
         if not (engine or own or label in SIZES):
-            restore += f", begin from its weights with fresh moments (--weights {saved.path})"
+            restore += ", give --weights instead of start_from to begin with fresh moments"
         raise OtherTraining(
             f"{begins} with {name} {there}, this {who} has {here}: it would not be the same "
             f"training; {restore}, or {otherwise}"

@@ -32,6 +32,8 @@ STATISTICS = "statistics.safetensors"
 """The file of a checkpoint with running statistics."""
 WEIGHT = "weight/"
 """Begins the name of a weight in a checkpoint; its optimizer states have other words there."""
+ENGINES = "module."
+"""Begins the names of an engine in a user's loop."""
 OTHERS = re.compile(
     r"(?i)(.*\.(gguf|ggml|h5|msgpack|ckpt)|(pytorch_model|model|weights|consolidated|"
     r"adapter_model).*\.(bin|pt|pth|npz|onnx))(\.index\.json)?"
@@ -95,7 +97,7 @@ def find(path: str | Path) -> Stored:
         for label, entry in read_header(file).items():
             if checkpoint and not label.startswith(WEIGHT) and file.name != STATISTICS:
                 continue
-            name = label.removeprefix(WEIGHT) if checkpoint else label
+            name = label.removeprefix(WEIGHT).removeprefix(ENGINES) if checkpoint else label
             if name in entries:
                 raise ValueError(f"{label!r} is in {entries[name].file} and in {file}")
             entries[name] = entry
@@ -144,17 +146,22 @@ def few(names: Iterable[str]) -> str:
 
 def _files_in(folder: Path, *, lenient: bool = False) -> tuple[list[Path], bool]:
     """Files of weights in a folder, and whether they are a checkpoint's."""
-    steps = [*folder.glob("step-*"), *(folder / "checkpoints").glob("step-*")]
-    newest = max(filter(lambda path: STEP.fullmatch(path.name), steps), default=None)
-    folder = newest or folder
-    if units := sorted(path for path in folder.glob(f"unit-*{ENDING}")):
-        statistics = folder / STATISTICS
-        return [*units, *([statistics] if statistics.exists() else [])], True
+    for saved in (folder, *_steps_in(folder)):
+        if units := sorted(path for path in saved.iterdir() if UNIT.fullmatch(path.name)):
+            statistics = saved / STATISTICS
+            return [*units, *([statistics] if statistics.exists() else [])], True
     if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
         return [folder / SINGLE], False
     if (folder / INDEX).exists():
         return ([folder / INDEX] if lenient else _listed(folder / INDEX)), False
     return sorted(folder.glob(f"*{ENDING}")), False
+
+
+def _steps_in(folder: Path) -> list[Path]:
+    """Checkpoints of a run, newest first."""
+    steps = [path for where in (folder, folder / "checkpoints") for path in where.glob("step-*")]
+    named = (path for path in steps if STEP.fullmatch(path.name) and path.is_dir())
+    return sorted(named, key=lambda path: path.name, reverse=True)
 
 
 def _index(index: Path) -> dict[str, str]:
@@ -182,6 +189,8 @@ def _listed(index: Path) -> list[Path]:
 def _lacking(folder: Path) -> str:
     if other := others_in(folder):
         return _unread(other)
+    if saved := _steps_in(folder):
+        return f"{saved[0]} has no files of units: its engine writes checkpoints of its own form"
     return (
         f"there are no weights in {folder}: it has no files *{ENDING}, and is no run or checkpoint"
     )
