@@ -62,6 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--cost", choices=("published", "ours"), default="published")
     parser.add_argument("--database", type=Path)
+    parser.add_argument("--plans", type=Path, help="of two GPUs: a folder (aceso_two.py)")
     parser.add_argument("--size", choices=tuple(aceso_two.SIZES), default="full")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
@@ -76,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if part in ONE_GPU:
                 lines = _on_one(part, given.size, given.out, given.database)
             else:
-                lines = aceso_two.lines(part, given.size, given.out, given.database)
+                lines = aceso_two.lines(part, given.size, given.out, given.database, given.plans)
             for line in lines:
                 print(line, flush=True)
         return 0

@@ -20,7 +20,7 @@ from workbench.core.reporter import Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import model_of
 from workbench.methods.aceso.plan import Plan, Stage, Subject, subject_of
-from workbench.methods.aceso.profiled import chain_of, variants_of, write_profiles
+from workbench.methods.aceso.profiled import Exchanges, chain_of, variants_of, write_profiles
 from workbench.model.operators.sizes import VOCABULARY
 from workbench.profile.shard_store import shard_costs
 from workbench.profile.shards import Repeats
@@ -73,10 +73,11 @@ class Bench:
 
 
 def profile(bench: Bench) -> Iterable[Row]:
-    """Profiles of GPT for every tp, micro-batch and dimension."""
+    """Profiles of GPT for every tp, micro-batch and dimension, and of T5 for two devices."""
     size = bench.size
-    subject = subject_of("gpt", size.models["gpt"], 1)
-    yield measured_profile(bench, subject, bench.out / "profiles", size.samples, size.tps)
+    for model, tps in {"gpt": size.tps, "t5": size.tps[:2]}.items():
+        subject = subject_of(model, size.models[model], 1)
+        yield measured_profile(bench, subject, bench.out / "profiles", size.samples, tps)
 
 
 def measured_profile(
@@ -86,9 +87,9 @@ def measured_profile(
     model, began = ModelSpec(vocab=bench.size.words[subject.model]), time.monotonic()
     chain = chain_of(subject, model, fused=True)
     variants = variants_of(chain, samples, tps)
-    costs = shard_costs(chain, variants, folder, silent, device=bench.device,
+    costs = shard_costs(chain, variants, folder.parent, silent, device=bench.device,
                         repeats=bench.size.repeats, fresh=True)  # fmt: skip
-    files = write_profiles(folder, subject.name, chain, costs, variants, lambda exchange, tp: 0.0)
+    files = write_profiles(folder, subject.name, chain, costs, variants, Exchanges(None))
     there = [cost for cost in costs.costs.values() if cost]
     return {
         "what": subject.name, "source": "measured", "files": len(files),

@@ -15,17 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from random import Random
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.aceso_gpu import Bench, measured_profile
+from benchmarks.aceso_steps import Drawn, stepped
 from benchmarks.rows import Row, Rows
 from workbench.core.methods import imported, lookup
 from workbench.core.model_spec import T5_LIKE_GPT, ModelSpec
@@ -35,17 +34,12 @@ from workbench.methods.aceso.ask import Ask
 from workbench.methods.aceso.options import keep, model_of
 from workbench.methods.aceso.plan import Plan, Stage, Subject, subject_of
 from workbench.methods.aceso.space import Cluster
-from workbench.methods.aceso.stepping import PlanStepping
 from workbench.model import make_model
-from workbench.model.base import LayeredModel
 from workbench.model.operators import Operator
 from workbench.runtime.checkpoint import checkpoint
-from workbench.runtime.memory.storage import DTYPES
 from workbench.training import trained_ranks
-from workbench.training.run import load_batches, resolve_device
 
-MB = 1 << 20
-STEPS, WARM = 5, 2
+STEPS = 5
 KINDS: dict[str, Callable[[Operator, int, float], bool]] = {
     "none": lambda operator, layer, lot: False,
     "all": lambda operator, layer, lot: True,
@@ -119,16 +113,17 @@ def profiles(bench: Bench, subject: Subject) -> Path:
 def alone(bench: Bench, subject: Subject) -> Iterator[Callable[[Plan], Row]]:
     """In a world of one process: what trains a plan of a model."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model_spec = _model(bench, subject)
-    model = make_model(model_spec, 0)
-
-    @cache
-    def built(unit: int) -> nn.Module:
-        return model.build(unit, seed=0)
+    spec = _model(bench, subject)
+    model = make_model(spec, 0)
+    weights = Drawn(model, 0, bench.device)
 
     def measure(plan: Plan) -> Row:
-        initial = lambda key: built(key[0]).get_parameter(key[1])  # noqa: E731
-        return stepped(bench, plan, model_spec, model, initial)
+        own = RunSpec.of(
+            method="aceso", model=spec, batch=subject.batch, steps=STEPS, device=bench.device,
+            microbatches=-(-subject.batch // plan.micro), plan=keep(plan, bench.work),
+            dtype="bf16" if subject.half else "fp32", **_values(bench, spec),
+        )  # fmt: skip
+        return stepped(own, plan, model, weights, bench.work)
 
     try:
         yield measure
@@ -147,43 +142,6 @@ def _values(bench: Bench, model: ModelSpec) -> dict[str, Any]:
     pairs = bench.work / "pairs.tsv"
     pairs.write_text("".join(f"number: {n}\t{n % 900 + 100}\n" for n in range(400)))
     return {"text": str(pairs)}
-
-
-def stepped(
-    bench: Bench, plan: Plan, model_spec: ModelSpec, model: LayeredModel,
-    weights: Callable[[tuple[int, str]], Tensor],
-) -> Row:  # fmt: skip
-    """Steps of a plan of one stage: milliseconds of those that are warm, and the largest peaks."""
-    named = keep(plan, bench.work)
-    spec = RunSpec.of(
-        method="aceso", model=model_spec, batch=plan.subject.batch, steps=STEPS,
-        microbatches=-(-plan.subject.batch // plan.micro), device=bench.device, plan=named,
-        dtype="bf16" if plan.subject.half else "fp32", **_values(bench, model_spec),
-    )  # fmt: skip
-    batches, device = load_batches(spec, model, bench.work / "cache"), resolve_device(bench.device)
-    made = PlanStepping(spec, plan, model, weights, device=device, dtype=DTYPES[spec.dtype])
-    seconds, losses = [], []
-    try:
-        for step in range(STEPS):
-            began, samples = time.monotonic(), batches.samples(step)
-
-            def read(span: range, samples: range = samples) -> tuple[Any, Tensor, float, Any]:
-                *inputs, targets = batches.rows(samples[span.start : span.stop])
-                counted = sum(model.counted(targets))
-                differs = counted if model.counts_differ else None
-                return inputs, targets, float(counted), differs
-
-            losses.append(made.step(step, samples, read).loss)
-            seconds.append(time.monotonic() - began)
-        row = {
-            "step_ms": median(seconds[WARM:]) * 1e3, "first_s": seconds[0], "losses": losses,
-            "peak_mb": (made.meter.peak or 0) / MB,
-        }  # fmt: skip
-        if bench.device == "cuda":
-            row["reserved_mb"] = torch.cuda.max_memory_reserved() / MB
-    finally:
-        made.close()
-    return row
 
 
 # -- exactness -------------------------------------------------------------------------------------

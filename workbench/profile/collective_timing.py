@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import select
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,16 +38,16 @@ def measure(
 ) -> None:  # fmt: skip
     """Measure settings at sizes in bytes, and `keep` each as soon as it is known. Raises
     RuntimeError with the cause where a process fails, and leaves none behind."""
-    order = {"settings": [*wanted.items()], "dtype": dtype, "warmup": repeats.warmup,
-             "repeats": repeats.times[0]}  # fmt: skip
     left = [*enumerate(wanted.items())]
+    order = {"settings": [(astuple(each), sizes) for each, sizes in wanted.items()],
+             "dtype": dtype, "warmup": repeats.warmup, "repeats": repeats.times[0]}  # fmt: skip
 
     def look(folder: Path) -> bool:
         before = len(left)
         while left and (note := _note(folder, left[0][0])).exists():
             _, (setting, sizes) = left.pop(0)
             told = json.loads(note.read_text())
-            keep(Collective(**setting._asdict(), bytes=tuple(sizes), **told))
+            keep(Collective(setting=setting, bytes=tuple(sizes), **told))
         return len(left) < before
 
     told_by(devices, device, __name__, order, "collectives", look)
@@ -63,9 +65,7 @@ def run_rank(context: RankContext) -> None:
         spread = setting.devices, setting.stride
         if spread not in made:
             made[spread] = _joined(context.rank, context.ranks, *spread)
-        group, place = made[spread]
-
-        slowest = []
+        (group, place), slowest = made[spread], []
         for nbytes in sizes:
             works = place < setting.groups
             took = [_timed(setting.kind, nbytes, group, context)] if works else []
@@ -105,10 +105,10 @@ def _timed(
     kind: Kind, nbytes: int, group: dist.ProcessGroup | None, context: RankContext
 ) -> tuple[float, float]:
     """Seconds, and their spread."""
-    device, order, count = context.device, context.order, dist.get_world_size(group)
+    device, order = context.device, context.order
     dtype = DTYPES[order["dtype"]]
     values = torch.zeros(nbytes // dtype.itemsize, dtype=dtype, device=device)
-    action = ACTIONS[kind](values, count, group)
+    action = _action(kind, values, group)
     action()  # makes the communicator, and loads what it needs
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -121,30 +121,13 @@ def _timed(
     return timing.seconds, timing.spread
 
 
-Prepare = Callable[[Tensor, int, dist.ProcessGroup | None], Callable[[], object]]
-
-
-def _gather(values: Tensor, count: int, group: dist.ProcessGroup | None) -> Callable[[], object]:
-    every = values.new_empty(count * len(values))
-    return lambda: dist.all_gather_into_tensor(every, values, group=group)
-
-
-def _reduce(values: Tensor, count: int, group: dist.ProcessGroup | None) -> Callable[[], object]:
-    return lambda: dist.all_reduce(values, group=group)
-
-
-def _scatter(values: Tensor, count: int, group: dist.ProcessGroup | None) -> Callable[[], object]:
-    own = values.new_empty(len(values) // count)
-    return lambda: dist.reduce_scatter_tensor(own, values, group=group)
-
-
-def _exchange(values: Tensor, count: int, group: dist.ProcessGroup | None) -> Callable[[], object]:
-    came = torch.empty_like(values)
-    return lambda: dist.all_to_all_single(came, values, group=group)
-
-
-ACTIONS: dict[Kind, Prepare] = {
-    "all_gather": _gather, "all_reduce": _reduce, "reduce_scatter": _scatter,
-    "all_to_all": _exchange,
-}  # fmt: skip
-"""Make a collective of a tensor among so many processes."""
+def _action(kind: Kind, values: Tensor, group: dist.ProcessGroup | None) -> Callable[[], object]:
+    if kind == "all_reduce":
+        return partial(dist.all_reduce, values, group=group)
+    count, own = dist.get_world_size(group), len(values)
+    do, size = {
+        "all_gather": (dist.all_gather_into_tensor, own * count),
+        "reduce_scatter": (dist.reduce_scatter_tensor, own // count),
+        "all_to_all": (dist.all_to_all_single, own),
+    }[kind]
+    return partial(do, values.new_empty(size), values, group=group)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from workbench.profile.machine import Machine
 
@@ -21,16 +21,22 @@ SMALLEST, MB = 4096, 1 << 20
 """Bytes of the smallest collective that is measured, whose time is nearly all latency."""
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True, order=True, slots=True)
+class Setting:
     """Devices that do one collective."""
 
-    kind: Kind
     devices: int
     """Of a group."""
     stride: int
     """From one of a group to the next."""
     groups: int
     """That are at work at once."""
+    kind: Kind
+
+    @property
+    def among(self) -> tuple[int, int, Kind]:
+        """Devices, stride and kind."""
+        return self.devices, self.stride, self.kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,26 +44,18 @@ class Collective:
     """Times of one setting. Sizes are bytes of what each device brings: to a gather its share, to
     all others a whole."""
 
-    kind: Kind
-    devices: int
-    stride: int
-    groups: int
+    setting: Setting
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
     """Medians, of the slowest device."""
     spread: tuple[float, ...]
     """Half the distance of the quartiles, relative to the median."""
 
-    @property
-    def setting(self) -> Setting:
-        """What was measured."""
-        return Setting(self.kind, self.devices, self.stride, self.groups)
-
     def at(self, nbytes: float) -> float:
         """Seconds of any size: on the line between its neighbours. Smaller ones take as long as the
         smallest, larger ones go at the rate of the largest.
 
-        >>> one = Collective(kind="all_reduce", devices=2, stride=1, groups=1, bytes=(10, 20, 40),
+        >>> one = Collective(setting=Setting(2, 1, 1, "all_reduce"), bytes=(10, 20, 40),
         ...                  seconds=(1.0, 2.0, 5.0), spread=(0.0, 0.0, 0.0))
         >>> [one.at(size) for size in (1, 10, 15, 30, 80)]
         [1.0, 1.0, 1.5, 3.5, 10.0]
@@ -86,8 +84,8 @@ class Collectives:
 
     def of(self, kind: str, devices: int, stride: int = 1) -> Collective | None:
         """One of such groups, as many at once as were measured; None where none was."""
-        fits = [e for e in self.found if (e.kind, e.devices, e.stride) == (kind, devices, stride)]
-        return max(fits, key=lambda each: each.groups, default=None)
+        fits = [each for each in self.found if each.setting.among == (devices, stride, kind)]
+        return max(fits, key=lambda each: each.setting.groups, default=None)
 
 
 def settings(devices: int) -> Iterator[Setting]:
@@ -95,7 +93,7 @@ def settings(devices: int) -> Iterator[Setting]:
     for count in powers(2, devices):
         for stride in powers(1, devices // count):
             for groups in dict.fromkeys([1, devices // count]):
-                yield from (Setting(kind, count, stride, groups) for kind in KINDS)
+                yield from (Setting(count, stride, groups, kind) for kind in KINDS)
 
 
 def sizes(setting: Setting, most_mb: int) -> list[int]:

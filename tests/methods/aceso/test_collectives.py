@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.methods.aceso.test_profiles import profile
 from tests.methods.rank_server import process
@@ -24,7 +26,7 @@ from workbench.methods.aceso.database import BACKWARD, COLLECTIVES, FORWARD, rea
 from workbench.methods.aceso.plan import Plan, Stage, subject_of
 from workbench.methods.aceso.space import Cluster
 from workbench.profile import collective_store, collective_timing
-from workbench.profile.collectives import settings, sizes
+from workbench.profile.collectives import Setting, powers, settings, sizes
 from workbench.profile.shard_timing import Timer
 from workbench.ranks.launcher import RankLauncher
 
@@ -46,8 +48,8 @@ def forked(monkeypatch):
     monkeypatch.setattr("workbench.profile.shard_store.drifted", lambda *_: False)
 
 
-def known(folder: Path):
-    return collective_store.known_collectives(folder, "bf16", print, device="cpu")
+def known(folder: Path, device: str = "cpu"):
+    return collective_store.known_collectives(folder, "bf16", print, device=device)
 
 
 def tables(folder: Path) -> dict[str, str]:
@@ -162,6 +164,25 @@ def goes_on(folder: Path, monkeypatch) -> None:
     assert main(comm(folder)) == 0
     assert {*asked} == {*settings(2)} - first
     assert first
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_rank_that_fails_is_told_in_one_sentence(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(collective_store, "settings", lambda devices: [Setting(2, 1, 1, "gossip")])
+    assert main(comm(tmp_path)) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"collectives were not measured: rank \d: .*gossip", told)
+    assert not (tmp_path / "csv").exists()
+
+
+@pytest.mark.gpu
+def test_gpus_exchange_over_nccl(tmp_path) -> None:
+    if (count := torch.cuda.device_count()) < 2:
+        pytest.skip("one GPU exchanges with nobody")
+    assert main(comm(tmp_path, "--device", "cuda")) == 0
+    found = known(tmp_path, "cuda").found
+    assert {each.setting for each in found} == {*settings(powers(2, count)[-1])}
+    assert min(min(each.seconds) for each in found) > 0
 
 
 def test_sizes_of_a_group_together_stay_below_the_limit() -> None:

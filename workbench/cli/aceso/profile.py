@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,7 +123,8 @@ def _profile_p2p(given: argparse.Namespace) -> int:
     from workbench.profile.messages import measure
 
     sizes = [1 << power for power in range(given.max_data_size.bit_length())]
-    seconds = measure(machine.device, sizes, repeats.warmup, repeats.times[0])
+    with _failures():
+        seconds = measure(machine.device, sizes, repeats.warmup, repeats.times[0])
     speeds = [size * MB / each / 1e9 for size, each in zip(sizes, seconds, strict=True)]
     folder = user_path(given.profiled_time_path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,11 +151,12 @@ def _profile_comm(given: argparse.Namespace) -> int:
     most = MOST_COMM_MB[machine.device] if size is None else size
     if not 1 <= most <= MOST_MB:
         raise ValueError(f"--max-data-size is {most}; it must be from 1 to {MOST_MB}")
-    known = collectives(
-        devices, most, user_path(given.results), asked.chain.dtype, _tell, device=given.device,
-        repeats=repeats, fresh=given.fresh,
-    )  # fmt: skip
-    for one in sorted(known.found, key=lambda one: one.setting[1:]):
+    with _failures():
+        known = collectives(
+            devices, most, user_path(given.results), asked.chain.dtype, _tell,
+            device=given.device, repeats=repeats, fresh=given.fresh,
+        )  # fmt: skip
+    for one in sorted(known.found, key=lambda one: one.setting):
         print(_line(one))
     folder = user_path(given.profiled_time_path)
     there = [v for v in asked.variants if (folder / file_of(asked.name, v)).exists()]
@@ -224,11 +228,20 @@ def _write_collectives(folder: Path, asked: Asked, known: Collectives) -> None:
     print(f"{len(files)} files of collectives of {asked.name}: {folder}")
 
 
+@contextmanager
+def _failures() -> Iterator[None]:
+    """A process that fails while it measures is told in its sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
+
+
 def _line(one: Collective) -> str:
-    stride = f", {one.stride} apart" if one.stride > 1 else ""
-    least, most, size = one.seconds[0] * 1e3, one.seconds[-1] * 1e3, one.bytes[-1] / MB
-    return (f"{one.kind} of {one.devices}{stride}, groups at once: {one.groups}; {least:.3f} ms "
-            f"of 4 KiB, {most:.3f} ms of {size:g} MB")  # fmt: skip
+    own, size = one.setting, one.bytes[-1]
+    return (f"{own.kind} of {own.devices}, {own.stride} apart, {own.groups} at once: "
+            f"{one.seconds[0] * 1e3:.3f} ms of 4 KiB, {one.seconds[-1] * 1e3:.3f} ms of "
+            f"{size / MB:g} MB")  # fmt: skip
 
 
 def _tell(line: str) -> None:

@@ -7,8 +7,8 @@ round trip through neighbouring stages. Tests hold this against the simulator, w
 and pass it is (simulated.py).
 
 Sizes that were not profiled lie between those that were. Memory has no more micro-batches in flight
-than there are, the last operator's reserved bytes, fragments of the allocator, and buffers of NCCL.
-Every constant says where it is from.
+than there are, what one pass at a time works in, fragments of the allocator, and buffers of NCCL.
+Updates work in no copy of the weights. Every constant says where it is from.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from math import ceil, log2
 import numpy as np
 
 from workbench.methods.aceso.costs import MB, Costs, Share, StageCost
-from workbench.methods.aceso.database import BWD_RESERVED, FWD_RESERVED, WEIGHTS, Database
+from workbench.methods.aceso.database import WEIGHTS, Database
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.aceso.timing import traversed
 from workbench.model.operators import OperatorList
 from workbench.profile.budgets import FRAGMENT_BYTES, FRAGMENTS
 
 ADAM_PARAMS_PER_S = 17.75e9
-"""Measured: AdamW on a V100, clipping included (STRONGHOLD's log, published/machines.json)."""
+"""Where profiles do not say. Measured: AdamW on a V100, clipping included (STRONGHOLD's log,
+published/machines.json)."""
 ADAM_BYTES = 28
 """Of a parameter, which AdamW reads and writes: gives a rate of memory (published/hardware.py)."""
-NORM_PASSES = 4
-"""Over gradients: finite, norm, and a factor that is read and written (updates/step_end.py)."""
+NORM_PASSES = 5
+"""Over gradients: finite, norm, a factor that is read and written (updates/step_end.py), zeros."""
 NCCL_MB = 461.0
 """Of a group of devices. Measured: four groups took 1.8 GiB of each H200 (results/LOG.md)."""
 FRAGMENT_MB = FRAGMENT_BYTES / 2**20
@@ -45,7 +46,7 @@ TIED = ("embedding", "head")
 class Corrected(Costs):
     """Costs of stages of one model, trained on `batch` samples an iteration by `gpus` devices."""
 
-    hides = True
+    hides, reserves_weights = True, False
 
     def __init__(
         self, operators: OperatorList, database: Database, *, half: bool, per_node: int, gpus: int,
@@ -53,6 +54,8 @@ class Corrected(Costs):
     ) -> None:  # fmt: skip
         super().__init__(operators, database, half=half, per_node=per_node)
         self.batch, self.across = batch, gpus > per_node
+        self.masters = int(half)  # their other halves (updates/split.py)
+        self.updated = database.updated or ADAM_PARAMS_PER_S
         self.params_of_mb = 2**20 / (2 if half else 4)
         kinds = [each.kind for each in operators.operators]
         self.tied = [i for i, kind in enumerate(kinds) if kind in TIED and "head" in kinds]
@@ -104,13 +107,13 @@ class Corrected(Costs):
             made, _ = self.table(micro // stage.dp[at], stage.tp[at], stage.algo[at])
             sums += len(away) * self.message(int(made[WEIGHTS, self.tied[-1]]) / MB, self.across)
         parameters = cost.weights * self.params_of_mb
-        norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * ADAM_PARAMS_PER_S) * 1000
+        norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * self.updated) * 1000
         back = cost.reshard - cost.ahead
         beyond = (_groups(stage) + (here and len(away) > 0)) * NCCL_MB + _fragments(cost.normal)
         return cost._replace(
             into=cost.into if first else cost.ahead,
             out=cost.out if last < len(self.operators) else back,
-            sums=sums, norm=norm, update=parameters / ADAM_PARAMS_PER_S * 1000,
+            sums=sums, norm=norm, update=parameters / self.updated * 1000,
             reserved=cost.reserved + beyond, beyond=beyond,
         )  # fmt: skip
 
@@ -122,9 +125,9 @@ class Corrected(Costs):
         dps = np.frombuffer(stage.dp, dtype=np.uint8)
         return [(int(columns[dps == dp].sum()) / MB, dp) for dp in sorted(set(stage.dp))]
 
-    def _most_reserved(self, columns: np.ndarray) -> int:
-        """As `Costs._most_reserved`, of all operators."""
-        return int(columns[FWD_RESERVED].max()) + int(columns[BWD_RESERVED].max())
+    def scratch(self, reserved: np.ndarray) -> float:
+        """As `Costs.scratch`, of all operators: one pass works at a time."""
+        return reserved.max()
 
     def _sum(self, size: float, count: int, stride: int) -> float:
         """Milliseconds of a sum of MB over so many devices, of which one is `stride` after the

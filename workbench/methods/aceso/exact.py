@@ -1,14 +1,16 @@
 """The fastest uniform stages: cuts by operator, tp and dp by stage, recomputation chosen freely.
 
-For a time that no stage may exceed, each stage in turn takes as many operators as it can; the
-least time for which the stages take all operators is found by halving. Then cuts are shifted while
-an iteration gets faster. Stages that would cost more than the best plan so far are not looked at.
+For a time that no stage may exceed, each stage in turn takes as many operators as it can, for each
+number of devices that it and those before it may have; the least time for which stages take all
+operators is found by halving. Then cuts are shifted while an iteration gets faster. Each way to
+deal devices is tried so by itself, too, if it may be faster than the best plan so far. Stages that
+would cost more than that are not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice, product
 
 import numpy as np
 
@@ -16,8 +18,8 @@ from workbench.methods.aceso.costs import NS_OF_MS, Share
 from workbench.methods.aceso.database import BACKWARD, FORWARD, OUTPUT
 from workbench.methods.aceso.fronts import LONG, Fronts
 from workbench.methods.aceso.plan import Stage
-from workbench.methods.aceso.space import MOST_OF_STAGE, Rated, Space, uniform
-from workbench.methods.aceso.suffixes import END, Suffixes, joined
+from workbench.methods.aceso.space import MOST_OF_STAGE, SIZES, Rated, Space, uniform
+from workbench.methods.aceso.suffixes import END, Span, Suffixes, joined
 
 FINE = 2e-5
 """Part of a time to which it is found."""
@@ -25,9 +27,6 @@ AHEAD = 8
 """Cuts beyond the last one that fits which are looked at, too: the next message may be smaller."""
 SHIFTS = (1, -1, 2, -2, 3, -3, 5, -5, 8, -8, 13, -13)
 """Operators by which a cut is shifted."""
-MOST_LAYERS = 128
-"""Of a model whose recomputation is chosen freely; deeper ones have the published choice, which
-takes no longer for more layers."""
 LARGE = 4
 """Times the message of a layer, above which none is sent."""
 SMALL = 64
@@ -37,14 +36,14 @@ SMALL = 64
 class Uniform:
     """Stages of one micro-batch, whose devices are all used alike."""
 
-    def __init__(self, space: Space, micro: int) -> None:
+    def __init__(self, space: Space, micro: int, check: Callable[[], None] = lambda: None) -> None:
+        """`check` is called often, and raises where a search is to end."""
         self.space, self.costs, self.micro = space, space.costs, micro
         self.total = len(space.costs.operators)
         self.fronts: dict[tuple[int, int], Fronts] = {}
         self.batches = self.costs.batches(space.subject.batch, micro)
         self.known: dict[tuple[int, int, int, int, int], Share | None] = {}
-        self._told = 0
-        self.free = len(self.costs.operators.layers) <= MOST_LAYERS
+        self._told, self._check = 0, check
         self.cuts = self._cheap_cuts()
         self.work = self._work()
 
@@ -90,18 +89,14 @@ class Uniform:
         """A stage of this tp and dp; None where it does not fit."""
         key = (first, last, tp, dp, behind)
         if key not in self.known:
+            self._check()
             self.known[key] = self._shaped(uniform(last - first, tp, dp), first, last, behind)
         return self.known[key]
 
     def _shaped(self, stage: Stage, first: int, last: int, behind: int) -> Share | None:
-        limit = self.space.cluster.memory
-        if not self.free:
-            stage = self.space.choose(stage, first, self.micro, behind)
         cost = self.costs.stage(stage, first, self.micro, behind=behind)
-        excess = self.costs.excess(cost, limit)
+        excess = self.costs.excess(cost, self.space.cluster.memory)
         if excess > 0:
-            if not self.free:
-                return None
             fronts, turns = self.fronts_of(*shape_of(stage)), self.costs.turns(behind, self.micro)
             again, _ = fronts.least(first, last, excess, turns)
             if again >= LONG:
@@ -128,8 +123,6 @@ class Uniform:
         if shape is None:
             shape = _fastest(self.shares(first, last, gpus, behind))
         stage = uniform(last - first, *self.shapes(gpus)[shape])
-        if not self.free:
-            return self.space.choose(stage, first, self.micro, behind)
         cost = self.costs.stage(stage, first, self.micro, behind=behind)
         excess = self.costs.excess(cost, self.space.cluster.memory)
         if excess <= 0:
@@ -138,63 +131,69 @@ class Uniform:
         flags = self.fronts_of(*shape_of(stage)).flags(first, last, excess, turns)
         return stage._replace(recompute=flags)
 
-    def filled(self, gpus: tuple[int, ...], most: float) -> list[int] | None:
-        """Cuts of stages that each take as many operators as they can in `most` milliseconds; None
-        where operators are left."""
-        cuts, count = [0], len(gpus)
-        for index, number in enumerate(gpus):
-            behind, first = count - 1 - index, cuts[-1]
-            if index == count - 1:
-                return [*cuts, self.total] if self.time(
-                    first, self.total, number, behind, most
-                ) <= most else None  # fmt: skip
-            places = self.cuts[(self.cuts > first) & (self.cuts <= self.total - behind)]
-            low, high = -1, len(places)
-            while high - low > 1:
-                middle = (low + high) // 2
-                fits = self.time(first, int(places[middle]), number, behind, most) <= most
-                low, high = (middle, high) if fits else (low, middle)
-            for place in range(min(low + AHEAD, len(places) - 1), low, -1):
-                if self.time(first, int(places[place]), number, behind, most) <= most:
-                    low = place
-                    break
-            if low < 0:
-                return None
-            cuts.append(int(places[low]))
-        return None
+    def filled(
+        self, dealt: Sequence[Sequence[int]], most: float
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Cuts and devices of stages that each take as many operators as they can in `most`
+        milliseconds; None where operators are left. `dealt`: devices that each stage may have."""
+        reached = {0: ((0,), ())}  # by devices of the stages so far
+        for behind, sizes in zip(reversed(range(len(dealt))), dealt, strict=True):
+            before, reached = reached, {}
+            for (used, (cuts, gpus)), size in product(before.items(), sizes):
+                if self.space.may_have(used, size, behind):
+                    last = self._reach(cuts[-1], size, behind, most)
+                    known = reached.get(used + size)
+                    if last > cuts[-1] and (known is None or last > known[0][-1]):
+                        reached[used + size] = (*cuts, last), (*gpus, size)
+        return reached.get(self.space.cluster.gpus)
 
-    def fastest(self, gpus: tuple[int, ...], limit: float) -> Rated | None:
-        """The best plan of stages of so many devices whose iteration is below `limit`, in ms."""
+    def _reach(self, first: int, gpus: int, behind: int, most: float) -> int:
+        """The operator after the last one that a stage takes in `most` milliseconds, or -1."""
+        if behind == 0:
+            return self.total if self.time(first, self.total, gpus, 0, most) <= most else -1
+        places = self.cuts[(self.cuts > first) & (self.cuts <= self.total - behind)].tolist()
+        low, high = -1, len(places)
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.time(first, places[middle], gpus, behind, most) <= most
+            low, high = (middle, high) if fits else (low, middle)
+        for place in range(min(low + AHEAD, len(places) - 1), low, -1):
+            if self.time(first, places[place], gpus, behind, most) <= most:
+                return places[place]
+        return places[low] if low >= 0 else -1
+
+    def fastest(self, dealt: Sequence[Sequence[int]], limit: float) -> Rated | None:
+        """The best plan of stages of such devices whose iteration is below `limit`, in ms."""
+        self._check()
         # The slowest stage's time is in the sum of all, too.
         high = limit if self.costs.hides else limit * (self.batches - 1) / self.batches
-        cuts = self.filled(gpus, high)
-        if cuts is None:
+        found = self.filled(dealt, high)
+        if found is None:
             return None
         if high == float("inf"):
-            spans = zip(cuts, cuts[1:], gpus, range(len(gpus))[::-1], strict=False)
-            high = max(self.time(*span, high) for span in spans)
-        low = 0.0 if self.costs.hides else self._least_work() / sum(gpus) * (self.batches - 1)
+            high = max(self.time(*span, high) for span in _spans(*found))
+        gpus = self.space.cluster.gpus
+        low = 0.0 if self.costs.hides else self._least_work() / gpus * (self.batches - 1)
         while high - low > FINE * high:
             middle = (low + high) / 2
-            found = self.filled(gpus, middle)
-            cuts, low, high = (cuts, middle, high) if found is None else (found, low, middle)
-        cuts = self._shifted(cuts, gpus)
-        stages = tuple(
-            self.stage(cuts[i], cuts[i + 1], gpus[i], len(gpus) - 1 - i) for i in range(len(gpus))
-        )
+            better = self.filled(dealt, middle)
+            found, low, high = (found, middle, high) if better is None else (better, low, middle)
+        stages = tuple(self.stage(*span) for span in _spans(*self._shifted(*found)))
         return self.space.rated(self.micro, stages)
 
-    def best(self, count: int, limit: float) -> Rated | None:
-        """The best plan of `count` stages, of all cuts, whose iteration is below `limit`, in ms."""
+    def plans(self, count: int, limit: float, most: int) -> Iterator[Rated]:
+        """Plans of `count` stages, of all cuts and up to `most` ways to deal devices, each better
+        than the one before; the first one's iteration is below `limit`, in ms."""
         if not self.work or self.batches < 1:
-            return None
-        found = None
+            return
         if self.total > SMALL:
-            for gpus in dealings(self.space, count):
-                rated = self.fastest(gpus, limit)
+            each = (tuple((size,) for size in gpus) for gpus in dealings(self.space, count))
+            for dealt in chain([(SIZES,) * count], islice(each, most)):
+                rated = self.fastest(dealt, limit)
                 if rated is not None and rated.cost.time < limit:
-                    found, limit = rated, rated.cost.time
-            return found
+                    limit = rated.cost.time
+                    yield rated
+            return
         every = Suffixes(
             self.space, [0, *self.cuts], self.batches, lambda *span: self.shares(*span, limit)
         ).best(count)  # fmt: skip
@@ -203,21 +202,23 @@ class Uniform:
                 break
             stages = tuple(self.stage(*span, shape) for span, shape in ends.choices)
             rated = self.space.rated(self.micro, stages)
-            if rated.cost.time < limit or (found is None and rated.cost.time == limit):
-                found, limit = rated, rated.cost.time
-        return found
+            if rated.cost.time <= limit:
+                limit = rated.cost.time
+                yield rated
 
     def _least_work(self) -> float:
         """Device-milliseconds of all operators, each split as suits it best."""
         return sum(np.min([np.diff(w) * s[0] * s[1] for s, w in self.work.items()], axis=0))
 
-    def _shifted(self, cuts: list[int], gpus: tuple[int, ...]) -> list[int]:
-        """Cuts, shifted while the iteration gets faster."""
+    def _shifted(
+        self, cuts: tuple[int, ...], gpus: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Cuts, shifted while the iteration gets faster, and the devices."""
 
-        def iteration(cuts: list[int]) -> float:
+        def iteration(cuts: tuple[int, ...]) -> float:
             made = END
-            for i in reversed(range(len(gpus))):
-                shares = self.shares(cuts[i], cuts[i + 1], gpus[i], len(gpus) - 1 - i)
+            for span in reversed([*_spans(cuts, gpus)]):
+                shares = self.shares(*span)
                 share = shares[_fastest(shares)]
                 if share is None:
                     return float("inf")
@@ -230,14 +231,17 @@ class Uniform:
             for changed in self._neighbours(cuts):
                 if (its := iteration(changed)) < best * (1 - 1e-9):
                     cuts, best, better = changed, its, True
-        return cuts
+        return cuts, gpus
 
-    def _neighbours(self, cuts: list[int]) -> Iterator[list[int]]:
+    def _neighbours(self, cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         for place, shift in product(range(1, len(cuts) - 1), SHIFTS):
-            changed = [*cuts]
-            changed[place] += shift
-            if changed[place - 1] < changed[place] < changed[place + 1]:
-                yield changed
+            changed = cuts[place] + shift
+            if cuts[place - 1] < changed < cuts[place + 1]:
+                yield (*cuts[:place], changed, *cuts[place + 1 :])
+
+
+def _spans(cuts: Sequence[int], gpus: Sequence[int]) -> Iterator[Span]:
+    return zip(cuts, cuts[1:], gpus, reversed(range(len(gpus))), strict=False)
 
 
 def shape_of(stage: Stage) -> tuple[int, int]:
@@ -254,28 +258,18 @@ def _fastest(shares: Sequence[Share | None]) -> int:
 def splits(space: Space, micro: int) -> list[tuple[int, int]]:
     """Pairs of tp and dp of a stage, whose samples are profiled."""
     most = min(MOST_OF_STAGE, space.cluster.per_node)
-    sizes = [2**k for k in range(most.bit_length())]
     return [
         (tp, dp)
-        for tp, dp in product(sizes, sizes)
+        for tp, dp in product(SIZES, SIZES)
         if tp * dp <= most and tp <= space.most_tp and micro % dp == 0
         and micro // dp in space.micros and (micro // dp, tp, 0) in space.costs.database.rows
     ]  # fmt: skip
 
 
-def dealings(space: Space, count: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of devices of `count` stages, in order, that the rules allow."""
-    per_node, total = space.cluster.per_node, space.cluster.gpus
-    sizes = [2**k for k in range(MOST_OF_STAGE.bit_length()) if 2**k <= per_node]
-
-    def deal(left: int, used: int) -> Iterator[tuple[int, ...]]:
-        if left == 0:
-            if used == total:
-                yield ()
-            return
-        for size in sizes:
-            if used + size <= total and used // per_node == (used + size - 1) // per_node:
-                for rest in deal(left - 1, used + size):
-                    yield (size, *rest)
-
-    yield from deal(count, 0)
+def dealings(space: Space, count: int, used: int = 0) -> Iterator[tuple[int, ...]]:
+    """Numbers of devices of `count` stages, in order, that the rules allow after `used` ones."""
+    if count == 0:
+        yield ()
+    for size in SIZES if count else ():
+        if space.may_have(used, size, count - 1):
+            yield from ((size, *rest) for rest in dealings(space, count - 1, used + size))

@@ -5,13 +5,16 @@ layer's choices are a front: the least time for each number of bytes saved. Fron
 since segments end at layers. The largest segment is made again at once, so each limit of its size
 has fronts of its own, and the best limit is taken. Bytes are counted in units, saved ones rounded
 down and needed ones up: a plan that fits here fits.
+
+Layers that are alike share a front. Sums of a few layers are exact. Of more, all are at corners of
+their fronts' hulls, the cheapest bytes first: that is at most one layer's step from the best, and
+takes no longer for more layers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import cache
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +29,10 @@ UNITS = 800
 MOST_POINTS = 64
 MOST_LIMITS = 12
 """Sizes of segments that are tried as limits, those of the cheapest ones by byte first."""
+MOST_EXACT = 16
+"""Whole layers of a stage whose fronts are added up exactly."""
+MOST_KEPT = 1 << 21
+"""Numbers of such sums that are remembered."""
 LONG = 10**15
 """Nanoseconds of what cannot be."""
 NEVER_AGAIN = ("embedding", "head", "classifier")
@@ -43,7 +50,12 @@ class Point(NamedTuple):
     """First and last operator of each, counted from the part's first one."""
 
 
-Choices = tuple[tuple[Point, ...], np.ndarray, np.ndarray]
+class Front(NamedTuple):
+    """Choices that no other one beats, by bytes saved."""
+
+    points: tuple[Point, ...]
+    saved: np.ndarray
+    times: np.ndarray
 
 
 class Segment(NamedTuple):
@@ -58,6 +70,15 @@ class Segment(NamedTuple):
     """Bytes that are there when it is made again."""
 
 
+class Span(NamedTuple):
+    """A stage's operators, cut at layers."""
+
+    ends: tuple[tuple[int, int], ...]
+    """The first part and the last one, or the only one."""
+    layers: range
+    """Between them."""
+
+
 class Fronts:
     """Of one model, whose operators are each split in some way."""
 
@@ -67,15 +88,24 @@ class Fronts:
         """`times` and `sizes` of all operators; those that are alike have equal `rows`."""
         self.operators, self.times, self.sizes, self.rows = operators, times, sizes, rows
         self.bounds = np.array(self.operators.layers)
-        spans = zip(self.bounds, self.bounds[1:], strict=False)
-        layer = max((int(self.sizes[a:b].sum()) for a, b in spans), default=0)
+        layers = [*pairwise(map(int, self.bounds))]
+        layer = max((int(self.sizes[a:b].sum()) for a, b in layers), default=0)
         self.unit = max(1, (layer or int(self.sizes.sum())) // UNITS)
         self.may = np.array([o.kind not in NEVER_AGAIN for o in self.operators.operators])
-        self._parts: dict[tuple[object, ...], Choices] = {}
-        self._sums: dict[tuple[object, ...], np.ndarray] = {}
-        self._spans: dict[tuple[int, ...], np.ndarray] = {}
+        keys = [self._key(*each) for each in layers]
+        places = {key: i for i, key in reversed([*enumerate(keys)])}
+        self.firsts = sorted(places.values())
+        """The first layer of each kind: layers of a kind are alike."""
+        self.kind = [self.firsts.index(places[key]) for key in keys]
+        alike = np.array(self.kind) == np.arange(len(self.firsts))[:, None]
+        self.before = np.pad(alike.cumsum(axis=1), ((0, 0), (1, 0)))
+        """[kinds, layers + 1]: how many are before a layer."""
+        self._parts: dict[tuple[object, ...], Front] = {}
+        self._pairs: dict[tuple[object, ...], tuple[np.ndarray, np.ndarray]] = {}
+        self._sums: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+        self._hulls: dict[int, Hull] = {}
         self._segments: dict[tuple[object, ...], list[Segment]] = {}
-        self.limits = cache(self._limits)
+        self._limits: dict[tuple[object, ...], tuple[int, ...]] = {}
 
     @classmethod
     def uniform(cls, costs: Costs, samples: int, tp: int) -> Fronts:
@@ -86,34 +116,46 @@ class Fronts:
     @classmethod
     def of_stage(cls, costs: Costs, stage: Stage, first: int, micro: int) -> Fronts:
         """Of a stage's operators, each as it is split there."""
-        count, last = len(costs.operators), first + len(stage.tp)
-        columns = costs.columns(stage, first, micro)
-        both = np.zeros((2, count), dtype=np.int64)
-        both[:, first:last] = columns[[FORWARD, ACTIVATIONS]]
-        return cls(costs.operators, *both, np.arange(count))
+        last = first + len(stage.tp)
+        made = np.zeros((3, len(costs.operators)), dtype=np.int64)
+        made[:2, first:last] = costs.columns(stage, first, micro)[[FORWARD, ACTIVATIONS]]
+        made[2] = costs.rows
+        for lists in stage[1:4]:
+            made[2, first:last] = made[2, first:last] << 8 | np.frombuffer(lists, dtype=np.uint8)
+        return cls(costs.operators, *made)
 
-    def parts(self, first: int, last: int) -> list[tuple[int, int]]:
-        """A stage's operators, cut at layers."""
-        inner = self.bounds[(self.bounds > first) & (self.bounds < last)]
-        return list(pairwise([first, *map(int, inner), last]))
+    def _span(self, first: int, last: int) -> Span:
+        low = int(np.searchsorted(self.bounds, first, side="right"))
+        high = int(np.searchsorted(self.bounds, last))
+        if low >= high:
+            return Span(((first, last),), range(0))
+        ends = (first, int(self.bounds[low])), (int(self.bounds[high - 1]), last)
+        return Span(ends, range(low, high - 1))
 
-    def _limits(self, first: int, last: int) -> tuple[int, ...]:
+    def limits(self, first: int, last: int) -> tuple[int, ...]:
         """Sizes that segments of a stage may have at most."""
-        useful: set[tuple[float, int]] = set()
-        for part in {self._key(*part): part for part in self.parts(first, last)}.values():
-            useful |= {(each.time / each.saved, each.at_once) for each in self._useful(*part, 0)}
-        cheap = list(dict.fromkeys(at_once for _, at_once in sorted(useful)))
-        spread = sorted(cheap)[:: -max(1, len(cheap) // 4)]
-        return tuple(sorted({*cheap[:MOST_LIMITS], *spread}))
+        span = self._span(first, last)
+        present = np.flatnonzero(self._counts(span.layers))
+        parts = *span.ends, *(self._layer(kind) for kind in present)
+        key = tuple(self._key(*part) for part in parts)
+        if key not in self._limits:
+            useful: set[tuple[float, int]] = set()
+            for part in parts:
+                useful |= {
+                    (each.time / each.saved, each.at_once) for each in self._useful(*part, 0)
+                }
+            cheap = list(dict.fromkeys(at_once for _, at_once in sorted(useful)))
+            spread = sorted(cheap)[:: -max(1, len(cheap) // 4)]
+            self._limits[key] = tuple(sorted({*cheap[:MOST_LIMITS], *spread}))
+        return self._limits[key]
 
     def least(self, first: int, last: int, excess: int, turns: int) -> tuple[int, int]:
         """Nanoseconds to save `excess` bytes where each byte counts in `turns` micro-batches, and
         the limit of segments; `LONG` where it cannot be."""
-        best = LONG, 0
+        best, span = (LONG, 0), self._span(first, last)
         for limit in self.limits(first, last):
             units = -(-(excess + limit) // (turns * self.unit))
-            time = self._lookup(self.parts(first, last), limit, units)
-            best = min(best, (time, limit))
+            best = min(best, (self._lookup(span, limit, units), limit))
         return best
 
     def flags(self, first: int, last: int, excess: int, turns: int) -> bytes:
@@ -122,91 +164,117 @@ class Fronts:
         time, limit = self.least(first, last, excess, turns)
         if time >= LONG:
             return bytes(flags)
-        parts = self.parts(first, last)
-        left = -(-(excess + limit) // (turns * self.unit))
-        chosen: list[tuple[int, Point]] = []
-        while parts:
-            here, *rest = parts
-            point = min(
-                self.front(*here, limit, opens=not chosen),
-                key=lambda p: p.time + self._lookup(rest, limit, left - p.saved, opens=False),
-            )  # fmt: skip
-            chosen.append((here[0], point))
-            left -= point.saved
-            parts = rest
-        for start, point in chosen:
+        span = self._span(first, last)
+        for start, point in self._chosen(span, limit, -(-(excess + limit) // (turns * self.unit))):
             for a, b in point.segments:
                 flags[start - first + a : start - first + b + 1] = b"\1" * (b - a + 1)
         return bytes(flags)
 
-    def _lookup(
-        self, parts: list[tuple[int, int]], limit: int, units: int, *, opens: bool = True
-    ) -> int:
-        """Least time of parts to save so many units: whole layers by sums of their fronts, the
-        first part, which `opens` a stage, and the last one by their points."""
+    def _lookup(self, span: Span, limit: int, units: int) -> int:
+        """Least time of a stage to save so many units."""
         if units <= 0:
             return 0
-        if not parts:
-            return LONG
-        ends = [parts[0]] if len(parts) == 1 else [parts[0], parts[-1]]
-        sums = self._sum(parts[1:-1], limit)
-        saved, times = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-        for part in ends:
-            _, more, longer = self._choices(part, limit, opens=opens and part == parts[0])
-            saved = np.add.outer(saved, more).ravel()
-            times = np.add.outer(times, longer).ravel()
-        need = np.maximum(units - saved, 0)
-        known = need < len(sums)
-        if not known.any():
-            return LONG
-        return int((sums[need[known]] + times[known]).min())
+        key = (limit, *(self._key(*part) for part in span.ends))
+        if key not in self._pairs:
+            self._pairs[key] = _unbeaten(*self._both(span, limit))
+        saved, times = self._pairs[key]
+        return int((times + self._layers(span.layers, limit, units - saved)).min())
 
-    def _sum(self, parts: list[tuple[int, int]], limit: int) -> np.ndarray:
+    def _both(self, span: Span, limit: int) -> tuple[np.ndarray, np.ndarray]:
+        """Units and times of each choice of a stage's ends."""
+        fronts = [self.front(*part, limit, opens=not i) for i, part in enumerate(span.ends)]
+        saved, times = fronts[0][1:]
+        for front in fronts[1:]:
+            saved = np.add.outer(saved, front.saved).ravel()
+            times = np.add.outer(times, front.times).ravel()
+        return saved, times
+
+    def _chosen(self, span: Span, limit: int, units: int) -> list[tuple[int, Point]]:
+        """First operator and choice of each part of a stage."""
+        saved, times = self._both(span, limit)
+        best = int((times + self._layers(span.layers, limit, units - saved)).argmin())
+        left, found = units - int(saved[best]), []
+        for index, part in reversed([*enumerate(span.ends)]):
+            points = self.front(*part, limit, opens=not index).points
+            best, place = divmod(best, len(points))
+            found.append((part[0], points[place]))
+        layers = span.layers
+        if len(layers) > MOST_EXACT:
+            corners = self._hull(limit).corners(self._counts(layers), left)
+            for at in layers:
+                front = self.front(*self.bounds[at : at + 2], limit)
+                found.append((int(self.bounds[at]), front.points[next(corners[self.kind[at]])]))
+            return found
+        while layers:
+            at, layers = layers[-1], layers[:-1]
+            front = self.front(*self.bounds[at : at + 2], limit)
+            rest = self._layers(layers, limit, left - front.saved)
+            point = front.points[int((front.times + rest).argmin())]
+            found.append((int(self.bounds[at]), point))
+            left -= point.saved
+        return found
+
+    def _layers(self, layers: range, limit: int, units: np.ndarray) -> np.ndarray:
+        """Least times of whole layers to save so many units each."""
+        need = np.maximum(units, 0)
+        if len(layers) > MOST_EXACT:
+            return self._hull(limit).times(self._counts(layers), need)
+        sums = self._sum(self._counts(layers), limit)
+        return np.where(need < len(sums), sums[np.minimum(need, len(sums) - 1)], LONG)
+
+    def _counts(self, layers: range) -> tuple[int, ...]:
+        """How many layers there are of each kind."""
+        found = self.before[:, layers.stop] - self.before[:, layers.start]
+        return tuple(found.tolist()) if layers else (0,) * len(self.firsts)
+
+    def _layer(self, kind: int) -> tuple[int, int]:
+        """First operator of a layer of a kind, and the one after its last."""
+        first, last = self.bounds[self.firsts[kind] : self.firsts[kind] + 2].tolist()
+        return first, last
+
+    def _sum(self, counts: tuple[int, ...], limit: int) -> np.ndarray:
         """Least time of whole layers by units to save."""
-        span = (limit, *(parts and (parts[0][0], parts[-1][1])))
-        if span in self._spans:
-            return self._spans[span]
-        counts = Counter(self._key(*part) for part in parts)
-        key = (limit, *sorted(counts.items()))
+        key = (limit, counts)
         if key not in self._sums:
-            if not parts:
-                made = np.zeros(1, dtype=np.int64)
-            else:
-                points = self.front(*parts[-1], limit)
-                before = self._sum(parts[:-1], limit)
-                most = max(p.saved for p in points)
-                made = np.full(len(before) + most, LONG, dtype=np.int64)
-                for point in points:
-                    end = point.saved + len(before)
-                    np.minimum(made[point.saved : end], before + point.time,
-                               out=made[point.saved : end])  # fmt: skip
+            made = np.zeros(1, dtype=np.int64)
+            kind = next((kind for kind, number in enumerate(counts) if number), None)
+            if kind is not None:
+                front = self.front(*self._layer(kind), limit)
+                before = self._sum((*counts[:kind], counts[kind] - 1, *counts[kind + 1 :]), limit)
+                size = len(before)
+                made = np.full(size + int(front.saved.max()), LONG, dtype=np.int64)
+                for saved, time in zip(front.saved.tolist(), front.times.tolist(), strict=True):
+                    part = made[saved : saved + size]
+                    np.minimum(part, before + time, out=part)
                 made = np.minimum.accumulate(made[::-1])[::-1]  # more may be saved than needed
+            if sum(map(len, self._sums.values())) > MOST_KEPT:
+                self._sums.clear()
             self._sums[key] = made
-        self._spans[span] = self._sums[key]
         return self._sums[key]
 
-    def _key(self, first: int, last: int) -> tuple[object, ...]:
-        return (self.rows[first:last].tobytes(),)
+    def _hull(self, limit: int) -> Hull:
+        if limit not in self._hulls:
+            fronts = [self.front(*self._layer(kind), limit) for kind in range(len(self.firsts))]
+            self._hulls[limit] = Hull(fronts)
+        return self._hulls[limit]
 
-    def front(self, first: int, last: int, limit: int, *, opens: bool = False) -> tuple[Point, ...]:
-        """Choices of a part that no other one beats, by bytes saved."""
-        return self._choices((first, last), limit, opens=opens)[0]
+    def _key(self, first: int, last: int) -> bytes:
+        return self.rows[first:last].tobytes()
 
-    def _choices(self, part: tuple[int, int], limit: int, *, opens: bool) -> Choices:
-        """Points of a part, and the bytes and times of all."""
-        first, last = part
+    def front(self, first: int, last: int, limit: int, *, opens: bool = False) -> Front:
+        """Of a part, which may open a stage."""
         # Else a segment would go on with the one before, and be larger than either.
         begin = 0 if opens or self.operators.operators[first].starts_layer else 1
-        key = (limit, begin, *self._key(first, last))
+        key = (limit, begin, self._key(first, last))
         if key not in self._parts:
             points = self._front(first, last, limit, begin)
             saved, times = (np.array([p[i] for p in points]) for i in (0, 1))
-            self._parts[key] = points, saved, times
+            self._parts[key] = Front(points, saved, times)
         return self._parts[key]
 
     def _useful(self, first: int, last: int, begin: int) -> list[Segment]:
         """Segments of a part that no shorter one inside them beats."""
-        key = (begin, *self._key(first, last))
+        key = (begin, self._key(first, last))
         if key not in self._segments:
             self._segments[key] = self._find_useful(first, last, begin)
         return self._segments[key]
@@ -246,6 +314,73 @@ class Fronts:
         ends = _pruned(reached[count])
         units = [p._replace(saved=p.saved // self.unit) for p in ends]
         return tuple(_pruned(units))
+
+
+class Hull:
+    """Layers at corners of the hulls of their fronts, which are given by kind."""
+
+    def __init__(self, fronts: Sequence[Front]) -> None:
+        self.fronts = fronts
+        self.ways = [_corners(front) for front in fronts]
+        steps = []
+        for kind, way in enumerate(self.ways):
+            for at, (a, b) in enumerate(pairwise(way)):
+                saved, times = (int(each[b] - each[a]) for each in fronts[kind][1:])
+                steps.append((times / saved, kind, at, saved, times))
+        steps.sort()
+        self.kind, self.saved, self.longer = np.array(
+            [(kind, saved, time) for _, kind, _, saved, time in steps] or [(0, 1, LONG)]
+        ).T
+        """Steps from corner to corner, the cheapest by byte first."""
+
+    def times(self, counts: tuple[int, ...], units: np.ndarray) -> np.ndarray:
+        """Times of so many layers of each kind that save so many units."""
+        last, taken, before = self._walk(counts, units)
+        return np.where(taken < 0, LONG, before + taken * self.longer[last])
+
+    def corners(self, counts: tuple[int, ...], units: int) -> list[Iterator[int]]:
+        """By kind, the choices of its layers."""
+        (last,), (taken,), _ = self._walk(counts, np.array([units]))
+        done = np.bincount(self.kind[:last], minlength=len(counts)).tolist()
+        further = [int(taken) * (kind == self.kind[last]) for kind in range(len(counts))]
+        return [
+            chain(repeat(way[at + (more > 0)], more), repeat(way[at]))
+            for way, at, more in zip(self.ways, done, further, strict=True)
+        ]
+
+    def _walk(
+        self, counts: tuple[int, ...], units: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The last step to save so many units, how many layers take it, below 0 where no number
+        does, and the time of all steps before."""
+        saved, times = (each * np.array(counts)[self.kind] for each in (self.saved, self.longer))
+        least = sum(n * f.saved[0] for n, f in zip(counts, self.fronts, strict=True))
+        need, ends = np.maximum(units - least, 0), saved.cumsum()
+        last = np.minimum(np.searchsorted(ends, need), len(ends) - 1)
+        taken = -(((ends - saved)[last] - need) // self.saved[last])
+        return last, np.where(need > ends[-1], -1, taken), (times.cumsum() - times)[last]
+
+
+def _corners(front: Front) -> list[int]:
+    """Choices on the lower hull of time over bytes."""
+    found: list[int] = []
+    for place, (saved, time) in enumerate(zip(*front[1:], strict=True)):
+        while len(found) > 1:
+            (s, t), (a, b) = ((front.saved[i], front.times[i]) for i in found[-2:])
+            if (b - t) * (saved - s) < (time - t) * (a - s):
+                break
+            found.pop()
+        found.append(place)
+    return found
+
+
+def _unbeaten(saved: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs without those that save no more in as much time."""
+    order = np.lexsort((times, -saved))
+    saved, times = saved[order], times[order]
+    least = np.minimum.accumulate(times)
+    kept = np.append(True, times[1:] < least[:-1])
+    return saved[kept], times[kept]
 
 
 def _pruned(points: list[Point]) -> list[Point]:

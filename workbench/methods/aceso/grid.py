@@ -24,9 +24,7 @@ def grid(space: Space, counts: range) -> Outcome:
             rated = space.rated(micro, stages)
             found = outcome.found.setdefault(count, Found(best=rated))
             found.explored += 1
-            ranks = [(not space.fits(r.cost), r.cost.time if space.fits(r.cost) else r.cost.memory)
-                     for r in (rated, found.best)]  # fmt: skip
-            if ranks[0] <= ranks[1]:
+            if space.rank(rated) <= space.rank(found.best):
                 found.best = rated
                 if space.fits(rated.cost):
                     found.curve.append(Step(found.explored, rated.cost.time))

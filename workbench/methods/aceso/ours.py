@@ -9,7 +9,8 @@ chosen anew and cuts are shifted, as long as the iteration gets faster.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
@@ -26,94 +27,91 @@ PUBLISHED_PLANS = 400
 """Plans that the published search rates first; it ends before, or gets little better."""
 
 
+class TimeIsUp(Exception):
+    """Ends the search of a number of stages, in which better plans were told of before."""
+
+
 def search_ours(
     outcome: Outcome, counts: Iterable[int], effort: Effort, *, finetunes: bool = False,
     watch: Watch | None = None, clock: Callable[[], float] = time.monotonic, **start: object,
 ) -> None:  # fmt: skip
     """Search each number of stages into `outcome`, for the seconds of `effort` each: the published
-    search has half of them at most."""
-    space, begun = outcome.space, time.process_time()
-    uniform = {micro: Uniform(space, micro) for micro in reversed(space.micros)}
+    search has half of them at most. Without a limit of seconds all that is found follows from the
+    number of plans, which is also that of ways to deal devices which are tried one by one."""
+    space, begun, end = outcome.space, time.process_time(), float("inf")
+
+    def check() -> None:
+        if clock() > end:
+            raise TimeIsUp
+
+    uniform = {micro: Uniform(space, micro, check) for micro in reversed(space.micros)}
     first = replace(effort, plans=min(effort.plans, PUBLISHED_PLANS), seconds=effort.seconds / 2)
     try:
         for count in counts:
             end = clock() + effort.seconds
             search(outcome, (count,), first, finetunes=finetunes, watch=watch, **start)
             outcome.whole = False
-            for made in uniform.values():
-                if clock() > end:
-                    break
-                found = outcome.found.get(count)
-                fits = found is not None and space.fits(found.best.cost)
-                rated = made.best(count, found.best.cost.time if fits else float("inf"))
-                _take(outcome, count, rated, made.rated_stages(), watch)
-                if rated is not None and finetunes:
-                    _take(outcome, count, fine_tuned(space, rated), 0, watch)
-            if (found := outcome.found.get(count)) is not None:
-                alike = uniform[found.best.plan.micro]
-                refined, more = _refined(space, found.best, alike, lambda end=end: clock() > end)
-                _take(outcome, count, refined, more, watch)
+            with suppress(TimeIsUp):
+                for made in uniform.values():
+                    found = outcome.found.get(count)
+                    fits = found is not None and space.fits(found.best.cost)
+                    limit = found.best.cost.time if fits else float("inf")
+                    for rated in made.plans(count, limit, effort.plans):
+                        tuned = fine_tuned(space, rated) if finetunes else rated
+                        _take(outcome, count, tuned, made.rated_stages(), watch)
+                if (found := outcome.found.get(count)) is not None:
+                    found.explored += sum(made.rated_stages() for made in uniform.values())
+                    for rated in _refined(space, found.best, uniform[found.best.plan.micro], check):
+                        _take(outcome, count, rated, 1, watch)
         outcome.whole = True
     finally:
         outcome.cpu_seconds = time.process_time() - begun
 
 
-def _take(
-    outcome: Outcome, count: int, rated: Rated | None, explored: int, watch: Watch | None
-) -> None:
-    space, found = outcome.space, outcome.found.get(count)
-    if rated is not None and found is None:
-        found = outcome.found[count] = Found(best=rated)
-    if found is None:
-        return
+def _take(outcome: Outcome, count: int, rated: Rated, explored: int, watch: Watch | None) -> None:
+    """Keep a plan that is better."""
+    known = outcome.found.get(count)
+    found = outcome.found.setdefault(count, Found(best=rated))
     found.explored += explored
-    if rated is None or not space.fits(rated.cost):
-        return
-    if not space.fits(found.best.cost) or rated.cost.time < found.best.cost.time or (
-        rated is found.best
-    ):  # fmt: skip
+    if known is None or outcome.space.rank(rated) < outcome.space.rank(found.best):
         found.best = rated
-        found.curve.append(Step(found.explored, rated.cost.time))
-        if watch:
-            watch(count, found)
+        if outcome.space.fits(rated.cost):
+            found.curve.append(Step(found.explored, rated.cost.time))
+            if watch:
+                watch(count, found)
 
 
 def _refined(
-    space: Space, rated: Rated, alike: Uniform, over: Callable[[], bool]
-) -> tuple[Rated, int]:
-    """The plan with free recomputation and shifted cuts, and how many plans were rated."""
+    space: Space, rated: Rated, alike: Uniform, check: Callable[[], None]
+) -> Iterator[Rated]:
+    """Plans with free recomputation and shifted cuts, as they are rated: each shift starts from the
+    best one so far."""
     chosen: dict[tuple[Stage, int, int], Stage] = {}
-    explored, micro = 0, rated.plan.micro
 
     def with_free_choice(stages: Stages) -> Rated:
         first, made = 0, []
         for index, stage in enumerate(stages):
+            check()
             key = (stage, first, len(stages) - 1 - index)
             if key not in chosen:
                 chosen[key] = _freed(space, alike, *key)
             made.append(chosen[key])
             first += len(stage.tp)
-        return space.rated(micro, tuple(made))
+        return space.rated(rated.plan.micro, tuple(made))
 
-    best = min(rated, with_free_choice(rated.plan.stages), key=lambda r: _rank(space, r))
+    best = min(rated, with_free_choice(rated.plan.stages), key=space.rank)
+    yield best
     better = True
     while better:
         better = False
         for place, shift in product(range(len(best.plan.stages) - 1), SHIFTS):
-            if over():
-                return best, explored
             stages = handed_over(best.plan.stages, place, shift)
             if stages is None:
                 continue
-            explored += 1
             found = with_free_choice(stages)
-            if _rank(space, found) < _rank(space, best):
+            yield found
+            if space.rank(found) < space.rank(best):
                 best, better = found, True
-    return best, explored
-
-
-def _rank(space: Space, rated: Rated) -> tuple[bool, float]:
-    return not space.fits(rated.cost), rated.cost.time
 
 
 def _freed(space: Space, alike: Uniform, stage: Stage, first: int, behind: int) -> Stage:
@@ -124,8 +122,6 @@ def _freed(space: Space, alike: Uniform, stage: Stage, first: int, behind: int) 
     excess = costs.excess(costs.stage(bare, first, micro, behind=behind), limit)
     if excess <= 0:
         return bare
-    if not alike.free:
-        return published
     if stage.uniform and not stage.algo[0]:
         fronts = alike.fronts_of(stage.tp[0], stage.dp[0])
     else:

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from workbench.core.files import write_whole
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.aceso.database import COLLECTIVE_HEAD, COLUMNS, OUT_OF_MEMORY
+from workbench.methods.aceso.database import (
+    BILLION,
+    COLLECTIVE_HEAD,
+    COLUMNS,
+    OUT_OF_MEMORY,
+    UPDATES,
+    UPDATES_HEAD,
+)
 from workbench.methods.aceso.plan import Subject
 from workbench.model.named import LISTS, SHAPE, bottlenecks_of
 from workbench.model.operators.places import Form
@@ -75,9 +82,10 @@ def write_profiles(
     folder: Path, name: str, chain: Chain, costs: ShardCosts, variants: Iterable[Variant],
     exchanges: Exchanges,
 ) -> list[Path]:  # fmt: skip
-    """A file of each variant, by the published names."""
+    """A file of each variant, by the published names; and one of updates, which has none."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
+    write_whole(folder / UPDATES, f"{UPDATES_HEAD}\n{costs.updated_per_s / BILLION:.3f}\n")
     for variant in variants:
         path = folder / file_of(name, variant)
         found = {call: costs.costs[chain.key(call, variant)] for call in chain.calls()}
@@ -105,7 +113,7 @@ def write_collectives(
     bounds, value = range(len(chain.operators) + 1), VALUE_BYTES[chain.dtype]
     asked = {round(crossing_bytes(chain, at, v, value) / MB) for v in variants for at in bounds}
     written = []
-    for kind, devices, stride in dict.fromkeys(each.setting[:3] for each in known.found):
+    for devices, stride, kind in dict.fromkeys(each.setting.among for each in known.found):
         if stride > 1 and kind != "all_reduce":
             continue
         one = known.of(kind, devices, stride)

@@ -122,14 +122,6 @@ class Search:
             return rated.cost.memory < best.cost.memory
         return self._beats(rated)
 
-    def _better(self, one: Rated, other: Rated) -> bool:
-        """Fits and is faster, or at least is nearer to fitting."""
-        return self._rank(one) < self._rank(other)
-
-    def _rank(self, rated: Rated) -> tuple[bool, float]:
-        fits = self.space.fits(rated.cost)
-        return not fits, rated.cost.time if fits else rated.cost.memory
-
     def _over(self) -> bool:
         return self.found.explored >= self.effort.plans or self.clock() > self.end
 
@@ -184,7 +176,7 @@ class Search:
             best = self.found.best
             if not self.space.fits(best.cost) or made.cost.time < NEAR * best.cost.time:
                 heapq.heappush(self.pool, (made.cost.time, next(self.order), made))
-            if self.seen is None or self._better(made, self.seen):
+            if self.seen is None or self.space.rank(made) < self.space.rank(self.seen):
                 self.seen = made
             yield made
 

@@ -30,7 +30,7 @@ class Outcome:
     def best(self) -> Rated | None:
         """The fastest plan that fits; where none does, the one that is nearest to it."""
         plans = [found.best for found in self.found.values()]
-        return min(plans, key=self._rank, default=None)
+        return min(plans, key=self.space.rank, default=None)
 
     @property
     def fits(self) -> bool:
@@ -55,11 +55,7 @@ class Outcome:
     def ranked(self) -> list[Rated]:
         """The plans that fit, by number of stages, the fastest first."""
         plans = [found.best for found in self.found.values()]
-        return sorted((p for p in plans if self.space.fits(p.cost)), key=self._rank)
-
-    def _rank(self, rated: Rated) -> tuple[bool, float]:
-        fits = self.space.fits(rated.cost)
-        return not fits, rated.cost.time if fits else rated.cost.memory
+        return sorted((p for p in plans if self.space.fits(p.cost)), key=self.space.rank)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON, but for the file of the plan."""

@@ -14,8 +14,9 @@ from workbench.methods.aceso.plan import Plan, Stage, Subject
 from workbench.methods.aceso.recompute import Chooser
 
 MOST_STAGES = 16
-MOST_OF_STAGE = 8
-"""Devices of a stage."""
+SIZES = (1, 2, 4, 8)
+"""Devices that a stage may have."""
+MOST_OF_STAGE = SIZES[-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +56,22 @@ class Space:
         """Whether every stage fits."""
         return cost.memory <= self.cluster.memory
 
+    def rank(self, rated: Rated) -> tuple[bool, float]:
+        """Less is better: a plan that fits by its time, before others by their memory."""
+        fits = self.fits(rated.cost)
+        return not fits, rated.cost.time if fits else rated.cost.memory
+
     def rated(self, micro: int, stages: tuple[Stage, ...]) -> Rated:
         """A plan of these stages with its cost."""
         plan = Plan(self.subject, micro, stages)
         return Rated(plan, self.costs.plan(plan))
+
+    def may_have(self, used: int, size: int, behind: int) -> bool:
+        """Whether a stage may have `size` devices after `used` ones: all of one node, and the
+        `behind` stages after it can have the others."""
+        per_node, left = self.cluster.per_node, self.cluster.gpus - used - size
+        whole = used // per_node == (used + size - 1) // per_node
+        return whole and behind <= left <= behind * MOST_OF_STAGE
 
     def legal(self, micro: int, stages: tuple[Stage, ...]) -> bool:
         """Whether the rules allow it."""

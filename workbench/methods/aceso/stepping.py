@@ -28,10 +28,11 @@ from workbench.model.operators.places import places
 from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.passes.shard_ends import Crossing, crossings
-from workbench.runtime.passes.shard_stage import Key, MicroRows, ShardStage
+from workbench.runtime.passes.shard_stage import TARGETS, Key, MicroRows, ShardStage
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
-from workbench.runtime.passes.stage_passes import StagePasses
+from workbench.runtime.passes.stage_recordings import RecordedPasses
 from workbench.runtime.passes.statistics import added
+from workbench.runtime.passes.template import compiles
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.groups import new_group, tensors_of_all
 from workbench.runtime.transport.neighbours import linked
@@ -46,6 +47,15 @@ from workbench.schedule.validate import validate
 
 ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
+
+
+class StepRows(NamedTuple):
+    """Rows of a step, on the host."""
+
+    inputs: Sequence[Tensor]
+    targets: Tensor
+    counts: Sequence[int] | None
+    """Labels of each row that count in the loss; None where all do, and rows have as many."""
 
 
 class Setting(NamedTuple):
@@ -112,6 +122,7 @@ class PlanStepping:
             operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
             came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
             dtype=dtype, fuses=spec.options.fused,
+            compiled=compiles(spec.compile, device.type, dtype),
             turn=lambda operator, backward: turn(1 + 2 * operator + backward),
         )  # fmt: skip
         with self.meter:
@@ -135,10 +146,10 @@ class PlanStepping:
         schedule = stage_schedule(spec.method, lists("1f1b", len(widths), len(self._micros)))
         if rank == 0:
             validate(schedule)
+        self._passes = RecordedPasses({own: self.stage}, most=len(widths) - own)
         self._engine = StageEngine(
-            {own: self.stage}, StagePasses({own: self.stage}), self.weights.gradients, int,
-            OutsideUpdates(),
-        )  # fmt: skip
+            {own: self.stage}, self._passes, self.weights.gradients, int, OutsideUpdates()
+        )
         backend = "nccl" if "nccl" in dist.get_backend() else "gloo"
         exchanging = pairs(self._ends, groups.ranks, {*map(len, self._micros)})
         channels = linked(exchanging, rank, backend, everybody, device)
@@ -157,17 +168,16 @@ class PlanStepping:
         self._tells_loss = last and groups.process % settings[-1][-1].tp == 0
         self._teller = rank == groups.ranks(len(widths) - 1)[0]
 
-    def step(
-        self, step: int, samples: Sequence[int],
-        read: Callable[[range], tuple[Sequence[Tensor], Tensor, float, int | None]],
-    ) -> Ended:  # fmt: skip
-        """A step on a batch, whose rows have these numbers: passes, sums, and updates unless
-        gradients are not finite. `read` gives some rows' inputs and targets, their weight, which
-        counts labels or samples, and the number of labels where these differ from row to row."""
+    def step(self, step: int, samples: Sequence[int], read: Callable[[], StepRows]) -> Ended:
+        """A step on a batch, whose rows have these numbers, and which `read` gives: passes, sums,
+        and updates unless gradients are not finite. Raises ValueError for a micro-batch of which no
+        label counts."""
         self.times.on = step == self._spec.steps - 1
         with self.times.of("batch-generator"):
             weight = self._begin(step, samples, read)
         self._executor.run(step, 1)
+        if (apart := self._passes.new_bytes()) is not None:
+            self.meter.set_apart(apart)
         self._turn(1 + 2 * self._operators)
         self.stage.end(step)
         losses, _ = self._engine.end(step).mean_loss()
@@ -184,20 +194,27 @@ class PlanStepping:
                 self._updates.step(step, ended.norm)
         return ended
 
-    def _begin(self, step: int, samples: Sequence[int], read: Callable) -> float:
+    def _begin(self, step: int, samples: Sequence[int], read: Callable[[], StepRows]) -> float:
         """Take a step's rows, of which each operator takes its row of processes' share. Returns the
         weight of all."""
-        rows, micros = [], []
+        (inputs, targets, counts), rows, micros = read(), [], []
+        named = {str(number): tensor for number, tensor in enumerate(inputs)} | {TARGETS: targets}
+        for name, each in named.items():
+            kind = self.stage.dtype if each.is_floating_point() else each.dtype
+            named[name] = each.to(self.device, kind)
         for span in self._micros:
-            inputs, targets, weight, labels = read(span)
+            own = {name: each[span.start : span.stop] for name, each in named.items()}
             part = tuple(samples[span.start : span.stop])
+            weight = len(part) if counts is None else sum(counts[span.start : span.stop])
+            if not weight:
+                raise ValueError(
+                    f"no label counts in rows {span.start} to {span.stop - 1}, a micro-batch of "
+                    "the plan; leave out rows without labels, or mix them among others"
+                )
+            every = counts is None or weight == own[TARGETS].numel()
             ctx = Context(seed=self._spec.seed, step=step, unit=0, samples=part)
-            inputs = tuple(
-                each.to(self.device, self.stage.dtype if each.is_floating_point() else each.dtype)
-                for each in inputs
-            )
-            rows.append(MicroRows(inputs, targets.to(self.device), ctx, labels))
-            micros.append(MicroBatch(samples=part, weight=weight))
+            rows.append(MicroRows(own, ctx, None if every else weight))
+            micros.append(MicroBatch(samples=part, weight=float(weight)))
         whole = sum(micro.weight for micro in micros)
         self.stage.begin(step, rows)
         self._engine.begin(step, micros, 1 / whole)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from workbench.methods.aceso.costs import Share
-from workbench.methods.aceso.space import MOST_OF_STAGE, Space
+from workbench.methods.aceso.space import SIZES, Space
 
 Span = tuple[int, int, int, int]
 """First operator of a stage, the one after its last, its devices, and stages behind it."""
@@ -73,7 +73,6 @@ class Suffixes:
         shares: Callable[[int, int, int, int], Sequence[Share | None]],
     ) -> None:  # fmt: skip
         self.space, self.cuts, self.batches, self.shares = space, cuts, batches, shares
-        self.sizes = [2**k for k in range(MOST_OF_STAGE.bit_length())]
         self.known: dict[tuple[int, int, int], list[Suffix]] = {}
 
     def best(self, count: int) -> list[Suffix]:
@@ -89,11 +88,8 @@ class Suffixes:
 
     def _all(self, place: int, count: int, gpus: int) -> list[Suffix]:
         last, found = len(self.cuts) - 1, []
-        per_node = self.space.cluster.per_node
-        start = self.space.cluster.gpus - gpus
-        for size in self.sizes:
-            over = start // per_node != (start + size - 1) // per_node
-            if over or size > gpus or (count == 1) != (size == gpus):
+        for size in SIZES:
+            if not self.space.may_have(self.space.cluster.gpus - gpus, size, count - 1):
                 continue
             for end in (last,) if count == 1 else range(place + 1, last - count + 2):
                 span = (self.cuts[place], self.cuts[end], size, count - 1)

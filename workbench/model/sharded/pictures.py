@@ -47,6 +47,8 @@ class Convolution(Sharded):
 class BatchNorm(Sharded):
     """[B, channels, h, w] -> normalized, and where its place says so what is above zero."""
 
+    pure = False
+
     def divided(self) -> dict[str, Shard]:
         return {f"{self.inner}{name}": WHOLE for name in ("weight", "bias")}
 
@@ -149,6 +151,8 @@ class AveragePool(Sharded):
 class Classifier(Sharded):
     """[B, channels] -> this row's part of the mean loss of the micro-batch. Each device of a row
     has all classes."""
+
+    pure = False
 
     def divided(self) -> dict[str, Shard]:
         return {"weight": WHOLE, "bias": WHOLE}

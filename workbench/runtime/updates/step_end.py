@@ -82,8 +82,13 @@ def add_ties(ties: Sequence[Tie]) -> None:
 
 def squares(gradients: Iterable[Tensor]) -> float:
     """Sum of all squares, which is finite where all gradients are."""
-    pieces = (piece for each in gradients for piece in each.flatten().split(PIECE))
-    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+    norms = []
+    for each in gradients:
+        if each.itemsize == 2:  # in fp32 as they are read
+            norms.append(torch.linalg.vector_norm(each, dtype=torch.float32).double())
+            continue
+        pieces = each.flatten().split(PIECE)
+        norms += [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
     return float(torch.stack(norms).square().sum()) if norms else 0.0
 
 
@@ -117,7 +122,8 @@ def agree(
     squared = squares([gradients])
     if finite := isfinite(squared):
         if counted is not None:
-            squared = squares(counted)
+            every = sum(each.numel() for each in counted) == gradients.numel()
+            squared = squared if every else squares(counted)
         else:
             squared = squared - counted_again(ties) if first else 0.0
     else:
