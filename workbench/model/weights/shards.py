@@ -45,9 +45,9 @@ class Shards:
 
     def write(self, folder: Path, reads: Iterable[Read], tell: Callable[[int], None]) -> None:
         """Write the tensors that `reads` give when they are called, a group each, and the index of
-        several files. `tell` hears how many bytes are written. Raises OSError where it cannot."""
+        several files. `tell` hears of how many bytes that is done. Raises OSError where it cannot."""
         held: dict[str, dict[str, Tensor]] = {file: {} for file in self._split.filename_to_tensors}
-        written = 0
+        done = 0
         for group in _ahead(reads):
             for name, tensor in group.items():
                 held[self._split.tensor_to_filename[name]][name] = tensor.contiguous()
@@ -59,8 +59,8 @@ class Shards:
                     except SafetensorError as error:
                         raise OSError(f"{file} was not written: {error}") from error
                     flush(folder / file)
-                    written += sum(tensor.nbytes for tensor in tensors.values())
-                    tell(written)
+            done += sum(tensor.nbytes for tensor in group.values())
+            tell(done)
         assert not held, f"{min(held)} lacks tensors"
         if self._split.is_sharded:
             told = {
