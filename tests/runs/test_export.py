@@ -72,7 +72,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("results") / "runs" / "key", MODEL)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.thorough] if n == "t5" else []) for n in MODELS]
+)
 def test_any_other_model_is_loaded_by_its_module(name, run, tmp_path, monkeypatch) -> None:
     """Tied weights, statistics and buffers, too."""
     monkeypatch.chdir(tmp_path)
