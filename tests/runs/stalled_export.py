@@ -14,7 +14,7 @@ from workbench.runs.store import Store
 
 
 def main(run: str, out: str, told: str) -> None:
-    def stall(written: int, whole: int) -> None:
+    def stall(done: int, whole: int) -> None:
         Path(told).touch()
         signal.pause()
 

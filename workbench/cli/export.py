@@ -28,8 +28,8 @@ def main(words: Sequence[str]) -> int:
     progress, store = Progress(sys.stderr), Store(arguments.results)
     progress.passing(f"reading {arguments.run}")
 
-    def tell(written: int, whole: int) -> None:
-        progress.passing(f"exporting: {format_bytes(written)} of {format_bytes(whole)} written")
+    def tell(done: int, whole: int) -> None:
+        progress.passing(f"exporting: {format_bytes(done)} of {format_bytes(whole)}")
 
     how = {"step": arguments.step, "dtype": arguments.dtype, "tell": tell}
     try:

@@ -63,7 +63,7 @@ def export(
     *,
     step: int | None = None,
     dtype: str = AUTO,
-    tell: Tell = lambda written, whole: None,
+    tell: Tell = lambda done, whole: None,
     most: int | str = MOST,
 ) -> Exported:
     """Write the weights of a run, by its key or folder, or of a checkpoint, into a new folder;

@@ -29,7 +29,7 @@ BESIDE = 64 << 20
 """Bytes that all but the tensors may need."""
 
 Tell = Callable[[int, int], None]
-"""Hears how many bytes are written, and of how many."""
+"""Hears of how many bytes it is done, and of how many in all."""
 
 
 def new_folder(folder: str | Path) -> Path:
@@ -50,7 +50,7 @@ def write_folder(
     *,
     came_from: Path | None = None,
     tokenizer: Path | None = None,
-    tell: Tell = lambda written, whole: None,
+    tell: Tell = lambda done, whole: None,
     most: int | str = MOST,
 ) -> int:
     """Write a `new_folder`; returns the number of its files of weights, which have at most so many

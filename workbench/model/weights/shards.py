@@ -45,22 +45,18 @@ class Shards:
 
     def write(self, folder: Path, reads: Iterable[Read], tell: Callable[[int], None]) -> None:
         """Write the tensors that `reads` give when they are called, a group each, and the index of
-        several files. `tell` hears how many bytes are written. Raises OSError where it cannot."""
+        several files. `tell` hears of how many bytes that is done. Raises OSError if the disk
+        refuses."""
         held: dict[str, dict[str, Tensor]] = {file: {} for file in self._split.filename_to_tensors}
-        written = 0
+        done = 0
         for group in _ahead(reads):
             for name, tensor in group.items():
                 held[self._split.tensor_to_filename[name]][name] = tensor.contiguous()
             for file, names in self._split.filename_to_tensors.items():
                 if file in held and held[file].keys() == {*names}:
-                    tensors = held.pop(file)
-                    try:
-                        save_file(tensors, folder / file, metadata={"format": "pt"})
-                    except SafetensorError as error:
-                        raise OSError(f"{file} was not written: {error}") from error
-                    flush(folder / file)
-                    written += sum(tensor.nbytes for tensor in tensors.values())
-                    tell(written)
+                    _save(folder / file, held.pop(file))
+            done += sum(tensor.nbytes for tensor in group.values())
+            tell(done)
         assert not held, f"{min(held)} lacks tensors"
         if self._split.is_sharded:
             told = {
@@ -68,6 +64,14 @@ class Shards:
             }  # fmt: skip
             (folder / INDEX).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
             flush(folder / INDEX)
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path.name} was not written: {error}") from error
+    flush(path)
 
 
 def _ahead(reads: Iterable[Read]) -> Iterator[dict[str, Tensor]]:

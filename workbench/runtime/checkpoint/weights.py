@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.model.weights.headers import Entry
 from workbench.model.weights.mapped import mapped
 from workbench.model.weights.outgoing import Weights
-from workbench.model.weights.stored import find
+from workbench.model.weights.stored import WEIGHT, find
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
 from workbench.runtime.checkpoint.manifest import Saved
 
@@ -21,8 +21,8 @@ from workbench.runtime.checkpoint.manifest import Saved
 def weights_of(saved: Saved, prefix: str = "") -> Weights:
     """Those of a checkpoint of our own form, by names without a prefix. Raises OSError or
     ValueError where there are none."""
-    found = find(saved.path).entries
-    entries = {name.removeprefix(prefix): entry for name, entry in found.items()}
+    found = find(saved.path).entries.values()
+    entries = {entry.label.removeprefix(WEIGHT).removeprefix(prefix): entry for entry in found}
     by_file: dict[str, list[str]] = {}
     for name, entry in entries.items():
         by_file.setdefault(entry.file.name, []).append(name)
