@@ -10,7 +10,8 @@ Three passes of a stage are recorded, each when the schedule first asks for it: 
 backward from a checkpoint; and a pass that keeps what its backward pass needs, with the latter. A
 stage's passes stay autograd's before its weights have copies in 16 bits (working.py, the first two
 steps), where it draws random numbers or has BatchNorm, and where a recording fails, as it does for
-a pass that asks the device for a number.
+a pass that asks the device for a number. Where several passes are kept at a time, each has
+recordings of its own.
 """
 
 from __future__ import annotations
