@@ -37,6 +37,7 @@ from torch.nn import functional as F
 from workbench.core.call_sets import read_sets
 from workbench.core.model_spec import (
     BOTTLENECKS,
+    DOCUMENTS,
     T5_FAMILY,
     T5_LIKE_GPT,
     VIT,
@@ -190,7 +191,8 @@ def blank_rows(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
     if spec.custom:
         return custom_model.blank_rows(spec, samples)
     if not spec.decomposed:
-        return tuple(torch.zeros(samples, spec.seq, dtype=torch.int64) for _ in range(2))
+        parts = 3 if spec.rows == DOCUMENTS else 2
+        return tuple(torch.zeros(samples, spec.seq, dtype=torch.int64) for _ in range(parts))
     return tuple(
         torch.zeros((samples, *part.shape[1:]), dtype=part.dtype)
         for part in FAMILIES[spec.family].example(spec)

@@ -91,7 +91,8 @@ class Decomposed(LayeredModel):
         ]
         self._kinds, self._traits = self._traits_of_units()
         of_units = [self._traits[kind].draws for kind in self._kinds]
-        self._given = {} if places is None else {v.name: k for k, v in enumerate(layers[0].inputs)}
+        self._takes = {value.name: place for place, value in enumerate(layers[0].inputs)}
+        self._given = {} if places is None else self._takes
         ends = [*accumulate(map(len, of_units), initial=0)]
         self._places = [range(*pair) for pair in pairwise(ends)] if places is None else places
         """Of the draws of each unit."""
@@ -169,6 +170,11 @@ class Decomposed(LayeredModel):
             )
             for value in self._units[unit].inputs
         )
+
+    def taken(self, unit: int) -> list[int | None]:
+        """Of each tensor that flows into a unit its place among those that the model takes, where
+        it is such a tensor as it was given."""
+        return [self._takes.get(value.name) for value in self._units[unit].inputs]
 
     def forward(
         self,

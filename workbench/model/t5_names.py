@@ -5,12 +5,14 @@ Both hold the same matrices, so weights go either way as they are. Imports no tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from workbench.model.t5 import BUCKETS, FARTHEST, NORM_EPS, T5Shape
+from workbench.model.weights.outgoing import Weights
 from workbench.model.weights.stored import Stored, few
 
 ACTIVATIONS = {"relu": False, "gated-gelu": True}
@@ -86,11 +88,18 @@ def check_names(found: Iterable[str], shape: T5Shape, where: object) -> dict[str
     return names
 
 
-def to_hugging_face(state: Mapping[str, Tensor], shape: T5Shape) -> dict[str, Tensor]:
-    """The state dict of our `T5` as a `T5ForConditionalGeneration` has it."""
-    found = {theirs: state[ours] for ours, theirs in names_of(shape).items()}
-    copies = dict.fromkeys(COPIES, state[EMBEDDING])
-    return {**found, **copies, "lm_head.weight": state[HEAD]}
+def to_hugging_face(weights: Weights, shape: T5Shape) -> Weights:
+    """Weights of our `T5` by the names that a `T5ForConditionalGeneration` has for them."""
+    theirs = names_of(shape)
+    ours = {theirs[name]: name for name in weights.shapes}
+
+    def read(names: Sequence[str]) -> dict[str, Tensor]:
+        found = weights.read([ours[name] for name in names])
+        return {name: found[ours[name]] for name in names}
+
+    shapes = {theirs[name]: size for name, size in weights.shapes.items()}
+    groups = [[theirs[name] for name in group] for group in weights.groups]
+    return replace(weights, shapes=shapes, groups=groups, read=read)
 
 
 def names_of(shape: T5Shape) -> dict[str, str]:

@@ -19,8 +19,9 @@ from workbench.model.cifar import cifar_at, read_cifar
 from workbench.model.corpus import BUNDLED, DIGITS, STDLIB
 from workbench.model.hf_config import spec_from_config
 from workbench.model.pairs import holds_out, load_pairs
+from workbench.model.row_samples import read_samples
 from workbench.model.text import check_text
-from workbench.model.tokenizer_file import FromFile, is_folder
+from workbench.model.tokenizer_file import OfT5, is_folder
 from workbench.runs.resolve import begins_from
 from workbench.runs.store import Store
 
@@ -42,7 +43,9 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
     ]
     for text, tokenizer, model, evaluates in dict.fromkeys(alike):
         if model.family in ANSWERING and is_folder(tokenizer):
-            FromFile(tokenizer)
+            OfT5(tokenizer)
+        if model.rows:
+            continue
         if not model.decomposed:
             if model.family != GPT_FAMILY:
                 make_model(spec_from_config(model.family, seq=model.seq))
@@ -61,6 +64,20 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
                 )
         elif text != STDLIB and model.family in ANSWERING:
             load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
+    _check_rows([spec for spec in specs if spec.model.rows])
+
+
+def _check_rows(specs: list[RunSpec]) -> None:
+    """Raise ValueError for rows that cannot be, and for a decoder that does not train on them. They
+    are tokenized: only then is it known how long they are."""
+    seen = set()
+    for spec in specs:
+        asked = (spec.text, spec.tokenizer, spec.train_on, spec.cut_rows, spec.model)
+        if asked not in seen:
+            seen.add(asked)
+            whole = spec_from_config(spec.model.family, seq=spec.model.seq)
+            make_model(replace(whole, rows=spec.model.rows))
+            read_samples(spec, spec.model.vocab)
 
 
 def check_weights(specs: list[RunSpec], store: Store) -> list[str]:

@@ -12,6 +12,7 @@ from workbench.core.sources import by_content, config_file
 from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
+from workbench.model.row_tokens import files_of
 from workbench.model.tokenizer_file import FILE as TOKENIZER_FILE
 from workbench.model.tokenizer_file import is_folder
 from workbench.model.weights.stored import beside, digest_of
@@ -42,7 +43,8 @@ def resolve(spec: RunSpec, results: Path | None = None) -> RunSpec:
     text = user_path(spec.text)
     # The key must not depend on the folder we are in.
     if spec.text not in corpus.BUNDLED and text.exists():
-        changes["text"] = str(text.resolve())
+        whole = text.resolve()  # a link may have the ending that its file has not
+        changes["text"] = str(text.parent.resolve() / text.name if spec.model.rows else whole)
     if spec.start_from and (run := user_path(spec.start_from)).is_dir():
         changes["start_from"] = str(run.resolve())
     spec = spec.with_(**changes)
@@ -104,8 +106,10 @@ class Keys:
             facts.append(self._told(imports_digest, spec.model.family))
         instead |= by_content(spec.model)
         if is_folder(spec.tokenizer):
-            file = user_path(spec.tokenizer) / TOKENIZER_FILE
-            instead["tokenizer"] = self._told(corpus.source_digest, str(file)) or spec.tokenizer
+            files = files_of(spec.tokenizer) if spec.model.rows else ()
+            files = files or (user_path(spec.tokenizer) / TOKENIZER_FILE,)
+            told = [self._told(corpus.source_digest, str(file)) for file in files]
+            instead["tokenizer"] = " ".join(filter(None, told)) or spec.tokenizer
         if spec.model.pretrained:  # wherever they lie, and whoever named them
             instead["pretrained"] = self._told(digest_of, spec.model.pretrained)
             spec = spec.with_(weights="auto")

@@ -120,7 +120,8 @@ class _Sums:
                     again = made[FORWARD, row]
                     bare = again + made[BACKWARD, row] + prices * (factors * made[WEIGHTS, row])
                     full = bare + prices * (turns * made[ACTIVATIONS, row])
-                    here = np.array([full, bare + again, full + again])
+                    whole = np.minimum(full, bare + again) if self.costs.operators.apart else full
+                    here = np.array([whole, bare + again, full + again])
                     costs[:, row, pair] = np.minimum(costs[:, row, pair], here)
         kept, again, ends = np.where(np.isinf(costs), 0.0, costs)
         starts = np.append(self.costs.starts_layer[1:], False)

@@ -56,6 +56,7 @@ class Corrected(Costs):
     ) -> None:  # fmt: skip
         super().__init__(operators, database, half=half, per_node=per_node)
         self.batch, self.across = batch, gpus > per_node
+        self.group_mb = NCCL_MB if database.group_mb is None else database.group_mb
         self.masters = int(half)  # their other halves (updates/split.py)
         self.updated = database.updated or ADAM_PARAMS_PER_S
         self.params_of_mb = 2**20 / (2 if half else 4)
@@ -111,7 +112,8 @@ class Corrected(Costs):
         parameters = cost.weights * self.params_of_mb
         norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * self.updated) * 1000
         back = cost.reshard - cost.ahead
-        beyond = (_groups(stage) + (here and len(away) > 0)) * NCCL_MB + _fragments(cost.normal)
+        groups = _groups(stage) + (here and len(away) > 0)
+        beyond = groups * self.group_mb + _fragments(cost.normal)
         return cost._replace(
             into=cost.into if first else cost.ahead,
             out=cost.out if last < len(self.operators) else back,

@@ -259,6 +259,8 @@ class Costs:
         weights = int(totals[WEIGHTS])
         most = int(self.scratch(columns[[FWD_RESERVED, BWD_RESERVED]]))
         kept = int(totals[ACTIVATIONS]) - saved
+        if self.operators.apart:  # whose inputs stay
+            kept += int(totals[INPUT]) - arrives
         return StageCost(
             forward=int(totals[FORWARD]) / NS_OF_MS, backward=int(totals[BACKWARD]) / NS_OF_MS,
             recompute=recompute / NS_OF_MS, into=in_ms + ahead, out=out_ms + back,
@@ -310,6 +312,9 @@ class Costs:
         keeps its input: it ends a segment, and the operator before keeps its output, unless that
         counts one and a half times, or not at all.
         """
+        if self.operators.apart:
+            held = sizes * flags
+            return int(held.sum()), int(held.max())
         last = first + len(flags)
         both = flags[:-1] & flags[1:]
         ends = self.starts_layer[first + 1 : last] & self.plain[first : last - 1]

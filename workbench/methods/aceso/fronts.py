@@ -282,6 +282,9 @@ class Fronts:
     def _find_useful(self, first: int, last: int, begin: int) -> list[Segment]:
         count, found = last - first, []
         times, sizes, may = (each[first:last] for each in (self.times, self.sizes, self.may))
+        if self.operators.apart:
+            each = zip(sizes.tolist(), times.tolist(), strict=True)
+            return [Segment(a, a, size, time, size) for a, (size, time) in enumerate(each) if size]
         for length in range(1, count):
             for a in range(begin, count - length):
                 b = a + length
