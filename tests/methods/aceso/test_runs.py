@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from tests.exactness.trained import NEAR
-from tests.methods.aceso.plans import MODEL, even, plan, spec_of
+from tests.methods.aceso.plans import MODEL, Rule, even, plan, spec_of, turns
 from tests.methods.aceso.test_training import trained
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.aceso.stepping import settings_of
@@ -24,15 +24,17 @@ from workbench.runtime.transport.stage_groups import StageGroups
 DEEP = replace(MODEL, layers=4, dropout=0.0)
 
 
-def stage(spec: ModelSpec, *, again: bool, fuses: bool, compiled: bool) -> ShardStage:
-    """The whole model in one process."""
+def stage(
+    spec: ModelSpec, rule: Rule, *, fuses: bool = True, compiled: bool = False, width: int = 1
+) -> ShardStage:
+    """The whole model, in the first process of some that have no groups."""
     model = make_model(spec, 0)
-    made = plan([(1, 3 + 13 * spec.layers, even(again=again))], model=spec)
+    made = plan([(width, 3 + 13 * spec.layers, rule)], model=spec)
     operators = made.subject.operators()
     found = ShardStage(
         operators, places(operators, spec), model, spec, first=0,
         settings=settings_of(made.stages[0]), came=[], goes=[],
-        groups=StageGroups([{1}], [1], 0, lambda ranks: None), device=torch.device("cpu"),
+        groups=StageGroups([{1, 2}], [width], 0, lambda ranks: None), device=torch.device("cpu"),
         dtype=torch.float32, fuses=fuses, compiled=compiled,
     )  # fmt: skip
     units: dict[int, nn.Module] = {}
@@ -66,12 +68,20 @@ def test_equal_layers_share_compiled_graphs(again, fuses, graphs, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
     counters.clear()
-    wanted = passed(stage(DEEP, again=again, fuses=fuses, compiled=False))
+    wanted = passed(stage(DEEP, even(again=again), fuses=fuses, compiled=False))
     assert not counters["stats"]
-    found = passed(stage(DEEP, again=again, fuses=fuses, compiled=True))
+    found = passed(stage(DEEP, even(again=again), fuses=fuses, compiled=True))
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize(
+    ("width", "rule", "fixed"),
+    [(1, even(), True), (2, even(), True), (2, even(2), False), (2, turns(1, 2), False)],
+)
+def test_passes_are_recorded_where_they_exchange_nothing(width, rule, fixed):
+    assert stage(DEEP, rule, width=width).fixed == fixed
 
 
 @pytest.mark.gpu

@@ -310,6 +310,16 @@ def test_checkpoints_go_on_under_plans_and_other_methods(ranks, monkeypatch, tmp
     assert [told[step] for step in theirs] == pytest.approx([*theirs.values()], rel=1e-5)
 
 
+def test_masters_of_bf16_weights_go_on_under_another_plan(ranks, tmp_path):
+    ranks("")
+    first, then = plan([(1, 6, some()), (1, END, even())]), plan([(2, END, even(2))])
+    begun, runs = spec_of(first, tmp_path / "1", **BF16), tmp_path / "runs"
+    trained(begun.with_(steps=3, lr_decay_steps=6), runs / "1")
+    spec = spec_of(then, tmp_path / "2", **BF16, lr_decay_steps=6, start_from=str(runs / "1"))
+    found = trained(spec, runs / "2")
+    assert_equals(found, judged(spec.with_(start_from="", fused=True), "bf16"), NEAR["bf16"])
+
+
 @pytest.mark.parametrize(
     ("how", "told"),
     [("SIGKILL", "rank 1 was killed by SIGKILL"), ("SIGSTOP", "hangs: it is stopped")],

@@ -9,5 +9,6 @@ A backward pass may be halved (halves.py), or begin at a checkpoint (template.py
 that take no longer than their launches do are recordings (replay.py), in memory that the schedule
 names. A tensor that another lane reads last is free when the lane that made it has waited for that
 lane. Stages compute with 16-bit copies of their weights, cast once a step (working.py), and one
-compiled graph serves all layers of a kind (compiled.py).
+compiled graph serves all layers of a kind (compiled.py), or all runs of divided operators that are
+alike (shard_runs.py).
 """

@@ -65,7 +65,7 @@ def crossings(
     """What crosses the boundary before operator `boundary`, whose setting is `behind`."""
 
     def wire(form: Form, setting: Setting, sharded: bool) -> Spread:
-        shard = form.shard if sharded else None
+        shard = form.shard if sharded and setting.tp > 1 else None
         return Spread(setting.tp, setting.dp, shard).once(1 + len(form.tail))
 
     found, every = [], operators.operators

@@ -69,7 +69,8 @@ class Call:
 
     def joins(self, there: Mapping[str, Spread]) -> bool:
         """Whether it finds tensors as it needs them, where they are spread so before it."""
-        return all(there[name] == need for name, need in {MAIN: self.takes, **self.reads}.items())
+        needs = self.reads if self.takes is None else {MAIN: self.takes, **self.reads}
+        return all(there[name] == need for name, need in needs.items())
 
 
 def spread_of(form: Form, setting: Setting, sharded: bool) -> Spread:
@@ -150,6 +151,19 @@ def _checkpointed(modules, wires, came, gives, tensors: tuple[Tensor, ...]) -> t
         return _computed(modules, wires, came, gives, tensors)
 
     return checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
+
+
+def exchanges(
+    calls: Sequence[Call], there: Mapping[str, Spread], goes: Mapping[str, Spread]
+) -> bool:
+    """Whether processes of a stage exchange anything in a pass; tensors come to it, and go, spread
+    so."""
+    there = dict(there)
+    for call in calls:
+        if call.setting.tp > 1 or not call.joins(there):
+            return True
+        there |= {name: each.spread for name, each in call.made.items()}
+    return any(there[name] != need for name, need in goes.items())
 
 
 def runs_of(calls: Sequence[Call], there: Mapping[str, Spread], alone: bool) -> Iterator[Run]:

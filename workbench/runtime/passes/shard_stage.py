@@ -29,7 +29,15 @@ from workbench.model.sharded.pictures import BatchNorm
 from workbench.model.sharded.transformer import Attention
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.shard_ends import MAIN, Crossing, Setting
-from workbench.runtime.passes.shard_runs import Call, Held, Joined, Run, runs_of, spread_of
+from workbench.runtime.passes.shard_runs import (
+    Call,
+    Held,
+    Joined,
+    Run,
+    exchanges,
+    runs_of,
+    spread_of,
+)
 from workbench.runtime.transport.boxes import Spread, sizes
 from workbench.runtime.transport.collectives import Columns, spread
 from workbench.runtime.transport.group_transport import Form as MessageForm
@@ -63,17 +71,22 @@ class ShardStage:
     ) -> None:  # fmt: skip
         """Operators from the `first` on, one a setting. `came` and `goes` cross the stage's ends.
         `fuses`: attention is one call where all of it is divided alike. `compiled`: runs of
-        operators are, unless something is dropped. `turn` is told of each
-        operator of the model whose pass begins here, and whether that is a backward pass."""
+        operators are, unless something is dropped. `turn` is told of each operator of the model
+        whose pass begins here, and whether that is a backward pass."""
         self.model, self.device, self.dtype, self._spec = model, device, dtype, spec
         self.first, self.last = first == 0, first + len(settings) == len(operators)
         self._list, self._places, self._groups = operators, places, groups
         self._came, self._goes, self._turn = came, goes, turn
         self.calls = [*self._calls(first, settings, fuses)]
-        self._alone, self._settled = groups.width == 1, False
-        there = {each.name: each.behind for each in came}
-        self._runs = [*runs_of(self.calls, there, self._alone)]
+        self._settled = False
+        there, alone = {each.name: each.behind for each in came}, groups.width == 1
+        self._runs = [*runs_of(self.calls, there, alone)]
         self._joined = Joined() if compiled and not spec.dropout else None
+        left = {each.name: each.front for each in goes}
+        norms = any(isinstance(call.module, BatchNorm) for call in self.calls)
+        self.fixed = not norms and (alone or not exchanges(self.calls, there, left))
+        """Whether nothing but the tensors of a micro-batch matters to a pass: no other process, and
+        no statistics."""
         self._steps: dict[int, Sequence[MicroRows]] = {}
 
     # -- weights --------------------------------------------------------------------------------
@@ -142,13 +155,11 @@ class ShardStage:
 
     @property
     def records(self) -> bool:
-        """Whether passes may be recorded now: on a GPU, after a step in which they were compiled,
-        where nobody is exchanged with, and nothing but tensors tells micro-batches apart."""
-        if self.device.type != "cuda" or self._joined is None or not self._settled:
-            return False
-        norms = any(isinstance(call.module, BatchNorm) for call in self.calls)
+        """Whether passes may be recorded now: on a GPU, after a step in which they were compiled;
+        counts of labels are no tensors."""
+        ready = self.device.type == "cuda" and self._joined is not None and self._settled
         rows = (each for own in self._steps.values() for each in own)
-        return self._alone and not norms and all(each.labels is None for each in rows)
+        return ready and self.fixed and all(each.labels is None for each in rows)
 
     def addresses(self) -> list[int]:
         """Where the weights and their gradients lie."""

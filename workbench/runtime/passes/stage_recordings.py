@@ -10,13 +10,15 @@ Three passes of a stage are recorded, each when the schedule first asks for it: 
 backward from a checkpoint; and a pass that keeps what its backward pass needs, with the latter. A
 stage's passes stay autograd's before its weights have copies in 16 bits (working.py, the first two
 steps), where it draws random numbers or has BatchNorm, and where a recording fails, as it does for
-a pass that asks the device for a number.
+a pass that asks the device for a number. Where several passes are kept at a time, each has
+recordings of its own.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,6 +28,9 @@ from workbench.runtime.passes.differentiation import Above
 from workbench.runtime.passes.replay import pool_bytes, recording
 from workbench.runtime.passes.stage_passes import Key, StageModule, StagePasses, wants
 
+SPARE, MESSAGES = 64 << 20, 8
+"""Bytes, and messages, for which a device must have room beside recordings: they keep what they
+work in, and others cannot have it."""
 RECORDED = -1
 """The step of the micro-batch at the addresses that recordings read."""
 
@@ -263,6 +268,7 @@ class RecordedPasses(StagePasses):
             if kind not in free[0]:
                 free[0].record(kind)
                 self._new = True
+                _check_room(stage, samples)
         except RuntimeError:
             self._refused.add(unit)
             self._let_go(unit)
@@ -270,6 +276,14 @@ class RecordedPasses(StagePasses):
         return free[0]
 
     def _let_go(self, unit: int) -> None:
+        torch.cuda.synchronize()  # passes that go on
         for recorded in self._recorded.pop(unit):
             recorded.close()
         torch.cuda.empty_cache()
+
+
+def _check_room(stage: Recordable, samples: int) -> None:
+    """Raise RuntimeError unless memory is left beside recordings for what comes and goes."""
+    forms = [*stage.came(samples), *([] if stage.last else stage.goes(samples))]
+    nbytes = sum(prod(shape) * dtype.itemsize for shape, dtype, _ in forms)
+    torch.empty(SPARE + MESSAGES * nbytes, dtype=torch.uint8, device=stage.device)

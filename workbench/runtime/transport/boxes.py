@@ -61,7 +61,8 @@ class Spread:
     def once(self, dimensions: int) -> Spread:
         """The spread of a tensor of so many dimensions on the wire, each element once: columns that
         have replicas take a share of the last dimension each."""
-        return self if self.shard is not None else Spread(self.tp, self.dp, dimensions - 1)
+        held = self.tp == 1 or self.shard is not None
+        return self if held else Spread(self.tp, self.dp, dimensions - 1)
 
 
 class Move(NamedTuple):

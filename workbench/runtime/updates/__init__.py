@@ -9,6 +9,7 @@ stands, or is taken back and made again in one pass. A guess depends on gradient
 timing, so equal runs give equal bits. Updates that are deferred for exact clipping run in the order
 of the next forward pass, beside it. A step of stages ends in one small sum (step_end.py);
 stages that update by themselves have an optimizer each (stage_updates.py, sgd_tf.py), states that
-checkpoints hold (stage_states.py), weights that they lend each other (stage_loans.py), and versions
-of weights, where passes read others than the newest (weight_versions.py).
+checkpoints hold (stage_states.py; of shards shard_updates.py), weights that they lend each other
+(stage_loans.py), and versions of weights, where passes read others than the newest
+(weight_versions.py).
 """
