@@ -63,12 +63,15 @@ def micro_batches(
         yield DeviceRows(inputs[0] if len(inputs) == 1 else inputs, targets, rows, weight)
 
 
-def share(batch: DeviceRows) -> DeviceRows:
-    """This rank's rows of a micro-batch: contiguous, and at most one more than another's."""
+def share(batch: DeviceRows, model: LayeredModel) -> DeviceRows:
+    """This rank's rows of a micro-batch: contiguous, and at most one more than another's. Their
+    weight is that of the micro-batch, by the labels that count in them."""
     rows = share_of(len(batch.samples), dist.get_rank(), dist.get_world_size())
     part, tokens = slice(rows.start, rows.stop), batch.tokens
     mine = tuple(each[part] for each in tokens) if isinstance(tokens, tuple) else tokens[part]
-    return DeviceRows(mine, batch.targets[part], batch.samples[part])
+    counts = model.counted(batch.targets)
+    weight = batch.weight * sum(counts[part]) / max(1, sum(counts))
+    return DeviceRows(mine, batch.targets[part], batch.samples[part], weight)
 
 
 def unit_by_unit(

@@ -45,7 +45,7 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     Raises ValueError for what plain training does not have, OutOfMemory past the device's budget.
     """
     run = PlainTraining(spec, report, folder)
-    tell_of(run.model, spec, report)
+    tell_of(run.model, spec, report, run.batches)
     run.run()
     return run.outcome()
 

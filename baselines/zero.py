@@ -198,9 +198,10 @@ class ZeroTraining(Stepping):
         for group in (*self.optimizer.param_groups, *(others.param_groups if others else ())):
             group["lr"] = self.spec.learning_rate(step)
         total = torch.zeros((), device=self.device)
-        for whole in micro_batches(self.batches, self.spec, step, self.device):
-            part = share(whole)
+        for whole in micro_batches(self.batches, self.spec, step, self.device, self.model):
+            part = share(whole, self.model)
             loss = self.engine(part.tokens, part.targets, step=step, samples=part.samples)
+            loss = loss * (part.weight * self.spec.ranks)  # of the ranks the mean is taken
             self.engine.backward(loss)
             self.engine.step()
             total += loss.detach()

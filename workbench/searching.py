@@ -20,6 +20,7 @@ from workbench.core.bytesize import parse_bytes
 from workbench.core.files import replacing
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.paths import user_path
+from workbench.core.reporter import Untold
 from workbench.methods.aceso.ask import Ask
 from workbench.methods.aceso.bound import least_time
 from workbench.methods.aceso.costs import PlanCost
@@ -33,6 +34,7 @@ from workbench.runs.store import REPOSITORY_RESULTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import nn
 
     from workbench.shown import Shown
 
@@ -130,17 +132,22 @@ class SearchedPlan:
         return f"<p>{told}</p>{picture[picture.index('<svg') :]}{self.table()._repr_html_()}"
 
 
-@in_a_sentence()
+@in_a_sentence(calls_users=True)
 def search(
     model: str = "gpt",
     size: str | None = None,
     *,
+    module: nn.Module | None = None,
+    sample: Any = None,
+    loss_fn: Callable[[Any, Any], Any] | None = None,
+    dtype: str = "fp32",
+    device: str = "auto",
     ranks: int = 4,
     nodes: int = 1,
     device_memory: str | int = "28000MiB",
     database: str | Path | None = None,
-    mode: str = "faithful",
-    cost: str = "published",
+    mode: str | None = None,
+    cost: str | None = None,
     batch: int | None = None,
     microbatch_sizes: Sequence[int] = (),
     layers: int | None = None,
@@ -156,13 +163,19 @@ def search(
     """The fastest plan that fits for a model of operators (`gpt`, `t5`, `resnet`, `scale-layer`)
     on `ranks` devices of `nodes` nodes.
 
+    With a `module` of your own it is one of the module's layers: stages, dp by stage, micro-batches
+    and recomputation by layer. `sample` is a batch as your loop has it, and `loss_fn` its loss; the
+    layers are measured now, on this machine's `device`, in `dtype`; `mode` and `cost` are ``ours``.
+
     `database` is a folder of profiles in the form of Aceso's artifact, by default its small ones,
-    of V100s. `mode` is ``faithful``, the published search, or ``ours``, which finds better plans.
-    `cost` is the published cost model, or ``ours``, which adds to it.
+    of V100s. `mode` is ``faithful``, the published search and the default, or ``ours``, which finds
+    better plans. `cost` is the published cost model, or ``ours``, which adds to it.
     `stages` are their number, or the fewest and the most; each number is searched for `seconds` at
     most, and rates `plans` at most. `on_better` hears of each better plan: stages, milliseconds.
     The plan's file is kept in `results`. Raises ValueError, one sentence, for what cannot be
     searched and where nothing fits; after an interruption the best plan so far is returned."""
+    own = module is not None
+    mode, cost = mode or ("ours" if own else "faithful"), cost or ("ours" if own else "published")
     if mode not in SEARCHES:
         raise ValueError(f"mode is {mode!r}; it must be {' or '.join(SEARCHES)}")
     if cost not in COSTS:
@@ -173,17 +186,41 @@ def search(
         raise ValueError(f"model is {model!r}; it must be one of {', '.join(SIZES)}")
     if plans < 1 or not 0 < seconds < 1e9:
         raise ValueError(f"plans is {plans} and seconds is {seconds:g}; both must be over 0")
-    usual = BATCHES.get(model, USUAL_BATCH)
-    subject = subject_of(
-        model, size or SIZES[model], usual if batch is None else batch,
-        layers=layers, seq=seq, target_seq=target_seq,
-    )  # fmt: skip
     memory = parse_bytes(device_memory) / MB
-    ask = Ask(
-        subject=subject, database=DATABASE if database is None else database, most_tp=max_tp,
-        cluster=Cluster(nodes=nodes, per_node=ranks // nodes, memory=memory),
-        micros=tuple(microbatch_sizes), cost=cost,
-    )  # fmt: skip
+    root = REPOSITORY_RESULTS if results is None else user_path(results)
+    cluster = Cluster(nodes=nodes, per_node=ranks // nodes, memory=memory)
+    if own:
+        given = {
+            "model": model != "gpt", "size": size, "database": database, "layers": layers,
+            "seq": seq, "target_seq": target_seq, "max_tp": max_tp, "mode": mode != "ours",
+        }  # fmt: skip
+        if wrong := [name for name, value in given.items() if value]:
+            raise ValueError(f"{wrong[0]} is given, and so is a module, which says it; leave "
+                             f"{wrong[0]} out")  # fmt: skip
+        if sample is None or loss_fn is None:
+            lacking = "loss_fn" if loss_fn is None else "sample"
+            raise ValueError(f"{lacking} is missing; a module is measured with a batch, the "
+                             "sample, and its loss, loss_fn(outputs, batch)")  # fmt: skip
+        from workbench.methods.aceso.module_profile import profiled_module
+
+        subject, measured = profiled_module(
+            module, sample, loss_fn, batch=batch, micros=microbatch_sizes, dtype=dtype,
+            device=device, results=root, report=Untold(),
+        )  # fmt: skip
+        ask = Ask(
+            subject=subject, database=measured, cluster=cluster, micros=measured.samples,
+            most_tp=1, cost=cost,
+        )  # fmt: skip
+    else:
+        usual = BATCHES.get(model, USUAL_BATCH)
+        subject = subject_of(
+            model, size or SIZES[model], usual if batch is None else batch,
+            layers=layers, seq=seq, target_seq=target_seq,
+        )  # fmt: skip
+        ask = Ask(
+            subject=subject, database=DATABASE if database is None else database, most_tp=max_tp,
+            cluster=cluster, micros=tuple(microbatch_sizes), cost=cost,
+        )  # fmt: skip
     first, last = (stages, stages) if isinstance(stages, int) else stages or (None, None)
     counts, space = ask.stages(first, last), ask.space()
     outcome = Outcome(space=space, bound=least_time(space))
@@ -201,7 +238,6 @@ def search(
         if not outcome.fits:
             raise
     plan, rated = outcome.chosen()
-    root = REPOSITORY_RESULTS if results is None else user_path(results)
     found = SearchedPlan(
         plan, rated, outcome.bound, memory, root / "aceso" / "plans" / file_name(plan),
         sum(each.explored for each in outcome.found.values()),

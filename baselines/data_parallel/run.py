@@ -82,10 +82,10 @@ class ReplicaTraining(PlainTraining):
     def _step(self, step: int) -> tuple[float, float]:
         """One optimizer step; returns its mean loss and the norm of its gradients."""
         spec, total = self.spec, torch.zeros((), device=self.device)
-        batches = micro_batches(self.batches, spec, step, self.device)
+        batches = micro_batches(self.batches, spec, step, self.device, self.model)
         for micro, whole in enumerate(batches):
-            part = share(whole)
-            weight = len(part.samples) / spec.batch
+            part = share(whole, self.model)
+            weight = part.weight / spec.microbatches
             last = micro == spec.microbatches - 1
             with nullcontext() if last else self.replica.no_sync():
                 loss = self.replica(part.tokens, part.targets, step=step, samples=part.samples)

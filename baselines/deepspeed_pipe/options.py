@@ -17,6 +17,11 @@ class Options(options.Options):
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
+        if spec.model.rows:
+            raise ValueError(
+                f"rows is {spec.model.rows!r}; DeepSpeed's pipeline takes the plain mean of its "
+                "micro-batches' losses, which rows weigh by their labels"
+            )
         pieces = spec.microbatches * self.copies
         if spec.batch % pieces:
             raise ValueError(

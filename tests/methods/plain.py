@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from workbench.core.model_spec import ModelSpec
+from workbench.core.model_spec import DOCUMENTS, ModelSpec
 from workbench.core.options import takes
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
@@ -136,6 +136,8 @@ def made_up_profile(spec: RunSpec) -> Profile:
         for unit in range(1, model.num_units)
     }
     activation = max(into.values())
+    if spec.model.rows == DOCUMENTS:
+        into[0] = 2 * torch.int64.itemsize * spec.microbatch * spec.model.seq
     hardware = Hardware(
         name="made up",
         source="published",

@@ -71,7 +71,7 @@ def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:
     ahead = {row.driven for row in methods.known().values() if row.asynchronous}
     assert ahead == {"workbench.methods.ftpipe.driven:Streamed"}, "tests/ftpipe/test_stream.py"
     planned = driven.pop("aceso")
-    assert planned == "workbench.methods.aceso.driven:Planned", "tests/methods/aceso/test_engine.py"
+    assert planned == "workbench.methods.aceso.driven:planned", "tests/methods/aceso/test_engine.py"
     assert {*driven.values()} - ahead == {driven[name] for name in (*WAYS, *RANKED, "fsdp")}
     ranked = "workbench.training.loop_ranks:Ranked"
     assert {name for name, path in driven.items() if path == ranked} == {*RANKED}

@@ -20,7 +20,7 @@ from workbench.core.fields import Field
 from workbench.core.model_spec import T5_FAMILY, ModelSpec
 from workbench.core.options import catalogue, takes
 from workbench.core.paths import user_path
-from workbench.core.spec import RunSpec, field_of
+from workbench.core.spec import ROW_FILES, RunSpec, field_of
 from workbench.model.hf_config import spec_from_config
 from workbench.model.tokenizer_file import FILE as TOKENIZER_FILE
 from workbench.runs.overrides import (
@@ -89,8 +89,8 @@ def add_spec_flags(
     titled["model"].add_argument(
         "--hf-config",
         metavar="PATH",
-        help="a Hugging Face config.json of a decoder, instead of layers, hidden and heads; or of "
-        "a T5, which begins from the safetensors beside it unless --weights is random",
+        help="a Hugging Face config.json of a decoder or a T5, instead of layers, hidden and "
+        "heads; training begins from the safetensors beside it, unless --weights says otherwise",
     )
     group = titled["anything else"]
     group.add_argument(
@@ -141,6 +141,7 @@ def _add_flag(group: Any, field: Field) -> None:
         dest=name,
         default=argparse.SUPPRESS,
         metavar=name.rpartition("_")[2].upper(),
+        **({"nargs": "?", "const": "true"} if field.kind is bool else {}),
         help=f"{field.about} ({field.takes}; default {default})".replace("%", "%%"),
     )
 
@@ -169,18 +170,18 @@ def specs_from(
             raise twice(name, f"{name}={changes[name]}", f"--set {name}={value}")
         changes[name] = value
     if arguments.hf_config:
-        if said := sorted(changes.keys() & MODEL - {"seq", "target_seq"}):
+        if said := sorted(changes.keys() & MODEL - {"seq", "target_seq", "rows"}):
             raise ValueError(
                 f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
-                "of the model only seq can, and target_seq of a T5"
+                "of the model only seq and rows can, and target_seq of a T5"
             )
         given = {name: changes.pop(name, None) for name in ("seq", "target_seq")}
-        random = changes.get("weights", data.get("weights")) == "random"
-        told = spec_from_config(arguments.hf_config, random=random, **given)
+        told = spec_from_config(arguments.hf_config, **given)
         changes["model"] = told.to_dict()
         own = user_path(arguments.hf_config)
         own = own.parent if own.suffix == ".json" else own
-        if told.family == T5_FAMILY and "tokenizer" not in {*changes, *data}:
+        rows = str(changes.get("text", data.get("text", ""))).lower().endswith(ROW_FILES)
+        if (told.family == T5_FAMILY or rows) and "tokenizer" not in {*changes, *data}:
             changes |= {"tokenizer": str(own)} if (own / TOKENIZER_FILE).is_file() else {}
     asked = changes.pop("method", data.get("method", "all"))
     asked = asked if arguments.method is None else arguments.method

@@ -13,7 +13,7 @@ import re
 from dataclasses import asdict, dataclass
 from itertools import chain
 from math import isqrt
-from typing import Any
+from typing import Any, Literal
 
 from workbench.core.call_sets import read_sets
 from workbench.core.schema import read_as
@@ -26,6 +26,7 @@ ENGINE = "engine:"
 """Begins the family of a module in a user's own loop."""
 T5_FAMILY = "t5"
 T5_LIKE_GPT = "megatron-t5"
+ROWS = DOCUMENTS, PADDED, STREAM = "documents", "padded", "stream"
 WIDE_RESNET, VIT = "wide-resnet", "vit"
 BOTTLENECKS = "wide-resnet-imagenet"
 MODULES = {
@@ -51,7 +52,7 @@ PATCH = 16
 OWN_MOST = T5_MOST | {"width_factor": 1024, "patch": MOST["seq"]}
 """Sizes that some families alone have, None in the others' specs -> the most of each."""
 ONLY = dict.fromkeys(T5_MOST, ANSWERING) | {
-    "gated": (T5_FAMILY,), "pretrained": (T5_FAMILY,), "group_norm": (WIDE_RESNET,),
+    "gated": (T5_FAMILY,), "group_norm": (WIDE_RESNET,),
     "width_factor": (BOTTLENECKS,), "patch": (VIT,),
 }  # fmt: skip
 """Fields that mean something to some families alone -> these families."""
@@ -95,8 +96,8 @@ class ModelSpec:
     gated: bool = False
     """Whether the feed-forward of t5 is gated, as in its version 1.1."""
     pretrained: str = ""
-    """A folder of Hugging Face's whose safetensors t5 begins from (`--hf-config` names it); empty
-    for random weights."""
+    """Where the weights lie that the model begins from, as `weights` of a run decides; empty for
+    random ones."""
     group_norm: bool = False
     """Whether norms of wide-resnet are GroupNorm, which needs no statistics, not BatchNorm."""
     calls: str = ""
@@ -109,7 +110,20 @@ class ModelSpec:
     """Times that the 3x3 convolutions of wide-resnet-imagenet are as wide as the 1x1 convolutions
     before them, by default 2; `hidden` are the channels of the first ones."""
 
+    rows: Literal["documents", "padded", "stream"] | None = None
+    """Samples of a decoder of Hugging Face that trains on rows: ``documents`` are several rows
+    each, whose positions begin anew and which do not attend to each other; ``padded`` are one row
+    each; ``stream`` are windows of all rows in order. By default documents of rows, and a stream of
+    a text."""
+
     def __post_init__(self) -> None:
+        if self.rows not in (None, *ROWS):
+            raise ValueError(f"rows is {self.rows!r}; it must be one of {', '.join(ROWS)}")
+        if self.rows and (self.family == GPT_FAMILY or self.decomposed):
+            raise ValueError(
+                f"rows is {self.rows!r}; rows train decoders of Hugging Face (--hf-config), and "
+                f"the model is {self.family}"
+            )
         if not self.family:
             raise ValueError("the model family is empty; use 'gpt' or the path of a config.json")
         for name, most in (MOST | OWN_MOST).items():
@@ -219,8 +233,9 @@ class ModelSpec:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, without the fields that other families alone have."""
         fields = asdict(self)
-        if not self.calls:  # as before there were any
-            del fields["calls"]
+        for name in ("calls", "pretrained", "rows"):  # as before there were any
+            if not fields[name]:
+                del fields[name]
         named = fields.items()
         return {n: value for n, value in named if self.family in ONLY.get(n, (self.family,))}
 

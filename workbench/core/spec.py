@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Literal
 
 from workbench.core.fields import Field, fields_of
-from workbench.core.model_spec import PICTURED, ModelSpec
+from workbench.core.model_spec import DOCUMENTS, GPT_FAMILY, PICTURED, STREAM, ModelSpec
 from workbench.core.options import Options, catalogue, choose, options_of
 from workbench.core.schema import check_words, read_as
 
@@ -27,11 +27,18 @@ class RunSpec:
     method: str
     model: ModelSpec = field(default_factory=ModelSpec)
     text: str = "stdlib"
-    """``stdlib`` (the Python standard library's sources), a text file, or a folder of WikiText; for
-    bert of MRPC or SuperGLUE; of pictures ``digits``, or a folder of CIFAR or of class folders."""
+    """``stdlib`` (the Python standard library's sources), a text file, or a folder of WikiText; a
+    file of token ids (``.npy``); for decoders of Hugging Face a file of rows (``.jsonl``,
+    ``.parquet``, ``.arrow``), with text, prompt and completion, messages, or input_ids; for bert of
+    MRPC or SuperGLUE; of pictures ``digits``, or a folder of CIFAR or of class folders."""
     tokenizer: str = "bytes"
     """``bytes``, or ``bpe:N`` for a byte-level BPE of N tokens trained on the text; ``wordpiece``
-    of pairs; of t5 a folder with the ``tokenizer.json`` of a trained one."""
+    of pairs; or a folder with the ``tokenizer.json`` of a trained one."""
+    train_on: Literal["answers", "all"] = "answers"
+    """Tokens of rows that are trained on: completions and the assistant's turns, or prompts and
+    other turns, too."""
+    cut_rows: bool = False
+    """Whether rows longer than `seq` are cut, not refused."""
     augment: Literal["none", "crop-flip"] = "none"
     """Change of pictures that are trained on: ``crop-flip`` moves each by up to an eighth of a side
     and mirrors every other one, by seed and sample, as is usual on CIFAR."""
@@ -44,10 +51,10 @@ class RunSpec:
     """Optimizer steps; the first warms up and counts for no speed."""
     seed: int = 1234
     """Seed of weights, data order and dropout, for all methods alike."""
-    weights: Literal["auto", "random"] = "auto"
-    """Where training begins: ``random`` begins from random weights although a Hugging Face
-    configuration has trained ones beside it; ``auto`` reads those of a T5, and refuses others, for
-    no run reads those yet."""
+    weights: str = "auto"
+    """Where training begins: ``auto`` reads the safetensors beside a Hugging Face configuration,
+    and is ``random`` where there are none; or a folder or a file of safetensors, or a run or a
+    checkpoint of any method, from whose weights this run begins with fresh moments."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Device that computes; ``auto`` is a GPU where there is one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
@@ -126,6 +133,7 @@ class RunSpec:
                 "layers, micro-batches or ranks"
             )
         check_words(self)
+        self._decide_rows()
         if self.augment != "none" and self.model.family not in PICTURED:
             raise ValueError(
                 f"augment is {self.augment!r}; {self.model.family} reads no pictures of ours, "
@@ -147,7 +155,31 @@ class RunSpec:
                 f"calls is {self.model.calls!r}, and {self.method} trains a model's own layers: "
                 "leave it out, or use the method that the partition was made for"
             )
+        if self.start_from and self.names_weights:
+            raise ValueError(
+                f"weights is {self.weights!r} beside start_from {self.start_from!r}, which has "
+                "weights of its own; give one of them"
+            )
         self.options.check(self)
+
+    def _decide_rows(self) -> None:
+        """Say in the model how rows make samples, where the text is of rows."""
+        own = self.model.rows
+        decoder = self.model.family != GPT_FAMILY and not self.model.decomposed
+        held = decoder and self.text.lower().endswith(ROW_FILES)
+        if not held and own not in (None, STREAM):
+            raise ValueError(
+                f"rows is {own!r}, and {self.text!r} is a text without rows; they end with "
+                f"{', '.join(ROW_FILES)}"
+            )
+        rows = (own or DOCUMENTS) if held else None
+        if rows != own:
+            object.__setattr__(self, "model", replace(self.model, rows=rows))
+
+    @property
+    def names_weights(self) -> bool:
+        """Whether `weights` names a place."""
+        return self.weights not in ("auto", "random")
 
     @property
     def microbatch(self) -> int:
@@ -229,6 +261,8 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+ROW_FILES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".feather")
+"""Endings of files of rows."""
 COMMON = frozenset(each.name for each in fields(RunSpec))
 """Fields that specs of all methods have."""
 RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (

@@ -30,7 +30,7 @@ from workbench.model.keys import permuted, place_of
 from workbench.model.pairs import HELD_OUT
 from workbench.model.text import IGNORED
 from workbench.model.tokenize import Bytes, Tokenizer, tokenize
-from workbench.model.tokenizer_file import FromFile, is_folder
+from workbench.model.tokenizer_file import OfT5, is_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +131,7 @@ def load_answers(
         held = read_asked(examples_at(path, True)) if held_out else []
     told = _told(name, pairs)
     if trained := is_folder(tokenizer):
-        made: Tokenizer = FromFile(tokenizer)
+        made: Tokenizer = OfT5(tokenizer)
     else:
         made = Bytes() if tokenizer in ("", Bytes.name) else tokenize(told, tokenizer, cache)[0]
     if held_out:

@@ -24,6 +24,7 @@ from workbench.core import host
 from workbench.core.files import read_whole
 from workbench.core.paths import user_path
 from workbench.core.sources import file_digest
+from workbench.core.spec import ROW_FILES
 
 STDLIB, DIGITS = "stdlib", "digits"
 BUNDLED = (STDLIB, DIGITS)
@@ -167,8 +168,9 @@ def _refuse_rows(path: Path, data: bytes) -> None:
             kind = "JSON" * told  # [1] may be a footnote
     if kind:
         raise ValueError(
-            f"the text {str(path)!r} holds rows ({kind}), which no run reads yet: a model would "
-            "learn what stands around their texts; write the texts alone to a plain file"
+            f"the text {str(path)!r} holds rows ({kind}), and the model would learn what stands "
+            "around their texts; decoders of Hugging Face train on rows, of files that end with "
+            f"{', '.join(ROW_FILES)}: write the texts alone to a plain file"
         )
 
 

@@ -19,6 +19,7 @@ from workbench.model.base import LayeredModel
 from workbench.model.draws import Draws
 from workbench.model.keys import permuted, place_of
 from workbench.model.pairs import Pairs
+from workbench.model.row_samples import read_samples
 from workbench.model.text import Batches, load_text
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ def load_part(
     """The data that a run trains on, or that it holds out. Raises ValueError as the loaders do, and
     for data too small to hold a sample out."""
     share = spec.eval_share if spec.evaluates else 0.0
+    if spec.model.rows:
+        rows = read_samples(spec, model.vocab, cache)
+        if isinstance(rows, Batches):
+            return _of_text(rows, share, held_out) if share else rows
+        return Draws(_divided(rows, share, held_out) if share else rows, spec.batch)
     if not spec.model.decomposed:
         text = load_text(
             spec.text, spec.tokenizer, vocab=model.vocab, seq=spec.model.seq, cache=cache
@@ -63,7 +69,7 @@ class Rows:
         self.name = f"{data.name}, {part}"
         told = f"{data.digest} {part} {len(places)}"
         self.digest = sha256(told.encode()).hexdigest()
-        for name in ("text", "padding"):  # of answers
+        for name in ("text", "padding", "note"):  # of answers, and of rows
             if hasattr(data, name):
                 setattr(self, name, getattr(data, name))
 

@@ -22,23 +22,39 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
-from workbench.core.model_spec import ModelSpec
-from workbench.model.base import Context, Written
-from workbench.model.decompose.plan import build, flatten
+from workbench.core.model_spec import DOCUMENTS, ModelSpec
+from workbench.model.base import Context, Part, Written
+from workbench.model.custom_data import counted, loss
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
 from workbench.model.hf_head import DividedHead, divided_head
-from workbench.model.hf_layers import Call, Decoder, Flow, Routers, as_written, kinds, recorded
-from workbench.model.hf_trial import Unfilled, try_out
+from workbench.model.hf_layers import (
+    Call,
+    Calls,
+    Decoder,
+    FinalNorm,
+    Flow,
+    Routers,
+    as_written,
+    at_positions,
+    kinds,
+    recorded,
+)
+from workbench.model.hf_trial import Unfilled, check_rows, try_out
 from workbench.model.keys import key
+from workbench.model.weights.stored import Stored, find
+
+if TYPE_CHECKING:
+    from workbench.model.weights.converted import Converted
 
 FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
@@ -50,9 +66,10 @@ VISITED = ("num_experts_per_tok", "moe_topk", "moe_k")
 class HFModel(Decoder):
     """The units of a `*ForCausalLM` module, whose weights are copied and never changed."""
 
-    def __init__(self, source: nn.Module) -> None:
-        """Raises ValueError when layers and final norm are not where decoders have them."""
-        self.source = source
+    def __init__(self, source: nn.Module, rows: str | None = None) -> None:
+        """`rows`: how rows make samples, as a `ModelSpec` has it. Raises ValueError when layers and
+        final norm are not where decoders have them, and for rows that the module mixes."""
+        self.source, self.rows = source, rows
         self.config = source.config
         self.prefix = source.base_model_prefix
         decoder = getattr(source, self.prefix, None)
@@ -78,7 +95,7 @@ class HFModel(Decoder):
         self.frozen = [[name for name, p in own if not p.requires_grad] for own in named]
         """By unit, parameters that the source does not train."""
         self._kinds = kinds(self.layers_of(source), getattr(self.config, "layer_types", None))
-        self._recorded: tuple[Any, list[Call]] = (None, [])
+        self._calls = Calls(self.record, self.config.model_type)
         self._routers = Routers(decoder)
         self._seen = try_out(self)
         self._flow = Flow(self.hidden, self._seen.seats)
@@ -87,16 +104,26 @@ class HFModel(Decoder):
             self._routers.places.clear()
         self._random = self._seen.draws or dropout_of(self.config) > 0
         self._divided = self._find_divided()
+        if rows:
+            check_rows(self)
 
     @classmethod
-    def from_config(cls, config: Any) -> HFModel:
-        """From a configuration object; weights are drawn by their rules, keyed per unit."""
+    def from_config(cls, config: Any, trained: str = "", rows: str | None = None) -> HFModel:
+        """From a configuration object; weights are drawn by their rules, keyed per unit. Buffers
+        are those of the path `trained`, where there are any in it."""
         transformers = transformers_package()
         with understood(config.model_type), seeded(torch.device("cpu"), 0), Unfilled():
             source = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
             )
-        return cls(source)
+        buffers = source.state_dict().keys() - dict(source.named_parameters(remove_duplicate=False))
+        if trained and buffers:
+            from workbench.model.weights.converted import Converted
+
+            given = Converted(find(trained), partial(_hollow, source))
+            for name in buffers & given.names():
+                source.get_buffer(name).copy_(given.read(name))
+        return cls(source, rows)
 
     @classmethod
     def from_spec(cls, spec: ModelSpec) -> HFModel:
@@ -115,7 +142,7 @@ class HFModel(Decoder):
                 f"{spec.family} changed: its SHA-256 begins with {digest[:12]}, "
                 f"that of the file the run was made for with {spec.config_digest[:12]}"
             )
-        return cls.from_config(config)
+        return cls.from_config(config, spec.pretrained, spec.rows)
 
     def shortened(self) -> HFModel:
         """The model of the first layers only, two at least and as many as show all kinds."""
@@ -128,7 +155,7 @@ class HFModel(Decoder):
             source.config.layer_types = types[:layers]
         decoder = getattr(source, self.prefix)
         setattr(decoder, self._layers_name, getattr(decoder, self._layers_name)[:layers])
-        return HFModel(source)
+        return HFModel(source, self.rows)
 
     # Structure.
 
@@ -207,6 +234,11 @@ class HFModel(Decoder):
 
     # Weights.
 
+    def reader(self, stored: Stored) -> Converted:
+        from workbench.model.weights.converted import Converted
+
+        return Converted(stored, partial(_hollow, self.source))
+
     def initialize(self, unit: int, module: nn.Module, *, seed: int) -> None:
         """Copy the source's weights. Those of a model that was made without are drawn by its rules,
         but for the few that the layers' own constructors gave numbers."""
@@ -227,10 +259,12 @@ class HFModel(Decoder):
         self,
         unit: int,
         module: nn.Module,
-        x: Tensor,
+        x: Tensor | tuple[Tensor, Tensor],
         ctx: Context,
         targets: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """As `LayeredModel.forward`; positions of documents flow beside the hidden states."""
+        x, positions = x if isinstance(x, tuple) else (x, None)
         if len(x) != len(ctx.samples):
             raise ValueError(
                 f"{len(ctx.samples)} samples are named for a micro-batch of {len(x)} rows"
@@ -242,16 +276,27 @@ class HFModel(Decoder):
                 given = self._flow.end(x)
                 if targets is None or self._divided is None:
                     return self.told(module(inputs_embeds=given, use_cache=False), targets)
-                return self._and_routers(*self._divided.loss(module, given, targets))
+                return self._and_routers(
+                    *self._divided.loss(module, given, targets, self.rows is not None)
+                )
             if unit == 0:
-                return self._flow.begin(module(x, use_cache=False).last_hidden_state)
-            x, filled = self._flow.apart(x)
-            made, logits = self.layer(unit, module, x)
-        return self._flow.on(made, filled, logits)
+                made = module(x, use_cache=False, **at_positions(positions)).last_hidden_state
+                made = self._flow.begin(made)
+            else:
+                x, filled = self._flow.apart(x)
+                made, logits = self.layer(unit, module, x, positions)
+                made = self._flow.on(made, filled, logits)
+        return made if positions is None else (made, positions)
 
-    def layer(self, unit: int, module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def boundary(self, unit: int, seq: int) -> tuple[Part, ...]:
+        place = Part(shape=(seq,), dtype=torch.int64, differentiable=False)
+        return super().boundary(unit, seq) + (place,) * (self.rows == DOCUMENTS)
+
+    def layer(
+        self, unit: int, module: nn.Module, x: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """Hidden states [B, S, H] behind a layer, and the logits of its routers."""
-        args, kwargs = self._arguments(x)[unit - 1]
+        args, kwargs = self._calls.of(x, positions)[unit - 1]
         with self._routers.heard(module) as logits:
             out = module(x, *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out, logits
@@ -260,10 +305,18 @@ class HFModel(Decoder):
         """The logits that the causal-LM model made, or their loss with that of its routers."""
         if targets is None:
             return made.logits
-        return self._and_routers(_cross_entropy(made, targets), made)
+        found = loss(made.logits, targets) if self.rows else _cross_entropy(made, targets)
+        return self._and_routers(found, made)
 
     def _and_routers(self, loss: Tensor, made: Any) -> Tensor:
         return loss + self.coefficient * made.aux_loss if self._flow.seats else loss
+
+    @property
+    def counts_differ(self) -> bool:
+        return bool(self.rows)
+
+    def counted(self, targets: Tensor) -> list[int]:
+        return counted(targets) if self.rows else super().counted(targets)
 
     @property
     def coefficient(self) -> float | None:
@@ -298,48 +351,16 @@ class HFModel(Decoder):
             return nullcontext()
         return seeded(device, key(ctx.seed, "dropout", ctx.step, ctx.samples[0], ctx.unit))
 
-    def _arguments(self, x: Tensor) -> list[Call]:
-        """Arguments that the decoder passes each layer beside x [B, S, H]; kept for the latest
-        shape."""
-        asked = (x.shape, x.dtype, x.device)
-        if self._recorded[0] != asked:
-            # Masks follow values of positions, which tensors without values do not have.
-            real = "cpu" if x.is_meta else x.device
-            with torch.no_grad(), understood(self.config.model_type), unset_fake_temporarily():
-                there = torch.zeros(x.shape, dtype=x.dtype, device=real)
-                leaves, form = flatten(self.record(there))
-            moved = [leaf.to(x.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            self._recorded = (asked, build(form, moved))
-        return self._recorded[1]
-
-    def record(self, x: Tensor) -> list[Call]:
+    def record(self, x: Tensor, positions: Tensor | None = None) -> list[Call]:
         """As `recorded` says, on hidden states x."""
         names = {"name": self._layers_name, "norm": self._norm_name}
-        return recorded(_hollow(self._cut(0)).eval(), x, layers=self.layers, **names)
+        decoder = _hollow(self._cut(0)).eval()
+        return recorded(decoder, x, positions, layers=self.layers, **names)
 
     # Undivided.
 
     def as_written(self, units: Sequence[nn.Module], *, checkpoint: bool = False) -> Written:
         return as_written(self, _hollow(self.source), units, checkpoint=checkpoint)
-
-
-class FinalNorm(nn.Module):
-    """Stands for the decoder in the head: norms the hidden states it is given, and hands on the
-    logits of routers that come with them."""
-
-    def __init__(self, name: str, norm: nn.Module) -> None:
-        super().__init__()
-        self.name = name
-        self.add_module(name, norm)
-
-    def forward(self, input_ids: None = None, *, inputs_embeds: Any, **_: Any) -> Any:
-        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
-
-        x, *logits = inputs_embeds if isinstance(inputs_embeds, tuple) else (inputs_embeds,)
-        normed = self.get_submodule(self.name)(x)
-        made = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
-        made.router_logits = tuple(logits) or None
-        return made
 
 
 def _cross_entropy(made: Any, targets: Tensor) -> Tensor:

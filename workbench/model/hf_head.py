@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from workbench.model.base import move_buffers, set_parameter
 from workbench.model.loss import CHUNK_BYTES, linear_cross_entropy
+from workbench.model.text import IGNORED
 
 WORDS, SAMPLES, TOKENS = 24, 2, 5
 """Of the comparison."""
@@ -55,17 +56,29 @@ class DividedHead:
     """Whether logits stay as the map gives them."""
 
     def loss(
-        self, module: nn.Module, given: Any, targets: Tensor, *, chunk_bytes: int = CHUNK_BYTES
+        self,
+        module: nn.Module,
+        given: Any,
+        targets: Tensor,
+        counts: bool = False,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> tuple[Tensor, Any]:
         """The mean loss of a head's module, for hidden states as it takes them and targets [B, S];
-        and what the module put out, without logits."""
+        and what the module put out, without logits. Targets may be -100 where one `counts` them."""
         seen = StandIn()
         made = _with(module, self.linear, seen)(inputs_embeds=given, use_cache=False)
         linear, x = module.get_submodule(self.linear), seen.seen
         after = None if self.keeps else _after(module, self.linear, x.shape[-1])
         bias = linear.bias
         loss = linear_cross_entropy(
-            x, linear.weight, targets, bias=bias, after=after, chunk_bytes=chunk_bytes
+            x,
+            linear.weight,
+            targets,
+            bias=bias,
+            after=after,
+            left_out=IGNORED if counts else None,
+            chunk_bytes=chunk_bytes,
         )
         return loss, made
 

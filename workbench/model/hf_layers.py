@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from workbench.model.base import Context, LayeredModel, Written, move_buffers, set_parameter
-from workbench.model.decompose.plan import flatten
+from workbench.model.decompose.plan import build, flatten
 from workbench.model.frozen import held
+from workbench.model.hf_config import understood
 
 Call = tuple[tuple, dict]
 """Arguments of a layer beside the hidden states."""
@@ -49,7 +51,15 @@ class Recorder(nn.Module):
         return hidden_states if self.more is None else (hidden_states, *self.more)
 
 
-def recorded(decoder: nn.Module, x: Tensor, *, layers: int, name: str, norm: str) -> list[Call]:
+def at_positions(positions: Tensor | None) -> dict[str, Tensor]:
+    """Arguments of a decoder that give tokens their positions; documents are apart for it where
+    these begin anew."""
+    return {} if positions is None else {"position_ids": positions}
+
+
+def recorded(
+    decoder: nn.Module, x: Tensor, positions: Tensor | None, *, layers: int, name: str, norm: str
+) -> list[Call]:
     """With what a decoder calls each of its layers for hidden states x. The list of layers and the
     final norm are children of these names, and replaced.
 
@@ -65,7 +75,9 @@ def recorded(decoder: nn.Module, x: Tensor, *, layers: int, name: str, norm: str
         recorders, last = [Recorder(more) for _ in range(layers)], Recorder(None)
         decoder._modules |= {name: nn.ModuleList(recorders), norm: last}
         try:
-            made = decoder(inputs_embeds=x, use_cache=False).last_hidden_state
+            made = decoder(
+                inputs_embeds=x, use_cache=False, **at_positions(positions)
+            ).last_hidden_state
         except Exception as error:  # whatever it raises
             wrong = error
             continue
@@ -82,6 +94,41 @@ def recorded(decoder: nn.Module, x: Tensor, *, layers: int, name: str, norm: str
         if len(seen) != layers + 1 or not alike:
             raise ValueError("it changes hidden states beside its layers and its final norm")
     return [call for _, call in seen]
+
+
+class Calls:
+    """With what a decoder calls its layers, kept for the latest shape and positions."""
+
+    def __init__(self, record: Callable[[Tensor, Tensor | None], list[Call]], name: str) -> None:
+        """`record` as `Decoder.record`; `name` of the model, for people."""
+        self._record, self._name = record, name
+        self._asked: tuple | None = None
+        self._positions: Tensor | None = None
+        self._calls: list[Call] = []
+
+    def of(self, x: Tensor, positions: Tensor | None) -> list[Call]:
+        """Arguments that the decoder passes each layer beside x [B, S, H], at positions [B, S]."""
+        if positions is not None and (x.is_meta or isinstance(positions, FakeTensor)):
+            with unset_fake_temporarily():  # a document a token, which takes as large a mask
+                positions = torch.zeros(x.shape[:2], dtype=torch.int64)
+        asked, before = (x.shape, x.dtype, x.device), self._positions
+        if self._asked != asked or not _alike(before, positions):
+            # Masks follow values of positions, which tensors without values do not have.
+            real = "cpu" if x.is_meta else x.device
+            with torch.no_grad(), understood(self._name), unset_fake_temporarily():
+                there = torch.zeros(x.shape, dtype=x.dtype, device=real)
+                place = None if positions is None else positions.to(real, copy=True)
+                leaves, form = flatten(self._record(there, place))
+            moved = [leaf.to(x.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            self._asked, self._positions, self._calls = asked, place, build(form, moved)
+        return self._calls
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    with unset_fake_temporarily():
+        return torch.equal(one, other)
 
 
 def kinds(layers: Sequence[nn.Module], types: Sequence[str] | None) -> list[str]:
@@ -186,12 +233,33 @@ def _hear(logits: list[Tensor], index: int, _: nn.Module, __: tuple, out: Any) -
         logits.append(heard)
 
 
+class FinalNorm(nn.Module):
+    """Stands for the decoder in the head: norms the hidden states it is given, and hands on the
+    logits of routers that come with them."""
+
+    def __init__(self, name: str, norm: nn.Module) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, norm)
+
+    def forward(self, input_ids: None = None, *, inputs_embeds: Any, **_: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+        x, *logits = inputs_embeds if isinstance(inputs_embeds, tuple) else (inputs_embeds,)
+        normed = self.get_submodule(self.name)(x)
+        made = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
+        made.router_logits = tuple(logits) or None
+        return made
+
+
 class Decoder(LayeredModel):
     """The units of a causal-LM module of Hugging Face's (hf.py)."""
 
     source: nn.Module
     """The module, whose weights are copied and never changed."""
     config: Any
+    rows: str | None
+    """How rows make samples, as a `ModelSpec` has it."""
     frozen: list[list[str]]
     """Of each unit the parameters that stay as they are."""
 
@@ -209,12 +277,14 @@ class Decoder(LayeredModel):
         """The layers of a copy of the module."""
 
     @abstractmethod
-    def layer(self, unit: int, module: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def layer(
+        self, unit: int, module: nn.Module, x: Tensor, positions: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """A layer's hidden states, of (samples, tokens, hidden), and its routers' logits."""
 
     @abstractmethod
-    def record(self, x: Tensor) -> list[Call]:
-        """Arguments of each layer beside hidden states of a shape."""
+    def record(self, x: Tensor, positions: Tensor | None = None) -> list[Call]:
+        """Arguments of each layer beside hidden states of a shape, at positions."""
 
     @abstractmethod
     def told(self, made: Any, targets: Tensor | None) -> Tensor:
@@ -253,12 +323,15 @@ def as_written(
     for unit, layer in enumerate(model.layers_of(whole), start=1):
         layer.forward = partial(placed, unit, layer, layer.forward)
 
-    def forward(tokens: Tensor, targets: Tensor | None, ctx: Context) -> Tensor:
+    def forward(
+        tokens: Tensor | tuple[Tensor, Tensor], targets: Tensor | None, ctx: Context
+    ) -> Tensor:
+        tokens, positions = tokens if isinstance(tokens, tuple) else (tokens, None)
         whole.train(ctx.training)
         running.append(replace(ctx, unit=0))
         try:
             with model.keyed(device, running[-1]), held(whole, frozen):
-                made = whole(tokens, use_cache=False)
+                made = whole(tokens, use_cache=False, **at_positions(positions))
         finally:
             running.pop()
         return model.told(made, targets)

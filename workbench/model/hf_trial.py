@@ -18,11 +18,15 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from workbench.core.model_spec import DOCUMENTS
 from workbench.model.base import move_buffers, set_parameter
+from workbench.model.decompose.plan import flatten
 from workbench.model.decompose.record import Dice
 from workbench.model.hf_layers import Decoder, Flow, Seat
 
 SAMPLES, TOKENS = 2, 5
+SHUT = -1e4
+"""A mask that is added to scores shuts out with less than this."""
 DTYPES = torch.bfloat16, torch.float32
 """In bf16 it is seen which logits stay fp32; not every unit runs in it."""
 
@@ -108,6 +112,34 @@ def try_out(model: Decoder) -> Seen:
         )
     mixes = any(seat.width and seat.shape[0] != -1 for seat in every)
     return Seen(drawn.thrown, mixes, () if loss is None else flow.seats)
+
+
+def check_rows(model: Decoder) -> None:
+    """Raise ValueError for a decoder whose layers would mix the documents of a sample, or whose
+    routers have a loss, which is over padding, too."""
+    name = type(model.source).__name__
+    if model.coefficient is not None and getattr(model.config, "output_router_logits", False):
+        raise ValueError(
+            f"rows is {model.rows!r}, and the routers of {name} have a loss over padding, too; it "
+            "trains on rows with output_router_logits false"
+        )
+    if model.rows != DOCUMENTS:
+        return
+    places = torch.tensor([[*range(3), *range(TOKENS - 3)]])
+    with torch.no_grad(), unset_fake_temporarily():
+        calls = model.record(torch.zeros(1, TOKENS, model.hidden), places)
+    for call in calls[: model.layers]:  # behind them is the final norm
+        leaves = (leaf for leaf in flatten(call)[0] if isinstance(leaf, Tensor))
+        masks = [leaf for leaf in leaves if leaf.shape[-3:] == (1, TOKENS, TOKENS)]
+        if not any(_is_shut(mask[0, 0, TOKENS - 1, 2]) for mask in masks):
+            raise ValueError(
+                f"rows is {model.rows!r}, and the layers of {name} do not keep the documents of a "
+                "sample apart; it trains on rows that are 'padded', each by itself"
+            )
+
+
+def _is_shut(score: Tensor) -> bool:
+    return not score if score.dtype == torch.bool else float(score) < SHUT
 
 
 def _bare(model: Decoder, unit: int, like: Tensor) -> nn.Module:

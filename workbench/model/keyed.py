@@ -12,6 +12,8 @@ divided otherwise is another training.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -49,6 +51,16 @@ class KeyedDropout(nn.Dropout):
         return x * kept * (1.0 / (1.0 - self.p))
 
 
+class Sharers(Protocol):
+    """Processes that share a micro-batch's rows (runtime/transport/collectives.py)."""
+
+    count: int
+
+    def summed(self, terms: Tensor) -> Tensor: ...
+
+    def total(self, values: Tensor) -> Tensor: ...
+
+
 class OnceNorm(_BatchNorm):
     """BatchNorm whose running statistics see each micro-batch once, at each call in a pass. Names
     are BatchNorm's own."""
@@ -56,6 +68,8 @@ class OnceNorm(_BatchNorm):
     _counted: tuple[int | None, dict[tuple[int, ...], int]] = (None, {})
     """The step that was counted last, and calls by the samples of its micro-batches: a repetition,
     as by a checkpoint, also when others have passed meanwhile, is not counted."""
+    sharers: Sharers | None = None
+    """Processes that have rows of one micro-batch each; None for this one alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
@@ -75,7 +89,26 @@ class OnceNorm(_BatchNorm):
                 rate = 1.0 / float(self.num_batches_tracked)
         else:  # autograd keeps as many tensors as the first time, or a checkpoint objects
             own = tuple(None if t is None else t.clone() for t in own)
+        if self.sharers is not None and self.sharers.count > 1:
+            return self._over_all(x, own, rate or 0.0)
         return F.batch_norm(x, *own, *self._affine(x), True, rate or 0.0, self.eps)
+
+    def _over_all(self, x: Tensor, own: tuple[Tensor | None, Tensor | None], rate: float) -> Tensor:
+        """By the statistics of all processes' rows."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        dims, shape = [d for d in range(x.dim()) if d != 1], [1, -1, *[1] * (x.dim() - 2)]
+        count = self.sharers.summed(wide.new_tensor(x.numel() // x.shape[1], dtype=torch.float64))
+        mean = self.sharers.total(wide.sum(dims)) / count
+        apart = wide - mean.view(shape)
+        variance = self.sharers.total(apart.square().sum(dims)) / count
+        with torch.no_grad():
+            for kept, found in zip(own, (mean, variance * count / (count - 1)), strict=True):
+                if kept is not None:
+                    kept.lerp_(found.to(kept.dtype), rate)
+        y = apart * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        return y.to(x.dtype)
 
     def _affine(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Weight and bias as its kernel takes them. Statistics stay in fp32, and beside them a CPU

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
@@ -46,16 +47,24 @@ def linear_cross_entropy(
     *,
     bias: Tensor | None = None,
     after: Callable[[Tensor], Tensor] | None = None,
+    left_out: int | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Tensor:
     """Mean over tokens of -log softmax(after(x weight^T + bias))[target], an fp32 scalar.
 
     x [..., H], weight [V, H] and bias [V] of one dtype, targets int64 [...] below V. The softmax is
     fp32. ``after`` maps logits [N, V] to as many, each for itself: a cap, a factor; without it they
-    stay. Logits exist ``chunk_bytes`` at a time, or 64 rows if that is more. One backward pass can
-    be made through the result; the second raises RuntimeError.
+    stay. Rows whose target is ``left_out`` have no logits, and no part in the mean, which is 0
+    where all are. Logits exist ``chunk_bytes`` at a time, or 64 rows if that is more. One backward
+    pass can be made through the result; the second raises RuntimeError.
     """
     x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1).contiguous()
+    if left_out is not None:
+        rows = _counted(targets, left_out)
+        if not len(rows):  # gradients are zeros of the right shapes
+            rest = {"bias": bias, "after": after, "chunk_bytes": chunk_bytes}
+            return 0 * linear_cross_entropy(x[:1], weight, torch.zeros_like(targets[:1]), **rest)
+        x, targets = x[rows], targets[rows]
     cross_entropy_, multiply_ = _forms(x.device.type)
     if cross_entropy_ is _cross_entropy_ and 4 * len(x) * len(weight) <= chunk_bytes:
         logits = F.linear(x, weight, bias)
@@ -64,6 +73,13 @@ def linear_cross_entropy(
         cross_entropy_ = functools.partial(_cross_entropy_after_, after)
     grads = torch.is_grad_enabled()  # inside a Function it never is
     return _Chunked.apply(x, weight, bias, targets, chunk_bytes, grads, cross_entropy_, multiply_)
+
+
+def _counted(targets: Tensor, left_out: int) -> Tensor:
+    """Rows with another target; of targets without values all, the most that there can be."""
+    if targets.is_meta or isinstance(targets, FakeTensor):
+        return torch.arange(len(targets), device=targets.device)
+    return (targets != left_out).nonzero().flatten()
 
 
 class _Chunked(torch.autograd.Function):

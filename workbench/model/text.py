@@ -18,13 +18,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from workbench.core.paths import user_path
 from workbench.model.corpus import STDLIB, read_corpus
 from workbench.model.keys import place_of
 from workbench.model.tokenize import BYTES, Bytes, Tokenizer, bpe_size, tokenize
+from workbench.model.tokenizer_file import FromFile, is_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+IDS = ".npy"
+"""Ending of a file of token ids."""
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""
 
@@ -58,9 +62,15 @@ def load_text(
     tokenizer is unknown or has more tokens than the model's vocabulary, and when the text is
     shorter than one sample.
     """
+    if str(source).lower().endswith(IDS):
+        return _read_ids(user_path(source), vocab, seq)
     corpus = read_corpus(source)
-    made, tokens = tokenize(corpus, tokenizer, cache)
-    _check_room(made.vocab, tokenizer, vocab)
+    if is_folder(tokenizer):
+        made: Tokenizer = FromFile(tokenizer)
+        tokens = made.encode_whole(corpus, cache)
+    else:
+        made, tokens = tokenize(corpus, tokenizer, cache)
+    check_room(made.vocab, tokenizer, vocab)
     _windows(len(tokens), seq)
     return Text(
         name=corpus.name,
@@ -73,19 +83,65 @@ def load_text(
 
 def check_text(source: str | Path, tokenizer: str, *, vocab: int, seq: int) -> None:
     """Raise ValueError for all that `load_text` refuses and that shows without tokenizing."""
-    if tokenizer != Bytes.name:
-        bpe_size(tokenizer)
-    _check_room(BYTES, tokenizer, vocab)
+    if str(source).lower().endswith(IDS):
+        load_text(source, vocab=vocab, seq=seq)
+        return
+    if is_folder(tokenizer):
+        check_room(FromFile(tokenizer).vocab, tokenizer, vocab)
+    else:
+        if tokenizer != Bytes.name:
+            bpe_size(tokenizer)
+        check_room(BYTES, tokenizer, vocab)
     if source != STDLIB:
         _windows(len(read_corpus(source).data), seq)
 
 
-def _check_room(tokens: int, tokenizer: str, vocab: int) -> None:
+def check_room(tokens: int, tokenizer: str, vocab: int) -> None:
+    """Raise ValueError for a tokenizer of more tokens than the model's vocabulary."""
     if tokens > vocab:
         raise ValueError(
             f"the model's vocabulary of {vocab} is smaller than the {tokens} tokens of "
             f"{tokenizer!r}; use a vocabulary of at least {tokens}"
         )
+
+
+class Ids(Tokenizer):
+    """Token ids that nobody tells the text of."""
+
+    name = "ids"
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+
+    def encode(self, text: bytes) -> np.ndarray:
+        raise ValueError("a file of token ids has no tokenizer")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
+
+def _read_ids(path: Path, vocab: int, seq: int) -> Text:
+    """A file of numpy's, mapped. Raises ValueError for another one, and for an id that the model's
+    vocabulary has not."""
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no array that numpy reads: {error}") from None
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path} holds {tokens.dtype} of shape {tokens.shape}; token ids are whole numbers in "
+            "one dimension, one after another"
+        )
+    _windows(len(tokens), seq)
+    for worst in (int(tokens.min()), int(tokens.max())):
+        if not 0 <= worst < vocab:
+            raise ValueError(
+                f"{path} has the id {worst}; the model's vocabulary of {vocab} has 0 to {vocab - 1}"
+            )
+    digest = hashlib.sha256(tokens).hexdigest()
+    return Text(
+        name=path.name, digest=digest, nbytes=tokens.nbytes, tokenizer=Ids(vocab), tokens=tokens
+    )
 
 
 class Batches:

@@ -9,7 +9,7 @@ not theirs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -98,15 +98,19 @@ class BPE(Tokenizer):
 
     def encode(self, text: bytes) -> np.ndarray:
         dtype = np.uint16 if self.vocab <= 1 << 16 else np.uint32
-        pieces = _pieces(text)
-        parts = []
-        while group := list(islice(pieces, GROUP)):
-            encoded = self.inner.encode_batch_fast(group)
-            parts += [np.asarray(one.ids, dtype=dtype) for one in encoded]
-        return np.concatenate(parts)
+        parts = encoded_pieces(self.inner, text)
+        return np.concatenate([np.asarray(ids, dtype=dtype) for ids in parts])
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.inner.decode([*tokens])
+
+
+def encoded_pieces(inner: Any, text: bytes) -> Iterator[list[int]]:
+    """Tokens of a text, without special ones, by a tokenizer of the library."""
+    pieces = _pieces(text)
+    while group := list(islice(pieces, GROUP)):
+        for encoded in inner.encode_batch_fast(group, add_special_tokens=False):
+            yield encoded.ids
 
 
 def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokenizer, np.ndarray]:
@@ -124,24 +128,38 @@ def tokenize(corpus: Corpus, tokenizer: str, cache: Path | None) -> tuple[Tokeni
         raise ValueError(
             f"{tokenizer} needs the package tokenizers, which is not installed; use 'bytes'"
         ) from None
-    if cache is None:
+
+    def make() -> tuple[np.ndarray, dict[str, Any]]:
         bpe = BPE.train(tokenizer, size, corpus.data)
-        return bpe, bpe.encode(corpus.data)
+        return bpe.encode(corpus.data), {"merges": bpe.inner.to_str()}
+
     stem = f"bpe-{size}-{corpus.digest[:16]}-{tokenizers.__version__}"
-    merges, tokens = cache / f"{stem}.json", cache / f"{stem}.npy"
+    tokens, facts = kept(cache, stem, make, ("merges",))
+    return BPE(tokenizer, tokenizers.Tokenizer.from_str(facts["merges"])), tokens
+
+
+def kept(
+    cache: Path | None,
+    stem: str,
+    make: Callable[[], tuple[np.ndarray, dict[str, Any]]],
+    names: Collection[str] = (),
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """An array, and facts of these names about it: from the cache, mapped, else as `make` gives
+    them, and the cache keeps them then."""
+    if cache is None:
+        return make()
+    about, array = cache / f"{stem}.json", cache / f"{stem}.npy"
     with suppress(OSError, ValueError, KeyError):
-        kept = read_sealed(merges, stem, needed=True)
-        if [*checksum(tokens)] == kept["tokens"]:
-            inner = tokenizers.Tokenizer.from_str(kept["merges"])
-            return BPE(tokenizer, inner), np.load(tokens, mmap_mode="r")
-    bpe = BPE.train(tokenizer, size, corpus.data)
-    encoded = bpe.encode(corpus.data)
+        facts = read_sealed(about, stem, needed=True)
+        if [*checksum(array)] == facts["tokens"] and facts.keys() >= {*names}:
+            return np.load(array, mmap_mode="r"), facts
+    made, facts = make()
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-        with replacing(tokens) as part, part.open("wb") as file:
-            np.save(file, encoded)
-        write_sealed(merges, {"merges": bpe.inner.to_str(), "tokens": checksum(tokens)})
-    return bpe, encoded
+        with replacing(array) as part, part.open("wb") as file:
+            np.save(file, made)
+        write_sealed(about, {**facts, "tokens": checksum(array)})
+    return made, facts
 
 
 def bpe_size(tokenizer: str) -> int:
@@ -150,7 +168,7 @@ def bpe_size(tokenizer: str) -> int:
     if kind != "bpe" or not number.isdecimal():
         raise ValueError(
             f"unknown tokenizer {tokenizer!r}; use 'bytes', 'bpe:N' as in 'bpe:4096', of pairs "
-            "'wordpiece', or of t5 a folder with a tokenizer.json"
+            "'wordpiece', or a folder with a tokenizer.json"
         )
     if len(number) > 7 or int(number) > MOST_TOKENS:
         raise ValueError(f"{tokenizer} has too many tokens; use an N of at most {MOST_TOKENS}")

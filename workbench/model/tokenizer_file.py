@@ -1,7 +1,7 @@
 """A tokenizer that somebody has trained: the ``tokenizer.json`` of a folder of Hugging Face's.
 
-The file is data, which the tokenizers library reads; code and other files of the folder are left
-alone. A T5 pads with ``<pad>``, which its decoder begins with, and ends a text with ``</s>``.
+The file is data, which the tokenizers library reads; no code of the folder runs. A T5 pads with
+``<pad>``, which its decoder begins with, and ends a text with ``</s>``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from workbench.core.files import read_whole
 from workbench.core.paths import user_path
-from workbench.model.tokenize import Bytes, Tokenizer
+from workbench.model.corpus import Corpus
+from workbench.model.tokenize import Bytes, Tokenizer, encoded_pieces, kept
 
 FILE = "tokenizer.json"
 PADDING, END = "<pad>", "</s>"
@@ -24,8 +26,7 @@ class FromFile(Tokenizer):
     """The tokens of a file."""
 
     def __init__(self, folder: str) -> None:
-        """Raises ValueError, one sentence, for a folder without such a file, one that is none, and
-        one without the special tokens of a T5."""
+        """Raises ValueError, one sentence, for a folder without such a file, or with none."""
         path = user_path(folder) / FILE
         if not path.is_file():
             raise ValueError(f"tokenizer is {folder!r}; there is no {FILE} in it")
@@ -44,19 +45,38 @@ class FromFile(Tokenizer):
         self.inner.no_padding()
         self.inner.encode_special_tokens = True  # a text that spells one is a text
         self.name, self.digest = folder, sha256(data).hexdigest()
-        known = self.inner.get_vocab()
-        self.vocab = max(known.values(), default=-1) + 1
-        for token in (PADDING, END):
-            if token not in known:
-                raise ValueError(f"{path} has no token {token!r}, as a T5's has")
-        self.padding, self.end = known[PADDING], known[END]
+        self.vocab = max(self.inner.get_vocab().values(), default=-1) + 1
 
     def encode(self, text: bytes) -> np.ndarray:
         ids = self.inner.encode(text.decode(), add_special_tokens=False).ids
         return np.asarray(ids, dtype=np.uint32)
 
+    def encode_whole(self, corpus: Corpus, cache: Path | None) -> np.ndarray:
+        """Tokens [n] of a text of any length, kept in the cache."""
+        stem = f"tokens-{self.digest[:16]}-{corpus.digest[:16]}"
+        parts = encoded_pieces(self.inner, corpus.data)
+
+        def make() -> tuple[np.ndarray, dict[str, Any]]:
+            return np.concatenate([np.asarray(ids, dtype=np.uint32) for ids in parts]), {}
+
+        return kept(cache, stem, make)[0]
+
     def decode(self, tokens: Sequence[int]) -> str:
         return self.inner.decode([*tokens], skip_special_tokens=True)
+
+
+class OfT5(FromFile):
+    """A T5's."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises ValueError, one sentence, as any does, and without a T5's special tokens."""
+        super().__init__(folder)
+        known = self.inner.get_vocab()
+        for token in (PADDING, END):
+            if token not in known:
+                path = user_path(folder) / FILE
+                raise ValueError(f"{path} has no token {token!r}, as a T5's has")
+        self.padding, self.end = known[PADDING], known[END]
 
 
 def is_folder(tokenizer: str) -> bool:

@@ -56,9 +56,11 @@ class Setting:
 
     @classmethod
     def of_tokens(cls, model: LayeredModel, size: tuple[int, int], **how: str) -> Setting:
-        """A decoder over random tokens [micro-batch, seq], which are targets, too."""
+        """A decoder over random tokens [micro-batch, seq], which are targets, too; each of them a
+        document of its own, where they have positions."""
         tokens = torch.randint(model.vocab, size)
-        return cls.of(model, (tokens,), tokens, seq=size[1], **how)
+        inputs = (tokens, torch.zeros_like(tokens))[: len(model.boundary(1, size[1]))]
+        return cls.of(model, inputs, tokens, seq=size[1], **how)
 
     @property
     def samples(self) -> int:

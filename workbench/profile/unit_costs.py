@@ -128,7 +128,14 @@ class ProfiledSizes:
     def token_bytes(self, samples: int) -> int:
         """Bytes of tokens and their targets, or of other inputs of the first unit."""
         first = self._any.units[0].input_bytes // self._any.microbatch
-        return samples * max(first, self._any.seq * TOKEN_BYTES)
+        return samples * max(first, sample_bytes(self._any))
+
+
+def sample_bytes(profile: Profile) -> int:
+    """Bytes of a sample's tokens, their targets and, of documents, their positions."""
+    first, own = profile.units[0], profile.seq * TOKEN_BYTES // 2
+    placed = first.kind == "embedding" and first.input_bytes == 2 * own * profile.microbatch
+    return (3 if placed else 2) * own
 
 
 def profiled_sizes(

@@ -5,3 +5,8 @@
 comes from, which ones calibrate the machine, and which published values rest on a defect. Imports
 no torch.
 """
+
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+"""Of the files of what was published."""

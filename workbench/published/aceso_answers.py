@@ -35,8 +35,6 @@ MARGIN_MB = 1000
 """Memory that recomputation leaves free in the published searches of deep models."""
 LARGE = {"350M": 1, "1_3B": 4, "2_6B": 8, "6_7B": 16, "13B": 32}
 """Size of GPT -> devices."""
-TOO_LARGE = "13B"
-"""On 32 devices our search does not end within half an hour."""
 DEPTHS = (8, 16, 32, 64, 128, 256, 512, 1024)
 ALPA_DEPTHS = 64
 """Layers up to which Alpa planned."""
@@ -56,8 +54,6 @@ class Question(NamedTuple):
         kinds = ["megatron", "alpa", "faithful", "ours"]
         if self.layers is not None and self.layers > ALPA_DEPTHS:
             kinds.remove("alpa")
-        if self.size == TOO_LARGE:
-            kinds.remove("ours")
         return tuple(kinds)
 
     def ask(self, folder: Path) -> Ask:

@@ -39,8 +39,9 @@ def ways(spec: RunSpec) -> list[RunSpec]:
 def divisions(spec: RunSpec) -> list[RunSpec]:
     """The spec with more micro-batches, where nothing says how many and its method takes what it is
     told: a pipeline with a single one has nothing to overlap, or refuses."""
-    told = spec.options.micro_sizes(spec) or not hasattr(methods.load(spec.method), "plan_sizes")
-    if spec.ranks == 1 or spec.microbatches > 1 or not told:
+    module = methods.load(spec.method)
+    told = spec.options.micro_sizes(spec) or not hasattr(module, "plan_sizes")
+    if spec.ranks == 1 or spec.microbatches > 1 or not told or hasattr(module, "foreseen"):
         return []
     counts = (spec.ranks, 4 * spec.ranks)
     return [spec.with_(microbatches=count) for count in counts if not spec.batch % count]

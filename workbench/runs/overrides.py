@@ -25,13 +25,16 @@ WHOLE = {"model": "a model", "options": "options"}
 """Parts of a spec's JSON form whose fields people write beside the others."""
 FLAGS = {
     "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
-    "data": ("text", "tokenizer", "augment", "batch", "microbatches", "steps", "seed", "weights"),
+    "data": (
+        "text", "tokenizer", "rows", "train_on", "cut_rows", "augment", "batch", "microbatches",
+        "steps", "seed", "weights",
+    ),
     "device": ("device", "ranks", "dtype", "compile", "replay", "activations"),
     "memory": ("device_memory", "host_memory", "disk_memory"),
     "optimizer": ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "clip"),
     "checkpoints": ("save_every", "start_from"),
     "evaluation": ("eval_every", "eval_epochs", "eval_share", "eval_samples"),
-}
+}  # fmt: skip
 """Group in ``--help`` -> fields of all methods that have a flag. All options have one."""
 FIELDS = tuple(name for names in FLAGS.values() for name in names)
 

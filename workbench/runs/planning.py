@@ -20,6 +20,7 @@ from workbench.core.record import Predicted
 from workbench.core.spec import RunSpec
 from workbench.profile.machine import USABLE
 from workbench.profile.profile import Hardware, Profile
+from workbench.published import FOLDER as PUBLISHED
 from workbench.runs import device_locks
 from workbench.runs.resolve import check_method, resolve, settled
 from workbench.runs.store import Store
@@ -87,6 +88,16 @@ def answer(
     """
     check_method(spec, gpus=machine is None)
     spec = settled(spec, store.root)
+    module = methods.load(spec.method)
+    if hasattr(module, "foreseen"):  # by costs of its own
+        plan, parameters, devices = module.foreseen(spec, store.root, PUBLISHED)
+        if machine is not None:
+            raise ValueError(f"machine is {machine!r}; {spec.method} has profiles of {devices} "
+                             "alone, leave it out")  # fmt: skip
+        return Answer(
+            plan=plan, spec=spec, hardware=devices, source="published", here=False,
+            parameters=parameters,
+        )  # fmt: skip
     heard: list[str] = []
     profiles = choose_profiles(spec, store, machine, heard.append)
     profile = profiles[min(profiles)]

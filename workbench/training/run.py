@@ -62,13 +62,16 @@ def check_data(spec: RunSpec, report: Reporter, folder: Path) -> LayeredModel:
     several ranks no two tokenize. Raises ValueError for what is wrong with either."""
     report.phase("making the model, reading the data")
     model = make_model(spec.model, spec.seed)
-    load_batches(spec, model, folder / "cache")
-    tell_of(model, spec, report)
+    batches = load_batches(spec, model, folder / "cache")
+    tell_of(model, spec, report, batches)
     return model
 
 
-def tell_of(model: LayeredModel, spec: RunSpec, report: Reporter) -> None:
-    """Report the layers of a user's own module, which its spec does not name."""
+def tell_of(model: LayeredModel, spec: RunSpec, report: Reporter, batches: Batches | Draws) -> None:
+    """Report the layers of a user's own module, which its spec does not name, and what becomes of
+    rows."""
+    if note := getattr(getattr(batches, "data", None), "note", ""):
+        report.phase(note)
     if spec.model.custom:
         count = model.parameters_count()
         report.phase(f"{spec.model.family}: {model.num_units} layers, {count:,} parameters")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.methods.aceso.plans import MODEL, PICTURES, T5
+from tests.methods.aceso.plans import MODEL, PICTURES, T5, Rule, plan
 from workbench import Engine, engine
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.aceso import driven
+from workbench.methods.aceso import driven, driven_layers
+from workbench.methods.aceso.driven_layers import layers_named
+from workbench.methods.aceso.plan import Plan, Subject
+from workbench.model.base import LayeredModel
 from workbench.model.families import module_of
-from workbench.model.gpt import Block, FeedForward
+from workbench.model.gpt import Block as GptBlock
+from workbench.model.gpt import FeedForward
+from workbench.model.objective import Batch, Objective
+from workbench.model.whole import make_whole
 from workbench.runtime.transport.loopback import join
 
 STEPS, ROWS, CLIP = 6, 10, 0.5
@@ -38,7 +45,7 @@ class Gpt(nn.Module):
         spec, width = ModelSpec(**{**MODEL.to_dict(), "dropout": 0.0}), MODEL.hidden
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(spec.vocab, width), "wpe": nn.Embedding(spec.seq, width),
-            "h": nn.ModuleList(Block(spec) for _ in range(spec.layers)),
+            "h": nn.ModuleList(GptBlock(spec) for _ in range(spec.layers)),
             "ln_f": nn.LayerNorm(width),
         })  # fmt: skip
         self.lm_head = nn.Linear(width, spec.vocab, bias=False)
@@ -68,6 +75,49 @@ class Other(Gpt):
             block.mlp.__class__ = Rectified
 
 
+class Block(nn.Module):
+    """Of [S, B, H], with a mask [S, B] and a tensor of all tokens, [B S, H]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 12, bias=False), nn.Linear(12, 16)
+        self.norm = nn.BatchNorm1d(12)
+
+    def forward(self, x: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        y = self.norm(self.inner(x).permute(1, 2, 0)).permute(2, 0, 1).tanh()
+        return x + self.outer(y) * mask[..., None] + tokens.unflatten(0, (-1, 8)).transpose(0, 1)
+
+
+class Layers(nn.Module):
+    """A module that no list of operators knows: rows in several dimensions, a table that two layers
+    share, one of which is frozen, and a norm that joins rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(256, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(16, 256)
+        self.head.weight = self.words.weight
+        self.blocks[1].outer.bias.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, mask = self.words(tokens).transpose(0, 1), (tokens % 7 > 0).t()
+        flat = x.transpose(0, 1).flatten(0, 1) / 2
+        for block in self.blocks:
+            x = block(x, mask, flat)
+        return self.head(x.transpose(0, 1))
+
+
+def own(stages: Sequence[tuple[int, int, Rule]], **more: int) -> Plan:
+    """A plan of its layers."""
+    made = Objective(Layers(), loss_of, first := Batch(batches("layers")[0]))
+    model = made.layered()[0]
+    name, count = layers_named(made.name, model, first), model.num_units
+    subject = Subject(model="module", size=name, layers=count, shape=(), batch=ROWS)
+    return plan(stages, subject=subject, **more)
+
+
 def llama() -> nn.Module:
     """Transformers' own."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -85,7 +135,7 @@ def family(spec: ModelSpec) -> nn.Module:
 
 
 MODULES = {
-    "gpt": Gpt, "rectified": Other, "llama": llama, "t5": lambda: family(T5),
+    "layers": Layers, "gpt": Gpt, "rectified": Other, "llama": llama, "t5": lambda: family(T5),
     "resnet": lambda: family(PICTURES), "other": lambda: nn.Sequential(nn.Linear(2, 2)),
 }  # fmt: skip
 
@@ -93,8 +143,10 @@ MODULES = {
 def doubled(patch: pytest.MonkeyPatch) -> None:
     """What asks for fp32 gets fp64."""
     torch.set_default_dtype(torch.float64)
-    for module in (engine, driven):
+    for module in (engine, driven, driven_layers):
         patch.setattr(module, "DTYPES", {"fp32": torch.float64})
+    for makes in (LayeredModel.build, make_whole):
+        patch.setitem(makes.__kwdefaults__, "dtype", torch.float64)
     patch.setattr(torch.Tensor, "float", lambda tensor: tensor.to(torch.float64))
 
 
@@ -123,23 +175,18 @@ def loss_of(outputs: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), batch[-1].flatten())
 
 
-def by_torch(what: str) -> tuple[list[float], dict[str, Tensor]]:
-    """Torch's loop over the user's module."""
+def by_torch(what: str, micro: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Torch's loop over the user's module, in micro-batches, whose statistics BatchNorm takes."""
     module, losses, inputs = MODULES[what](), [], 3 if what == "t5" else 1
     optimizer = torch.optim.AdamW(module.parameters(), **SETTINGS)
     for batch in batches(what):
         optimizer.zero_grad()
-        if what == "resnet":  # BatchNorm's statistics are of micro-batches
-            loss = 0
-            for rows in torch.arange(16).split(8):
-                part = tuple(each[rows] for each in batch)
-                one = loss_of(module(part[0]), part) / 2
-                one.backward()
-                loss += one.item()
-        else:
-            told = loss_of(module(*batch[:inputs]), batch)
-            told.backward()
-            loss = told.item()
+        loss, count = 0, (batch[-1] != -100).sum()
+        for rows in torch.arange(len(batch[0])).split(micro):
+            part = tuple(each[rows] for each in batch)
+            one = loss_of(module(*part[:inputs]), part) * (part[-1] != -100).sum() / count
+            one.backward()
+            loss += one.item()
         nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         optimizer.step()
         losses.append(loss)

@@ -1,8 +1,8 @@
 """A rank of a plan as the tests want it: ``python -m tests.methods.aceso.rank_driver WHAT FOLDER
 RANK``, with WHAT words of ``fp64`` (everything in it), ``late`` (each collective and message waits
 for a moment first, another one on each rank), ``paired`` (messages between stages have groups of
-two, and are told of, as with NCCL), and ``SIGKILL`` or ``SIGSTOP``, which rank 1 sends
-itself inside a collective of a backward pass."""
+two, and are told of, as with NCCL), ``compiled`` (runs of operators are), and ``SIGKILL`` or
+``SIGSTOP``, which rank 1 sends itself inside a collective of a backward pass."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from tests.methods import double
 from workbench.methods.aceso import run, stepping
 from workbench.ranks import process
+from workbench.runtime.memory.device_budget import StorageMeter
 from workbench.runtime.transport import collectives, neighbours
 from workbench.runtime.transport.groups import new_group
 
@@ -56,6 +58,15 @@ def paired(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stepping, "linked", by_pairs)
 
 
+def compiled(patch: pytest.MonkeyPatch) -> None:
+    """Have runs of operators go through torch's compiler, without kernels of its own, and bytes
+    uncounted, since who counts them sees each operation."""
+    patch.setattr(StorageMeter, "__enter__", lambda meter: meter)
+    patch.setattr(StorageMeter, "__exit__", lambda *_: None)
+    patch.setattr(stepping, "compiles", lambda *_: True)
+    patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
 def ends(patch: pytest.MonkeyPatch, how: signal.Signals) -> None:
     """Have this process sent a signal where a sum of gradients is begun, and others wait in it."""
     backward, count = collectives._Read.backward, iter(range(1, 1 << 30))
@@ -79,6 +90,8 @@ def main(what: str, folder: Path, rank: int) -> int:
         late(patch, rank)
     if "paired" in what:
         paired(patch)
+    if "compiled" in what:
+        compiled(patch)
     if "SIG" in what and rank == 1:
         ends(patch, signal.Signals[what])
     return process.main(folder, rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import workbench
 from tests.exactness.trained import NEAR
 from tests.forks.server import command
 from tests.methods.aceso import engine_driver
+from tests.methods.aceso.engine_driver import Layers, batches, by_torch, loss_of, own
 from tests.methods.aceso.plans import (
     OPERATORS,
     PICTURE_OPERATORS,
@@ -27,7 +30,7 @@ from tests.methods.aceso.plans import (
     turns,
 )
 from tests.methods.aceso.test_llama import llama
-from workbench.methods.aceso.plan import Plan
+from workbench.methods.aceso.plan import Plan, load_plan
 
 later = partial(pytest.param, marks=pytest.mark.thorough)
 
@@ -51,6 +54,11 @@ def told(made: Plan, what: str, folder: Path, ranks: int = 0) -> list[dict]:
         # checkpoint from which another engine goes on.
         ("gpt resumes fp64", plan([(2, 7, turns(2, 1)), (1, OPERATORS, some())])),
         ("llama", llama([(2, 29, drawn(2, 2))])),
+        # Layers of any module: a micro-batch that is smaller, dp that changes at a boundary either
+        # way, recomputation of some layers, statistics of rows of two processes.
+        ("layers resumes fp64", own([(2, 3, some()), (1, 6, even(again=True))])),
+        later("layers fp64", own([(1, 1, even()), (1, 2, some()), (2, 6, some())])),
+        ("layers", own([(2, 6, some())])),
         later("llama resumes", llama([(1, 11, some()), (2, 29, turns(1, 2))])),
         later("t5", plan([(2, 30, drawn(1, 2)), (1, T5_OPERATORS, some())], model=T5, algos=1)),
         later("resnet resumes fp64", plan([(1, 9, some()), (2, PICTURE_OPERATORS, turns(2, 1))],
@@ -65,9 +73,13 @@ def test_a_users_module_trains_as_in_torchs_loop(what, made, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         if "fp64" in what:
             engine_driver.doubled(patch)
-        losses, weights = engine_driver.by_torch(name)
+        losses, weights = by_torch(name, made.micro)
     torch.set_default_dtype(torch.float32)
-    for one in told(made, what, tmp_path):
+    _is_trained(told(made, what, tmp_path), losses, weights, near)
+
+
+def _is_trained(processes, losses, weights, near):
+    for one in processes:
         assert one["said"] == ""
         assert one["losses"] == pytest.approx(losses, rel=near[0])
         assert one["weights"].keys() == weights.keys()
@@ -76,11 +88,34 @@ def test_a_users_module_trains_as_in_torchs_loop(what, made, tmp_path):
             torch.testing.assert_close(found, wanted, rtol=0, atol=near[1])
 
 
+def test_a_plan_that_was_searched_for_a_module_trains(measured, tmp_path):
+    """Memory is kept by recomputation of some layers, and by processes that share rows."""
+    shutil.copytree(measured, tmp_path / "results" / "profiles")
+    asked = {
+        "module": Layers(), "sample": batches("layers")[0], "loss_fn": loss_of, "device": "cpu",
+        "results": tmp_path / "results", "microbatch_sizes": (2, 4),
+    }  # fmt: skip
+    free = workbench.search(**asked, ranks=2)
+    assert sum(stage["recomputed"] for stage in free.stages) == 0
+    tight = workbench.search(**asked, ranks=2, device_memory=round(0.8 * free.memory_mb * 2**20))
+    assert tight.memory_mb <= 0.8 * free.memory_mb
+    assert tight.bound_ms <= tight.iteration_ms
+    assert sum(stage["gpus"] for stage in tight.stages) == 2
+    made = load_plan(tight.file)
+    losses, weights = by_torch("layers", made.micro)
+    _is_trained(told(made, "layers", tmp_path), losses, weights, NEAR["fp32"])
+    with pytest.raises(ValueError, match="loss_fn is missing; a module is measured with a batch"):
+        workbench.search(**asked | {"loss_fn": None})
+    with pytest.raises(ValueError, match="max_tp is given, and so is a module"):
+        workbench.search(**asked, max_tp=2)
+
+
 @pytest.mark.parametrize(
     ("what", "made", "words"),
     [
         ("rectified", plan([(2, OPERATORS, even(2))]), "the loss of two rows is|something else"),
         ("other", plan([(1, OPERATORS, even())]), "no parameter 'lm_head.weight'"),
+        ("gpt", own([(1, 6, even())]), "num_layers is 6; Gpt-"),
         ("gpt", plan([(1, OPERATORS, even())], batch=8), "batch has 10 rows; the plan's has 8"),
         ("gpt", plan([(2, OPERATORS, even())]), "for 2 devices, and there are 1 processes"),
     ],

@@ -34,6 +34,23 @@ def test_cost_in_json_has_the_keys_that_programs_read(plan: Path, capsys) -> Non
     assert told["stages"][1]["normal_mb"] == pytest.approx(10660.64, abs=0.01)
 
 
+def test_a_plan_is_foreseen_by_the_profiles_of_its_operators(plan, tmp_path, capsys) -> None:
+    """With the costs that add sums of gradients and updates; a narrower one has no profiles."""
+    words = ["--ranks", "4", "--results", str(tmp_path), "--plan", str(plan)]
+    assert main(["plan", "-m", "aceso", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert main(["aceso", "cost", str(plan), "--cost", "ours", "--json"]) == 0
+    cost = json.loads(capsys.readouterr().out)
+    assert told["step_seconds"] * 1000 == pytest.approx(cost["iteration_ms"], rel=2e-3)
+    assert told["peak_bytes"]["device"] == pytest.approx(cost["memory_mb"] * 2**20)
+    assert main(["plan", "-m", "aceso", *words, "--device-memory", "8GiB"]) == 2
+    needs = f"device memory: stage 3 needs {cost['memory_mb'] / 1024:.2f} GiB"
+    assert needs in capsys.readouterr().out
+    assert main(["plan", "-m", "aceso", *words, "--hidden", "64", "--heads", "8"]) == 2
+    told = capsys.readouterr().err
+    assert "num_attention_heads is 8; the profiles of gpt_1_3B are of 32" in told
+
+
 def test_search_saves_the_plan_that_it_tells_of(tmp_path: Path, capsys) -> None:
     words = ["aceso", "search", "--memory-limit", "12000", "--start-num-stages", "4",
              "--config-save-path", str(tmp_path / "plans")]  # fmt: skip

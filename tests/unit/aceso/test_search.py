@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from itertools import count, product
 
@@ -91,6 +93,20 @@ def test_where_nothing_fits_the_nearest_plan_is_told() -> None:
     assert not outcome.fits
     assert outcome.ranked() == []
     assert outcome.best.cost.memory == min(f.best.cost.memory for f in outcome.found.values())
+
+
+@pytest.mark.parametrize("cost", ["published", "ours"])
+def test_nothing_of_a_search_stays_when_its_outcome_is_let_go(cost: str) -> None:
+    """Without the collector of cycles, which does not see how much memory arrays take."""
+    outcome = Outcome(space=small_space("resnet", cost=cost))
+    search_ours(outcome, (2,), Effort(plans=20, seconds=1e6), finetunes=True)
+    left = weakref.ref(outcome.space.costs)
+    gc.disable()
+    try:
+        del outcome
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_stages_that_the_gpus_cannot_be_dealt_to_have_no_plan() -> None:

@@ -65,6 +65,22 @@ def test_chunks_equal_the_whole(device, tokens, dtype, tolerance):
         torch.testing.assert_close(parts, whole, rtol=tolerance, atol=tolerance * scale)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("left", [0, 70, 200])
+def test_rows_without_a_label_have_no_part(device, left):
+    """A mean of nothing is 0, and so are its gradients."""
+    x, weight, targets = problem(200, torch.float32, device)
+    targets[torch.randperm(200)[:left]] = -100
+
+    def parted(*inputs: Tensor) -> Tensor:
+        return linear_cross_entropy(*inputs, left_out=-100, chunk_bytes=ROWS_64)
+
+    found = results(parted, x, weight, targets)
+    wanted = results(plain, x, weight, targets) if left < 200 else map(torch.zeros_like, found)
+    for whole, parts in zip(wanted, found, strict=True):
+        torch.testing.assert_close(parts, whole, rtol=5e-6, atol=5e-6)
+
+
 @pytest.fixture
 def _poisoned_memory():
     """Memory that nobody has written yet holds NaN."""

@@ -47,7 +47,7 @@ def test_folder_of_texts_is_read_in_order(tmp_path):
         (b" \n ", r"is empty \(3 bytes\)"),
         (b"ELF\0\1", "is not text: byte 3 is NUL"),
         (b"caf\xe9 au lait", "is not UTF-8 text: byte 3 is 0xe9"),
-        (b'\xef\xbb\xbf\n {"text": "a b"}\n{"text": "c"}\n', r"holds rows \(JSON\), which no run"),
+        (b'\xef\xbb\xbf\n {"text": "a b"}\n{"text": "c"}\n', r"holds rows \(JSON\), and the"),
         (b"PAR1\0\0", r"holds rows \(PAR1\)"),
         (b"short", "has 5 tokens, too few for one sample of 16: it takes 17"),
     ],

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from math import inf
 
-from workbench.methods.aceso.costs import NS_OF_MS, Share
-from workbench.methods.aceso.database import BACKWARD, FORWARD
-from workbench.methods.aceso.exact import splits
+from workbench.methods.aceso.costs import Share
+from workbench.methods.aceso.exact import Uniform
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.aceso.search import Found, Step
 from workbench.methods.aceso.searches import Outcome
@@ -44,50 +43,40 @@ def layered(space: Space, counts: range) -> Outcome:
     return outcome
 
 
-class _Layers:
+class _Layers(Uniform):
     """Stages of one micro-batch, all recomputed or none, of plans that are below `limit` ms."""
 
     def __init__(self, space: Space, micro: int, again: int, limit: float) -> None:
-        self.space, self.micro = space, micro
+        super().__init__(space, micro)
         operators = space.costs.operators
-        self.cuts = [0, *operators.layers[1:], len(operators)]
+        self.layers = [0, *operators.layers[1:], len(operators)]
         self.flags = bytes(again and o.kind not in ("embedding", "head")
                            for o in operators.operators)  # fmt: skip
-        self.batches = space.costs.batches(space.subject.batch, micro)
         self.limit = limit
-        self.work = {}
-        for tp, dp in splits(space, micro):
-            _, sums = space.costs.table(micro // dp, tp, 0)
-            self.work[tp, dp] = (sums[FORWARD] + sums[BACKWARD]) / NS_OF_MS
 
     def best(self, count: int) -> Rated | None:
         """The fastest plan of so many stages that fits."""
-        found = Suffixes(self.space, self.cuts, self.batches, self._shares).best(count)
+        found = Suffixes(
+            self.space, self.layers, self.batches, lambda *span: self.shares(*span, self.limit)
+        ).best(count)  # fmt: skip
         if not found or self.batches < 1:
             return None
         plans = [
-            self.space.rated(self.micro, tuple(self._stage(*s, k) for s, k in each.choices))
+            self.space.rated(self.micro, tuple(self.stage(*s, k) for s, k in each.choices))
             for each in found[:MOST_RATED]
         ]
         fit = [rated for rated in plans if self.space.fits(rated.cost)]
         return min(fit, key=lambda rated: rated.cost.time, default=None)
 
-    def _shares(self, first: int, last: int, gpus: int, behind: int) -> list[Share | None]:
-        """Of stages in each shape, where they fit and take no more than the limit."""
-        found: list[Share | None] = []
-        least = max(0.0, self.batches - 1 - behind / 2)
-        costs, limit = self.space.costs, self.space.cluster.memory
-        for shape, (tp, dp) in enumerate(self.work):
-            work = self.work[tp, dp][last] - self.work[tp, dp][first]
-            share = None
-            if tp * dp == gpus and work * least <= self.limit:
-                stage = self._stage(first, last, gpus, behind, shape)
-                cost = costs.stage(stage, first, self.micro, behind=behind)
-                if cost.memory <= limit:
-                    share = costs.share(cost, behind, self.batches)
-            found.append(share)
-        return found
+    def _shaped(self, stage: Stage, first: int, last: int, behind: int) -> Share | None:
+        stage = stage._replace(recompute=self.flags[first:last])
+        cost = self.costs.stage(stage, first, self.micro, behind=behind)
+        fits = cost.memory <= self.space.cluster.memory
+        return self.costs.share(cost, behind, self.batches) if fits else None
 
-    def _stage(self, first: int, last: int, gpus: int, behind: int, shape: int) -> Stage:
-        tp, dp = [*self.work][shape]
-        return uniform(last - first, tp, dp)._replace(recompute=self.flags[first:last])
+    def stage(
+        self, first: int, last: int, gpus: int, behind: int, shape: int | None = None
+    ) -> Stage:
+        """As `Uniform.stage`, all recomputed or none."""
+        made = uniform(last - first, *self.shapes[gpus][shape or 0])
+        return made._replace(recompute=self.flags[first:last])

@@ -8,7 +8,7 @@ from typing import Literal
 
 from workbench.methods.aceso.corrected import Corrected
 from workbench.methods.aceso.costs import NEVER, Costs
-from workbench.methods.aceso.database import FORWARD, read_database
+from workbench.methods.aceso.database import FORWARD, Database, read_database
 from workbench.methods.aceso.plan import Plan, Subject
 from workbench.methods.aceso.space import MOST_STAGES, Cluster, Space
 from workbench.model.operators import published_sizes
@@ -28,7 +28,7 @@ class Ask:
 
     subject: Subject
     cluster: Cluster
-    database: str | Path
+    database: str | Path | Database
     micros: tuple[int, ...] = ()
     """Empty: the published ones of the model."""
     most_tp: int = 0
@@ -60,7 +60,9 @@ class Ask:
         """Costs of the model's stages. Raises ValueError for a database that does not serve."""
         operators = self.subject.operators()
         subject, cluster = self.subject, self.cluster
-        database = read_database(self.database, subject.name, operators)
+        database = self.database
+        if not isinstance(database, Database):
+            database = read_database(database, subject.name, operators)
         common = {"half": subject.half, "per_node": cluster.per_node}
         if self.cost == "published":
             return Costs(operators, database, **common)
@@ -102,7 +104,7 @@ def check_plan(plan: Plan, costs: Costs, cluster: Cluster) -> None:
     subject = plan.subject
     if (size := published_sizes(subject.model).get(subject.size)) is not None:
         known, own = dict(size.shape), dict(subject.shape)
-        for key in own.keys() & known.keys() - LENGTHS:
+        for key in (each for each in own if each in known and each not in LENGTHS):
             if own[key] != known[key]:
                 raise ValueError(f"{key} is {own[key]}; the profiles of {subject.name} are of "
                                  f"{known[key]}")  # fmt: skip

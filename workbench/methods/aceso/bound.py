@@ -12,7 +12,8 @@ least one of all micro-batches, numbers of stages and devices is one for all pla
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Sequence
+from itertools import chain, islice, product
 
 import numpy as np
 
@@ -27,10 +28,12 @@ from workbench.methods.aceso.database import (
     WEIGHTS,
 )
 from workbench.methods.aceso.exact import dealings, splits
-from workbench.methods.aceso.space import MOST_STAGES, Space
+from workbench.methods.aceso.space import MOST_STAGES, SIZES, Space
 
 PRICES = 40
 """That are tried, of nanoseconds for a part of memory; the best one counts."""
+MOST_DEALINGS = 100
+"""Ways to deal devices that are told apart, for a number of stages; of more, all at once."""
 FINE = 1e-3
 """Part of a time to which it is found, from below."""
 
@@ -44,8 +47,10 @@ def least_time(space: Space) -> float:
             continue
         sums = _Sums(space, micro, most)
         for count in range(1, most + 1):
-            for gpus in dealings(space, count):
-                best = sums.least(gpus, best)
+            each = [*islice(dealings(space, count), MOST_DEALINGS + 1)]
+            each = [tuple((size,) for size in gpus) for gpus in each]
+            for dealt in each if len(each) <= MOST_DEALINGS else [(SIZES,) * count]:
+                best = sums.least(dealt, best)
     return float(best) if best < float("inf") else 0.0
 
 
@@ -115,7 +120,8 @@ class _Sums:
                     again = made[FORWARD, row]
                     bare = again + made[BACKWARD, row] + prices * (factors * made[WEIGHTS, row])
                     full = bare + prices * (turns * made[ACTIVATIONS, row])
-                    here = np.array([full, bare + again, full + again])
+                    whole = np.minimum(full, bare + again) if self.costs.operators.apart else full
+                    here = np.array([whole, bare + again, full + again])
                     costs[:, row, pair] = np.minimum(costs[:, row, pair], here)
         kept, again, ends = np.where(np.isinf(costs), 0.0, costs)
         starts = np.append(self.costs.starts_layer[1:], False)
@@ -129,44 +135,49 @@ class _Sums:
             closed = sums[i + 1] = after
         return sums
 
-    def least(self, gpus: tuple[int, ...], best: float) -> float:
-        """Milliseconds of an iteration of stages of so many devices; `best` where it is more."""
-        if any(each not in self.work for each in gpus):
+    def least(self, dealt: Sequence[Sequence[int]], best: float) -> float:
+        """Milliseconds of an iteration of stages that may have such devices; `best` where it is
+        more."""
+        work = [self.work[each] for each in {*chain(*dealt)} if each in self.work]
+        if not work:
             return best
-        once = np.min([self.work[each] for each in gpus], axis=0).sum() / NS_OF_MS
-        once += 2 * (len(gpus) - 1) * self.message
+        once = np.min(work, axis=0).sum() / NS_OF_MS + 2 * (len(dealt) - 1) * self.message
         high = best - once
-        if high <= 0 or (high < float("inf") and not self._takes_all(gpus, high)):
+        if high <= 0 or (high < float("inf") and not self._takes_all(dealt, high)):
             return best
-        low, high = 0.0, high if high < float("inf") else self._enough(gpus)
+        low, high = 0.0, high if high < float("inf") else self._enough(dealt)
         if high == float("inf"):
             return best
         while high - low > FINE * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if self._takes_all(gpus, middle) else (middle, high)
+            low, high = (low, middle) if self._takes_all(dealt, middle) else (middle, high)
         return min(best, low + once)
 
-    def _enough(self, gpus: tuple[int, ...]) -> float:
+    def _enough(self, dealt: Sequence[Sequence[int]]) -> float:
         """A time that suffices, by doubling; infinite where none does."""
         high = 1.0 + self.batches * self.sums[-1, :, 0, 0].max() / NS_OF_MS
         for _ in range(12):
-            if self._takes_all(gpus, high):
+            if self._takes_all(dealt, high):
                 return high
             high *= 2
         return float("inf")
 
-    def _takes_all(self, gpus: tuple[int, ...], most: float) -> bool:
+    def _takes_all(self, dealt: Sequence[Sequence[int]], most: float) -> bool:
         """Whether stages whose part in an iteration is up to `most` ms can take all operators."""
-        at, count = 0, len(gpus)
-        for index, number in enumerate(gpus):
+        reached, count = {0: 0}, len(dealt)  # operators, by devices of the stages so far
+        for index, sizes in enumerate(dealt):
             behind = count - 1 - index
             full = self.batches - 1
             if self.costs.hides:
                 full -= min(behind, full) / 2  # while the pipeline fills, the shorter pass is free
             messages = ((index > 0) + (behind > 0)) * self.message
             limit = (most / full - messages) * NS_OF_MS if full > 0 else float("inf")
-            at = self._reach(at, number, self.costs.turns(behind, self.micro), limit)
-            if at == self.total:
+            before, reached = reached, {}
+            for (used, first), size in product(before.items(), sizes):
+                if size in self.work and self.space.may_have(used, size, behind):
+                    last = self._reach(first, size, self.costs.turns(behind, self.micro), limit)
+                    reached[used + size] = max(last, reached.get(used + size, 0))
+            if self.total in reached.values():
                 return True
         return False
 

@@ -14,7 +14,6 @@ Updates work in no copy of the weights. Every constant says where it is from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from math import ceil, log2
 
 import numpy as np
@@ -42,6 +41,9 @@ FAILED_MS = 1e6
 TIED = ("embedding", "head")
 """Kinds of operators that share a weight, where there is a head: the runtime's default."""
 
+Curve = tuple[np.ndarray, np.ndarray]
+"""MB and milliseconds of a collective."""
+
 
 class Corrected(Costs):
     """Costs of stages of one model, trained on `batch` samples an iteration by `gpus` devices."""
@@ -54,12 +56,13 @@ class Corrected(Costs):
     ) -> None:  # fmt: skip
         super().__init__(operators, database, half=half, per_node=per_node)
         self.batch, self.across = batch, gpus > per_node
+        self.group_mb = NCCL_MB if database.group_mb is None else database.group_mb
         self.masters = int(half)  # their other halves (updates/split.py)
         self.updated = database.updated or ADAM_PARAMS_PER_S
         self.params_of_mb = 2**20 / (2 if half else 4)
         kinds = [each.kind for each in operators.operators]
         self.tied = [i for i, kind in enumerate(kinds) if kind in TIED and "head" in kinds]
-        self._curves = cache(self._curve)
+        self._curves: dict[tuple[str, int, int], Curve | None] = {}
 
     def batches(self, batch: int, micro: int) -> float:
         """As `Costs.batches`; the last one may be a part."""
@@ -109,7 +112,8 @@ class Corrected(Costs):
         parameters = cost.weights * self.params_of_mb
         norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * self.updated) * 1000
         back = cost.reshard - cost.ahead
-        beyond = (_groups(stage) + (here and len(away) > 0)) * NCCL_MB + _fragments(cost.normal)
+        groups = _groups(stage) + (here and len(away) > 0)
+        beyond = groups * self.group_mb + _fragments(cost.normal)
         return cost._replace(
             into=cost.into if first else cost.ahead,
             out=cost.out if last < len(self.operators) else back,
@@ -132,7 +136,7 @@ class Corrected(Costs):
     def _sum(self, size: float, count: int, stride: int) -> float:
         """Milliseconds of a sum of MB over so many devices, of which one is `stride` after the
         other: as profiled of these, else of neighbours, else by a ring over links of a node."""
-        for curve in (self._curves("all_reduce", count, stride), self._curves("all_reduce", count)):
+        for curve in (self._curve("all_reduce", count, stride), self._curve("all_reduce", count)):
             if curve is not None:
                 return _on(curve, size)
         return 2 * (count - 1) * self.message(size / count, across=False)
@@ -152,22 +156,23 @@ class Corrected(Costs):
         """As `Costs._collective`, between profiled sizes; larger ones at the largest's rate."""
         if not name:
             return 0.0
-        if (curve := self._curves(name, count)) is None:
+        if (curve := self._curve(name, count)) is None:
             piece = size if name == "all_gather" else size / count
             return (count - 1) * self.message(piece, across=False)
         return _on(curve, size)
 
-    def _curve(
-        self, name: str, count: int, stride: int = 1
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        database = self.database
-        near = database.collectives.get((name, count), {})
-        found = near if stride == 1 else database.strided.get((name, count, stride), {})
-        rows = sorted((mb, ms) for mb, ms in found.items() if ms < FAILED_MS)
-        return None if not rows else (np.array(rows)[:, 0], np.array(rows)[:, 1])
+    def _curve(self, name: str, count: int, stride: int = 1) -> Curve | None:
+        key = (name, count, stride)
+        if key not in self._curves:
+            database = self.database
+            near = database.collectives.get((name, count), {})
+            found = near if stride == 1 else database.strided.get(key, {})
+            rows = np.array(sorted((mb, ms) for mb, ms in found.items() if ms < FAILED_MS))
+            self._curves[key] = (rows[:, 0], rows[:, 1]) if len(rows) else None
+        return self._curves[key]
 
 
-def _on(curve: tuple[np.ndarray, np.ndarray], size: float) -> float:
+def _on(curve: Curve, size: float) -> float:
     """Milliseconds of MB."""
     sizes, times = curve
     beyond = max(1.0, size / max(sizes[-1], 1.0))
@@ -193,8 +198,10 @@ def _fragments(normal: float) -> float:
 
 def _groups(stage: Stage) -> int:
     """Groups of devices of which each device of a stage is in one."""
-    whole = {"stage"} if not stage.uniform and stage.gpus > 1 else set()
-    for tp, dp in {*zip(stage.tp, stage.dp, strict=True)}:
+    uniform = stage.uniform
+    whole = {"stage"} if not uniform and stage.gpus > 1 else set()
+    shapes = zip(stage.tp, stage.dp, strict=True)
+    for tp, dp in {next(shapes)} if uniform else {*shapes}:
         if tp > 1:
             whole.add("stage" if dp == 1 else f"row of {tp}")
         if dp > 1:

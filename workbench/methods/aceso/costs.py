@@ -164,7 +164,7 @@ class Costs:
         self.kept = np.array([round(HALVES * o.kept) for o in operators.operators])
         self._tables: dict[Variant, tuple[np.ndarray, np.ndarray]] = {}
         self._known: dict[tuple[object, ...], StageCost] = {}
-        self._layouts = cache(self._layout)
+        self._layouts: dict[tuple[int, int, int, int, int], Factors] = {}
 
     def table(self, samples: int, tp: int, algo: int) -> tuple[np.ndarray, np.ndarray]:
         """[columns, operators] of a variant, and running sums of it. Activations are corrected."""
@@ -259,6 +259,8 @@ class Costs:
         weights = int(totals[WEIGHTS])
         most = int(self.scratch(columns[[FWD_RESERVED, BWD_RESERVED]]))
         kept = int(totals[ACTIVATIONS]) - saved
+        if self.operators.apart:  # whose inputs stay
+            kept += int(totals[INPUT]) - arrives
         return StageCost(
             forward=int(totals[FORWARD]) / NS_OF_MS, backward=int(totals[BACKWARD]) / NS_OF_MS,
             recompute=recompute / NS_OF_MS, into=in_ms + ahead, out=out_ms + back,
@@ -310,6 +312,9 @@ class Costs:
         keeps its input: it ends a segment, and the operator before keeps its output, unless that
         counts one and a half times, or not at all.
         """
+        if self.operators.apart:
+            held = sizes * flags
+            return int(held.sum()), int(held.max())
         last = first + len(flags)
         both = flags[:-1] & flags[1:]
         ends = self.starts_layer[first + 1 : last] & self.plain[first : last - 1]
@@ -344,8 +349,8 @@ class Costs:
             return ahead, back  # the usual partitions of neighbours fit each other
         tp, dp, algo = stage.tp, stage.dp, stage.algo
         for i in range(1, len(tp)):
-            left = self._layouts(first + i - 1, 1, algo[i - 1], tp[i - 1], dp[i - 1])
-            right = self._layouts(first + i, 0, algo[i], tp[i], dp[i])
+            left = self._layout(first + i - 1, 1, algo[i - 1], tp[i - 1], dp[i - 1])
+            right = self._layout(first + i, 0, algo[i], tp[i], dp[i])
             if left != right:
                 forward, backward, count = change(left, right)
                 size = int(columns[INPUT, i]) / MB
@@ -354,7 +359,11 @@ class Costs:
         return ahead, back
 
     def _layout(self, index: int, side: int, algo: int, tp: int, dp: int) -> Factors:
-        return self.operators.operators[index].layout(side, algo=algo, tp=tp, dp=dp)
+        key = (index, side, algo, tp, dp)
+        if (known := self._layouts.get(key)) is None:
+            made = self.operators.operators[index].layout(side, algo=algo, tp=tp, dp=dp)
+            self._layouts[key] = known = made
+        return known
 
     def _ahead(self, name: str, count: int, size: float) -> float:
         """Milliseconds of a forward collective whose outcome is MB of a device: the published model

@@ -60,6 +60,8 @@ class Database:
     """GB/s between nodes."""
     updated: float = 0.0
     """Parameters that AdamW updates in a second; 0 where that was not measured."""
+    group_mb: float | None = None
+    """Of a device, for each group of devices that it is in; None: as NCCL takes on GPUs."""
     samples: tuple[int, ...] = field(init=False)
     """Numbers of samples a device that are profiled."""
 

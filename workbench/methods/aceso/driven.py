@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,19 +18,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.model_spec import ModelSpec
-from workbench.core.reporter import Untold
+from workbench.methods.aceso.driven_layers import LayerSteps
 from workbench.methods.aceso.options import model_of, plan_of
 from workbench.methods.aceso.plan import Plan
+from workbench.methods.aceso.plan_steps import PlanSteps, check, check_alike
 from workbench.methods.aceso.stepping import PlanStepping, StepRows
-from workbench.methods.pipeline.driven import check_tiers
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, move_buffers, set_parameter
 from workbench.model.hf_config import spec_from_config
 from workbench.model.objective import PREFIX, Batch, Objective
+from workbench.model.operators import MODULE
 from workbench.model.operators.llama_places import LLAMA
 from workbench.model.text import IGNORED
 from workbench.model.whole import Whole
-from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.groups import as_one
 from workbench.training.history import History
@@ -50,18 +49,25 @@ CLOSE, CLOSE_GRADIENTS = 1e-4, 1e-3
 """Relative differences of losses, and of gradients by their norm, that rounding may make."""
 
 
-class Planned(Steps):
-    """Steps of one process of a plan."""
+def planned(task: Task) -> Steps:
+    """Steps of one process of the plan that is given. Raises ValueError for what cannot be trained
+    so."""
+    if not task.spec.options.plan:
+        raise ValueError("plan is missing; give what workbench.search found, or its file")
+    plan = plan_of(task.spec.options.plan, task.results)
+    check(task, plan)
+    return (LayerSteps if plan.subject.model == MODULE else OperatorSteps)(task, plan)
 
-    def __init__(self, task: Task) -> None:
+
+class OperatorSteps(PlanSteps):
+    """Steps of a module whose operators have a list."""
+
+    prefix = PREFIX
+
+    def __init__(self, task: Task, plan: Plan) -> None:
         """Raises ValueError for what cannot be trained so."""
         spec, peers = task.spec, task.peers
-        check_tiers(spec)
-        if not spec.options.plan:
-            raise ValueError("plan is missing; give what workbench.search found, or its file")
-        plan = plan_of(spec.options.plan, task.results)
-        self._plan, self._inputs = plan, INPUTS.get(plan.subject.model, 1)
-        _check(task, plan)
+        self._inputs = INPUTS.get(plan.subject.model, 1)
         task.report.phase("taking the module's operators")
         named = dict(task.objective.module.named_parameters(remove_duplicate=False))
         first = task.first.tensors[: len(task.first.places)]
@@ -74,9 +80,7 @@ class Planned(Steps):
                 f"the batch has {len(first)} tensors; a plan of {plan.subject.model} takes "
                 f"{self._inputs} that the model reads, and then the labels"
             )
-        told = as_one(partial(_digest, first), peers.group)
-        if len({*told}) > 1:
-            raise ValueError("the processes pass other batches; a plan's take the same whole one")
+        check_alike(task, first)
         buffers = {name: each.clone() for name, each in module.named_buffers()}
         task.report.phase("comparing the operators with the module")
         as_one(
@@ -94,81 +98,16 @@ class Planned(Steps):
             dtype=DTYPES[spec.dtype], still=still,
         )  # fmt: skip
         peers.stops.append(stepping.stop)
-        for name, value in stepping.stage.statistics().items():
-            value.copy_(buffers[name])
+        stepping.take_up(buffers)
         shapes = sorted((name, tuple(p.shape)) for name, p in named.items())
         data = SimpleNamespace(digest=hashlib.sha256(f"operators {shapes}".encode()).hexdigest())
         shape = replace(spec.model, layers=model_spec.layers)
         self._history = History(replace(spec, model=shape), task.folder, data)
 
-    @property
-    def steps(self) -> int:
-        return len(self._history.losses)
-
-    @property
-    def grad_norm(self) -> float | None:
-        return (self._history.grad_norms or [None])[-1]
-
     def step(self, batch: Batch) -> float:
-        self._before = step = self.steps
         *inputs, targets = batch.tensors[: self._inputs + 1]
         counts = (targets != IGNORED).reshape(len(targets), -1).sum(1).tolist()
-
-        def read() -> StepRows:
-            return StepRows(inputs, targets, counts)
-
-        samples = range(step * batch.rows, (step + 1) * batch.rows)
-        ended = self._stepping.step(step, samples, read)
-        self._history.ended(
-            step, ended.loss, 0.0, ended.norm, skipped=ended.overflow, report=Untold()
-        )
-        return ended.loss
-
-    def forget(self) -> bool:
-        self._stepping.forget()
-        return self.steps == self._before
-
-    def tensors(self) -> dict[str, Tensor]:
-        found = self._stepping.holder.wholes() | self._stepping.statistics()
-        return {PREFIX + name: tensor for name, tensor in found.items()}
-
-    def save(self, folder: Path) -> Path:
-        history, holder = self._history, self._stepping.holder
-        path, steps = folder / step_name(self.steps), self.steps
-        history.folder, history.settings = folder, self._spec.optimizer.told()
-        of = holder, Untold(), self._stepping.statistics()
-        holder.save(partial(history.save, steps, steps - len(history.skipped), *of))
-        if not path.exists():
-            raise OSError((history.notes or [f"{path} was not written"])[-1])
-        return path
-
-    def load(self, folder: Path) -> int | None:
-        self._history.folder = folder
-        found = self._history.resume(self._stepping.holder, Untold())
-        if found:
-            for name, value in self._stepping.stage.statistics().items():
-                value.copy_(self._history.statistics[name])
-        return found or None
-
-    def close(self) -> None:
-        self._stepping.close()
-
-
-def _check(task: Task, plan: Plan) -> None:
-    """Raise ValueError for a loop that the plan does not train."""
-    spec, world = task.spec, len(task.peers.folders)
-    if plan.gpus != world:
-        raise ValueError(f"the plan is for {plan.gpus} devices, and there are {world} processes: "
-                         f"start the script by torchrun with {plan.gpus}")  # fmt: skip
-    if spec.batch != plan.subject.batch:
-        raise ValueError(f"the batch has {spec.batch} rows; the plan's has {plan.subject.batch}, "
-                         "which every process passes whole")  # fmt: skip
-    for name, value, usual in (
-        ("stages", task.stages, None), ("microbatches", task.microbatches, 1),
-        ("activations", spec.activations, "auto"), ("weight_of", task.weight_of, None),
-    ):  # fmt: skip
-        if value != usual:
-            raise ValueError(f"{name} is {value!r}; the plan and the labels say it, leave it out")
+        return self._step(batch, StepRows(inputs, targets, counts))
 
 
 def _spec_of(
@@ -218,13 +157,6 @@ def _check_names(model: LayeredModel, named: dict[str, nn.Parameter], name: str)
         left.discard(own)
     if left:
         raise ValueError(f"parameter {min(left)!r} of {name} is none of the plan's model")
-
-
-def _digest(tensors: Sequence[Tensor]) -> str:
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.contiguous().view(torch.uint8).numpy())
-    return found.hexdigest()
 
 
 def _compare(

@@ -9,7 +9,7 @@ would cost more than that are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, product
 
 import numpy as np
@@ -45,7 +45,15 @@ class Uniform:
         self.known: dict[tuple[int, int, int, int, int], Share | None] = {}
         self._told, self._check = 0, check
         self.cuts = self._cheap_cuts()
-        self.work = self._work()
+        self.work: dict[tuple[int, int], list[float]] = {}
+        """Running sums of milliseconds, by tp and dp."""
+        self.shapes: dict[int, list[tuple[int, int]]] = {size: [] for size in SIZES}
+        """Pairs of tp and dp of so many devices."""
+        for tp, dp in splits(space, micro):
+            _, sums = self.costs.table(micro // dp, tp, 0)
+            self.work[tp, dp] = ((sums[FORWARD] + sums[BACKWARD]) / NS_OF_MS).tolist()
+            self.shapes[tp * dp].append((tp, dp))
+        self._best: dict[Span, tuple[Share | None, int]] = {}
 
     def _cheap_cuts(self) -> np.ndarray:
         made, _ = self.costs.table(self.space.micros[0], 1, 0)
@@ -55,14 +63,6 @@ class Uniform:
         layers = [i - 1 for i in self.costs.operators.layers if i > 0]
         least = max(1, int(np.median(sizes[layers])) if layers else int(np.median(sizes)))
         return np.append(np.flatnonzero(sizes <= LARGE * least) + 1, self.total)
-
-    def _work(self) -> dict[tuple[int, int], np.ndarray]:
-        """Running sums of milliseconds, by tp and dp."""
-        found = {}
-        for tp, dp in splits(self.space, self.micro):
-            _, sums = self.costs.table(self.micro // dp, tp, 0)
-            found[tp, dp] = (sums[FORWARD] + sums[BACKWARD]) / NS_OF_MS
-        return found
 
     def time(self, first: int, last: int, gpus: int, behind: int, most: float) -> float:
         """Milliseconds of an iteration of which the fastest stage is the slowest, without those of
@@ -78,12 +78,17 @@ class Uniform:
         return [
             self.shaped(first, last, *shape, behind)
             if (self.work[shape][last] - self.work[shape][first]) * least <= most else None
-            for shape in self.shapes(gpus)
+            for shape in self.shapes[gpus]
         ]  # fmt: skip
 
-    def shapes(self, gpus: int) -> list[tuple[int, int]]:
-        """Pairs of tp and dp of so many devices."""
-        return [shape for shape in self.work if shape[0] * shape[1] == gpus]
+    def _fastest(self, *span: int) -> tuple[Share | None, int]:
+        """The shape whose stage takes least, were it the slowest and the first; and its number."""
+        if span not in self._best:
+            shares = self.shares(*span)
+            times = [e.steady + e.once + e.sums if e is not None else float("inf") for e in shares]
+            place = min(range(len(times)), key=times.__getitem__, default=0)
+            self._best[span] = (shares[place] if shares else None, place)
+        return self._best[span]
 
     def shaped(self, first: int, last: int, tp: int, dp: int, behind: int) -> Share | None:
         """A stage of this tp and dp; None where it does not fit."""
@@ -121,8 +126,8 @@ class Uniform:
     ) -> Stage:
         """The fastest stage, or that of a shape, with its choice of recomputation."""
         if shape is None:
-            shape = _fastest(self.shares(first, last, gpus, behind))
-        stage = uniform(last - first, *self.shapes(gpus)[shape])
+            _, shape = self._fastest(first, last, gpus, behind)
+        stage = uniform(last - first, *self.shapes[gpus][shape])
         cost = self.costs.stage(stage, first, self.micro, behind=behind)
         excess = self.costs.excess(cost, self.space.cluster.memory)
         if excess <= 0:
@@ -165,15 +170,13 @@ class Uniform:
     def fastest(self, dealt: Sequence[Sequence[int]], limit: float) -> Rated | None:
         """The best plan of stages of such devices whose iteration is below `limit`, in ms."""
         self._check()
-        # The slowest stage's time is in the sum of all, too.
-        high = limit if self.costs.hides else limit * (self.batches - 1) / self.batches
+        high = limit - self._least_work({size for sizes in dealt for size in sizes})
         found = self.filled(dealt, high)
         if found is None:
             return None
         if high == float("inf"):
             high = max(self.time(*span, high) for span in _spans(*found))
-        gpus = self.space.cluster.gpus
-        low = 0.0 if self.costs.hides else self._least_work() / gpus * (self.batches - 1)
+        low = 0.0
         while high - low > FINE * high:
             middle = (low + high) / 2
             better = self.filled(dealt, middle)
@@ -206,9 +209,10 @@ class Uniform:
                 limit = rated.cost.time
                 yield rated
 
-    def _least_work(self) -> float:
-        """Device-milliseconds of all operators, each split as suits it best."""
-        return sum(np.min([np.diff(w) * s[0] * s[1] for s, w in self.work.items()], axis=0))
+    def _least_work(self, sizes: Iterable[int]) -> float:
+        """Milliseconds of all operators, each split over so many devices as suits it best."""
+        times = [np.diff(self.work[each]) for size in sizes for each in self.shapes[size]]
+        return float(np.min(times, axis=0).sum()) if times else 0.0
 
     def _shifted(
         self, cuts: tuple[int, ...], gpus: tuple[int, ...]
@@ -218,8 +222,7 @@ class Uniform:
         def iteration(cuts: tuple[int, ...]) -> float:
             made = END
             for span in reversed([*_spans(cuts, gpus)]):
-                shares = self.shares(*span)
-                share = shares[_fastest(shares)]
+                share, _ = self._fastest(*span)
                 if share is None:
                     return float("inf")
                 made = joined(share, made, self.batches)
@@ -247,12 +250,6 @@ def _spans(cuts: Sequence[int], gpus: Sequence[int]) -> Iterator[Span]:
 def shape_of(stage: Stage) -> tuple[int, int]:
     """Tp and dp of a uniform stage."""
     return stage.tp[0], stage.dp[0]
-
-
-def _fastest(shares: Sequence[Share | None]) -> int:
-    """Number of the shape whose stage takes least, were it the slowest and the first."""
-    times = [e.steady + e.once + e.sums if e is not None else float("inf") for e in shares]
-    return times.index(min(times))
 
 
 def splits(space: Space, micro: int) -> list[tuple[int, int]]:

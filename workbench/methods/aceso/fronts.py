@@ -282,6 +282,9 @@ class Fronts:
     def _find_useful(self, first: int, last: int, begin: int) -> list[Segment]:
         count, found = last - first, []
         times, sizes, may = (each[first:last] for each in (self.times, self.sizes, self.may))
+        if self.operators.apart:
+            each = zip(sizes.tolist(), times.tolist(), strict=True)
+            return [Segment(a, a, size, time, size) for a, (size, time) in enumerate(each) if size]
         for length in range(1, count):
             for a in range(begin, count - length):
                 b = a + length
@@ -320,8 +323,8 @@ class Hull:
     """Layers at corners of the hulls of their fronts, which are given by kind."""
 
     def __init__(self, fronts: Sequence[Front]) -> None:
-        self.fronts = fronts
         self.ways = [_corners(front) for front in fronts]
+        self.least = [int(front.saved[0]) for front in fronts]
         steps = []
         for kind, way in enumerate(self.ways):
             for at, (a, b) in enumerate(pairwise(way)):
@@ -354,7 +357,7 @@ class Hull:
         """The last step to save so many units, how many layers take it, below 0 where no number
         does, and the time of all steps before."""
         saved, times = (each * np.array(counts)[self.kind] for each in (self.saved, self.longer))
-        least = sum(n * f.saved[0] for n, f in zip(counts, self.fronts, strict=True))
+        least = sum(n * saved for n, saved in zip(counts, self.least, strict=True))
         need, ends = np.maximum(units - least, 0), saved.cumsum()
         last = np.minimum(np.searchsorted(ends, need), len(ends) - 1)
         taken = -(((ends - saved)[last] - need) // self.saved[last])

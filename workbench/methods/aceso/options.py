@@ -16,6 +16,7 @@ from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.plan import Plan, load_plan, read_plan
 from workbench.model.named import ALSO, LISTS, SHAPE, bottlenecks_of
+from workbench.model.operators import MODULE
 from workbench.model.operators.llama_places import LLAMA, is_llama, llama_shape
 
 PLANS = "plans"
@@ -110,7 +111,13 @@ def check(plan: Plan, ranks: int) -> None:
 
 
 def sizes_of(plan: Plan) -> dict[str, Any]:
-    """Fields of the plan's model that its operators decide."""
+    """Fields of the plan's model that its operators decide. Raises ValueError for a plan of a
+    user's own module."""
+    if plan.subject.model == MODULE:
+        raise ValueError(
+            f"the plan is for the layers of {plan.subject.size}; Engine(module, {{...}}, "
+            "method='aceso', plan=plan) trains it in a loop of your own"
+        )
     sizes: dict[str, Any] = {SHAPE[key]: own for key, own in plan.subject.shape if key in SHAPE}
     layers = plan.subject.layers
     if isinstance(layers, tuple):

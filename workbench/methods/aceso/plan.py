@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
 from workbench.core.schema import read_as
-from workbench.model.operators import OperatorList, operator_list, published_sizes
+from workbench.model.operators import MODULE, OperatorList, operator_list, published_sizes
 from workbench.model.operators.sizes import TINY
 
 Flag = Literal[0, 1]
@@ -62,7 +62,7 @@ class Subject:
     @property
     def half(self) -> bool:
         """Whether 16-bit weights have 32-bit masters."""
-        return self.model != "resnet"
+        return self.model not in ("resnet", MODULE)
 
     def unlike(self, other: Subject) -> str:
         """The first number of a plan's file in which another model differs, and its own; empty
@@ -161,7 +161,7 @@ def subject_of(
 class _Written:
     """The keys of a file."""
 
-    model_name: Literal["gpt", "t5", "resnet", "llama"]
+    model_name: Literal["gpt", "t5", "resnet", "llama", "module"]
     model_size: str
     num_layers: int | list[int]
     global_batch_size: int
@@ -206,8 +206,9 @@ def load_plan(path: Path) -> Plan:
 
 
 def _plan(written: _Written) -> Plan:
-    sizes = published_sizes(written.model_name)
-    keys = next(iter(sizes.values())).shape
+    keys = ()
+    if written.model_name != MODULE:
+        keys = next(iter(published_sizes(written.model_name).values())).shape
     shape = []
     for key in keys:
         value = getattr(written, key)
@@ -267,12 +268,14 @@ def _stage(written: _Written, index: int, subject: Subject, micro: int) -> Stage
                              "operators")  # fmt: skip
         lists.append(held)
     shape = dict(subject.shape)
-    name = next(key for key in DIVIDED if key in shape)
+    name = next((key for key in DIVIDED if key in shape), None)
     for place, (tp, dp) in enumerate(zip(lists[0], lists[1], strict=True)):
         at = f"of operator {place} of stage {index}"
         if tp < 1 or dp < 1 or tp * dp != gpus:
             raise ValueError(f"tp {tp} x dp {dp} {at} is {tp * dp}; its stage has {gpus} GPUs")
-        if shape[name] % tp:
+        if name is None and tp > 1:
+            raise ValueError(f"tp {at} is {tp}; layers of a module are not divided, it must be 1")
+        if name is not None and shape[name] % tp:
             raise ValueError(f"tp {at} is {tp}; it must divide {name}, which is {shape[name]}")
         if micro % dp:
             raise ValueError(f"dp {at} is {dp}; it must divide the micro-batch of {micro}")

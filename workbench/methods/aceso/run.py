@@ -87,8 +87,7 @@ class PlanTraining:
         spec, history, stepping = self._spec, self.history, self._stepping
         first = history.resume(stepping.holder, self._report)
         if first:
-            for name, value in stepping.stage.statistics().items():
-                value.copy_(history.statistics[name])
+            stepping.take_up(history.statistics)
         for step in range(first, spec.steps):
             began, samples = time.monotonic(), self._batches.samples(step)
             ended = stepping.step(step, samples, partial(self._read, samples))

@@ -7,7 +7,7 @@ and sums know (runtime/transport, runtime/updates); the schedule, its proof and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -27,11 +27,12 @@ from workbench.model.base import Context, LayeredModel
 from workbench.model.operators.places import places
 from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.memory.device_budget import device_meter
+from workbench.runtime.passes.layer_stage import LayerStage
 from workbench.runtime.passes.shard_ends import Crossing, crossings
 from workbench.runtime.passes.shard_stage import TARGETS, Key, MicroRows, ShardStage
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
 from workbench.runtime.passes.stage_recordings import RecordedPasses
-from workbench.runtime.passes.statistics import added
+from workbench.runtime.passes.statistics import added, clones
 from workbench.runtime.passes.template import compiles
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.groups import new_group, tensors_of_all
@@ -109,25 +110,13 @@ class PlanStepping:
         widths = [stage.gpus for stage in plan.stages]
         rank = dist.get_rank()
         self._groups = groups = StageGroups(grids, widths, rank, new)
-        operators = plan.subject.operators()
-        where = places(operators, spec.model)
-        ends = [
-            crossings(operators, where, at, front[-1], behind[0])
-            for at, front, behind in zip(plan.starts[1:-1], settings, settings[1:], strict=False)
-        ]
+        cuts = zip(plan.starts[1:-1], settings, settings[1:], strict=False)
+        ends, own = self._between(plan, [(at, a[-1], b[0]) for at, a, b in cuts]), groups.stage
         self._ends: list[list[Crossing]] = [[], *ends, []]
         """Tensors into each stage, and out of the last."""
-        own = groups.stage
-        self.stage = ShardStage(
-            operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
-            came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
-            dtype=dtype, fuses=spec.options.fused,
-            compiled=compiles(spec.compile, device.type, dtype),
-            turn=lambda operator, backward: turn(1 + 2 * operator + backward),
-        )  # fmt: skip
         with self.meter:
-            self.stage.draw(weights, dtype if dtype.itemsize > 2 else torch.float32)
-        self.parts = parts = parts_of(operators, where, model, spec.model, settings)
+            self.stage = self._made(plan, settings[own], weights, dtype)
+        self.parts = parts = self._all_parts(plan, settings)
         names = {part.key: part.name for part in parts}
 
         def decays(part: Part) -> bool:
@@ -168,11 +157,47 @@ class PlanStepping:
         self._tells_loss = last and groups.process % settings[-1][-1].tp == 0
         self._teller = rank == groups.ranks(len(widths) - 1)[0]
 
+    def _between(
+        self, plan: Plan, ends: Sequence[tuple[int, Setting, Setting]]
+    ) -> list[list[Crossing]]:
+        """What crosses each boundary: before an operator, between two settings."""
+        operators = plan.subject.operators()
+        where = places(operators, self._spec.model)
+        return [crossings(operators, where, *each) for each in ends]
+
+    def _made(
+        self, plan: Plan, settings: Sequence[Setting], weights: Callable[[Key], Tensor],
+        dtype: torch.dtype,
+    ) -> ShardStage | LayerStage:  # fmt: skip
+        """This process's stage, with its weights."""
+        spec, operators, own = self._spec, plan.subject.operators(), self._groups.stage
+        stage = ShardStage(
+            operators, places(operators, spec.model), self.model, spec.model,
+            first=plan.starts[own], settings=settings, came=self._ends[own],
+            goes=self._ends[own + 1], groups=self._groups, device=self.device, dtype=dtype,
+            fuses=spec.options.fused, compiled=compiles(spec.compile, self.device.type, dtype),
+            turn=lambda operator, backward: self._turn(1 + 2 * operator + backward),
+        )  # fmt: skip
+        stage.draw(weights, dtype if dtype.itemsize > 2 else torch.float32)
+        return stage
+
+    def _all_parts(self, plan: Plan, settings: Sequence[Sequence[Setting]]) -> list[Part]:
+        """All parameters of the model."""
+        operators = plan.subject.operators()
+        where = places(operators, self._spec.model)
+        return parts_of(operators, where, self.model, self._spec.model, settings)
+
+    def _weigh(self, counts: Sequence[float] | None, weight: float) -> float:
+        """What this process's loss of a micro-batch counts, of a `weight` in all, where rows count
+        so: it is a part of the micro-batch's own mean."""
+        return weight
+
     def step(self, step: int, samples: Sequence[int], read: Callable[[], StepRows]) -> Ended:
         """A step on a batch, whose rows have these numbers, and which `read` gives: passes, sums,
         and updates unless gradients are not finite. Raises ValueError for a micro-batch of which no
         label counts."""
         self.times.on = step == self._spec.steps - 1
+        kept = clones(self.stage.statistics())
         with self.times.of("batch-generator"):
             weight = self._begin(step, samples, read)
         self._executor.run(step, 1)
@@ -189,7 +214,9 @@ class PlanStepping:
             nominal=weight, clip=None if self._updates.clips else self._spec.clip,
             everybody=self.everybody, counted=self.weights.counted,
         )  # fmt: skip
-        if not ended.overflow:
+        if ended.overflow:
+            self.take_up(kept)
+        else:
             with self.meter, self.times.of("optimizer"):
                 self._updates.step(step, ended.norm)
         return ended
@@ -197,7 +224,7 @@ class PlanStepping:
     def _begin(self, step: int, samples: Sequence[int], read: Callable[[], StepRows]) -> float:
         """Take a step's rows, of which each operator takes its row of processes' share. Returns the
         weight of all."""
-        (inputs, targets, counts), rows, micros = read(), [], []
+        (inputs, targets, counts), rows, micros, whole = read(), [], [], 0.0
         named = {str(number): tensor for number, tensor in enumerate(inputs)} | {TARGETS: targets}
         for name, each in named.items():
             kind = self.stage.dtype if each.is_floating_point() else each.dtype
@@ -214,8 +241,9 @@ class PlanStepping:
             every = counts is None or weight == own[TARGETS].numel()
             ctx = Context(seed=self._spec.seed, step=step, unit=0, samples=part)
             rows.append(MicroRows(own, ctx, None if every else weight))
-            micros.append(MicroBatch(samples=part, weight=float(weight)))
-        whole = sum(micro.weight for micro in micros)
+            here = None if counts is None else counts[span.start : span.stop]
+            micros.append(MicroBatch(samples=part, weight=self._weigh(here, float(weight))))
+            whole += weight
         self.stage.begin(step, rows)
         self._engine.begin(step, micros, 1 / whole)
         return whole
@@ -224,6 +252,11 @@ class PlanStepping:
         """Running ones of all norms, as copies on the host, in every process."""
         own = {} if self._groups.process else self.stage.statistics()
         return added(tensors_of_all(own, self.everybody))
+
+    def take_up(self, statistics: Mapping[str, Tensor]) -> None:
+        """Have other running statistics."""
+        for name, value in self.stage.statistics().items():
+            value.copy_(statistics[name])
 
     def _perform(self, action: Action, step: int) -> None:
         with self.meter:

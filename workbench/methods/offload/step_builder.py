@@ -9,7 +9,7 @@ from __future__ import annotations
 from workbench.methods.offload.placement import Placement
 from workbench.profile.cuda_graphs import block_replay_bytes
 from workbench.profile.profile import Profile
-from workbench.profile.unit_costs import TOKEN_BYTES
+from workbench.profile.unit_costs import sample_bytes
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
 from workbench.schedule.action import format_name as act
@@ -22,7 +22,7 @@ SCALAR_BYTES = 128
 
 def batch_bytes(profile: Profile, microbatches: int) -> tuple[int, int]:
     """Device bytes of a batch, and of the numbers that its step leaves."""
-    tokens = profile.microbatch * microbatches * profile.seq * TOKEN_BYTES
+    tokens = profile.microbatch * microbatches * sample_bytes(profile)
     return tokens, SCALAR_BYTES * (len(profile.units) + microbatches)
 
 

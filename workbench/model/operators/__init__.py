@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workbench.model.operators.layers import whole_layers
 from workbench.model.operators.layout import Factors, Layout
 from workbench.model.operators.operator import Extra, Kind, Operator, OperatorList
 from workbench.model.operators.pictures import resnet
@@ -22,11 +23,13 @@ from workbench.model.operators.sizes import Size, published_sizes
 from workbench.model.operators.transformer import gpt, llama, t5
 
 __all__ = [
-    "Extra", "Factors", "Kind", "Layout", "Operator", "OperatorList", "Size", "operator_list",
-    "published_sizes",
+    "MODULE", "Extra", "Factors", "Kind", "Layout", "Operator", "OperatorList", "Size",
+    "operator_list", "published_sizes",
 ]  # fmt: skip
 
 FAMILIES = ("gpt", "t5", "resnet", "llama")
+MODULE = "module"
+"""Name of the list of a user's own module, whose operators are its layers."""
 DEEPEST = 4096
 
 
@@ -35,6 +38,8 @@ def operator_list(family: str, layers: int | Sequence[int]) -> OperatorList:
 
     Raises ValueError for another family, and for numbers that no model has.
     """
+    if family == MODULE and type(layers) is int and 1 <= layers <= DEEPEST:
+        return whole_layers(layers)
     if family not in FAMILIES:
         raise ValueError(f"the model is {family!r}; it must be one of {', '.join(FAMILIES)}")
     counts = list(layers) if family == "resnet" and isinstance(layers, Sequence) else [layers]

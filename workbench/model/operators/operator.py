@@ -16,13 +16,15 @@ Kind = Literal[
     "linear", "add-dropout", "gelu", "head",
     "rmsnorm", "grouped-qkv", "rotary", "gate-up", "swiglu",
     "conv", "batchnorm", "relu", "maxpool", "add", "downsample-add", "avgpool", "classifier",
+    "layer",
 ]  # fmt: skip
 """Computations of an operator. `qkv`: one GEMM for queries, keys and values. `cross-qkv`: queries
 of the decoder, keys and values of the encoder's output. `linear`: a GEMM whose bias the next
 operator adds. `add-dropout`: bias, dropout and residual. `head`: logits and loss. `add`: the
 residual as it is; `downsample-add`: after a convolution of 1x1 and its batch norm. `grouped-qkv`:
 three GEMMs, with fewer heads of keys and values than of queries; `rotary` turns queries and keys.
-`gate-up`: two GEMMs, of which `swiglu` multiplies the sigmoid-weighted first by the second."""
+`gate-up`: two GEMMs, of which `swiglu` multiplies the sigmoid-weighted first by the second.
+`layer`: one of a user's own module, whatever it computes."""
 
 Layouts = tuple[Layout, Layout]
 """Of an operator's input and output."""
@@ -83,6 +85,9 @@ class OperatorList:
     """Partition dimensions that were published: 2, or 1 where only the usual one was."""
     reshards: bool
     """Whether layouts may differ between neighbours of a stage."""
+    apart: bool = False
+    """Whether each operator is recomputed by itself, from its input, which is kept; activations are
+    then what it keeps beside that."""
 
     def __len__(self) -> int:
         return len(self.operators)

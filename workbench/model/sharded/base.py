@@ -58,7 +58,8 @@ class Sharded(nn.Module):
     """An operator with its shards."""
 
     pure: ClassVar[bool] = True
-    """Whether it reads tensors and weights alone, and changes nothing, where nothing is dropped."""
+    """Whether it reads tensors and weights alone, changes nothing, and exchanges sums alone, where
+    nothing is dropped."""
     shards: Mapping[str, Shard] = {}
     """Parameter, by its name in the submodule -> its division."""
 

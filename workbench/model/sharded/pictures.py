@@ -22,6 +22,7 @@ MOMENTUM, EPS = 0.1, 1e-5
 class Convolution(Sharded):
     """[B, inputs, h, w] -> [B, outputs, h / stride, w / stride]."""
 
+    pure = False
     kernels = ("weight",)
 
     def divided(self) -> dict[str, Shard]:

@@ -11,6 +11,7 @@ from collections.abc import Set
 import torch
 
 from workbench.core.division import micro_span
+from workbench.core.model_spec import DOCUMENTS
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.runtime.memory.storage import Flat
@@ -146,7 +147,8 @@ def check_empty(model: LayeredModel, schedule: Schedule, batch: int) -> None:
 
 def _check_tokens(schedule: Schedule, label: str, samples: int, spec: RunSpec) -> None:
     tokens = schedule.buffers.get(label)
-    needed = 2 * torch.int64.itemsize * samples * spec.model.seq
+    parts = 3 if spec.model.rows == DOCUMENTS else 2
+    needed = parts * torch.int64.itemsize * samples * spec.model.seq
     if tokens is not None and tokens.nbytes != needed:
         raise ValueError(
             f"the schedule {schedule.name!r} has {tokens.nbytes} bytes for the tokens of a step, "

@@ -27,15 +27,23 @@ class Setting(Protocol):
     recompute: bool
 
 
+class Shaped(Protocol):
+    """A tensor of some samples."""
+
+    def shape(self, samples: int) -> tuple[int, ...]: ...
+
+
 class Crossing(NamedTuple):
     """A tensor that crosses a boundary."""
 
     name: str
-    form: Form
+    form: Shaped
     front: Spread
     """As the stage in front sends it."""
     behind: Spread
     """As the stage behind receives it."""
+    differentiable: bool = True
+    """Whether its gradient goes back."""
 
     def shape(self, samples: int) -> tuple[int, ...]:
         """Shape of a micro-batch's."""

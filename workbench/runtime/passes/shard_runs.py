@@ -1,9 +1,11 @@
-"""Runs of a stage's operators, which compute without its other processes between them.
+"""Runs of a stage's operators, which are compiled as one.
 
-A run ends where tensors are exchanged or added up, where another choice of recomputation begins,
-and where a layer does. Its operators are compiled as one where they read nothing beside tensors and
-weights. As with blocks (template.py) weights are arguments, so runs that are alike, as those of all
-layers mostly are, share a graph; a run that is computed again has its checkpoint in the graph.
+A run ends where tensors are exchanged, where another choice of recomputation begins, and where a
+layer does. Its operators read nothing beside tensors and weights; sums over the devices of a row
+are part of the graph, which torch makes kernels of between them. As with blocks (template.py)
+weights are arguments, so runs that are alike, as those of all layers mostly are, share a graph; a
+run that is computed again has its checkpoint in the graph. What torch cannot compile stays as it
+is.
 """
 
 from __future__ import annotations
@@ -65,13 +67,9 @@ class Call:
             found[extra.name] = Held(None, form, spread)
         return found
 
-    def apart(self, there: Mapping[str, Spread]) -> bool:
-        """Whether its processes exchange nothing, where tensors are spread so before it."""
-        needs = {MAIN: self.takes, **self.reads}
-        shards = self.module.shards.values() if self.setting.tp > 1 else ()
-        return all(shard.dim is None for shard in shards) and all(
-            there[name] == need for name, need in needs.items()
-        )
+    def joins(self, there: Mapping[str, Spread]) -> bool:
+        """Whether it finds tensors as it needs them, where they are spread so before it."""
+        return all(there[name] == need for name, need in {MAIN: self.takes, **self.reads}.items())
 
 
 def spread_of(form: Form, setting: Setting, sharded: bool) -> Spread:
@@ -88,7 +86,7 @@ class Run:
     """Calls in a row of one choice of recomputation."""
 
     def __init__(self, calls: Sequence[Call], pure: bool) -> None:
-        """`pure`: they compute from tensors and weights alone, without other processes."""
+        """`pure`: they compute from tensors and weights alone."""
         self.calls, self.segment = calls, calls[0].segment
         self.joins = pure and len(calls) > 1
         """Whether they can be compiled as one."""
@@ -107,11 +105,17 @@ class Run:
         self._gives = tuple(numbers[name] for name in self.made)
         self._wires, self._modules = tuple(wires), tuple(call.module for call in calls)
 
-    def joined(self, by: Joined, held: Mapping[str, Held], *, again: bool) -> dict[str, Held]:
-        """Tensors after it, computed as one."""
+    def joined(
+        self, by: Joined, held: Mapping[str, Held], *, again: bool
+    ) -> dict[str, Held] | None:  # fmt: skip
+        """Tensors after it, computed as one; None where torch cannot compile it."""
         tensors = tuple(held[name].tensor for name in self._came)
         work = self._modules, self._wires, (*self._came.values(),), self._gives
-        out = (by.again if again else by.once)(*work, tensors)
+        try:
+            out = (by.again if again else by.once)(*work, tensors)
+        except torch._dynamo.exc.TorchDynamoException:
+            self.joins = False
+            return None
         pairs = zip(self.made.items(), out, strict=True)
         left = {name: each for name, each in held.items() if name not in self.ends}
         return left | {name: each._replace(tensor=tensor) for (name, each), tensor in pairs}
@@ -154,7 +158,7 @@ def runs_of(calls: Sequence[Call], there: Mapping[str, Spread], alone: bool) -> 
     own: list[Call] = []
     before, there = False, dict(there)
     for call in calls:
-        pure = call.module.pure and (alone or call.apart(there))
+        pure = call.module.pure and (alone or call.joins(there))
         there |= {name: each.spread for name, each in call.made.items()}
         if own and (call.starts or pure != before or call.segment != own[-1].segment):
             yield Run(own, before)

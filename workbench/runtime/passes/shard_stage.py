@@ -174,11 +174,12 @@ class ShardStage:
         self, runs: Sequence[Run], held: dict[str, Held], rows: MicroRows, *, again: bool
     ) -> dict[str, Held]:
         """Runs of one segment, with checkpoints of its inputs where it is computed `again`."""
-        again = again and torch.is_grad_enabled()
-        if not again or (len(runs) == 1 and self._joins(runs[0])):
+        if not (again and torch.is_grad_enabled()):
             for run in runs:
-                held = self._run(run, held, rows, again=again)
+                held = self._run(run, held, rows)
             return held
+        if len(runs) == 1 and (found := self._join(runs[0], held, again=True)) is not None:
+            return found
         came = {name: each._replace(tensor=None) for name, each in held.items()}
         made: dict[str, Held] = {}  # without tensors, too: autograd keeps this function
 
@@ -193,22 +194,26 @@ class ShardStage:
         out = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
         return _with(made, out)
 
-    def _joins(self, run: Run) -> bool:
-        return self._joined is not None and run.joins
-
     def _run(
-        self, run: Run, held: dict[str, Held], rows: MicroRows, *, again: bool = False,
-        repeats: bool = False,
+        self, run: Run, held: dict[str, Held], rows: MicroRows, *, repeats: bool = False
     ) -> dict[str, Held]:  # fmt: skip
-        """One run; `again`: its graph has a checkpoint."""
-        if not self._joins(run):
-            for call in run.calls:
-                self._call(call, held, rows, repeats=repeats)
-            return held
-        self._turn(run.calls[0].operator, False)
-        held = run.joined(self._joined, held, again=again)
-        self._tell_back(run.calls[-1], held[MAIN].tensor)
+        """One run."""
+        if (found := self._join(run, held)) is not None:
+            return found
+        for call in run.calls:
+            self._call(call, held, rows, repeats=repeats)
         return held
+
+    def _join(
+        self, run: Run, held: dict[str, Held], *, again: bool = False
+    ) -> dict[str, Held] | None:  # fmt: skip
+        """A run as one graph, with a checkpoint in it where `again`; None where there is none."""
+        if self._joined is None or not run.joins:
+            return None
+        self._turn(run.calls[0].operator, False)
+        if (found := run.joined(self._joined, held, again=again)) is not None:
+            self._tell_back(run.calls[-1], found[MAIN].tensor)
+        return found
 
     def _tell_back(self, call: Call, made: Tensor) -> None:
         """Have it told that the backward pass of a call begins."""
@@ -220,7 +225,9 @@ class ShardStage:
     ) -> None:
         """One module: what it needs as it needs it, and what it leaves."""
         self._turn(call.operator, False)
-        samples, own = len(rows.ctx.samples), self._rows(call, rows, repeats=repeats)
+        samples, own = len(rows.ctx.samples), None
+        if self._spec.dropout or not call.module.pure:
+            own = self._rows(call, rows, repeats=repeats)
         x = own.inputs[0] if self.first and call is self.calls[0] else None
         if call.takes is not None:
             x = self._needed(held[MAIN], call.takes, samples)

@@ -31,10 +31,12 @@ class UnitStage:
 
     def __init__(
         self, model: LayeredModel, units: range, *, seed: int, seq: int, device: torch.device,
-        dtype: torch.dtype,
+        dtype: torch.dtype, weights: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
+        """`weights` is what they are kept in."""
         self.model, self.units, self.device, self.dtype = model, units, device, dtype
-        self.modules = {unit: model.build(unit, seed=seed, device=device) for unit in units}
+        how = {"seed": seed, "device": device, "dtype": weights}
+        self.modules = {unit: model.build(unit, **how) for unit in units}
         self.borrowed: dict[tuple[int, str], nn.Parameter] = {}
         """(unit, local name) of a weight that another stage owns -> the copy here, zeros as yet."""
         for (unit, name), lender in model.tied().items():
@@ -44,7 +46,7 @@ class UnitStage:
             if owner in units:
                 weight = self.modules[owner].get_parameter(lent)
             else:
-                empty = torch.zeros(model.shapes(owner)[lent], device=device)
+                empty = torch.zeros(model.shapes(owner)[lent], device=device, dtype=weights)
                 weight = self.borrowed.setdefault(lender, nn.Parameter(empty))
             set_parameter(self.modules[unit], name, weight)
         self.first, self.last = units.start == 0, units.stop == model.num_units

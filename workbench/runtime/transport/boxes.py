@@ -24,10 +24,12 @@ Box = tuple[Samples, ...]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A tensor on the processes of a stage, its samples along dimension 0.
+    """A tensor on the processes of a stage, its samples along dimension `dim`.
 
     >>> Spread(tp=2, dp=1, shard=1).box((4, 6), 1)
     ((0, 4), (3, 6))
+    >>> Spread(tp=1, dp=2, dim=1, rows=5).box((4, 15), 0)
+    ((0, 4), (0, 10))
     """
 
     tp: int
@@ -36,6 +38,10 @@ class Spread:
     """Dimension that the columns split; None where each holds all that its row has."""
     partial: bool = False
     """Whether columns hold terms of a sum."""
+    dim: int | None = 0
+    """Dimension of the samples; None for a tensor that each row has whole."""
+    rows: int = 1
+    """Entries of that dimension per sample."""
 
     @property
     def processes(self) -> int:
@@ -45,7 +51,9 @@ class Spread:
     def box(self, shape: Shape, process: int) -> Box:
         """The part of a tensor of a shape that one process holds."""
         found = [(0, size) for size in shape]
-        found[0] = even_share(shape[0], process // self.tp, self.dp)
+        if self.dim is not None:
+            share = even_share(shape[self.dim] // self.rows, process // self.tp, self.dp)
+            found[self.dim] = share[0] * self.rows, share[1] * self.rows
         if self.shard is not None:
             found[self.shard] = even_share(shape[self.shard], process % self.tp, self.tp)
         return tuple(found)
@@ -78,8 +86,8 @@ def moves(have: Boxes, need: Boxes, *, partial: bool = False) -> list[Move]:
     found = []
     for target, wanted in enumerate(need):
         for box, those in holders.items():
-            piece = wanted and overlap(box, wanted)
-            if not piece:
+            piece = None if wanted is None else overlap(box, wanted)
+            if piece is None:
                 continue
             if not partial:
                 those = [target if target in those else those[target % len(those)]]

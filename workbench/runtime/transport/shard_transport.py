@@ -31,6 +31,7 @@ class Tensors(Protocol):
 
     front: Spread
     behind: Spread
+    differentiable: bool
 
     def shape(self, samples: int) -> Shape: ...
 
@@ -133,13 +134,16 @@ class ShardTransport(GroupTransport):
 
     def _own(self, action: Action, step: int) -> list[Piece]:
         front = action.kind in (Kind.SEND, Kind.RECV_GRAD)
-        return self._pieces(action.unit, front, self._samples(action, step))
+        back = action.kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)
+        return self._pieces(action.unit, front, back, self._samples(action, step))
 
-    def _found(self, unit: int, front: bool, samples: int) -> list[Piece]:
-        """Pieces of a message into a stage, in this process's boxes in `front` or behind."""
+    def _found(self, unit: int, front: bool, back: bool, samples: int) -> list[Piece]:
+        """Pieces of a message into a stage, or of the gradients that go `back`, in this process's
+        boxes in `front` or behind."""
         here, there = self._ranks(unit - front), self._ranks(unit - (not front))
         me, found = here.index(self._rank), []
-        for number, each in enumerate(self._crossings(unit)):
+        crossings = [each for each in self._crossings(unit) if each.differentiable or not back]
+        for number, each in enumerate(crossings):
             mine: Box = (each.front if front else each.behind).box(each.shape(samples), me)
             for source, target, box in each.moves(samples):
                 own, other = (source, target) if front else (target, source)

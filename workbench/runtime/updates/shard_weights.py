@@ -20,10 +20,12 @@ from torch import Tensor, nn
 
 from workbench.core.model_spec import ModelSpec
 from workbench.model.base import LayeredModel
+from workbench.model.modules import Decomposed
 from workbench.model.operators.operator import OperatorList
 from workbench.model.operators.place import Place
 from workbench.model.sharded import MODULES
-from workbench.model.sharded.shards import Shard
+from workbench.model.sharded.shards import WHOLE, Shard
+from workbench.runtime.passes.layer_stage import LayerStage, held_in
 from workbench.runtime.passes.shard_ends import Setting
 from workbench.runtime.passes.shard_stage import Key, ShardStage
 from workbench.runtime.transport.boxes import Box, Shape, Spread, moves
@@ -87,6 +89,23 @@ def parts_of(
     return found
 
 
+def layer_parts(model: Decomposed, stages: Sequence[tuple[range, int]]) -> list[Part]:
+    """All parameters of a model's units, each whole on all processes of its stage; `stages` are
+    units, and how many processes share their rows."""
+    found = []
+    for stage, (units, dp) in enumerate(stages):
+        for key, owner in held_in(model, units).items():
+            copied = "" if key == owner else f" in stage {stage}"
+            found.append(
+                Part(
+                    key=key, owner=owner, name=model.state_name(*owner) + copied, stage=stage,
+                    shape=tuple(model.shapes(owner[0])[owner[1]]), shard=WHOLE,
+                    spread=Spread(1, dp),
+                )
+            )  # fmt: skip
+    return found
+
+
 class Grid(NamedTuple):
     """Weights of operators that are divided over equally many columns, in the flat tensors."""
 
@@ -101,7 +120,7 @@ class ShardWeights:
     """Weights of one process, their gradients, and what it does with these at the end of a step."""
 
     def __init__(
-        self, stage: ShardStage, parts: Sequence[Part], groups: StageGroups,
+        self, stage: ShardStage | LayerStage, parts: Sequence[Part], groups: StageGroups,
         new: Callable[[Sequence[int]], Group], zeros: Callable[[int, torch.dtype], Tensor],
         decays: Callable[[Part], bool],
     ) -> None:  # fmt: skip

@@ -1,0 +1,139 @@
+"""Rows train as torch's own loop over transformers' module does that is given each row by itself:
+packed or padded, with prompts that are only read, in micro-batches, replicas and pipelines."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from baselines.plain_training import PlainTraining
+from tests.methods import pipelines, plain
+from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, run
+from tests.methods.test_hugging_face import CONFIGS, EPS
+from workbench.core.model_spec import DOCUMENTS
+from workbench.methods import stronghold
+from workbench.model import make_model
+from workbench.model.hf_config import read_config, spec_from_config
+from workbench.model.text import IGNORED
+from workbench.model.whole import make_whole
+from workbench.training.run import load_batches
+
+transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+SEQ, BATCH = 16, 6
+
+
+@pytest.fixture(scope="module")
+def spec_for(tmp_path_factory):
+    """A training on rows of 2 to 16 ids, of which 1 to all but one are trained on."""
+    folder, rng = tmp_path_factory.mktemp("rows"), random.Random(5)
+    with (folder / "rows.jsonl").open("w") as file:
+        for _ in range(70):
+            ids = rng.choices(range(256), k=rng.choice((2, 3, 5, 7, 11, SEQ)))
+            prompt = rng.randrange(1, len(ids))
+            labels = [IGNORED] * prompt + ids[prompt:]
+            file.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
+
+    @cache
+    def described(name: str):
+        config = CONFIGS[name]()
+        config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+        config.save_pretrained(folder / name)
+        return spec_from_config(folder / name, seq=SEQ)
+
+    def made(name: str = "llama", rows: str = DOCUMENTS, **changes):
+        changes = {"batch": BATCH, "steps": 4, "eps": EPS, "device": "cpu", **changes}
+        text = str(folder / "rows.jsonl")
+        return plain.spec_for(model=replace(described(name), rows=rows), text=text, **changes)
+
+    return made
+
+
+@cache
+def by_torch(spec):
+    """Losses and weights of torch's loop, each row alone: [rows of a document], no mask."""
+    net = transformers.AutoModelForCausalLM.from_config(
+        read_config(spec.model.family)[0], dtype=torch.float32
+    ).train()
+    model = make_model(spec.model)
+    net.load_state_dict(make_whole(model, seed=spec.seed).state_dict(), strict=False)
+    named = dict(net.named_parameters())
+    groups = [
+        {"params": [p for p in named.values() if (p.dim() > 1) == decays], "weight_decay": rate}
+        for decays, rate in ((True, spec.weight_decay), (False, 0.0))
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps)
+    batches, losses = load_batches(spec, model), []
+    for step in range(spec.steps):
+        optimizer.zero_grad()
+        sums, count = torch.zeros(()), 0
+        for ids, *places, targets in zip(*batches.batch(step), strict=True):
+            starts = (places[0] == 0).nonzero().flatten().tolist() if places else [0]
+            for start, end in zip(starts, [*starts[1:], SEQ], strict=True):
+                counted = (targets[start:end] != IGNORED).nonzero()
+                part = slice(start, start + int(counted.max()) + 1)  # without padding
+                logits = net(ids[None, part], use_cache=False).logits[0]
+                sums = sums + F.cross_entropy(logits, targets[part], reduction="sum")
+                count += len(counted)
+        (sums / count).backward()
+        losses.append(float(sums.detach()) / count)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), spec.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate(step)
+        optimizer.step()
+    return losses, {name: p.detach() for name, p in named.items()}
+
+
+def assert_as_torch(spec, losses, weights) -> None:
+    wanted, ends = by_torch(spec.with_(method="plain", ranks=1, microbatches=1, steps=spec.steps))
+    assert losses == pytest.approx(wanted, rel=LOSS_TOLERANCE)
+    assert_near(weights, ends)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "micros"),
+    [
+        ("gemma2", "documents", 2),  # windows of 4 tokens in every other layer
+        ("llama", "padded", 3),
+        pytest.param("gpt2", "documents", 3, marks=pytest.mark.thorough),
+        pytest.param("gemma2", "padded", 1, marks=pytest.mark.thorough),
+    ],
+)
+def test_one_device(spec_for, tmp_path, name, rows, micros) -> None:
+    """Later batches have other documents than the first one."""
+    spec = spec_for(name, rows, microbatches=micros, window=2)
+    batches = load_batches(spec, make_model(spec.model))
+    (first, *_), (later, *_) = batches.batch(0)[1:], batches.batch(3)[1:]
+    assert not torch.equal(first, later)
+    training, weights = run(stronghold, spec, tmp_path)
+    assert_as_torch(spec, training.history.losses, weights)
+    alone = PlainTraining(
+        spec_for(name, rows, method="plain", microbatches=micros), Silent(), tmp_path
+    )
+    alone.run()
+    assert_as_torch(spec, alone.history.losses, alone.parameters())
+
+
+@pytest.mark.parametrize(
+    ("rows", "micros", "replicas", "activations"),
+    [
+        ("documents", 3, 1, "recompute"),
+        ("documents", 1, 2, "keep"),
+        pytest.param("padded", 3, 2, "recompute", marks=pytest.mark.thorough),
+        pytest.param("documents", 3, 1, "stash", marks=pytest.mark.thorough),
+        pytest.param("stream", 3, 1, "keep", marks=pytest.mark.thorough),
+    ],
+)
+def test_pipeline(spec_for, tmp_path, rows, micros, replicas, activations) -> None:
+    """Two stages, whole or in micro-batches; replicas have unequal numbers of labels."""
+    spec = spec_for("llama", rows, ranks=2 * replicas)
+    schedule = pipelines.schedule_for(
+        "1f1b", spec, 2, micros, replicas=replicas, activations=activations
+    )
+    training, weights = pipelines.trained(schedule, spec, tmp_path)
+    assert_as_torch(spec, training.history.losses, weights)
