@@ -106,6 +106,7 @@ def judged(spec: RunSpec, precision: str = "fp32") -> Trained:
         later(plan([(2, END, some(2))]), "bf16", BF16),
         later(plan([(2, END, turns(2, 1))]), "bf16", BF16),
         later(plan([(1, 7, some()), (1, END, even(again=True))], micro=3), "", {"clip": None}),
+        later(plan([(1, END, some())]), "", {}),  # both copies of the tied table in one process
         later(plan([(2, END, even(2))]), "", {}),
         later(plan([(2, END, even(2, 1, again=True))]), "", {"fused": False}),
         later(plan([(2, END, some(1))], micro=2, batch=7), "", {}),

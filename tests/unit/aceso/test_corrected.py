@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.aceso.cases import costs_of, golden, golden_plan, small_ask, small_space
 from workbench.methods.aceso.corrected import ADAM_PARAMS_PER_S, NCCL_MB
-from workbench.methods.aceso.database import UPDATES, UPDATES_HEAD
+from workbench.methods.aceso.database import FORWARD, UPDATES, UPDATES_HEAD
 from workbench.methods.aceso.files import open_files
 from workbench.methods.aceso.ours import search_ours
 from workbench.methods.aceso.plan import Plan
@@ -69,6 +69,30 @@ def test_an_inner_stage_without_replicas_sums_nothing() -> None:
     plan = golden_plan("small_gpt_1_3B_4gpu_4stages")
     ours = small_ask("gpt", cost="ours").costs().plan(plan).stages
     assert [stage.sums > 0 for stage in ours] == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("flagged", "counted"),
+    [
+        (("GEMM-1", "gelu", "GEMM-2", "post-MLP"), ("GEMM-1", "gelu")),  # the sum reads nothing
+        (("GEMM-1", "gelu"), ("GEMM-1",)),
+        (("GEMM-1",), ()),
+        (("2nd-layernorm",), ("2nd-layernorm",)),  # its statistics are read
+        (("",), None),  # of a whole layer all but the last matrix and the sum after it
+    ],
+)
+def test_a_segment_is_computed_again_up_to_what_is_read(flagged, counted) -> None:
+    costs = small_ask("gpt", cost="ours").costs()
+    names = [each.name for each in costs.operators.operators[1:14]]  # of a layer
+    flags = [any(word in name for word in flagged) for name in names]
+    made = uniform(315, 1, 1)._replace(recompute=bytes([0, *flags]).ljust(315, b"\0"))
+    forward = costs.table(1, 1, 0)[0][FORWARD, 1:14] / 1e6
+    wanted = sum(
+        ms for name, ms in zip(names, forward, strict=True)
+        if (any(word in name for word in counted) if counted is not None
+            else name not in ("enc-MLP-GEMM-2", "enc-post-MLP-dropout"))
+    )  # fmt: skip
+    assert costs.stage(made, 0, 1, behind=0).recompute == pytest.approx(wanted)
 
 
 def test_no_more_micro_batches_are_in_flight_than_there_are() -> None:

@@ -111,17 +111,19 @@ class _Sums:
         also = self.costs.room(1.0) * self.costs.reserves_weights
         factors = np.array([held + also, held])[:, None]
         rows = tables[next(iter(tables))][0].shape[1]
+        counts = self.costs.least_again()[:, np.unique(self.costs.rows, return_index=True)[1]]
         shape = (3, rows, len(self.at), 2, PRICES)
         costs = np.full(shape, np.inf)  # kept; made again; made again as a segment's last, and kept
         for (gpus, turns), pair in self.at.items():
             prices = self.prices[pair]
             for row, made in product(range(rows), tables[gpus]):
                 if np.isfinite(made[:, row]).all():
-                    again = made[FORWARD, row]
-                    bare = again + made[BACKWARD, row] + prices * (factors * made[WEIGHTS, row])
+                    forward, (inside, end) = made[FORWARD, row], counts[:, row]
+                    bare = forward + made[BACKWARD, row] + prices * (factors * made[WEIGHTS, row])
                     full = bare + prices * (turns * made[ACTIVATIONS, row])
-                    whole = np.minimum(full, bare + again) if self.costs.operators.apart else full
-                    here = np.array([whole, bare + again, full + again])
+                    again = bare + inside * forward
+                    whole = np.minimum(full, again) if self.costs.operators.apart else full
+                    here = np.array([whole, again, full + end * forward])
                     costs[:, row, pair] = np.minimum(costs[:, row, pair], here)
         kept, again, ends = np.where(np.isinf(costs), 0.0, costs)
         starts = np.append(self.costs.starts_layer[1:], False)

@@ -8,7 +8,8 @@ and pass it is (simulated.py).
 
 Sizes that were not profiled lie between those that were. Memory has no more micro-batches in flight
 than there are, what one pass at a time works in, fragments of the allocator, and buffers of NCCL.
-Updates work in no copy of the weights. Every constant says where it is from.
+Updates work in no copy of the weights. A segment's last operators are not computed again where no
+backward pass reads what they put out. Every constant says where it is from.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from math import ceil, log2
 import numpy as np
 
 from workbench.methods.aceso.costs import MB, Costs, Share, StageCost
-from workbench.methods.aceso.database import WEIGHTS, Database
+from workbench.methods.aceso.database import FORWARD, WEIGHTS, Database
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.aceso.timing import traversed
 from workbench.model.operators import OperatorList
@@ -38,6 +39,13 @@ FRAGMENT_MB = FRAGMENT_BYTES / 2**20
 """Assumed, as for all runs (profile/budgets.py): one part in `FRAGMENTS`, at most so much."""
 FAILED_MS = 1e6
 """Of a collective that did not run, in profiles."""
+READ_NOTHING = ("add-dropout", "add", "head")
+"""Kinds of operators whose backward pass reads no tensor that a pass made: the head has made its
+gradients before. Dropout, which would read masks, is 0 in profiles."""
+READ_INPUTS = (
+    "qkv", "cross-qkv", "grouped-qkv", "gate-up", "linear", "conv", "gelu", "swiglu", "context",
+)  # fmt: skip
+"""Kinds of operators whose backward pass reads none that they put out."""
 TIED = ("embedding", "head")
 """Kinds of operators that share a weight, where there is a head: the runtime's default."""
 
@@ -62,6 +70,8 @@ class Corrected(Costs):
         self.params_of_mb = 2**20 / (2 if half else 4)
         kinds = [each.kind for each in operators.operators]
         self.tied = [i for i, kind in enumerate(kinds) if kind in TIED and "head" in kinds]
+        self._nothing = np.array([kind in READ_NOTHING for kind in kinds])
+        self._idle = self._nothing | np.array([kind in READ_INPUTS for kind in kinds])
         self._curves: dict[tuple[str, int, int], Curve | None] = {}
 
     def batches(self, batch: int, micro: int) -> float:
@@ -128,6 +138,23 @@ class Corrected(Costs):
             return [(int(columns.sum()) / MB, stage.dp[0])]
         dps = np.frombuffer(stage.dp, dtype=np.uint8)
         return [(int(columns[dps == dp].sum()) / MB, dp) for dp in sorted(set(stage.dp))]
+
+    def _recomputed(self, stage: Stage, first: int, columns: np.ndarray) -> tuple[int, int, int]:
+        """As `Costs._recomputed`. A segment is computed again up to what backward passes read: not
+        its last operators, where these read none that they put out."""
+        again, saved, peak = super()._recomputed(stage, first, columns)
+        flags = np.frombuffer(stage.recompute, dtype=np.uint8).astype(bool)
+        last = first + len(flags)
+        ends = np.append(~flags[1:] | self.starts_layer[first + 1 : last], True)
+        free = flags & ends & self._idle[first:last]
+        before = np.append(free[1:] & self._nothing[first + 1 : last], False)
+        free |= before & flags & ~ends & self._idle[first:last]
+        return again - int(columns[FORWARD] @ free), saved, peak
+
+    def least_again(self) -> np.ndarray:
+        """As `Costs.least_again`."""
+        before = self._idle & np.append((self._nothing | self.starts_layer)[1:], False)
+        return 1.0 - np.array([before, self._idle])
 
     def scratch(self, reserved: np.ndarray) -> float:
         """As `Costs.scratch`, of all operators: one pass works at a time."""

@@ -305,6 +305,11 @@ class Costs:
         saved, peak = self.saved(flags, columns[ACTIVATIONS], first)
         return int(columns[FORWARD] @ flags), saved, peak
 
+    def least_again(self) -> np.ndarray:
+        """[2, operators]: 0 where one that is recomputed may cost nothing again, else 1; where the
+        next one is recomputed with it, and where it is the last one that is."""
+        return np.ones((2, len(self.operators)))
+
     def saved(self, flags: np.ndarray, sizes: np.ndarray, first: int) -> tuple[int, int]:
         """Activations that need not be kept, and the most that is made again at a time.
 
