@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ from workbench.core.reporter import Reporter, Untold
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import keep, plan_of
 from workbench.methods.aceso.plan import Plan
-from workbench.methods.aceso.stepping import PlanStepping
+from workbench.methods.aceso.stepping import PlanStepping, StepRows
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.ranks.failures import RankFailed
@@ -68,12 +67,11 @@ def stepped(
         for step in range(spec.steps):
             began, samples = time.monotonic(), batches.samples(step)
 
-            def read(span: range, samples: range = samples) -> tuple[Any, Tensor, float, Any]:
-                *inputs, targets = batches.rows(samples[span.start : span.stop])
-                counted = sum(model.counted(targets))
-                return (
-                    inputs, targets, float(counted), counted if model.counts_differ else None
-                )  # fmt: skip
+            def read(samples: range = samples) -> StepRows:
+                *inputs, targets = batches.rows(samples)
+                return StepRows(
+                    inputs, targets, model.counted(targets) if model.counts_differ else None
+                )
 
             losses.append(made.step(step, samples, read).loss)
             seconds.append(time.monotonic() - began)
