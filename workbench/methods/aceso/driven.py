@@ -135,7 +135,8 @@ def _spec_of(
     if head not in named:
         raise ValueError(
             f"{type(module).__name__} has no parameter {head!r}; the plan is of the operators of "
-            f"{name}, and trains this project's module of it. Any module is trained by 1f1b"
+            f"{name}, and trains this project's module of it; any module is trained under a plan "
+            "of its own layers, by workbench.search(module=...)"
         )
     return model_of(
         plan,

@@ -43,14 +43,21 @@ def profiled_module(
 ) -> tuple[Subject, Database]:  # fmt: skip
     """The module's layers as the operators of a plan, and what they cost. `sample` is a batch, by
     default of as many rows as those that will be trained. `micros` are sizes of micro-batches, by
-    default powers of two that divide the batch. Raises ValueError for a module that cannot be cut,
-    or that the device has no room for."""
+    default powers of two that divide the batch, itself, its half and its quarter. Raises ValueError
+    for a module that cannot be cut, or that the device has no room for."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; it must be {' or '.join(DTYPES)}")
     first = Batch(sample, dtype=DTYPES[dtype])
     with generators(0):
         objective = Objective(module, loss_fn, first)
         model, weights = objective.layered()
-    rows = batch or first.rows
-    usual = [1 << k for k in range(MOST_ROWS.bit_length()) if rows % (1 << k) == 0]
+    rows = first.rows if batch is None else batch
+    for size in (rows, *micros):
+        if not 1 <= size <= rows:
+            raise ValueError(f"a micro-batch has {size} rows; it must be from 1 to the batch's "
+                             f"{max(1, rows)}")  # fmt: skip
+    halved = [k for k in range(MOST_ROWS.bit_length()) if rows % (1 << k) == 0]
+    usual = {1 << k for k in halved} | {rows >> k for k in halved[:3] if rows >> k <= MOST_ROWS}
     shape = ModelSpec(
         family=f"{ENGINE}{objective.name}", layers=min(max(1, model.layers), MOST["layers"]),
         hidden=1, heads=1, vocab=1, seq=1,
