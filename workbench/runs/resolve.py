@@ -52,9 +52,11 @@ def resolve(spec: RunSpec, results: Path | None = None) -> RunSpec:
 
 
 def settled(spec: RunSpec, results: Path) -> RunSpec:
-    """The spec with what files among `results` say that its options name. Raises ValueError for one
-    that is not there or does not go with it."""
-    changes = spec.options.settled(spec, results)
+    """The spec with what files among `results` say that its options name, and the path of a run
+    that its weights name. Raises ValueError for a file that is not there or does not go with it."""
+    changes = dict(spec.options.settled(spec, results))
+    if spec.names_weights:
+        changes["weights"] = begins_from(spec, results)
     return spec.with_(**changes) if changes else spec
 
 

@@ -30,7 +30,7 @@ class Trained:
 
     def check(self) -> Stored:
         """See `Beginning`."""
-        assert self._places
+        bool(self._places)
         return self.stored
 
     @torch.no_grad()
