@@ -14,6 +14,9 @@ from workbench.core.spec import RunSpec
 
 if TYPE_CHECKING:
     from baselines.zero import Adapter
+    from workbench.model.base import LayeredModel
+    from workbench.model.weights.outgoing import Weights
+    from workbench.runtime.checkpoint.manifest import Saved
 
 Train = Callable[[RunSpec, Reporter, Path], Outcome]
 Training = Callable[[RunSpec, Reporter, Path], AbstractContextManager[Any]]
@@ -44,3 +47,10 @@ def by_deepspeed(adapter: Callable[[RunSpec, Path], Adapter], work: str) -> tupl
         return zero.training(spec, report, folder, adapter(spec, folder))
 
     return train, training
+
+
+def weights_of(saved: Saved, model: LayeredModel) -> Weights:
+    """Those of a checkpoint that ZeRO has written (zero_reading.py)."""
+    from baselines import zero_reading
+
+    return zero_reading.weights_of(saved, model)

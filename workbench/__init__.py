@@ -8,6 +8,7 @@ records.
     answer = workbench.plan(method="stronghold", layers=100, device_memory="24GiB")
     runs = workbench.sweep(base={"method": "l2l"}, grid={"layers": [8, 16]})
     table = workbench.records()
+    workbench.export(record, "weights")
     plan = workbench.search(model="gpt", ranks=4, device_memory="12000MiB")
     engine = workbench.Engine(module, {"lr": 1e-3}, method="stronghold")
 
@@ -20,7 +21,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-HOMES = {**dict.fromkeys(("plan", "records", "run", "sweep"), "api")} | {
+HOMES = {**dict.fromkeys(("export", "plan", "records", "run", "sweep"), "api")} | {
     "search": "searching", "Engine": "engine",
 }  # fmt: skip
 """Public name -> its module."""

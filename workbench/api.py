@@ -32,6 +32,8 @@ from workbench.sweep_process import run_visibly, sweep_of
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from workbench.runs.export import Exported
+
 Watch = Callable[[Event], None]
 
 
@@ -110,6 +112,29 @@ def records(
         paths = [user_path(log) for log in ([logs] if isinstance(logs, str | Path) else logs)]
         rows = [read_log(path).row(path.name) for path in paths]
         return pandas.concat([table, pandas.DataFrame(rows)], ignore_index=True) if rows else table
+
+
+def export(
+    run: str | Path | RunRecord,
+    folder: str | Path,
+    *,
+    results: str | Path | None = None,
+    step: int | None = None,
+    dtype: str = "auto",
+) -> Exported:
+    """Write the weights of a run (its record, key or folder) or of a checkpoint into a new folder
+    that `from_pretrained` of transformers loads; of a model that is not Hugging Face's a folder for
+    `load_state_dict`. `step` is one that was kept, by default the newest; ``fp32`` or ``bf16`` is
+    another `dtype` than that of the weights the run began from. Raises ValueError for what cannot
+    be exported."""
+    from workbench.runs.export import export as export_kept
+
+    with _one_sentence():
+        _must_be("run", run, (str, Path, RunRecord), "a run's record, key or folder")
+        _must_be("folder", folder, (str, Path), "the path of a folder")
+        _must_be("step", step, (int, None), "a number of steps")
+        named = run.key if isinstance(run, RunRecord) else run
+        return export_kept(named, folder, _store(results), step=step, dtype=dtype)
 
 
 def _fields(spec: RunSpec | None) -> dict[str, Any]:

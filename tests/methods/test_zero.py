@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,9 +22,11 @@ from tests.forks.server import command
 from tests.methods.harness import Silent, assert_judged
 from tests.methods.plain import MODEL, judge, spec_for
 from workbench.core.model_spec import ModelSpec
+from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.whole import make_whole
+from workbench.runtime.checkpoint.manifest import MANIFEST, Saved, publish
 
 ROOT = Path(__file__).resolve().parents[2]
 LOSS_TOLERANCE = 3e-6
@@ -248,6 +253,43 @@ def test_resuming_continues_identically(runs):
     assert resumed["losses"] == whole["losses"]
     after, expected = runs.after("killed"), runs.after("all")
     assert all((after[name] == expected[name]).all() for name in expected)
+
+
+class Evil:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+@pytest.mark.deepspeed
+def test_weights_are_exported_and_nothing_of_a_pickle_runs(runs, tmp_path):
+    run = shutil.copytree(runs.folder / "killed", tmp_path / "run")
+    spec = RESUMED["resumed"].with_(method=method_of(runs.library))
+    write_sealed(run / "spec.json", spec.to_dict())
+
+    def export(out: Path) -> subprocess.CompletedProcess[str]:
+        words = command("workbench.cli", "export", str(run), str(out))
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+
+    told = export(tmp_path / "out")
+    assert told.stdout.startswith(f"exported: {PARAMETERS:,} parameters of step 8 "), told.stderr
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, value in runs.after("killed").items():
+        assert torch.equal(found[name], value), name
+    saved = Saved.read(run / "checkpoints" / "step-00000008")
+    (file,) = saved.path.glob("*_optim_states.pt")
+    torch.save({"optimizer_state_dict": Evil(tmp_path / "evil")}, file)
+    (saved.path / MANIFEST).unlink()
+    publish(saved.path.rename(saved.path.with_name(".again")), saved.manifest)
+    refused = export(tmp_path / "again")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "step-00000008 cannot be read" in refused.stderr
+    assert not (tmp_path / "again").exists()
+    assert not (tmp_path / "evil").exists()
 
 
 @pytest.mark.deepspeed

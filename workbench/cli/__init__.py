@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from workbench import __version__
 from workbench.cli.schedule import add_schedule_flags
@@ -29,13 +29,9 @@ from workbench.cli.words import parse_parameter
 from workbench.core import methods
 from workbench.runs.store import Store
 
-if TYPE_CHECKING:
-    from workbench.core.spec import RunSpec
-    from workbench.runs.progress import Progress
-
 OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
-ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso", "rows")
+ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso", "export", "rows")
 """Verbs whose flags are their own business."""
 PUBLISHED_WINDOW = 4
 """The artifact's default, for `run`; `plan` chooses by itself."""
@@ -152,6 +148,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs.add_parser("partition", help="stages of an operator graph, and the device of each")
     verbs.add_parser("aceso", help="plans of tp, dp, stages, recomputation: cost, search")
     verbs.add_parser("results", help="held-out figures over seeds, by algorithm and batch")
+    verbs.add_parser("export", help="weights of a run in a folder, for transformers and others")
 
     reproduce = verbs.add_parser("reproduce", help="run all figures and tables; a report")
     one = "a figure or table, such as fig8a or harmony_12; an unknown name lists all"
@@ -182,7 +179,8 @@ def _add_store_flags(parser: argparse.ArgumentParser, *default: None) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from workbench.runs.inputs import check_inputs, check_methods, check_modules
+    from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
+    from workbench.runs.kept import where_kept
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
@@ -195,8 +193,11 @@ def _run(arguments: argparse.Namespace) -> int:
     check_inputs(specs, store)
     check_methods(specs)
     check_modules(specs)
+    weights = check_weights(specs, store)
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, timeout=arguments.timeout)
+    for line in weights:
+        Progress(sys.stderr).line(line)
     records = []
     for spec in specs:
         progress = Progress(sys.stderr, spec)
@@ -210,17 +211,18 @@ def _run(arguments: argparse.Namespace) -> int:
                 timeout=arguments.timeout,
             )
         except KeyboardInterrupt:
-            _say_what_is_kept(spec, progress)
+            progress.goes_on()
             raise
         finally:
             progress.end()
         records.append(record)
-        _say_what_is_kept(spec, progress)
+        progress.goes_on()
         if record.status != "ok":
             refusal = in_flags(record.message, arguments)
             _complain(refusal if record.refused else describe_record(record))
         elif not arguments.json:
             print(describe_record(record), flush=True)
+            progress.line(where_kept(spec, record.key, store))
         if (words := start_words(record.start)) and not record.refused:
             progress.line(f"{words}{f'; the machine was busy: {record.busy}' * bool(record.busy)}")
         if not arguments.json:
@@ -229,13 +231,6 @@ def _run(arguments: argparse.Namespace) -> int:
         printed = [json.loads(record.to_json()) for record in records]
         print(json.dumps(printed if len(specs) > 1 else printed[0], indent=1))
     return max(_code(record) for record in records)
-
-
-def _say_what_is_kept(spec: RunSpec, progress: Progress) -> None:
-    """The step that the same command goes on from; nothing where it has all of them."""
-    step = progress.saved
-    if step is not None and step < spec.steps:
-        progress.line(f"its newest checkpoint is of step {step}; run again, it goes on from there")
 
 
 def _code(record: Any) -> int:
@@ -249,10 +244,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     from workbench.cli.plan import print_plans, what_would_help
     from workbench.published import machines
     from workbench.runs.best import answer_all, fastest, largest, recommend, searching
-    from workbench.runs.inputs import check_inputs
+    from workbench.runs.inputs import check_inputs, check_weights
     from workbench.runs.planning import examine, measure
     from workbench.runs.progress import Progress
-    from workbench.runs.resolve import unread_weights
 
     store, progress = Store(arguments.results), Progress(sys.stderr)
     if arguments.machine is not None:
@@ -261,8 +255,10 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.hf_config:
         progress.passing(f"reading {arguments.hf_config}")
     specs = specs_from(arguments, window="auto", peers=True, refused=refused)
-    if specs and (told := unread_weights(specs[0])):
-        _complain(in_flags(f"the plan holds, but not its run: {told}", arguments))
+    try:
+        check_weights(specs[:1], store)
+    except ValueError as error:
+        _complain(in_flags(f"the plan holds, but not its run: {error}", arguments))
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
     check_inputs(named, store)
     if arguments.measure:

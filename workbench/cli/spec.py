@@ -89,8 +89,8 @@ def add_spec_flags(
     titled["model"].add_argument(
         "--hf-config",
         metavar="PATH",
-        help="a Hugging Face config.json of a decoder, instead of layers, hidden and heads; or of "
-        "a T5, which begins from the safetensors beside it unless --weights is random",
+        help="a Hugging Face config.json of a decoder or a T5, instead of layers, hidden and "
+        "heads; training begins from the safetensors beside it, unless --weights says otherwise",
     )
     group = titled["anything else"]
     group.add_argument(
@@ -176,8 +176,7 @@ def specs_from(
                 "of the model only seq and rows can, and target_seq of a T5"
             )
         given = {name: changes.pop(name, None) for name in ("seq", "target_seq")}
-        random = changes.get("weights", data.get("weights")) == "random"
-        told = spec_from_config(arguments.hf_config, random=random, **given)
+        told = spec_from_config(arguments.hf_config, **given)
         changes["model"] = told.to_dict()
         own = user_path(arguments.hf_config)
         own = own.parent if own.suffix == ".json" else own

@@ -7,7 +7,8 @@ takes a while, ``fits(spec, profile) -> bool``. One that chooses its own micro-b
 ``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples, and where that takes a while
 ``plan_soon``, which is asked how many layers fit, or ``fits``, which takes the profile of the
 smallest. One whose system had results in a form of its own offers ``results_of(record)``: name and
-contents of a JSON file, which is written beside the record.
+contents of a JSON file, which is written beside the record. One whose checkpoints are a library's
+own offers ``weights_of(saved, model) -> Weights``, where they can be exported.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ PATCH = 16
 OWN_MOST = T5_MOST | {"width_factor": 1024, "patch": MOST["seq"]}
 """Sizes that some families alone have, None in the others' specs -> the most of each."""
 ONLY = dict.fromkeys(T5_MOST, ANSWERING) | {
-    "gated": (T5_FAMILY,), "pretrained": (T5_FAMILY,), "group_norm": (WIDE_RESNET,),
+    "gated": (T5_FAMILY,), "group_norm": (WIDE_RESNET,),
     "width_factor": (BOTTLENECKS,), "patch": (VIT,),
 }  # fmt: skip
 """Fields that mean something to some families alone -> these families."""
@@ -96,8 +96,8 @@ class ModelSpec:
     gated: bool = False
     """Whether the feed-forward of t5 is gated, as in its version 1.1."""
     pretrained: str = ""
-    """A folder of Hugging Face's whose safetensors t5 begins from (`--hf-config` names it); empty
-    for random weights."""
+    """Where the weights lie that the model begins from, as `weights` of a run decides; empty for
+    random ones."""
     group_norm: bool = False
     """Whether norms of wide-resnet are GroupNorm, which needs no statistics, not BatchNorm."""
     calls: str = ""
@@ -233,7 +233,7 @@ class ModelSpec:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, without the fields that other families alone have."""
         fields = asdict(self)
-        for name in ("calls", "rows"):  # as before there were any
+        for name in ("calls", "pretrained", "rows"):  # as before there were any
             if not fields[name]:
                 del fields[name]
         named = fields.items()

@@ -51,10 +51,10 @@ class RunSpec:
     """Optimizer steps; the first warms up and counts for no speed."""
     seed: int = 1234
     """Seed of weights, data order and dropout, for all methods alike."""
-    weights: Literal["auto", "random"] = "auto"
-    """Where training begins: ``random`` begins from random weights although a Hugging Face
-    configuration has trained ones beside it; ``auto`` reads those of a T5, and refuses others, for
-    no run reads those yet."""
+    weights: str = "auto"
+    """Where training begins: ``auto`` reads the safetensors beside a Hugging Face configuration,
+    and is ``random`` where there are none; or a folder or a file of safetensors, or a run or a
+    checkpoint of any method, from whose weights this run begins with fresh moments."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Device that computes; ``auto`` is a GPU where there is one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
@@ -155,6 +155,11 @@ class RunSpec:
                 f"calls is {self.model.calls!r}, and {self.method} trains a model's own layers: "
                 "leave it out, or use the method that the partition was made for"
             )
+        if self.start_from and self.names_weights:
+            raise ValueError(
+                f"weights is {self.weights!r} beside start_from {self.start_from!r}, which has "
+                "weights of its own; give one of them"
+            )
         self.options.check(self)
 
     def _decide_rows(self) -> None:
@@ -170,6 +175,11 @@ class RunSpec:
         rows = (own or DOCUMENTS) if held else None
         if rows != own:
             object.__setattr__(self, "model", replace(self.model, rows=rows))
+
+    @property
+    def names_weights(self) -> bool:
+        """Whether `weights` names a place."""
+        return self.weights not in ("auto", "random")
 
     @property
     def microbatch(self) -> int:

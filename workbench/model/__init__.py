@@ -28,14 +28,24 @@ class Made(ModelSpec):
 
 
 def make_model(spec: ModelSpec, seed: int = 0) -> LayeredModel:
-    """The model a spec describes. Holds no weights yet: `build` or `whole` make them. `seed`, of
-    the run, decides what a user's own module computes when it is made and keeps as buffers.
+    """The model a spec describes. Holds no weights yet: `build` or `whole` make them, or read those
+    that the spec begins from. `seed`, of the run, decides what a user's own module computes when it
+    is made and keeps as buffers.
 
     Raises ValueError when the Hugging Face configuration a spec names is missing, malformed,
     changed since the spec was made, or when transformers is not installed.
     """
     if isinstance(spec, Made):
         return spec.model()
+    model = _made(spec, seed)
+    if spec.pretrained:
+        from workbench.model.weights.trained import Trained
+
+        model.trained = Trained(spec.pretrained, model)
+    return model
+
+
+def _made(spec: ModelSpec, seed: int) -> LayeredModel:
     if spec.family == "gpt":
         from workbench.model.gpt import GPT
 

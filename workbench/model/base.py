@@ -23,6 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.model.weights.reader import Beginning, Named, Reader
+from workbench.model.weights.stored import Stored
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
@@ -86,6 +89,8 @@ class LayeredModel(ABC):
     """Influence of the other samples of a micro-batch on one, in words; empty where there is
     none."""
 
+    trained: Beginning | None = None
+    """Weights in files that the model begins from; None for random ones."""
     draws_together: bool = False
     """Whether a layer draws random numbers for a micro-batch as a whole: for another one, others.
     """
@@ -182,6 +187,15 @@ class LayeredModel(ABC):
         """Where the BatchNorm is whose counter has this name in the whole model: unit -> path."""
         return {}
 
+    def reader(self, stored: Stored) -> Reader:
+        """Reads weights from files under the model's names; no file is opened yet."""
+        return Named(stored)
+
+    def kept_buffers(self, unit: int) -> dict[str, str]:
+        """Buffers of a unit that files of weights may hold: local name -> name in the whole
+        model's `state_dict`."""
+        return {}
+
     def norm_calls(self, unit: int, path: str) -> int:
         """How often a pass of a unit calls the BatchNorm at a path, whose statistics see each call;
         0 where they are kept as they are."""
@@ -203,15 +217,19 @@ class LayeredModel(ABC):
     ) -> nn.Module:
         """The unit alone with its initial weights, which depend on (seed, unit) only.
 
-        Weights are drawn on the CPU in fp32, whatever device and dtype ask for; on the meta device
-        none are. A tied parameter has no elements: put the owner's in its place.
+        Weights are drawn on the CPU in fp32, or read from the files of trained ones, whatever
+        device and dtype ask for; on the meta device none are. A tied parameter has no elements: put
+        the owner's in its place.
         """
-        module = self.skeleton(unit)
+        module = self._new(unit)
         if torch.device(device).type != "meta":
             for name, parameter in list(module.named_parameters(remove_duplicate=False)):
                 shape = torch.Size([0]) if (unit, name) in self.tied() else parameter.shape
                 set_parameter(module, name, torch.empty(shape))
-            self.initialize(unit, module, seed=seed)
+            if self.trained is None:
+                self.initialize(unit, module, seed=seed)
+            else:
+                self.trained.fill(unit, module)
         for name, parameter in list(module.named_parameters(remove_duplicate=False)):
             set_parameter(module, name, parameter.detach().to(device, dtype))
         self._share_within(unit, module)
@@ -229,11 +247,18 @@ class LayeredModel(ABC):
 
         They take a view of any shape by `parameter.data = view`, which meta parameters refuse.
         """
-        module = self.skeleton(unit)
+        module = self._new(unit)
         for name, _ in list(module.named_parameters(remove_duplicate=False)):
             set_parameter(module, name, torch.empty(0, device=device, dtype=dtype))
         self._share_within(unit, module)
         move_buffers(module, device)
+        return module
+
+    def _new(self, unit: int) -> nn.Module:
+        """A new module of the unit, its buffers those of trained weights where these have any."""
+        module = self.skeleton(unit)
+        if self.trained is not None and self.kept_buffers(unit):
+            self.trained.fill_buffers(unit, module)
         return module
 
     def tie(self, units: Sequence[nn.Module]) -> None:

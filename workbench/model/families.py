@@ -24,9 +24,9 @@ A `ModelSpec` names one by its family. What its numbers mean there:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +70,8 @@ from workbench.model.named import bottlenecks_of, groups_of
 from workbench.model.pairs import holds_out as pairs_held_out
 from workbench.model.pairs import load_pairs
 from workbench.model.pictures import ArrayPictures, FolderPictures, Pictures, SyntheticPictures
-from workbench.model.t5_folder import TrainedT5
+from workbench.model.t5_names import names_in
+from workbench.model.weights.stored import Stored
 
 EXAMPLE = 2
 """Samples of the example a model is decomposed with; the number is free afterwards."""
@@ -109,6 +110,9 @@ class Family:
     holds_out: Callable[[str | Path], bool] = lambda source: False
     """Whether a source has a part for evaluations, which `load` gives where ``held_out`` is True.
     """
+    names: Callable[[ModelSpec, Stored], Mapping[str, str]] = lambda spec, stored: {}
+    """Names in the model of the tensors in files that others wrote -> the names there; none where
+    they are the model's."""
     counted: bool = False
     """Whether labels of -100 are left out of the loss, so that those of samples are counted."""
 
@@ -129,16 +133,13 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
             layers, places = call_layers(model, tuple(example), read_sets(spec.calls), criterion)
         else:
             layers = decompose(model, tuple(example), criterion=criterion)
-    trained = TrainedT5(spec.pretrained, t5_shape(spec)) if spec.pretrained else None
     own = LayerWeights(layers, lambda: make_decomposed(replace(spec, calls="")))
 
     def initialize(module: nn.Module, unit: int, seed: int) -> None:
-        if spec.calls and trained is None:
+        if spec.calls:
             own(module, unit, seed)
-        elif trained is None:
-            family.initialize(module, unit=unit, seed=seed)
         else:
-            trained.fill(module, layers[unit].state)
+            family.initialize(module, unit=unit, seed=seed)
 
     made = Decomposed(
         model,
@@ -150,6 +151,7 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
         targets=family.example(spec)[-1],
         left_out=family.counted,
         places=places,
+        names=partial(family.names, spec),
     )
     if made.num_units != spec.units:
         raise ValueError(
@@ -385,10 +387,11 @@ FAMILIES = {
     **{
         name: Family(
             make=make, initialize=initialize, example=_texts, load=_answers,
-            holds_out=answers_held_out, counted=True,
+            holds_out=answers_held_out, counted=True, **more,
         )
-        for name, make, initialize in (
-            (T5_FAMILY, _t5, t5.initialize), (T5_LIKE_GPT, _t5_like_gpt, t5_like_gpt.initialize),
+        for name, make, initialize, more in (
+            (T5_FAMILY, _t5, t5.initialize, {"names": lambda s, of: names_in(of, t5_shape(s))}),
+            (T5_LIKE_GPT, _t5_like_gpt, t5_like_gpt.initialize, {}),
         )
     },
 }  # fmt: skip

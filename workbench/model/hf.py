@@ -22,7 +22,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,10 @@ from workbench.model.hf_layers import (
 )
 from workbench.model.hf_trial import Unfilled, check_rows, try_out
 from workbench.model.keys import key
+from workbench.model.weights.stored import Stored, find
+
+if TYPE_CHECKING:
+    from workbench.model.weights.converted import Converted
 
 FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
@@ -103,13 +108,21 @@ class HFModel(Decoder):
             check_rows(self)
 
     @classmethod
-    def from_config(cls, config: Any, rows: str | None = None) -> HFModel:
-        """From a configuration object; weights are drawn by their rules, keyed per unit."""
+    def from_config(cls, config: Any, rows: str | None = None, trained: str = "") -> HFModel:
+        """From a configuration object; weights are drawn by their rules, keyed per unit. Buffers
+        are those of the path `trained`, where there are any in it."""
         transformers = transformers_package()
         with understood(config.model_type), seeded(torch.device("cpu"), 0), Unfilled():
             source = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
             )
+        buffers = source.state_dict().keys() - dict(source.named_parameters(remove_duplicate=False))
+        if trained and buffers:
+            from workbench.model.weights.converted import Converted
+
+            given = Converted(find(trained), partial(_hollow, source))
+            for name in buffers & given.names():
+                source.get_buffer(name).copy_(given.read(name))
         return cls(source, rows)
 
     @classmethod
@@ -129,7 +142,7 @@ class HFModel(Decoder):
                 f"{spec.family} changed: its SHA-256 begins with {digest[:12]}, "
                 f"that of the file the run was made for with {spec.config_digest[:12]}"
             )
-        return cls.from_config(config, spec.rows)
+        return cls.from_config(config, spec.rows, spec.pretrained)
 
     def shortened(self) -> HFModel:
         """The model of the first layers only, two at least and as many as show all kinds."""
@@ -220,6 +233,11 @@ class HFModel(Decoder):
             return divided_head(head, self.source, width, given, _cross_entropy)
 
     # Weights.
+
+    def reader(self, stored: Stored) -> Converted:
+        from workbench.model.weights.converted import Converted
+
+        return Converted(stored, partial(_hollow, self.source))
 
     def initialize(self, unit: int, module: nn.Module, *, seed: int) -> None:
         """Copy the source's weights. Those of a model that was made without are drawn by its rules,

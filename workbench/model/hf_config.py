@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,25 @@ from workbench.core.files import read_whole
 from workbench.core.jsonfile import parse_json
 from workbench.core.model_spec import MODULES, T5_FAMILY, ModelSpec
 from workbench.core.paths import user_path
+from workbench.model.weights.stored import beside
 
 
 def spec_from_config(
-    path: str | Path, *, seq: int | None = None, target_seq: int | None = None, random: bool = False
+    path: str | Path, *, seq: int | None = None, target_seq: int | None = None
 ) -> ModelSpec:
     """The spec of a local Hugging Face configuration (needs transformers, no network).
 
-    `seq` defaults to 1024, or to all the positions the model has if they are fewer. A T5 is one of
-    our family, and begins from the weights beside its configuration, unless they are to be
-    `random`; `target_seq` are tokens of its answers. Raises ValueError for a missing or malformed
+    `seq` defaults to 1024, or to all the positions the model has if they are fewer. The model
+    begins from the weights beside its configuration, where there are some. A T5 is one of our
+    family; `target_seq` are tokens of its answers. Raises ValueError for a missing or malformed
     file, more positions than the model has, or a `target_seq` of another model.
     """
     config, digest = read_config(path)
+    trained = str(beside(path) or "")
     if config.model_type == T5_FAMILY:
         from workbench.model.t5_folder import spec_of
 
-        file = user_path(path)
-        folder = file if file.is_dir() else file.parent
-        return spec_of(config, folder, random=random, seq=seq, target_seq=target_seq)
+        return replace(spec_of(config, seq=seq, target_seq=target_seq), pretrained=trained)
     if target_seq is not None:
         raise ValueError(f"target_seq is {target_seq}; of {path} it means nothing, only of a T5")
     with understood(path):
@@ -46,7 +47,8 @@ def spec_from_config(
         }
     if seq is not None and seq > positions:
         raise ValueError(f"{path} has {positions} positions; samples of {seq} tokens do not fit")
-    return ModelSpec(family=str(path), seq=seq or usual, config_digest=digest, **sizes)
+    own = {"family": str(path), "config_digest": digest, "pretrained": trained}
+    return ModelSpec(seq=seq or usual, **own, **sizes)
 
 
 def read_config(path: str | Path) -> tuple[Any, str]:

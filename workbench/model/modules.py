@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,11 +22,14 @@ from workbench.model.keyed import COUNT, OnceNorm, norms_in, within
 from workbench.model.parted import Parts
 from workbench.model.reach import unreached
 from workbench.model.traits import LayerTraits, traits_of
+from workbench.model.weights.reader import Named
+from workbench.model.weights.stored import Stored
 from workbench.model.written import AsWritten
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 Initialize = Callable[[nn.Module, int, int], None]
 """Writes initial weights into a layer, of a number, for a seed."""
+Names = Callable[[Stored], Mapping[str, str]]
 
 
 class Decomposed(LayeredModel):
@@ -49,17 +52,19 @@ class Decomposed(LayeredModel):
         foreign: bool = False,
         left_out: bool = False,
         places: Sequence[Sequence[int]] | None = None,
+        names: Names = lambda stored: {},
     ) -> None:
         """`layers` are those of `module`, and end with the loss; `targets` of two samples are an
         example; `frozen` are names of what is not trained (frozen.py), which asks for gradients
         like the rest; `foreign`: a user's own, of which nobody knows more than is seen;
         `left_out`: the loss leaves out labels of -100. `places`: where, among all draws in the
         module's order, each layer's are, of layers that are any sets of calls; what the module is
-        called with then goes to those that read it. Raises ValueError for parameters that ask for
+        called with then goes to those that read it. `names`: names in the model -> those in
+        files of weights, where they are others. Raises ValueError for parameters that ask for
         no gradient, and for what no method here can do exactly.
         """
         take_over()
-        self.foreign, self._targets = foreign, targets
+        self.foreign, self._targets, self._names = foreign, targets, names
         self._left_out = left_out or (foreign and not targets.is_floating_point())
         self._module, self._units, self._initialize = module, layers, initialize
         self.layers, self.hidden, self.vocab, self.max_seq = len(layers) - 2, hidden, vocab, max_seq
@@ -121,6 +126,17 @@ class Decomposed(LayeredModel):
 
     def initialize(self, unit: int, module: nn.Module, *, seed: int) -> None:
         self._initialize(module, unit, seed)
+
+    def reader(self, stored: Stored) -> Named:
+        return Named(stored, self._names(stored), self._kept)
+
+    @cached_property
+    def _kept(self) -> set[str]:
+        return {name for unit in range(self.num_units) for name in self.kept_buffers(unit).values()}
+
+    def kept_buffers(self, unit: int) -> dict[str, str]:
+        state = self._units[unit].state
+        return {n: state[n] for n, _ in self._units[unit].module.named_buffers() if n in state}
 
     def tied(self) -> dict[tuple[int, str], tuple[int, str]]:
         return self._tied

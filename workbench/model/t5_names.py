@@ -5,12 +5,15 @@ Both hold the same matrices, so weights go either way as they are. Imports no tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from workbench.model.t5 import BUCKETS, FARTHEST, NORM_EPS, T5Shape
+from workbench.model.weights.outgoing import Weights
+from workbench.model.weights.stored import Stored, few
 
 ACTIVATIONS = {"relu": False, "gated-gelu": True}
 """Names of feed-forwards there -> whether they are gated."""
@@ -65,7 +68,12 @@ def from_hugging_face(state: Mapping[str, Tensor], shape: T5Shape) -> dict[str, 
     return {ours: state[theirs] for ours, theirs in names.items()}
 
 
-def check_names(found: Iterable[str], shape: T5Shape, where: str) -> dict[str, str]:
+def names_in(stored: Stored, shape: T5Shape) -> dict[str, str]:
+    """Names in our state dict -> names in the files; none where these are ours already."""
+    return {} if EMBEDDING in stored.entries else check_names(stored.entries, shape, stored.path)
+
+
+def check_names(found: Iterable[str], shape: T5Shape, where: object) -> dict[str, str]:
     """Names in our state dict -> names there, of tensors that are found. Raises ValueError, which
     names `where`, for one that is missing, or that no model of this shape has."""
     names, there = names_of(shape), {*found}
@@ -73,18 +81,25 @@ def check_names(found: Iterable[str], shape: T5Shape, where: str) -> dict[str, s
     if embedding in COPIES:  # a tensor of several names is stored under one
         names = {n: embedding if t == names[EMBEDDING] else t for n, t in names.items()}
     known = {*names.values(), *COPIES, "shared.weight", "lm_head.weight", UNUSED}
-    if missing := sorted({*names.values()} - there):
-        raise ValueError(f"{missing[0]!r} is missing in {where}; a T5 of these sizes has it")
-    if more := sorted(there - known):
-        raise ValueError(f"{more[0]!r} is in {where}; no T5 of these sizes has it")
+    if missing := {*names.values()} - there:
+        raise ValueError(f"{where} lacks tensors of a T5 of these sizes: {few(missing)}")
+    if more := there - known:
+        raise ValueError(f"{where} has tensors that no T5 of these sizes has: {few(more)}")
     return names
 
 
-def to_hugging_face(state: Mapping[str, Tensor], shape: T5Shape) -> dict[str, Tensor]:
-    """The state dict of our `T5` as a `T5ForConditionalGeneration` has it."""
-    found = {theirs: state[ours] for ours, theirs in names_of(shape).items()}
-    copies = dict.fromkeys(COPIES, state[EMBEDDING])
-    return {**found, **copies, "lm_head.weight": state[HEAD]}
+def to_hugging_face(weights: Weights, shape: T5Shape) -> Weights:
+    """Weights of our `T5` by the names that a `T5ForConditionalGeneration` has for them."""
+    theirs = names_of(shape)
+    ours = {theirs[name]: name for name in weights.shapes}
+
+    def read(names: Sequence[str]) -> dict[str, Tensor]:
+        found = weights.read([ours[name] for name in names])
+        return {name: found[ours[name]] for name in names}
+
+    shapes = {theirs[name]: size for name, size in weights.shapes.items()}
+    groups = [[theirs[name] for name in group] for group in weights.groups]
+    return replace(weights, shapes=shapes, groups=groups, read=read)
 
 
 def names_of(shape: T5Shape) -> dict[str, str]:

@@ -310,7 +310,7 @@ def path_of(spec: RunSpec, results: Path, machine: Machine, what: str, *parts: o
     """Where `what` was measured of the spec's model lies, named by it without its depth and by
     `parts`."""
     layers = spec.model.layers if spec.model.decomposed else 1  # kinds may depend on the depth
-    shape = replace(spec.model, layers=layers).to_dict() | by_content(spec.model)
+    shape = replace(spec.model, layers=layers, pretrained="").to_dict() | by_content(spec.model)
     text = json.dumps([FORMAT, shape, *parts], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return folder_of(results, machine) / f"{what}-{key}.json"

@@ -62,6 +62,9 @@ def _refused(name: str, value: str, root: Path) -> str:
             fits = not value or (inside(kept, root) and (kept.is_file() or inside(path, root)))
         case "pretrained":
             fits = not value or inside(path, root)
+        case "weights":  # a place, else a key among the same results
+            key = inside(root / "runs" / path, root) and not path.exists()
+            fits = value in ("auto", "random") or key or inside(path, root)
         case "tokenizer":
             fits = not is_folder(value) or inside(path, root)
         case _:

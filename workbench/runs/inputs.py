@@ -11,6 +11,7 @@ from dataclasses import replace
 from workbench.core import methods
 from workbench.core.model_spec import ANSWERING, GPT_FAMILY, PICTURED
 from workbench.core.paths import user_path
+from workbench.core.sources import config_file
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.answers import load_answers
@@ -21,6 +22,7 @@ from workbench.model.pairs import holds_out, load_pairs
 from workbench.model.row_samples import read_samples
 from workbench.model.text import check_text
 from workbench.model.tokenizer_file import OfT5, is_folder
+from workbench.runs.resolve import begins_from
 from workbench.runs.store import Store
 
 
@@ -36,8 +38,6 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             )
         if not (run / "checkpoints").is_dir():
             raise ValueError(f"start_from is {start!r}; there are no checkpoints in {run}")
-    for model in {spec.model for spec in specs if spec.model.pretrained}:
-        make_model(model)
     alike = [
         (spec.text, spec.tokenizer, replace(spec.model, layers=1), spec.evaluates) for spec in specs
     ]
@@ -78,6 +78,25 @@ def _check_rows(specs: list[RunSpec]) -> None:
             whole = spec_from_config(spec.model.family, seq=spec.model.seq)
             make_model(replace(whole, rows=spec.model.rows))
             read_samples(spec, spec.model.vocab)
+
+
+def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
+    """Lines that say from which weights the specs begin, where there could be some. Raises
+    ValueError, one sentence, for weights that cannot be read, or are none of the model, as far as
+    headers tell."""
+    lines = []
+    for model, seed, path in dict.fromkeys(
+        (spec.model, spec.seed, begins_from(spec, store.root))
+        for spec in specs
+        if not spec.start_from
+    ):
+        if path:
+            made = make_model(replace(model, pretrained=path), seed)
+            stored = made.trained.check()
+            lines.append(f"weights: {made.parameters_count():,} parameters from {stored.told}")
+        elif file := config_file(model):
+            lines.append(f"weights: random, and none that {file.parent} may have")
+    return lines
 
 
 def check_methods(specs: list[RunSpec]) -> None:

@@ -184,6 +184,12 @@ class Progress:
         elif last or time.monotonic() - self._spoke >= QUIET_S:
             self.line(text)
 
+    def goes_on(self) -> None:
+        """Write which step the same command goes on from; nothing where it has done all."""
+        if self._spec is not None and self.saved is not None and self.saved < self._spec.steps:
+            step = self.saved
+            self.line(f"its newest checkpoint is of step {step}; run again, it goes on from there")
+
     def end(self) -> None:
         """Remove the live line, if there is one."""
         if self._live:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from workbench.core import host, methods
 from workbench.core.paths import user_path
-from workbench.core.sources import Modules, by_content, config_file
+from workbench.core.sources import by_content, config_file
 from workbench.core.spec import RunSpec
 from workbench.model import corpus
 from workbench.model.custom import imports_digest, source_digest
 from workbench.model.row_tokens import files_of
 from workbench.model.tokenizer_file import FILE as TOKENIZER_FILE
 from workbench.model.tokenizer_file import is_folder
-
-WEIGHTS = re.compile(
-    r"(?i)(.*\.(safetensors|gguf|ggml|h5|msgpack|ckpt)|(pytorch_model|model|weights|consolidated|"
-    r"adapter_model).*\.(bin|pt|pth|npz|onnx))(\.index\.json)?"
-)
-"""Names of files that hold a model's weights, or a shard, or list these."""
+from workbench.model.weights.stored import beside, digest_of
 
 
 def resolve(spec: RunSpec, results: Path | None = None) -> RunSpec:
@@ -42,9 +36,10 @@ def resolve(spec: RunSpec, results: Path | None = None) -> RunSpec:
         changes["model"] = replace(spec.model, config_digest=source_digest(spec.model.family))
     elif file := config_file(spec.model):
         changes["model"] = replace(spec.model, family=str(file))
-    elif spec.model.pretrained:
-        folder = user_path(spec.model.pretrained).resolve()
-        changes["model"] = replace(spec.model, pretrained=str(folder))
+    trained = begins_from(spec, results)
+    changes["model"] = replace(changes.get("model", spec.model), pretrained=trained)
+    if spec.names_weights:
+        changes["weights"] = trained
     text = user_path(spec.text)
     # The key must not depend on the folder we are in.
     if spec.text not in corpus.BUNDLED and text.exists():
@@ -78,19 +73,18 @@ def check_method(spec: RunSpec, *, gpus: bool = True) -> methods.Method:
     return method
 
 
-def unread_weights(spec: RunSpec) -> str:
-    """Why a run of the spec is refused that would begin from random weights although trained ones,
-    whole or not, lie beside its configuration or the file that this links to; else empty."""
-    file = config_file(spec.model)
-    if file is None or spec.weights == "random" or spec.start_from:
+def begins_from(spec: RunSpec, results: Path | None = None) -> str:
+    """The path of the weights that a run of the spec begins from; empty for random ones, and where
+    it goes on from a checkpoint. A name may be that of a run among `results`."""
+    if spec.names_weights:
+        place = user_path(spec.weights)
+        run = results and results / "runs" / spec.weights
+        return str((run if run and run.is_dir() and not place.exists() else place).resolve())
+    if spec.weights == "random" or spec.start_from:
         return ""
-    for folder in dict.fromkeys((file.parent, file.resolve().parent)):
-        if names := sorted(filter(WEIGHTS.fullmatch, Modules(()).listing(folder) or ())):
-            return (
-                f"weights is 'auto', and no run reads {folder / names[0]} yet: training would "
-                "begin from random weights; give 'random' to have it so all the same"
-            )
-    return ""
+    file = config_file(spec.model)
+    found = user_path(spec.model.pretrained) if spec.model.pretrained else file and beside(file)
+    return str(found.resolve()) if found else ""
 
 
 class Keys:
@@ -100,9 +94,7 @@ class Keys:
         self._known: dict[tuple[Callable[[str], str], str], str] = {}
 
     def of(self, spec: RunSpec) -> str:
-        """Raises ValueError for an unknown method or device, and for weights that nobody reads."""
-        if told := unread_weights(spec):
-            raise ValueError(told)
+        """Raises ValueError for an unknown method or device, and weights that cannot be read."""
         spec, build = resolve(spec), host.torch_build()
         facts = [
             self._told(methods.code_version, spec.method),
@@ -118,8 +110,9 @@ class Keys:
             files = files or (user_path(spec.tokenizer) / TOKENIZER_FILE,)
             told = [self._told(corpus.source_digest, str(file)) for file in files]
             instead["tokenizer"] = " ".join(filter(None, told)) or spec.tokenizer
-        if spec.model.pretrained:
-            instead["pretrained"] = corpus.source_digest(spec.model.pretrained)
+        if spec.model.pretrained:  # wherever they lie, and whoever named them
+            instead["pretrained"] = self._told(digest_of, spec.model.pretrained)
+            spec = spec.with_(weights="auto")
         return spec.key(*facts, **instead)
 
     def _told(self, look: Callable[[str], str], name: str) -> str:

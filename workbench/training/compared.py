@@ -126,7 +126,7 @@ def _digest(spec: RunSpec, rows: Rows) -> str:
 
     custom = spec.model.custom
     facts: list[Any] = [
-        spec.model.to_dict() | sources.by_content(spec.model),
+        replace(spec.model, pretrained="").to_dict() | sources.by_content(spec.model),
         spec.seed,
         imports_digest(spec.model.family) if custom else transformers_package().__version__,
         torch.__version__,

@@ -6,11 +6,11 @@ data, batch, clipping or optimizer, nor where other parameters are trained or de
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.core.model_spec import ENGINE
+from workbench.core.model_spec import ENGINE, ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.model.base import LayeredModel
 from workbench.runtime.checkpoint.manifest import Saved
@@ -18,6 +18,8 @@ from workbench.runtime.checkpoint.manifest import Saved
 TEXT = "text of SHA-256"
 FROZEN, NO_DECAY = "not trained", "without weight decay"
 """Lists of names of parameters, which older checkpoints lack."""
+BEGAN = "pretrained"
+"""A field that older checkpoints have: where the training began no longer matters."""
 PIPELINE = "module"
 """A field that checkpoints of pipelines of processes have, and no others."""
 GIVEN = {
@@ -39,7 +41,7 @@ def decided_by(spec: RunSpec, model: LayeredModel | None = None) -> dict[str, An
         "batch", "seed", "dtype", "clip", "lr", "lr_schedule", "warmup_steps", "weight_decay",
         "beta1", "beta2", "eps",
     )  # fmt: skip
-    shared: dict[str, Any] = {"model": replace(spec.model, calls="").to_dict()}
+    shared: dict[str, Any] = {"model": replace(spec.model, calls="", pretrained="").to_dict()}
     shared |= {name: getattr(spec, name) for name in decides}
     if spec.lr_schedule != "constant":
         shared |= {"min_lr": spec.min_lr, "lr_decay_steps": spec.lr_decay_steps or spec.steps}
@@ -82,7 +84,7 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
     for label in [x for x in GIVEN if x in ours and x in theirs] if engine else {**ours, **theirs}:
         here = ours.get(label, DEFAULTS.get(label, theirs.get(label)))
         there = theirs.get(label, DEFAULTS.get(label))
-        if there == here or label in (FROZEN, NO_DECAY):
+        if there == here or label in (FROZEN, NO_DECAY, BEGAN):
             continue
         if engine and label in ("layers", TEXT):
             told = "of a module with other layers, or parameters of other shapes"
@@ -91,6 +93,8 @@ def check_continues(saved: Saved, ours: dict[str, Any], folder: Path) -> None:
         if engine and label == "family":
             there, here = there.removeprefix(ENGINE), here.removeprefix(ENGINE)
         restore = "train on that text" if label == TEXT else f"set {name} to {there}"
+        if not (engine or own or label in SIZES):
+            restore += ", give --weights instead of start_from to begin with fresh moments"
         raise OtherTraining(
             f"{begins} with {name} {there}, this {who} has {here}: it would not be the same "
             f"training; {restore}, or {otherwise}"
@@ -112,4 +116,5 @@ def _flat(shared: dict[str, Any]) -> dict[str, Any]:
     return {**model, **{k: v for k, v in shared.items() if k != "model"}}
 
 
+SIZES = frozenset(each.name for each in fields(ModelSpec))
 DEFAULTS = _flat(RunSpec(method="").to_dict())

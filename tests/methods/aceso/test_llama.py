@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_model
 
 from tests.exactness.trained import NEAR, assert_equals
 from tests.methods.aceso.plans import drawn, even, plan, some, spec_of, turns
@@ -14,7 +15,9 @@ from tests.methods.aceso.test_training import ranks, trained, written
 from workbench.cli import main
 from workbench.methods.aceso.options import check
 from workbench.methods.aceso.plan import Subject, read_plan
+from workbench.model import make_model
 from workbench.model.hf_config import spec_from_config
+from workbench.model.whole import make_whole
 
 pytest.importorskip("transformers")
 END, SEQ = 29, 8
@@ -57,12 +60,15 @@ def configured(folder: Path, **changes) -> str:
     ],
 )  # fmt: skip
 def test_a_llama_trains_as_transformers_own_does(made, how, changes, ranks, tmp_path):
-    """20 steps of shared heads, rotary positions and SwiGLU."""
+    """20 steps of shared heads, rotary positions and SwiGLU, from weights in a file."""
     if "num_key_value_heads" in how:
         text = json.dumps(made.to_dict() | {"num_key_value_heads": how["num_key_value_heads"]})
         made = read_plan(text, "the plan")
-    model = spec_from_config(configured(tmp_path, **how), seq=SEQ)
+    bare = make_whole(make_model(spec_from_config(configured(tmp_path, **how))), seed=3)
+    save_model(bare, str(tmp_path / "model.safetensors"))
+    model = spec_from_config(tmp_path, seq=SEQ)
     spec = spec_of(made, tmp_path, model=model, **changes)
+    assert model.pretrained
     found = trained(spec, tmp_path / "runs" / "run")
     assert_equals(found, written(spec, tmp_path / "runs" / "one"), NEAR["fp32"])
 

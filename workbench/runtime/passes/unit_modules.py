@@ -109,24 +109,34 @@ def write_initial(
 
     One unit is made at a time, for random numbers may be drawn from one generator. Units that are
     made are written by `WRITERS` threads, for a disk, and large units, take longer than the draws.
+    Trained ones are read by one thread into the memory that they are written from, so that no more
+    than a unit is beside what a plan counts.
     """
+    trained = model.trained
+    count = WRITERS if trained is None else 1
 
     buffers = threading.local()  # of each writer: new memory is zeroed first, page by page
 
-    def write(unit: int, built: nn.Module) -> None:
+    def write(unit: int, built: nn.Module | None) -> None:
         numel = flats[unit].numel
         held = getattr(buffers, "held", None)
         if held is None or len(held) < numel:
             held = buffers.held = torch.empty(numel)  # [numbers of all buffers]
         master = held[:numel]
-        flats[unit].copy_in(built, master)
+        if built is None:
+            module = model.empty_module(unit)
+            flats[unit].point_weights(module, master)
+            trained.fill(unit, module)
+        else:
+            flats[unit].copy_in(built, master)
         memory.seed(unit, master)
 
     written: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(WRITERS) as writers:
+    with ThreadPoolExecutor(count) as writers:
         for unit in range(len(flats)):
-            written.append(writers.submit(write, unit, model.build(unit, seed=seed)))
-            while len(written) > WRITERS:
+            built = model.build(unit, seed=seed) if trained is None else None
+            written.append(writers.submit(write, unit, built))
+            while len(written) > count:
                 written.popleft().result()
             watch()
         for last in written:

@@ -1,0 +1,66 @@
+"""Weights of a checkpoint that DeepSpeed's ZeRO has written, by DeepSpeed's own reader.
+
+Its files are pickled, and the reader lets them run anything. Here they may name three classes of
+DeepSpeed's, and make nothing else than tensors and plain data. Under ZeRO-2 the reader holds all
+fp32 weights in memory at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+
+import torch
+from torch import Tensor
+
+from workbench.model.base import LayeredModel
+from workbench.model.weights.outgoing import Weights
+from workbench.runtime.checkpoint.manifest import Saved, unreadable
+
+PLAIN = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""Environment variable by which torch makes nothing of a pickle but what is allowed."""
+
+
+def weights_of(saved: Saved, model: LayeredModel) -> Weights:
+    """The fp32 weights, a unit's together. Raises OSError where a file is damaged or holds anything
+    else."""
+    saved.check(saved.manifest.files)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it prints
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+        with _plain_data():
+            try:
+                state = get_fp32_state_dict_from_zero_checkpoint(
+                    str(saved.path.parent), tag=saved.path.name, lazy_mode=True
+                )
+            except (pickle.UnpicklingError, ValueError) as error:
+                raise unreadable(saved.path, error) from error
+    units = range(model.num_units)
+    groups = [[model.state_name(u, local) for local in model.shapes(u)] for u in units]
+
+    def read(names: Sequence[str]) -> dict[str, Tensor]:
+        return {name: state[name].contiguous().clone() for name in names}
+
+    shapes = {name: tuple(state[name].shape) for group in groups for name in group}
+    return Weights(shapes=shapes, parameters=model.parameters_count(), groups=groups, read=read)
+
+
+@contextmanager
+def _plain_data() -> Iterator[None]:
+    """Within, `torch.load` makes tensors and plain data, whatever its caller allows."""
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    before = os.environ.get(PLAIN)
+    os.environ[PLAIN] = "1"
+    try:
+        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+            yield
+    finally:
+        del os.environ[PLAIN]
+        if before is not None:
+            os.environ[PLAIN] = before
