@@ -31,7 +31,7 @@ def found(tmp_path_factory) -> Path:
 
 
 def test_tables_have_the_artifacts_columns_and_a_search_is_made_once(found, monkeypatch, capsys):
-    monkeypatch.delattr(settings, "_searched")
+    monkeypatch.delattr(settings, "answered")
     assert main(["aceso", "small", *GPT, "--results", str(found)]) == 0
     told = capsys.readouterr().out
     for title in ("End-to-end Throughput", "Search Cost", "Time Prediction (ms)",

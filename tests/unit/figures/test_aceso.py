@@ -11,7 +11,7 @@ from workbench.exhibits.aceso import ablations, base, cases
 from workbench.figures.rows import MEASURED, PUBLISHED, SIMULATED, pick
 from workbench.figures.verdict import FAILS, HOLDS, UNTESTED
 from workbench.published import aceso
-from workbench.published.aceso_answers import questions, row
+from workbench.published.aceso_answers import KINDS, questions, row
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_a_plan_is_drawn_from_its_rows_alone(opened):
     for model, kind in cases.CASES:
         part = pick(rows, model=model, method=base.KINDS[kind], source=SIMULATED)
         plan, cost = cases._read(part)
-        best, known = base.search_small(kind, model)[0].best
+        best, known = base.search_small(kind, model).best
         written = best.to_dict()
         assert plan == {name: written[name] for name in plan}
         assert set(cases.LISTS.values()) < set(plan)
@@ -95,15 +95,15 @@ def test_kept_searches_are_made_again(reference):
     """One of each kind that is quick, where the large profiles are."""
     folder = reference / "aceso" / "eurosys"
     kept = pd.concat([aceso.searches(setting) for setting in ("large", "scale")])
-    every = {(q.setting, q.size, q.layers, kind) for s in ("large", "scale")
-             for q in questions(s) for kind in q.kinds}  # fmt: skip
+    every = {(s, q.size, q.layers, way) for s in ("large", "scale")
+             for q in questions(s) for way in q.ways}  # fmt: skip
     assert len(kept) == len(every)
     if not folder.exists():
         pytest.skip(f"the large profiles are not there: {folder}")
     question = next(questions("large"))
-    for kind in question.kinds:
-        told = pick(kept, size=question.size, search=kind).iloc[0].to_dict()
-        made = row(question, kind, folder)
+    for way in question.ways:
+        told = pick(kept, size=question.size, search=KINDS[way]).iloc[0].to_dict()
+        made = row(question, way, folder)
         assert made | {"cpu_seconds": 0, "hardware": ""} == told | {
             "cpu_seconds": 0,
             "hardware": "",

@@ -138,7 +138,7 @@ def searched(
 def _curves(models: Iterable[str]) -> Iterator[dict[str, Any]]:
     for model in models:
         for kind in ("faithful", "ours"):
-            found = search_small(kind, model)[0].curve()
+            found = search_small(kind, model).curve()
             method = KINDS[kind]
             yield from _steps(CURVE, found, pair=NAMES[method], method=method, label=model)
 

@@ -20,10 +20,11 @@ from workbench.figures.style import GREY, LOOKS, bar_look
 from workbench.methods.aceso.ask import Ask
 from workbench.methods.aceso.files import read_table
 from workbench.methods.aceso.plan import Plan, read_plan, subject_of
+from workbench.methods.aceso.search import Effort
 from workbench.methods.aceso.searches import Outcome
+from workbench.methods.aceso.settings import answered
 from workbench.methods.aceso.space import Cluster, Rated
 from workbench.published import aceso
-from workbench.published.aceso_answers import answered
 
 MEGATRON, ALPA, ACESO, OURS = "megatron-lm", "alpa", "aceso", "aceso-ours"
 KINDS = {"megatron": MEGATRON, "alpa": ALPA, "faithful": ACESO, "ours": OURS, "aceso": ACESO}
@@ -113,9 +114,9 @@ def ask_small(model: str) -> Ask:
 
 
 @cache
-def search_small(kind: str, model: str) -> tuple[Outcome, float]:
-    """What a search finds in a small setting, and its seconds on one core. Made once a process."""
-    return answered(kind, ask_small(model))
+def search_small(kind: str, model: str) -> Outcome:
+    """What a search finds in a small setting. Made once a process."""
+    return answered(ask_small(model), {"faithful": "aceso"}.get(kind, kind), Effort())
 
 
 @cache

@@ -87,7 +87,7 @@ class Cases(AcesoExhibit):
 
 def _planned(model: str, kind: str) -> Iterator[dict[str, Any]]:
     """The best plan that a search finds: its throughput, and each stage."""
-    plan, cost = search_small(kind, model)[0].best
+    plan, cost = search_small(kind, model).best
     written, costs = plan.to_dict(), cost_dict(plan, cost)
     method = KINDS[kind]
     about = {

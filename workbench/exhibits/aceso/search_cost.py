@@ -95,10 +95,11 @@ class SearchCost(AcesoExhibit):
 def _here(model: str) -> Iterator[dict[str, Any]]:
     """Searches of a small setting over all numbers of stages, made now."""
     for kind in ("faithful", "ours"):
-        outcome, seconds = search_small(kind, model)
+        outcome = search_small(kind, model)
         explored = sum(found.explored for found in outcome.found.values())
         yield {
-            "method": KINDS[kind], "label": model, "setting": LITTLE, "value": seconds, "x": GPUS,
+            "method": KINDS[kind], "label": model, "setting": LITTLE, "x": GPUS,
+            "value": outcome.cpu_seconds,
             "pair": f"{model} {SMALL[model][0]}", "source": MEASURED, "status": "ok",
             "note": f"{NAMES[KINDS[kind]]}: {explored} plans rated", "hardware": core(),
             "how": "processor seconds of one search over all numbers of stages",

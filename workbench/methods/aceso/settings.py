@@ -105,18 +105,19 @@ def searched(
     database has no profile of the model, and Interrupted."""
     ask = setting.ask(database)
     if folder is None:
-        return _searched(ask, way, effort)
+        return answered(ask, way, effort)
     path = folder / f"{_digest(ask, way, effort)}.json"
     if path.is_file():
         with suppress(ValueError):  # what is damaged is found anew
             return _read(path, ask)
-    outcome = _searched(ask, way, effort)
+    outcome = answered(ask, way, effort)
     folder.mkdir(parents=True, exist_ok=True)
     write_sealed(path, _written(outcome, setting, way))
     return outcome
 
 
-def _searched(ask: Ask, way: str, effort: Effort) -> Outcome:
+def answered(ask: Ask, way: str, effort: Effort) -> Outcome:
+    """What a search finds over all numbers of stages. Raises Interrupted."""
     begun, space, counts = time.process_time(), ask.space(), ask.stages(None, None)
     outcome = Outcome(space=space)
     if way in ("megatron", "alpa"):
