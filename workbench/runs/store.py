@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.files import FileLock, flush, read_whole, replacing, write_whole
-from workbench.core.model_spec import ONLY
+from workbench.core.model_spec import RARE
 from workbench.core.paths import user_path
 from workbench.core.record import (
     BETWEEN,
@@ -235,7 +235,7 @@ def row(record: RunRecord) -> dict[str, Any]:
         name: value
         for name, value in {**record.spec.get("model", {}), **spec}.items()
         if name not in columns  # a field of another version's
-        and (value or name not in ONLY)  # a column more, and each row takes twice the memory
+        and (value or name not in RARE)  # a column more, and each row takes twice the memory
     }
     return {
         **columns,
