@@ -115,7 +115,7 @@ def test_a_refusal_names_what_was_typed(name: str, tmp_path: Path, complaint) ->
     asked = ["plan", "-m", method, "--results", tmp_path / "results"]
     by_flag, by_key = (complaint(*asked, *w) for w in ((flag, "?!"), ("--set", f"{name}=?!")))
     assert by_flag.replace(flag, name) == by_key
-    assert (flag in by_flag) == (name not in ("text", "tokenizer"))
+    assert (flag in by_flag) == (name not in ("text", "tokenizer", "weights"))
     assert flag not in by_key
     file.write_text(json.dumps({"method": method, name: "?!"}))
     assert flag not in complaint("plan", "--spec", file)

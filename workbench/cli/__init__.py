@@ -258,6 +258,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     try:
         check_weights(specs[:1], store)
     except ValueError as error:
+        if specs[0].weights != "auto":  # a path that was named
+            raise
         _complain(in_flags(f"the plan holds, but not its run: {error}", arguments))
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
     check_inputs(named, store)
