@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.aceso_random import best_of_all, random_space
 from tests.unit.aceso.cases import costs_of, golden_plan, small_ask, small_space
+from workbench.methods.aceso import fronts
 from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.bound import least_time
 from workbench.methods.aceso.exact import Uniform
@@ -72,6 +73,16 @@ def test_a_limit_of_seconds_ends_a_search() -> None:
     ticks = count()
     found = Search(space, Effort(seconds=30), clock=lambda: float(next(ticks))).run(space.first(3))
     assert 0 < found.explored < 30
+
+
+def test_our_search_ends_within_a_micro_batch() -> None:
+    """It looks at the clock at each stage that it rates; the best plan so far stays."""
+    ticks = count()
+    outcome = Outcome(space=small_space("gpt"))
+    search_ours(outcome, (4,), Effort(seconds=100), clock=lambda: float(next(ticks)))
+    assert outcome.whole
+    assert outcome.fits
+    assert 100 < next(ticks) < 110
 
 
 def test_an_interrupted_search_keeps_its_best_plan() -> None:
@@ -183,8 +194,15 @@ def test_the_layered_comparator_is_the_best_of_all_cuts_at_layers() -> None:
     assert ours.best.cost.time < best
 
 
-@pytest.mark.parametrize("model", ["gpt", "resnet"])
-def test_freely_chosen_recomputation_fits_where_it_is_said_to(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "exact", "worse"),
+    [("gpt", fronts.MOST_EXACT, 1.002), ("resnet", fronts.MOST_EXACT, 1.002), ("gpt", 0, 1.01)],
+)
+def test_freely_chosen_recomputation_fits_where_it_is_said_to(
+    model: str, exact: int, worse: float, monkeypatch
+) -> None:
+    """Also where fronts of whole layers are not added up exactly, as of deep models."""
+    monkeypatch.setattr(fronts, "MOST_EXACT", exact)
     space = small_space(model)
     micro = space.micros[0]
     made = Uniform(space, micro)
@@ -197,7 +215,7 @@ def test_freely_chosen_recomputation_fits_where_it_is_said_to(model: str) -> Non
             assert cost.time == pytest.approx(made.shaped(first, last, 1, 1, behind).once)
             published = space.choose(stage, first, micro, behind)
             other = space.costs.stage(published, first, micro, behind=behind)
-            assert other.memory > 12000 or cost.time <= other.time * 1.002
+            assert other.memory > 12000 or cost.time <= other.time * worse
             checked += any(stage.recompute)
     assert checked > 1
 
