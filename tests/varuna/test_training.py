@@ -104,7 +104,11 @@ def test_what_one_shape_saved_goes_on_under_another(
         ("1f1b", {}, [["checkpoint", "forward"], ["backward", "keep"]]),
         ("varuna", {}, [["backward", "forward", "keep"], ["backward", "keep"]]),
         ("1f1b", {"activations": "keep"}, [["backward", "keep"]] * 2),
-        ("interleaved", {}, [["checkpoint", "forward"]] * 2),
+        (
+            "interleaved",
+            {},
+            [["checkpoint", "forward"], ["backward", "checkpoint", "forward", "keep"]],
+        ),
         ("1f1b", {"drop": 0.2}, [[], []]),
     ],
 )
