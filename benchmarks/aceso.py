@@ -1,8 +1,8 @@
 """Aceso's planner on this machine: how good its plans are, and what finding them takes; and plans
-on GPUs, measured (aceso_gpu.py, aceso_two.py).
+on GPUs, measured (aceso_gpu.py, aceso_one.py, aceso_two.py).
 
     python -m benchmarks.aceso search [--only gpt] [--cost ours] [--database DIR]
-    python -m benchmarks.aceso --only gpu-profile gpu-uneven --out FOLDER [--size smoke]
+    python -m benchmarks.aceso --only gpu-profile gpu-one-stage --out FOLDER [--size smoke]
     python -m benchmarks.aceso --only two-gpus --out FOLDER [--size smoke]
 
 The search tells how far costs of the published plans are from the artifact's, and how far found
@@ -19,15 +19,17 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks import aceso_gpu, aceso_two
+from benchmarks import aceso_gpu, aceso_one, aceso_two
 from benchmarks.aceso_random import best_of_all, random_space
+from benchmarks.rows import Row, measured_lines
+from workbench.core.host import resolve_device
 from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.ask import Ask
 from workbench.methods.aceso.bound import least_time
@@ -40,6 +42,7 @@ from workbench.methods.aceso.searches import Outcome, search
 from workbench.methods.aceso.space import Cluster
 from workbench.published.aceso import DATABASE, PLANS, costs
 
+ONE_GPU = {**aceso_gpu.PARTS, **aceso_one.PARTS}
 PUBLISHED = {"gpt": 58760.92, "t5": 33659.50, "resnet": 17672.05}
 """Milliseconds of the small settings."""
 SMALL = {"gpt": ("1_3B", 512), "t5": ("770M", 512), "resnet": ("1B", 768)}
@@ -59,10 +62,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--cost", choices=("published", "ours"), default="published")
     parser.add_argument("--database", type=Path)
+    parser.add_argument("--plans", type=Path, help="of two GPUs: a folder (aceso_two.py)")
     parser.add_argument("--size", choices=tuple(aceso_two.SIZES), default="full")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
-    measured = (*aceso_gpu.PARTS, *aceso_two.PARTS)
+    measured = (*ONE_GPU, *aceso_two.PARTS)
     known = (*SMALL, *CHECKS) if given.what else measured
     chosen = [name for name in known if not given.only or name.startswith(tuple(given.only))]
     if not chosen or (given.out is None) != bool(given.what):
@@ -70,10 +74,10 @@ def main(words: Sequence[str] | None = None) -> int:
                      f"needs --out, and has --only {' '.join(measured)}")  # fmt: skip
     if not given.what:
         for part in chosen:
-            if part in aceso_gpu.PARTS:
-                lines = aceso_gpu.lines(part, given.size, given.out)
+            if part in ONE_GPU:
+                lines = _on_one(part, given.size, given.out, given.database)
             else:
-                lines = aceso_two.lines(part, given.size, given.out, given.database)
+                lines = aceso_two.lines(part, given.size, given.out, given.database, given.plans)
             for line in lines:
                 print(line, flush=True)
         return 0
@@ -87,6 +91,22 @@ def main(words: Sequence[str] | None = None) -> int:
             line = pool.submit(_measured, *case, given.cost).result()
             print("  ".join(f"{each:>12}" for each in line), flush=True)
     return 0
+
+
+def _on_one(part: str, size: str, out: Path, database: Path | None) -> Iterator[str]:
+    """A part's lines, measured now unless its file is there."""
+    device = resolve_device("auto")
+
+    def measure(work: Path) -> Iterable[Row]:
+        bench = aceso_gpu.Bench(size=aceso_gpu.SIZES[size], out=out, work=work, device=device,
+                                database=database or _there(out / "profiles"))  # fmt: skip
+        return ONE_GPU[part](bench)
+
+    return measured_lines(part, size, out, device, measure)
+
+
+def _there(folder: Path) -> Path | None:
+    return folder if folder.is_dir() else None
 
 
 def golden() -> str:

@@ -1,17 +1,19 @@
 """Plans of two GPUs beside their predictions; two processes of a CPU play them at smoke size.
 
     python -m benchmarks.aceso --only two-gpus --size smoke --out FOLDER
-    python -m benchmarks.aceso --only two-gpus-gpt --database PROFILES --out FOLDER
+    python -m benchmarks.aceso --only two-gpus-choose --database PROFILES --plans PLANS --out FOLDER
+    python -m benchmarks.aceso --only two-gpus-gpt --database PROFILES --plans PLANS --out FOLDER
 
 PROFILES are this machine's, by ``workbench aceso profile-ops`` and its like; without them costs are
 the published ones of V100s, whose order of plans can be judged, and whose milliseconds cannot.
-Parts: gpt, t5 and resnet (plans of all kinds, errors, rank order, ours beside comparators and the
-best of eight), megatron (the grid's shapes by the real megatron-core), uniform (beside ``1f1b``).
+Parts: choose (plans of all kinds of each model, into PLANS, on any machine: so no GPU waits for a
+search), gpt, t5 and resnet (errors, rank order, ours beside comparators and the best of eight),
+megatron (the grid's shapes by the real megatron-core), uniform (beside ``1f1b``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from random import Random
 from statistics import correlation, fmean, median
 from typing import Any
 
+from benchmarks.aceso_steps import series
 from benchmarks.rows import Row, Rows, measured_lines
 from workbench.core import host
 from workbench.core.files import write_whole
@@ -29,9 +32,9 @@ from workbench.core.spec import RunSpec
 from workbench.methods.aceso.alpa import layered
 from workbench.methods.aceso.ask import Ask, check_plan
 from workbench.methods.aceso.grid import as_megatron, grid, points
-from workbench.methods.aceso.options import model_of
+from workbench.methods.aceso.options import keep, model_of
 from workbench.methods.aceso.ours import search_ours
-from workbench.methods.aceso.plan import Plan, Stage, subject_of
+from workbench.methods.aceso.plan import Plan, Stage, load_plan, subject_of
 from workbench.methods.aceso.search import Effort
 from workbench.methods.aceso.searches import Outcome, file_name
 from workbench.methods.aceso.space import Cluster, Rated, Space
@@ -44,7 +47,7 @@ GPUS, CAP_MB, COUNTS = 2, 24000.0, range(1, 3)
 TRIES, BEST = 400, 8
 """Plans drawn by lot, and how many of the fastest are compared with ours."""
 MODELS = {"gpt": "1_3B", "t5": "770M", "resnet": "1B"}
-PREFIX = "two-gpus"
+PREFIX, WHO = "two-gpus", ("ours", "grid", "alpa")
 Part = Callable[["Bench"], Iterator[Row]]
 
 
@@ -55,7 +58,7 @@ class Size:
     batch: dict[str, int]
     plans: int = 12
     """Plans of a model: half are searches' and the grid's fastest, the others by lot."""
-    steps: int = 4
+    steps: int = 5
     layers: dict[str, int] = field(default_factory=dict)
     narrow: dict[str, int] = field(default_factory=dict)
     """Sizes that are trained in place of the published ones; costs are of the published ones."""
@@ -81,6 +84,8 @@ class Bench:
 
     size: Size
     database: Path
+    plans: Path | None
+    """A folder of plans, which are searched now unless they are there."""
     out: Path
     work: Path
     device: str
@@ -102,8 +107,8 @@ class Bench:
         side = 32 if narrow else PICTURE
         return plan, model_of(plan, ModelSpec(vocab=words, dropout=0.0, seq=side))
 
-    def run(self, label: str, method: str, model: ModelSpec, **values: Any) -> Row:
-        """Train; milliseconds of a step after the first and the largest peak, or why not."""
+    def spec(self, method: str, model: ModelSpec, **values: Any) -> RunSpec:
+        """A run on both devices. Raises ValueError."""
         if model.family == T5_LIKE_GPT:
             pairs = self.work / "pairs.tsv"
             pairs.write_text("".join(f"number: {n}\t{n % 900 + 100}\n" for n in range(400)))
@@ -111,10 +116,14 @@ class Bench:
         exact = model.family == BOTTLENECKS or self.device == "cpu"
         values |= {"steps": self.size.steps, "device": self.device, "ranks": GPUS,
                    "dtype": "fp32" if exact else "bf16"}  # fmt: skip
+        return RunSpec.of(method=method, model=model, device_memory=int(CAP_MB) << 20, **values)
+
+    def run(self, label: str, method: str, model: ModelSpec, **values: Any) -> Row:
+        """Train; milliseconds of a step after the first and the largest peak, or why not."""
         folder = self.work / "results" / "runs" / label.replace(" ", "-")
         told = {"what": label, "source": "measured"}
         try:
-            spec = RunSpec.of(method=method, model=model, device_memory=int(CAP_MB) << 20, **values)
+            spec = self.spec(method, model, **values)
             found = imported(lookup(method).module).train(spec, Untold(), folder)
         except (ValueError, OutOfMemory, RankFailed) as error:
             return told | {"failed": str(error)}
@@ -125,18 +134,29 @@ class Bench:
             "losses": found.losses,
         }  # fmt: skip
 
+    def run_plans(self, rated: dict[str, Rated]) -> Iterator[Row]:
+        """Train plans of one model by their labels, beside what is predicted of each; their files
+        are kept."""
+        plans = {label: self.trained(each.plan) for label, each in rated.items()}
+        first, model = next(iter(plans.values()))
+        work, micros = self.work / "results", -(-first.subject.batch // first.micro)
+        spec = self.spec("aceso", model, batch=first.subject.batch, microbatches=micros,
+                         plan=keep(first, work))  # fmt: skip
+        for row in series(spec, {label: plan for label, (plan, _) in plans.items()}, work):
+            plan, cost = rated[row["what"]]
+            write_whole(self.out / "plans" / file_name(plan), plan.to_json())
+            if "step_ms" in row:
+                row["samples_per_s"] = plan.subject.batch / row["step_ms"] * 1e3
+            yield row | {
+                "plan": file_name(plan), "predicted_ms": cost.time,
+                "predicted_mb": max(stage.tensors for stage in cost.stages),
+                "predicted_whole_mb": cost.memory, "micro": plan.micro,
+                "stages": [len(stage.tp) for stage in plan.stages], "costs": self.database.name,
+            }  # fmt: skip
+
     def run_plan(self, label: str, rated: Rated) -> Row:
-        """Train a plan, beside what is predicted of it; its file is kept."""
-        plan, cost = rated
-        write_whole(self.out / "plans" / file_name(plan), plan.to_json())
-        file, (narrow, model) = self.work / file_name(plan), self.trained(plan)
-        file.write_text(narrow.to_json())
-        batch = plan.subject.batch
-        return self.run(label, "aceso", model=model, batch=batch, plan=str(file)) | {
-            "plan": file_name(plan), "predicted_ms": cost.time, "predicted_mb": cost.memory,
-            "stages": [len(stage.tp) for stage in plan.stages], "micro": plan.micro,
-            "costs": self.database.name,
-        }  # fmt: skip
+        """Train one plan."""
+        return next(self.run_plans({label: rated}))
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -179,6 +199,37 @@ def drawn(space: Space, count: int, seed: int = 0) -> list[Rated]:
     return [ordered[i * (len(ordered) - 1) // max(1, count - 1)] for i in range(count)]
 
 
+def chosen(bench: Bench, model: str) -> dict[str, Rated]:
+    """Plans of all kinds, by labels that say whose each is; those of the bench's folder, where it
+    has some of the model."""
+    space, count = bench.space(model), bench.size.plans
+    if bench.plans and (there := sorted(bench.plans.glob(f"{model} *.json"))):
+        plans = {file.stem: load_plan(file) for file in there}
+        return {label: Rated(plan, space.costs.plan(plan)) for label, plan in plans.items()}
+    found = {"ours": ours(space), "grid": grid(space, COUNTS), "alpa": layered(space, COUNTS)}
+    named = {name: each.best for name, each in found.items() if each.fits}
+    wanted = {file_name(each.plan): each for each in (*named.values(), *of_grid(space))}
+    fast = [*wanted][: max(len(named), count // 2)]
+    wanted = {name: wanted[name] for name in fast}
+    for each in drawn(space, count):
+        if len(wanted) < count:
+            wanted.setdefault(file_name(each.plan), each)
+    labels = {}
+    for number, each in enumerate(wanted.values()):
+        who = " ".join(name for name, one in named.items() if one.plan == each.plan)
+        labels[f"{model} {number:02} {who}".strip()] = each
+    if bench.plans:
+        bench.plans.mkdir(parents=True, exist_ok=True)
+        for label, each in labels.items():
+            write_whole(bench.plans / f"{label}.json", each.plan.to_json())
+    return labels
+
+
+def of(who: str, labels: Iterable[str]) -> str | None:
+    """The label of a search's plan."""
+    return next((label for label in labels if who in label.split()), None)
+
+
 def _stage(space: Space, lot: Random, gpus: int, size: int) -> Stage:
     """A stage of two runs of operators that are divided alike, and of some that are recomputed."""
     cut, share = lot.randrange(1, size), lot.choice((0.0, 0.3, 0.6, 1.0))
@@ -193,25 +244,24 @@ def _stage(space: Space, lot: Random, gpus: int, size: int) -> Stage:
 # -- parts ---------------------------------------------------------------------------------------
 
 
+def choose(bench: Bench) -> Iterator[Row]:
+    """Choose plans of all models that the database has."""
+    for model in MODELS:
+        with suppress(ValueError):
+            for label, (plan, cost) in chosen(bench, model).items():
+                yield {"what": label, "source": "predicted", "plan": file_name(plan),
+                       "predicted_ms": cost.time, "predicted_whole_mb": cost.memory}  # fmt: skip
+
+
 def plans(model: str) -> Part:
     """The part of a model: plans of all kinds, and what follows from them."""
 
     def part(bench: Bench) -> Iterator[Row]:
-        space, count = bench.space(model), bench.size.plans
-        found = {"ours": ours(space), "grid": grid(space, COUNTS), "alpa": layered(space, COUNTS)}
-        named = {name: each.best for name, each in found.items() if each.fits}
-        wanted = {file_name(each.plan): each for each in (*named.values(), *of_grid(space))}
-        fast = [*wanted][: max(len(named), count // 2)]
-        wanted = {name: wanted[name] for name in fast}
-        for each in drawn(space, count):
-            if len(wanted) < count:
-                wanted.setdefault(file_name(each.plan), each)
         rows = {}
-        for file, each in wanted.items():
-            who = " ".join(name for name, one in named.items() if one.plan == each.plan)
-            rows[file] = bench.run_plan(f"{model} {len(rows)} {who}".strip(), each)
-            yield rows[file]
-        own = {name: rows[file_name(each.plan)] for name, each in named.items()}
+        for row in bench.run_plans(chosen(bench, model)):
+            yield row
+            rows[row["what"]] = row
+        own = {who: rows[label] for who in WHO if (label := of(who, rows))}
         yield summary(model, [*rows.values()], own)
 
     return part
@@ -256,9 +306,9 @@ def ranked(values: Sequence[float]) -> list[float]:
 def megatron(bench: Bench) -> Iterator[Row]:
     """Each shape of the grid by megatron-core, with its fastest micro-batch that fits, between two
     runs of our plan."""
-    space, core = bench.space("gpt"), []
-    best, shapes = ours(space).best, {}
-    for rated in of_grid(space):
+    found = chosen(bench, "gpt")
+    best, core, shapes = found[of("ours", found)], [], {}
+    for rated in of_grid(bench.space("gpt")):
         told = as_megatron(rated.plan)
         shapes.setdefault((told["tp"], told["pp"], told["activations"]), (told, rated))
     yield (first := bench.run_plan("ours first", best))
@@ -297,18 +347,21 @@ def _ratio(who: str, own: Rows, others: Rows, of: Callable[[list[float]], float]
 
 
 PARTS: dict[str, Part] = {
+    f"{PREFIX}-choose": choose,
     **{f"{PREFIX}-{model}": plans(model) for model in MODELS},
     f"{PREFIX}-megatron": megatron, f"{PREFIX}-uniform": uniform,
 }  # fmt: skip
 
 
-def lines(part: str, size: str, out: Path, database: Path | None = None) -> Iterator[str]:
+def lines(
+    part: str, size: str, out: Path, database: Path | None = None, plans: Path | None = None
+) -> Iterator[str]:
     """A part's lines, measured now unless its file is there."""
     device = host.resolve_device("auto")
 
     def measure(work: Path) -> Iterator[Row]:
         (out / "plans").mkdir(exist_ok=True)
         return PARTS[part](Bench(size=SIZES[size], out=out, work=work, device=device,
-                                 database=database or DATABASE))  # fmt: skip
+                                 database=database or DATABASE, plans=plans))  # fmt: skip
 
     return measured_lines(part, size, out, device, measure)

@@ -41,6 +41,7 @@ def test_one_pass_finds_what_the_proof_finds(seed, clip, replay):
         kept=chance.randint(0, LAYERS),
         stash=chance.random() < 0.5,
         eager=chance.choice(("some", "none")),
+        hosted=chance.random() < 0.5,
     )
     placement = placement_of(spec, profile, choice)
     graph = unroll(build(placement, profile), STEPS)

@@ -35,6 +35,7 @@ from workbench.model.decompose.plan import build, flatten
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
+from workbench.model.hf_head import DividedHead, divided_head
 from workbench.model.hf_layers import Call, Decoder, Flow, Routers, as_written, kinds, recorded
 from workbench.model.hf_trial import Unfilled, try_out
 from workbench.model.keys import key
@@ -85,6 +86,7 @@ class HFModel(Decoder):
         if not self._seen.seats:
             self._routers.places.clear()
         self._random = self._seen.draws or dropout_of(self.config) > 0
+        self._divided = self._find_divided()
 
     @classmethod
     def from_config(cls, config: Any) -> HFModel:
@@ -195,6 +197,14 @@ class HFModel(Decoder):
             )
         return tied
 
+    def _find_divided(self) -> DividedHead | None:
+        def given(x: Tensor) -> Any:
+            return self._flow.end(self._flow.begin(x))
+
+        with unset_fake_temporarily(), torch.random.fork_rng(devices=[]), torch.enable_grad():
+            head, width = self.skeleton(self.head), self._flow.hidden
+            return divided_head(head, self.source, width, given, _cross_entropy)
+
     # Weights.
 
     def initialize(self, unit: int, module: nn.Module, *, seed: int) -> None:
@@ -229,7 +239,10 @@ class HFModel(Decoder):
             module.train(ctx.training)
         with self.keyed(x.device, ctx), held(module, self.frozen[unit]):
             if unit == self.head:
-                return self.told(module(inputs_embeds=self._flow.end(x), use_cache=False), targets)
+                given = self._flow.end(x)
+                if targets is None or self._divided is None:
+                    return self.told(module(inputs_embeds=given, use_cache=False), targets)
+                return self._and_routers(*self._divided.loss(module, given, targets))
             if unit == 0:
                 return self._flow.begin(module(x, use_cache=False).last_hidden_state)
             x, filled = self._flow.apart(x)
@@ -247,7 +260,9 @@ class HFModel(Decoder):
         """The logits that the causal-LM model made, or their loss with that of its routers."""
         if targets is None:
             return made.logits
-        loss = F.cross_entropy(made.logits.flatten(0, 1).float(), targets.flatten())
+        return self._and_routers(_cross_entropy(made, targets), made)
+
+    def _and_routers(self, loss: Tensor, made: Any) -> Tensor:
         return loss + self.coefficient * made.aux_loss if self._flow.seats else loss
 
     @property
@@ -325,6 +340,10 @@ class FinalNorm(nn.Module):
         made = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
         made.router_logits = tuple(logits) or None
         return made
+
+
+def _cross_entropy(made: Any, targets: Tensor) -> Tensor:
+    return F.cross_entropy(made.logits.flatten(0, 1).float(), targets.flatten())
 
 
 def _with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:

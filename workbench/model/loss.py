@@ -40,20 +40,30 @@ FP32_ROWS = 256
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, targets: Tensor, *, chunk_bytes: int = CHUNK_BYTES
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    after: Callable[[Tensor], Tensor] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Tensor:
-    """Mean over tokens of -log softmax(x weight^T)[target], an fp32 scalar.
+    """Mean over tokens of -log softmax(after(x weight^T + bias))[target], an fp32 scalar.
 
-    x [..., H] and weight [V, H] of one dtype, targets int64 [...] below V. The softmax is fp32.
-    Logits exist ``chunk_bytes`` at a time, or 64 rows if that is more. One backward pass can be
-    made through the result; the second raises RuntimeError.
+    x [..., H], weight [V, H] and bias [V] of one dtype, targets int64 [...] below V. The softmax is
+    fp32. ``after`` maps logits [N, V] to as many, each for itself: a cap, a factor; without it they
+    stay. Logits exist ``chunk_bytes`` at a time, or 64 rows if that is more. One backward pass can
+    be made through the result; the second raises RuntimeError.
     """
     x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1).contiguous()
     cross_entropy_, multiply_ = _forms(x.device.type)
     if cross_entropy_ is _cross_entropy_ and 4 * len(x) * len(weight) <= chunk_bytes:
-        return F.cross_entropy(F.linear(x, weight).float(), targets)
+        logits = F.linear(x, weight, bias)
+        return F.cross_entropy((after(logits) if after else logits).float(), targets)
+    if after is not None:
+        cross_entropy_ = functools.partial(_cross_entropy_after_, after)
     grads = torch.is_grad_enabled()  # inside a Function it never is
-    return _Chunked.apply(x, weight, targets, chunk_bytes, grads, cross_entropy_, multiply_)
+    return _Chunked.apply(x, weight, bias, targets, chunk_bytes, grads, cross_entropy_, multiply_)
 
 
 class _Chunked(torch.autograd.Function):
@@ -62,13 +72,14 @@ class _Chunked(torch.autograd.Function):
         ctx,
         x: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         targets: Tensor,
         chunk_bytes: int,
         grads: bool,
         cross_entropy_: Callable[[Tensor, Tensor, Tensor, float | None], None],
         multiply_: Callable[[Tensor, Tensor], None],
     ) -> Tensor:
-        want_x, want_weight = (grads and needed for needed in ctx.needs_input_grad[:2])
+        want_x, want_weight, want_bias = (grads and need for need in ctx.needs_input_grad[:3])
         tokens, vocab = len(x), len(weight)
         columns = _round_up(vocab)
         whole = vocab - vocab % ALIGNED
@@ -80,14 +91,19 @@ class _Chunked(torch.autograd.Function):
         losses = x.new_empty(tokens, dtype=torch.float32)
         grad_x = x.new_empty(x.shape) if want_x else None
         grad_weight = weight.new_empty(weight.shape) if want_weight else None
-        scale = 1 / tokens if want_x or want_weight else None
+        grad_bias = bias.new_zeros(bias.shape, dtype=torch.float32) if want_bias else None
+        scale = 1 / tokens if want_x or want_weight or want_bias else None
         for start in range(0, tokens, rows):
             part = slice(start, min(start + rows, tokens))
             x_c = x[part]
             logits = memory[: len(x_c), :vocab]
             for words in tiles:
                 torch.mm(x_c, weight[words].t(), out=logits[:, words])
+            if bias is not None:
+                logits.add_(bias)
             cross_entropy_(logits, targets[part], losses[part], scale)
+            if want_bias:
+                grad_bias.add_(logits.sum(0, dtype=torch.float32))
             for words in tiles:
                 if want_x:
                     _add_product(
@@ -96,7 +112,7 @@ class _Chunked(torch.autograd.Function):
                 if want_weight:
                     _add_product(grad_weight[words], logits[:, words].t(), x_c, new=start == 0)
         ctx.multiply_ = multiply_
-        ctx.grads = grad_x, grad_weight
+        ctx.grads = grad_x, grad_weight, grad_bias.to(bias.dtype) if want_bias else None
         return losses.mean()
 
     @staticmethod
@@ -112,7 +128,7 @@ class _Chunked(torch.autograd.Function):
         for tensor in grads:
             if tensor is not None:
                 ctx.multiply_(tensor, grad)
-        return *grads, None, None, None, None, None
+        return *grads, *[None] * 5
 
 
 def _add_product(out: Tensor, a: Tensor, b: Tensor, *, new: bool) -> None:
@@ -153,6 +169,24 @@ def _cross_entropy_(logits: Tensor, targets: Tensor, losses: Tensor, scale: floa
         if scale is not None:
             p = logp.exp_().scatter_add_(1, chosen, loss.new_full(loss.shape, -1.0))
             z.copy_(p.mul_(scale))
+
+
+def _cross_entropy_after_(
+    after: Callable[[Tensor], Tensor],
+    logits: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    scale: float | None,
+) -> None:
+    """As `_cross_entropy_`, of what `after` makes of logits; the gradient is of the logits."""
+    parts = (tensor.split(FP32_ROWS) for tensor in (logits, targets, losses))
+    for z, chosen, loss in zip(*parts, strict=True):
+        with torch.set_grad_enabled(scale is not None):
+            given = z.detach().requires_grad_(scale is not None)
+            made = F.cross_entropy(after(given).float(), chosen, reduction="none")
+            loss.copy_(made.detach())
+            if scale is not None:
+                z.copy_(torch.autograd.grad(made, given, torch.full_like(made, scale))[0])
 
 
 def _multiply_(tensor: Tensor, factor: Tensor) -> None:

@@ -10,6 +10,6 @@ Updates and both ways of the link meet at the host's memory: all three are measu
 with a slowdown of its own (interference.py), besides the slowdowns of pairs; of several GPUs of one
 host all ranks measure that together (contention.py). Where ranks share a processor, their lanes
 take turns on its cores, and what passes take besides is measured by two short trainings, once
-(rehearsal.py). Without a GPU the device is half of the cores and a counted share of host memory,
-for every method alike.
+(rehearsal.py). Collectives of groups of devices are timed by size (collective_timing.py). Without a
+GPU the device is half of the cores and a counted share of host memory, for every method alike.
 """

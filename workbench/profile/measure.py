@@ -22,11 +22,11 @@ import torch
 from workbench.profile.alone import Alone, Setting
 from workbench.profile.bench import timed, torch_device
 from workbench.profile.footprint import Standing, footprints, give_back_workspaces, library_bytes_of
-from workbench.profile.loads import Product
+from workbench.profile.loads import Product, device_adam_load
 from workbench.profile.profile import Hardware
 from workbench.profile.timing import TRIES, Sample, Timing, quietest, sample, summarize
 from workbench.profile.units import UnitCost
-from workbench.runtime.executor.threads import use_device_threads
+from workbench.runtime.executor.threads import cpu_threads, use_device_threads
 from workbench.runtime.memory.device_budget import DeviceMeter, device_meter
 from workbench.runtime.memory.storage import DTYPES
 
@@ -169,6 +169,14 @@ def probe(device: str, dtype: str) -> float:
     give_back_workspaces(target)
     use_device_threads(target.type)
     return seconds
+
+
+def update_rate(device: str) -> float:
+    """Parameters that AdamW updates in a second, where they stay on the device."""
+    target = torch_device(device)
+    with device_adam_load(target, cpu_threads(target.type).compute) as load:
+        load.once()
+        return load.amount / sample(load.once, seconds=PROBE_SECONDS).seconds
 
 
 def _affordable(setting: Setting, hardware: Hardware) -> tuple[Setting, int]:

@@ -20,6 +20,9 @@ from workbench.profile.shards import Chain, Repeats, ShardCost, Variant
 from workbench.profile.store import drifted, folder_of
 from workbench.profile.table import Echo
 
+VERSION = 2
+"""Of what is measured of shards."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCosts:
@@ -32,11 +35,13 @@ class ShardCosts:
     """A matrix product, timed just before."""
     costs: dict[str, ShardCost | None]
     """By what is computed (`Chain.key`)."""
+    updated_per_s: float
+    """Parameters that AdamW updates in a second."""
 
 
 def path_of(chain: Chain, results: Path, machine: Machine, budget: int | None) -> Path:
     """Where costs of a model's shards lie, of which each may take so many bytes."""
-    own = [FORMAT, chain.spec.to_dict(), chain.dtype, chain.fused, budget]
+    own = [FORMAT, VERSION, chain.spec.to_dict(), chain.dtype, chain.fused, budget]
     text = json.dumps(own, sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     return folder_of(results, machine) / f"shards-{key}.json"
@@ -62,14 +67,15 @@ def shard_costs(
             raise ValueError(f"{len(left)} of {len(wanted)} operators are not profiled here yet")
         if not left:
             return found
-        from workbench.profile.measure import probe
+        from workbench.profile.measure import probe, update_rate
         from workbench.profile.shard_timing import Timer
 
         if found and drifted(machine, found.probe_s, chain.dtype, echo):
             found, left = None, [*wanted]
         if found is None:
             found = ShardCosts(machine=machine, measured=now(), costs={},
-                               probe_s=probe(machine.device, chain.dtype))  # fmt: skip
+                               probe_s=probe(machine.device, chain.dtype),
+                               updated_per_s=update_rate(machine.device))  # fmt: skip
         echo(f"{len(wanted) - len(left)} of {len(wanted)} shards that differ are stored")
         with Timer(chain, machine.device, repeats, budget) as timer:
             for number, key in enumerate(left, 1):

@@ -1,15 +1,14 @@
 """Passes of one device's shards, timed and weighed without the other devices of its row.
 
-A pass is as a stage runs it (passes/shard_stage.py): fp32 weights, in mixed precision with 16 bits;
-gradients of weights are added to those that are there. Inputs are random, of the dtypes that they
-have in training, which one run through all operators tells.
+A pass is as a stage runs it (passes/shard_stage.py): weights are of its dtype, as are gradients,
+which are added to those that are there. Inputs are random, of the dtypes that they have in
+training, which one run through all operators tells.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -143,7 +142,7 @@ class Timer:
             own = place.unit, f"{place.path}.{name}" if place.path else name
             unit, local = tied.get(own, own)
             shape = self._model.skeleton(unit).get_parameter(local).shape
-            return torch.randn(shape, device=self._device) * WEIGHT_STD
+            return torch.randn(shape, device=self._device, dtype=self._dtype) * WEIGHT_STD
 
         module.take(whole, self._device)
         for weight in module.parameters():
@@ -154,9 +153,11 @@ class Timer:
         spec, device = self._chain.spec, self._device
         *inputs, targets = blank_rows(spec, samples)
         made = [self._filled(each).to(device) for each in inputs]
+        made = [each.to(self._dtype) if each.is_floating_point() else each for each in made]
         ctx = Context(seed=0, step=0, unit=0, samples=tuple(range(samples)))
         labels = self._filled(targets).to(device)
-        return Rows(tuple(made), labels, ctx, targets.numel(), True, samples, False)
+        every = not self._model.counts_differ
+        return Rows(tuple(made), labels, ctx, targets.numel(), every, samples, False)
 
     def _filled(self, blank: Tensor) -> Tensor:
         if blank.dtype is torch.bool:
@@ -172,17 +173,12 @@ class Timer:
             shape[form.shard] = end - first
         return torch.randn(shape, device=self._device, dtype=dtype).requires_grad_()
 
-    def _autocast(self) -> AbstractContextManager:
-        if self._dtype.itemsize > 2:
-            return nullcontext()
-        return torch.autocast(self._device.type, self._dtype)
-
     def _dtypes(self) -> dict[range, tuple[torch.dtype | None, ...]]:
         """Of each call, from one that runs behind the other over the fewest samples."""
         chain, variant = self._chain, Variant(samples=1, tp=1, algo=0)
         rows, found, x = self._rows(1), {}, None
         held: dict[str, Tensor] = {}
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad():
             for call in chain.calls():
                 module, came = self._module(call, variant), chain.into(call)
                 taken = x if came else rows.inputs[0]
@@ -214,8 +210,7 @@ class Timer:
         leaves = [each for each in (came, *read) if each is not None]
 
         def forward() -> tuple[Tensor, ...]:
-            with self._autocast():
-                made = module(x, rows, *read)
+            made = module(x, rows, *read)
             return made if isinstance(made, tuple) else (made,)
 
         def backward(made: tuple[Tensor, ...], above: list[Tensor]) -> None:

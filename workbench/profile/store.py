@@ -164,14 +164,18 @@ def rehearsed(
 
 
 def _wires_path(ranks: int, results: Path, machine: Machine) -> Path:
-    """Named by NCCL's settings, too: they decide whether sums go by NVLink or by sockets."""
+    return folder_of(results, machine) / f"wires-{ranks}{nccl_key()}.json"
+
+
+def nccl_key() -> str:
+    """Part of the name of what NCCL was measured at: its settings decide whether sums go by NVLink
+    or by sockets."""
     settings = {
         name: value
         for name, value in sorted(os.environ.items())
         if name.startswith("NCCL_") and not name.startswith("NCCL_DEBUG")
     }
-    key = f"-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]}" if settings else ""
-    return folder_of(results, machine) / f"wires-{ranks}{key}.json"
+    return f"-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]}" if settings else ""
 
 
 def stored_profile(spec: RunSpec, results: Path, echo: Echo = silent) -> Profile | None:

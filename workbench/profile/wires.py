@@ -9,18 +9,16 @@ over all and over groups, and with GPUs update on the host, alone and beside the
 copy, the wait for its end, the word on the board, the look there. It is a bound: in a run the
 devices wait for a message themselves (transport/signals.py), and hosts may be ahead of them.
 
-`measure` starts them (workbench/ranks/) and reads what they found.
+`measure` starts them (together.py) and reads what they found.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from statistics import median
-from time import monotonic, perf_counter, sleep
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -28,13 +26,11 @@ import torch.distributed as dist
 from workbench.profile.contention import measure_contention
 from workbench.profile.loads import Copy, host_adam_load
 from workbench.profile.profile import Wires
-from workbench.ranks.failures import RankFailed
-from workbench.ranks.launcher import RankLauncher
+from workbench.profile.together import told_by
 from workbench.ranks.process import RankContext
 from workbench.runtime.executor.board import Board
 from workbench.runtime.executor.threads import update_threads
 from workbench.runtime.memory.device_budget import device_meter
-from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.transport.inbox import Inbox
 from workbench.schedule.action import D2H, H2D, HOST
 
@@ -43,26 +39,12 @@ BYTES = {"cuda": 64 << 20, "cpu": 8 << 20}
 SMALL = 4096
 """Bytes of a message whose time is nearly all latency."""
 TIMES = 12
-LONGEST_S = 180.0
-TOO_LONG = f"they have not answered after {LONGEST_S:.0f} s"
 
 
 def measure(ranks: int, device: str) -> Wires:
     """Start the processes and wait. Raises RuntimeError with the cause where one of them fails or
     takes too long, and leaves none behind."""
-    with tempfile.TemporaryDirectory(prefix="wires-") as name:
-        sizes = {"actions": ranks, "ranks": ranks, "units": 0}
-        with closing(RankLauncher(Path(name), __name__, ranks, device=device, quiet=True)) as ran:
-            deadline = monotonic() + LONGEST_S
-            try:
-                ran.make_board(sizes)
-                ran.start({}, meets=True)
-                while ran.check(lambda: TOO_LONG if monotonic() > deadline else None):
-                    sleep(0.02)
-            except (RankFailed, OutOfMemory, ValueError, OSError) as error:
-                message = f"the links of {ranks} ranks were not measured: {error}"
-                raise RuntimeError(message) from error
-            found = ran.results()
+    found = told_by(ranks, device, __name__, {}, f"the links of {ranks} ranks")
     # The slowest rank holds up the others.
     slowest = {name: min(each["rates"][name] for each in found) for name in found[0]["rates"]}
     pairs = found[0]["slowdowns"]

@@ -1,6 +1,7 @@
 """A rank of a plan as the tests want it: ``python -m tests.methods.aceso.rank_driver WHAT FOLDER
 RANK``, with WHAT words of ``fp64`` (everything in it), ``late`` (each collective and message waits
-for a moment first, another one on each rank), and ``SIGKILL`` or ``SIGSTOP``, which rank 1 sends
+for a moment first, another one on each rank), ``paired`` (messages between stages have groups of
+two, and are told of, as with NCCL), and ``SIGKILL`` or ``SIGSTOP``, which rank 1 sends
 itself inside a collective of a backward pass."""
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import torch
 import torch.distributed as dist
 
 from tests.methods import double
-from workbench.methods.aceso import run
+from workbench.methods.aceso import run, stepping
 from workbench.ranks import process
-from workbench.runtime.transport import collectives
+from workbench.runtime.transport import collectives, neighbours
+from workbench.runtime.transport.groups import new_group
 
 SLOWED = ("all_to_all_single", "all_reduce", "isend", "irecv")
 LAST = 100
@@ -39,6 +41,19 @@ def late(patch: pytest.MonkeyPatch, seed: int) -> None:
 
     for name in SLOWED:
         patch.setattr(dist, name, slowed(getattr(dist, name)))
+
+
+def paired(patch: pytest.MonkeyPatch) -> None:
+    """Give messages groups of their own, of gloo."""
+
+    linked = neighbours.linked
+
+    def by_pairs(pairs, rank, backend, *more):
+        return linked(pairs, rank, "pairs", *more)
+
+    patch.setattr(neighbours, "few", lambda: None)
+    patch.setattr(neighbours, "new_group", lambda ranks, *_, **__: new_group(ranks, "gloo"))
+    patch.setattr(stepping, "linked", by_pairs)
 
 
 def ends(patch: pytest.MonkeyPatch, how: signal.Signals) -> None:
@@ -62,6 +77,8 @@ def main(what: str, folder: Path, rank: int) -> int:
         patch.setattr(run, "DTYPES", {"fp32": torch.float64})
     if "late" in what:
         late(patch, rank)
+    if "paired" in what:
+        paired(patch)
     if "SIG" in what and rank == 1:
         ends(patch, signal.Signals[what])
     return process.main(folder, rank)

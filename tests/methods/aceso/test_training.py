@@ -50,6 +50,8 @@ from workbench.runtime.checkpoint import checkpoint
 from workbench.runtime.checkpoint.checkpoint import STATISTICS
 
 END = OPERATORS
+BF16 = {"dtype": "bf16", "steps": 6, "eps": 1e-6}
+"""Biases of keys have no gradient but rounding, 1e-9, of which a smaller epsilon makes steps."""
 LARGE = {"model": PICTURES, "micro": 8, "batch": 16}
 later = partial(pytest.param, marks=pytest.mark.thorough)
 
@@ -86,7 +88,7 @@ def judged(spec: RunSpec, precision: str = "fp32") -> Trained:
     with pytest.MonkeyPatch.context() as patch:
         if precision == "fp64":
             double.use(patch)
-        dtype = torch.float64 if precision == "fp64" else torch.float32
+        dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
         return Trained(*plain.train(spec, dtype, norms), norms)
 
 
@@ -98,7 +100,9 @@ def judged(spec: RunSpec, precision: str = "fp32") -> Trained:
         # tp to dp and back inside a stage, both dimensions; both copies of the tied table in it.
         (plan([(2, END, turns(2, 1))]), "", {}),
         # 2 x 1 to 1 x 2 over a boundary inside the MLP; three samples on two rows.
-        (plan([(2, 11, some(2)), (2, END, some(1))], micro=2, batch=7), "fp64 late", {}),
+        (plan([(2, 11, some(2)), (2, END, some(1))], micro=2, batch=7), "fp64 late paired", {}),
+        (plan([(1, 9, even(again=True)), (2, END, some(2))]), "bf16", BF16),
+        later(plan([(2, END, turns(2, 1))]), "bf16", BF16),
         later(plan([(1, 7, some()), (1, END, even(again=True))], micro=3), "", {"clip": None}),
         later(plan([(2, END, even(2))]), "", {}),
         later(plan([(2, END, even(2, 1, again=True))]), "", {"fused": False}),
@@ -115,7 +119,7 @@ def judged(spec: RunSpec, precision: str = "fp32") -> Trained:
 def test_a_plan_trains_as_one_process_does(made, how, changes, ranks, tmp_path):
     """20 steps, with dropout, clipping, decay and rates that change."""
     ranks(how)
-    precision = "fp64" if "fp64" in how else "fp32"
+    precision = next((each for each in ("fp64", "bf16") if each in how), "fp32")
     spec = spec_of(made, tmp_path, **changes)
     found = trained(spec, tmp_path / "runs" / "run")
     assert_equals(found, judged(spec.with_(fused=True), precision), NEAR[precision])

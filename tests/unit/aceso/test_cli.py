@@ -145,9 +145,12 @@ REFUSED = {
     **{f"{door}, {fault}": (DOORS[door], *FAULTS[fault]) for door in DOORS for fault in FAULTS},
     "cost, wider": (DOORS["cost"], *WIDER, "the profiles of gpt_1_3B are of 2048"),
     "search, wider": (DOORS["search"], *WIDER, "hidden_size is 4096; it must be 2048"),
-    "run, compiled": ([*DOORS["run"], "--compile", "on"], "{", "{", "compile is on"),
+    "run, compiled": (
+        [*DOORS["run"], "--compile", "on", "--device", "cpu"], "{", "{",
+        "compile is on, and the device is cpu",
+    ),
     "run, fewer": ([*DOORS["run"], "--ranks", "2"], "{", "{", "ranks is 2; the plan is for 4"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -8,6 +8,8 @@ import pytest
 
 from tests.unit.aceso.cases import costs_of, golden, golden_plan, small_ask, small_space
 from workbench.methods.aceso.corrected import ADAM_PARAMS_PER_S, NCCL_MB
+from workbench.methods.aceso.database import UPDATES, UPDATES_HEAD
+from workbench.methods.aceso.files import open_files
 from workbench.methods.aceso.ours import search_ours
 from workbench.methods.aceso.plan import Plan
 from workbench.methods.aceso.search import Effort
@@ -51,8 +53,11 @@ def test_what_the_published_model_leaves_out_is_counted() -> None:
     for stage, bare in zip(ours.stages, published.stages, strict=True):
         assert stage.update == pytest.approx(stage.weights * 2**19 / ADAM_PARAMS_PER_S * 1000)
         assert 0 < stage.norm < stage.update
-        assert stage.memory > bare.memory + 2 * NCCL_MB  # one for the stage, one for ties
-        assert stage.normal == bare.normal
+        assert stage.beyond > 2 * NCCL_MB  # one for the stage, one for ties
+        assert stage.tensors == stage.memory - stage.beyond
+        assert stage.state == pytest.approx(bare.state * 14 / 16)  # halves of masters
+        assert (stage.in_flight, stage.peak) == (bare.in_flight, bare.peak)
+        assert 0 < stage.reserved - stage.beyond < bare.reserved  # no copy of the weights
     assert 0 < first.out < published.stages[0].out  # 16 MB at the bandwidth of 16 MB, not of 8
     assert last.out == first.into == 0
     # Messages lie beside passes: but for those of the first micro-batch they cost nothing here.
@@ -71,6 +76,21 @@ def test_no_more_micro_batches_are_in_flight_than_there_are() -> None:
     stages = [costs.stage(uniform(100, 1, 1), 0, 1, behind=behind) for behind in (0, 1, 3)]
     assert stages[0].in_flight == 0
     assert stages[1].in_flight == stages[2].in_flight > 0
+
+
+def test_updates_take_what_was_profiled(tmp_path) -> None:
+    ask = small_ask("gpt", cost="ours")
+    files = open_files(ask.database)
+    for name in files.names:
+        (tmp_path / name).write_text(files.text(name))
+    (tmp_path / UPDATES).write_text(f"{UPDATES_HEAD}\n71.0\n")
+    stages = [each.costs().stage(uniform(315, 1, 1), 0, 1, behind=0)
+              for each in (ask, replace(ask, database=tmp_path))]  # fmt: skip
+    assert stages[0].update == pytest.approx(stages[1].update * 71.0e9 / ADAM_PARAMS_PER_S)
+    assert stages[0].norm > stages[1].norm > 0
+    (tmp_path / UPDATES).write_text("nan\n")
+    with pytest.raises(ValueError, match=r"updates.csv .* a rate is ''"):
+        replace(ask, database=tmp_path).costs()
 
 
 def test_updates_take_what_was_measured_of_the_published_machine() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.methods.rank_server import process
-from workbench.profile import wires
+from workbench.profile import together, wires
 from workbench.profile.profile import Hardware, Profile, UnitCost, Wires
 from workbench.profile.server import server_of
 from workbench.ranks.launcher import RankLauncher
@@ -33,7 +33,7 @@ HARDWARE = Hardware(
 @pytest.fixture
 def forked(monkeypatch):
     """It is asked what ranks measure, and not how they start."""
-    monkeypatch.setattr(wires, "RankLauncher", partial(RankLauncher, process=process("")))
+    monkeypatch.setattr(together, "RankLauncher", partial(RankLauncher, process=process("")))
 
 
 def children() -> set[int]:

@@ -104,11 +104,12 @@ class _Sums:
         return np.array([0.0, *inner, inner[-1] * 100, inner[-1] * 1e4])
 
     def _summed(self, tables: dict[int, list[np.ndarray]]) -> np.ndarray:
-        """[operators + 1, pairs, 2, prices], in ns. Reserved memory is no less than weights, and no
-        less than operators': the first and the second of the two. An operator that no split has
-        counts nothing."""
+        """[operators + 1, pairs, 2, prices], in ns. Reserved memory is no less than weights, where
+        costs say so, and no less than operators': the first and the second of the two. An operator
+        that no split has counts nothing."""
         held = 2 + self.costs.masters + self.costs.states
-        factors = np.array([held + self.costs.room(1.0), held])[:, None]
+        also = self.costs.room(1.0) * self.costs.reserves_weights
+        factors = np.array([held + also, held])[:, None]
         rows = tables[next(iter(tables))][0].shape[1]
         shape = (3, rows, len(self.at), 2, PRICES)
         costs = np.full(shape, np.inf)  # kept; made again; made again as a segment's last, and kept
@@ -188,7 +189,7 @@ class _Sums:
         def fits(last: int) -> bool:
             if never[last] > never[first]:
                 return False
-            most = reserved[:, first : last - 1].max(axis=1).sum() / MB if last - first > 1 else 0.0
+            most = self.costs.scratch(reserved[:, first:last]) / MB
             rooms = np.array([self.costs.room(whole), self.costs.room(whole - most)]) * MB
             least = sums[last] - sums[first] - prices * rooms[:, None]
             return bool(least.max() <= limit)

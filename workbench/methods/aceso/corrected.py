@@ -7,8 +7,8 @@ round trip through neighbouring stages. Tests hold this against the simulator, w
 and pass it is (simulated.py).
 
 Sizes that were not profiled lie between those that were. Memory has no more micro-batches in flight
-than there are, the last operator's reserved bytes, fragments of the allocator, and buffers of NCCL.
-Every constant says where it is from.
+than there are, what one pass at a time works in, fragments of the allocator, and buffers of NCCL.
+Updates work in no copy of the weights. Every constant says where it is from.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from math import ceil, log2
 import numpy as np
 
 from workbench.methods.aceso.costs import MB, Costs, Share, StageCost
-from workbench.methods.aceso.database import BWD_RESERVED, FWD_RESERVED, WEIGHTS, Database
+from workbench.methods.aceso.database import WEIGHTS, Database
 from workbench.methods.aceso.plan import Stage
 from workbench.methods.aceso.timing import traversed
 from workbench.model.operators import OperatorList
 from workbench.profile.budgets import FRAGMENT_BYTES, FRAGMENTS
 
 ADAM_PARAMS_PER_S = 17.75e9
-"""Measured: AdamW on a V100, clipping included (STRONGHOLD's log, published/machines.json)."""
+"""Where profiles do not say. Measured: AdamW on a V100, clipping included (STRONGHOLD's log,
+published/machines.json)."""
 ADAM_BYTES = 28
 """Of a parameter, which AdamW reads and writes: gives a rate of memory (published/hardware.py)."""
-NORM_PASSES = 4
-"""Over gradients: finite, norm, and a factor that is read and written (updates/step_end.py)."""
+NORM_PASSES = 5
+"""Over gradients: finite, norm, a factor that is read and written (updates/step_end.py), zeros."""
 NCCL_MB = 461.0
 """Of a group of devices. Measured: four groups took 1.8 GiB of each H200 (results/LOG.md)."""
 FRAGMENT_MB = FRAGMENT_BYTES / 2**20
@@ -47,7 +48,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 class Corrected(Costs):
     """Costs of stages of one model, trained on `batch` samples an iteration by `gpus` devices."""
 
-    hides = True
+    hides, reserves_weights = True, False
 
     def __init__(
         self, operators: OperatorList, database: Database, *, half: bool, per_node: int, gpus: int,
@@ -55,10 +56,12 @@ class Corrected(Costs):
     ) -> None:  # fmt: skip
         super().__init__(operators, database, half=half, per_node=per_node)
         self.batch, self.across = batch, gpus > per_node
+        self.masters = int(half)  # their other halves (updates/split.py)
+        self.updated = database.updated or ADAM_PARAMS_PER_S
         self.params_of_mb = 2**20 / (2 if half else 4)
         kinds = [each.kind for each in operators.operators]
         self.tied = [i for i, kind in enumerate(kinds) if kind in TIED and "head" in kinds]
-        self._curves: dict[tuple[str, int], Curve | None] = {}
+        self._curves: dict[tuple[str, int, int], Curve | None] = {}
 
     def batches(self, batch: int, micro: int) -> float:
         """As `Costs.batches`; the last one may be a part."""
@@ -97,7 +100,8 @@ class Corrected(Costs):
     ) -> StageCost:
         cost = super()._stage(stage, first, micro, behind, from_node, to_node)
         last = first + len(stage.tp)
-        sums = sum(self._sum(mb, dp) for mb, dp in self._summed(stage, first, micro) if dp > 1)
+        summed = [each for each in self._summed(stage, first, micro) if each[1] > 1]
+        sums = sum(self._sum(mb, dp, stage.gpus // dp) for mb, dp in summed)
         away = [i for i in self.tied if not first <= i < last]
         here = len(self.tied) > len(away) > 0
         if here:
@@ -105,14 +109,14 @@ class Corrected(Costs):
             made, _ = self.table(micro // stage.dp[at], stage.tp[at], stage.algo[at])
             sums += len(away) * self.message(int(made[WEIGHTS, self.tied[-1]]) / MB, self.across)
         parameters = cost.weights * self.params_of_mb
-        norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * ADAM_PARAMS_PER_S) * 1000
+        norm = NORM_PASSES * cost.weights * 2**20 / (ADAM_BYTES * self.updated) * 1000
         back = cost.reshard - cost.ahead
-        groups = _groups(stage) + (here and len(away) > 0)
+        beyond = (_groups(stage) + (here and len(away) > 0)) * NCCL_MB + _fragments(cost.normal)
         return cost._replace(
             into=cost.into if first else cost.ahead,
             out=cost.out if last < len(self.operators) else back,
-            sums=sums, norm=norm, update=parameters / ADAM_PARAMS_PER_S * 1000,
-            reserved=cost.reserved + groups * NCCL_MB + _fragments(cost.normal),
+            sums=sums, norm=norm, update=parameters / self.updated * 1000,
+            reserved=cost.reserved + beyond, beyond=beyond,
         )  # fmt: skip
 
     def _summed(self, stage: Stage, first: int, micro: int) -> list[tuple[float, int]]:
@@ -123,14 +127,16 @@ class Corrected(Costs):
         dps = np.frombuffer(stage.dp, dtype=np.uint8)
         return [(int(columns[dps == dp].sum()) / MB, dp) for dp in sorted(set(stage.dp))]
 
-    def _most_reserved(self, columns: np.ndarray) -> int:
-        """As `Costs._most_reserved`, of all operators."""
-        return int(columns[FWD_RESERVED].max()) + int(columns[BWD_RESERVED].max())
+    def scratch(self, reserved: np.ndarray) -> float:
+        """As `Costs.scratch`, of all operators: one pass works at a time."""
+        return reserved.max()
 
-    def _sum(self, size: float, count: int) -> float:
-        """Milliseconds of a sum of MB: as profiled, else by a ring over links of a node."""
-        if self._curve("all_reduce", count) is not None:
-            return self._collective("all_reduce", count, size)
+    def _sum(self, size: float, count: int, stride: int) -> float:
+        """Milliseconds of a sum of MB over so many devices, of which one is `stride` after the
+        other: as profiled of these, else of neighbours, else by a ring over links of a node."""
+        for curve in (self._curve("all_reduce", count, stride), self._curve("all_reduce", count)):
+            if curve is not None:
+                return _on(curve, size)
         return 2 * (count - 1) * self.message(size / count, across=False)
 
     def message(self, size: float, across: bool) -> float:
@@ -140,23 +146,34 @@ class Corrected(Costs):
         speeds = self.database.inter if across else self.database.intra
         return size / float(np.interp(log2(size), np.arange(len(speeds)), speeds))
 
+    def _ahead(self, name: str, count: int, size: float) -> float:
+        """As `Costs._ahead`; a gather by a device's share."""
+        return self._collective(name, count, size / count if name == "all_gather" else size)
+
     def _collective(self, name: str, count: int, size: float) -> float:
         """As `Costs._collective`, between profiled sizes; larger ones at the largest's rate."""
         if not name:
             return 0.0
         if (curve := self._curve(name, count)) is None:
-            return (count - 1) * self.message(size / count, across=False)
-        sizes, times = curve
-        beyond = max(1.0, size / max(sizes[-1], 1.0))
-        return float(np.interp(size, sizes, times)) * beyond
+            piece = size if name == "all_gather" else size / count
+            return (count - 1) * self.message(piece, across=False)
+        return _on(curve, size)
 
-    def _curve(self, name: str, count: int) -> Curve | None:
-        key = (name, count)
+    def _curve(self, name: str, count: int, stride: int = 1) -> Curve | None:
+        key, database = (name, count, stride), self.database
         if key not in self._curves:
-            found = self.database.collectives.get(key, {})
+            near = database.collectives.get((name, count), {})
+            found = near if stride == 1 else database.strided.get(key, {})
             rows = np.array(sorted((mb, ms) for mb, ms in found.items() if ms < FAILED_MS))
             self._curves[key] = (rows[:, 0], rows[:, 1]) if len(rows) else None
         return self._curves[key]
+
+
+def _on(curve: Curve, size: float) -> float:
+    """Milliseconds of MB."""
+    sizes, times = curve
+    beyond = max(1.0, size / max(sizes[-1], 1.0))
+    return float(np.interp(size, sizes, times)) * beyond
 
 
 def _shape(cost: StageCost) -> tuple[float, float, float, float, float, float]:

@@ -82,6 +82,8 @@ class StageCost(NamedTuple):
     """Once an iteration: the norm of the gradients, and clipping."""
     update: float = 0.0
     """Once an iteration: the optimizer's step."""
+    beyond: float = 0.0
+    """Fragments of the allocator, and buffers of libraries; part of `reserved`."""
 
     @property
     def time(self) -> float:
@@ -102,6 +104,11 @@ class StageCost(NamedTuple):
     def memory(self) -> float:
         """In MB."""
         return self.normal + self.reserved
+
+    @property
+    def tensors(self) -> float:
+        """Memory of tensors alone, in MB."""
+        return self.memory - self.beyond
 
 
 class Share(NamedTuple):
@@ -142,6 +149,8 @@ class Costs:
 
     hides: ClassVar[bool] = False
     """Whether messages lie beside passes."""
+    reserves_weights: ClassVar[bool] = True
+    """Whether what is reserved is no less than the weights."""
 
     def __init__(
         self, operators: OperatorList, database: Database, *, half: bool, per_node: int
@@ -248,22 +257,21 @@ class Costs:
         out_ms = self.message(leaves / MB, to_node)
         ahead, back = self._resharding(stage, first, columns)
         weights = int(totals[WEIGHTS])
-        most = self._most_reserved(columns)
+        most = int(self.scratch(columns[[FWD_RESERVED, BWD_RESERVED]]))
         kept = int(totals[ACTIVATIONS]) - saved
         return StageCost(
             forward=int(totals[FORWARD]) / NS_OF_MS, backward=int(totals[BACKWARD]) / NS_OF_MS,
             recompute=recompute / NS_OF_MS, into=in_ms + ahead, out=out_ms + back,
             reshard=ahead + back, weights=weights / MB, input=arrives / MB, kept=kept / MB,
-            peak_recompute=peak / MB, reserved=max(most, weights) / MB,
+            peak_recompute=peak / MB, reserved=max(most, weights * self.reserves_weights) / MB,
             state=weights * (2 + self.masters + self.states) / MB,
             in_flight=(arrives + kept) * (self.turns(behind, micro) - 1) / MB, ahead=ahead,
         )  # fmt: skip
 
-    def _most_reserved(self, columns: np.ndarray) -> int:
-        """What the allocator reserved at most, in profiles of all operators but the last one."""
-        if columns.shape[1] == 1:
-            return 0
-        return int(columns[FWD_RESERVED, :-1].max()) + int(columns[BWD_RESERVED, :-1].max())
+    def scratch(self, reserved: np.ndarray) -> float:
+        """Of a stage's operators, whose forward and backward passes reserve so much [2, operators]:
+        the most of all but the last one."""
+        return reserved[:, :-1].max(axis=1).sum() if reserved.shape[1] > 1 else 0.0
 
     def _sums(
         self, stage: Stage, first: int, last: int, micro: int
@@ -341,7 +349,7 @@ class Costs:
             if left != right:
                 forward, backward, count = change(left, right)
                 size = int(columns[INPUT, i]) / MB
-                ahead += self._collective(forward, count, size)
+                ahead += self._ahead(forward, count, size)
                 back += self._collective(backward, count, size)
         return ahead, back
 
@@ -351,6 +359,11 @@ class Costs:
             made = self.operators.operators[index].layout(side, algo=algo, tp=tp, dp=dp)
             self._layouts[key] = known = made
         return known
+
+    def _ahead(self, name: str, count: int, size: float) -> float:
+        """Milliseconds of a forward collective whose outcome is MB of a device: the published model
+        looks up a gather by them, too, though each device brings but its share."""
+        return self._collective(name, count, size)
 
     def _collective(self, name: str, count: int, size: float) -> float:
         if not name:

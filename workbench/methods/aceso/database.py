@@ -2,8 +2,10 @@
 
 Its files are those of Aceso's artifact (EuroSys'24): ``MODEL_SIZE_mbsB_tpT_algoA.csv`` has a row
 for each operator, of B samples a device, T devices that share it and one of its two partitions;
-``prim_MODEL_SIZE_COLLECTIVE_Ngpus.csv`` a row for each size; ``p2p_intra_node.csv`` and
-``p2p_inter_node.csv`` a line of sizes and a line of bandwidths. Sizes are in MB of 2^20 bytes.
+``prim_MODEL_SIZE_COLLECTIVE_Ngpus.csv`` a row for each size, of what a device brings;
+``p2p_intra_node.csv`` and ``p2p_inter_node.csv`` a line of sizes and a line of bandwidths. Groups
+that are not of neighbours are not in the artifact's: ``..._Ngpus_strideK.csv``; nor is what AdamW
+updates in a second: ``updates.csv``. Sizes are in MB of 2^20 bytes.
 
 Numbers have three decimals. They are kept as whole numbers of nanoseconds, and of thousandths of
 an MB, so that sums are exact in any order, and equal plans have equal costs. Out of memory is 1e7
@@ -34,6 +36,7 @@ OUT_OF_MEMORY = 1e7
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 UNIT = 1000
 """Nanoseconds of a microsecond, and parts of an MB."""
+UPDATES, UPDATES_HEAD, BILLION = "updates.csv", "parameters(1e9/s)", 1e9
 COLLECTIVE_HEAD = ["data_size(MB)", "time(ms)"]
 
 Variant = tuple[int, int, int]
@@ -49,10 +52,14 @@ class Database:
     """[columns, operators that differ], whole numbers; out of memory is below 0."""
     collectives: dict[tuple[str, int], dict[int, float]]
     """Milliseconds by MB, of a collective of so many devices."""
+    strided: dict[tuple[str, int, int], dict[int, float]] = field(default_factory=dict)
+    """As `collectives`, of devices so far apart from each other."""
     intra: tuple[float, ...]
     """GB/s between devices of a node, of messages of 1, 2, 4... MB."""
     inter: tuple[float, ...]
     """GB/s between nodes."""
+    updated: float = 0.0
+    """Parameters that AdamW updates in a second; 0 where that was not measured."""
     samples: tuple[int, ...] = field(init=False)
     """Numbers of samples a device that are profiled."""
 
@@ -79,18 +86,25 @@ def read_database(path: str | Path | Files, model: str, operators: OperatorList)
                          "for tp 1 must be there, too")  # fmt: skip
     wanted = operators.row_names
     rows = {key: _operator_rows(files, name, wanted) for key, name in found.items()}
-    collectives = {}
+    collectives, strided = {}, {}
+    kinds = "|".join(COLLECTIVES)
+    pattern = re.compile(rf"prim_{re.escape(model)}_({kinds})_(\d+)gpus(?:_stride(\d+))?\.csv")
     for name in sorted(files.names):
-        match = re.fullmatch(rf"prim_{re.escape(model)}_({'|'.join(COLLECTIVES)})_(\d+)gpus\.csv",
-                             name)  # fmt: skip
-        if match:
+        if (match := pattern.fullmatch(name)) and match[3]:
+            strided[match[1], int(match[2]), int(match[3])] = _collective(files, name)
+        elif match:
             collectives[match[1], int(match[2])] = _collective(files, name)
     if "p2p_intra_node.csv" not in files.names:
         raise ValueError(f"{files.place} has no p2p_intra_node.csv; it must hold bandwidths")
     intra = _bandwidths(files, "p2p_intra_node.csv")
     across = "p2p_inter_node.csv"
     inter = _bandwidths(files, across) if across in files.names else intra
-    return Database(place=files.place, rows=rows, collectives=collectives, intra=intra, inter=inter)
+    updated = 0.0
+    if UPDATES in files.names:
+        rate = [*_lines(files, UPDATES), [], []][1]
+        updated = BILLION * _number(files, UPDATES, "a rate", "".join(rate))
+    return Database(place=files.place, rows=rows, collectives=collectives, strided=strided,
+                    intra=intra, inter=inter, updated=updated)  # fmt: skip
 
 
 def _lines(files: Files, name: str) -> Iterator[list[str]]:

@@ -22,7 +22,7 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.reporter import Untold
 from workbench.methods.aceso.options import model_of, plan_of
 from workbench.methods.aceso.plan import Plan
-from workbench.methods.aceso.stepping import PlanStepping
+from workbench.methods.aceso.stepping import PlanStepping, StepRows
 from workbench.methods.pipeline.driven import check_tiers
 from workbench.model import make_model
 from workbench.model.base import LayeredModel, move_buffers, set_parameter
@@ -112,17 +112,10 @@ class Planned(Steps):
     def step(self, batch: Batch) -> float:
         self._before = step = self.steps
         *inputs, targets = batch.tensors[: self._inputs + 1]
+        counts = (targets != IGNORED).reshape(len(targets), -1).sum(1).tolist()
 
-        def read(span: range) -> tuple[Sequence[Tensor], Tensor, float, int | None]:
-            rows = slice(span.start, span.stop)
-            labels, part = targets[rows], [each[rows] for each in inputs]
-            count = int((labels != IGNORED).sum())
-            if not count:
-                raise ValueError(
-                    f"no label counts in rows {span.start} to {span.stop - 1}, a micro-batch of "
-                    "the plan; leave out rows without labels, or mix them among others"
-                )
-            return part, labels, float(count), count if count < labels.numel() else None
+        def read() -> StepRows:
+            return StepRows(inputs, targets, counts)
 
         samples = range(step * batch.rows, (step + 1) * batch.rows)
         ended = self._stepping.step(step, samples, read)

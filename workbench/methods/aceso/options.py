@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from workbench.core import host
 from workbench.core.model_spec import ModelSpec
 from workbench.core.options import Options as Common
 from workbench.core.paths import user_path
@@ -53,9 +54,8 @@ class Options(Common):
         """The plan's digest, and its number of micro-batches. Keeps the plan."""
         if not self.plan:
             raise ValueError("plan is missing; give the file of a plan: --plan FILE")
-        if spec.compile == "on":
-            raise ValueError(f"compile is on; operators of {spec.method} run as they are, so it "
-                             "must be auto or off")  # fmt: skip
+        if spec.compile == "on" and (device := host.resolve_device(spec.device)) != "cuda":
+            raise ValueError(f"compile is on, and the device is {device}; it must be cuda, or off")
         plan = narrowed(plan_of(self.plan, results), spec)
         check(plan, spec.ranks)
         micros = -(-plan.subject.batch // plan.micro)

@@ -1,7 +1,9 @@
 """Profiles of this machine in the form of Aceso's artifact (EuroSys'24), which searches read.
 
 `read_database` reads the files that are written here. Times are of shards (profile/shards.py), and
-of the exchanges that their operators need, where collectives were measured. An operator's
+of the exchanges that their operators need, where collectives (profile/collectives.py) were measured
+among as many devices. Exchanges between operators whose layouts differ are not in them: costs read
+these from files of collectives, which have a row for each size that they ask for. An operator's
 activations are what it leaves for its backward pass: a tensor that only its reader keeps is there
 once, and one that nobody keeps is not. The published cost model corrects some operators' by a
 factor, for its own implementation; so they are written divided by it, and its sums are right.
@@ -9,23 +11,47 @@ factor, for its own implementation; so they are written divided by it, and its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workbench.core.files import write_whole
 from workbench.core.model_spec import ModelSpec
-from workbench.methods.aceso.database import COLUMNS, OUT_OF_MEMORY
+from workbench.methods.aceso.database import (
+    BILLION,
+    COLLECTIVE_HEAD,
+    COLUMNS,
+    OUT_OF_MEMORY,
+    UPDATES,
+    UPDATES_HEAD,
+)
 from workbench.methods.aceso.plan import Subject
 from workbench.model.named import LISTS, SHAPE, bottlenecks_of
 from workbench.model.operators.places import Form
+from workbench.profile.collectives import Collectives, powers
 from workbench.profile.shard_store import ShardCosts
 from workbench.profile.shards import Chain, Exchange, ShardCost, Variant, kept_bytes
 
 MB = 1 << 20
 US = 1e6
-Seconds = Callable[[Exchange, int], float]
-"""Of an exchange among so many devices of a row."""
+VALUE_BYTES = {"bf16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """Seconds of the exchanges that operators need."""
+
+    known: Collectives | None
+    unknown: set[int] = field(default_factory=set)
+    """Numbers of devices that were asked for and are not measured."""
+
+    def seconds(self, exchange: Exchange, tp: int) -> float:
+        """Of an exchange among the devices of a row; 0 where it is not measured."""
+        found = self.known and self.known.of(exchange.kind, tp)
+        if not found:
+            self.unknown.add(tp)
+            return 0.0
+        return found.at(exchange.bytes)
 
 
 def chain_of(subject: Subject, model: ModelSpec, *, fused: bool) -> Chain:
@@ -54,31 +80,61 @@ def variants_of(chain: Chain, samples: Iterable[int], tps: Iterable[int]) -> lis
 
 def write_profiles(
     folder: Path, name: str, chain: Chain, costs: ShardCosts, variants: Iterable[Variant],
-    seconds: Seconds,
+    exchanges: Exchanges,
 ) -> list[Path]:  # fmt: skip
-    """A file of each variant, by the published names."""
+    """A file of each variant, by the published names; and one of updates, which has none."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
+    write_whole(folder / UPDATES, f"{UPDATES_HEAD}\n{costs.updated_per_s / BILLION:.3f}\n")
     for variant in variants:
+        path = folder / file_of(name, variant)
         found = {call: costs.costs[chain.key(call, variant)] for call in chain.calls()}
         lines = [",".join(("op_name", *COLUMNS))]
-        for row, numbers in enumerate(rows_of(chain, variant, found, seconds)):
+        for row, numbers in enumerate(rows_of(chain, variant, found, exchanges)):
             lines.append(",".join((chain.operators.row_names[row], *(f"{n:.3f}" for n in numbers))))
-        path = folder / f"{name}_mbs{variant.samples}_tp{variant.tp}_algo{variant.algo}.csv"
         write_whole(path, "\n".join(lines) + "\n")
         written.append(path)
     return written
 
 
+def file_of(name: str, variant: Variant) -> str:
+    """The published name of a variant's file."""
+    return f"{name}_mbs{variant.samples}_tp{variant.tp}_algo{variant.algo}.csv"
+
+
+def write_collectives(
+    folder: Path, name: str, chain: Chain, variants: Iterable[Variant], known: Collectives
+) -> list[Path]:
+    """A file of each collective of so many devices, by the published names: of groups of
+    neighbours, all at work at once; sums also of devices a stride apart, as replicas are. Rows are
+    the sizes of tensors between operators, which costs look up, and powers of two up to the largest
+    that was measured, between which `ours` draws lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bounds, value = range(len(chain.operators) + 1), VALUE_BYTES[chain.dtype]
+    asked = {round(crossing_bytes(chain, at, v, value) / MB) for v in variants for at in bounds}
+    written = []
+    for devices, stride, kind in dict.fromkeys(each.setting.among for each in known.found):
+        if stride > 1 and kind != "all_reduce":
+            continue
+        one = known.of(kind, devices, stride)
+        lines = [",".join(COLLECTIVE_HEAD)]
+        for size in sorted({0, *asked, *powers(1, one.bytes[-1] // MB)}):
+            lines.append(f"{size},{one.at(size * MB) * 1e3:.3f}")
+        apart = f"_stride{stride}" if stride > 1 else ""
+        written.append(folder / f"prim_{name}_{kind}_{devices}gpus{apart}.csv")
+        write_whole(written[-1], "\n".join(lines) + "\n")
+    return written
+
+
 def rows_of(
-    chain: Chain, variant: Variant, found: dict[range, ShardCost | None], seconds: Seconds
+    chain: Chain, variant: Variant, found: dict[range, ShardCost | None], exchanges: Exchanges
 ) -> list[tuple[float, ...]]:
     """Numbers of each operator, as `COLUMNS` names them. Of a call of several operators the first
     has the cost."""
     rows: dict[int, tuple[float, ...]] = {}
     known = {call: cost or _ABSENT for call, cost in found.items()}
     kept, carried = kept_bytes(chain, known), 0.0
-    value = 2 if chain.dtype == "bf16" else 4
+    value, seconds = VALUE_BYTES[chain.dtype], exchanges.seconds
     for call, cost in found.items():
         for at in call:
             sizes = [crossing_bytes(chain, at + side, variant, value) / MB for side in (0, 1)]

@@ -15,7 +15,7 @@ from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import check, model_of, plan_of
-from workbench.methods.aceso.stepping import PlanStepping, places_of
+from workbench.methods.aceso.stepping import PlanStepping, StepRows, places_of
 from workbench.model import make_model
 from workbench.runtime.executor.executor import Perturb
 from workbench.runtime.memory.storage import DTYPES
@@ -105,12 +105,10 @@ class PlanTraining:
                 of = stepping.holder, self._report, stepping.statistics()
                 stepping.holder.save(partial(history.pause, step + 1, done, *of))
 
-    def _read(
-        self, samples: Sequence[int], span: range
-    ) -> tuple[Sequence[Tensor], Tensor, float, int | None]:
-        *inputs, targets = self._batches.rows(samples[span.start : span.stop])
-        counted = sum(self.model.counted(targets))
-        return inputs, targets, float(counted), counted if self.model.counts_differ else None
+    def _read(self, samples: Sequence[int]) -> StepRows:
+        *inputs, targets = self._batches.rows(samples)
+        counts = self.model.counted(targets) if self.model.counts_differ else None
+        return StepRows(inputs, targets, counts)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""

@@ -28,23 +28,34 @@ from workbench.model.operators.places import places
 from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.passes.shard_ends import Crossing, crossings
-from workbench.runtime.passes.shard_stage import Key, MicroRows, ShardStage
+from workbench.runtime.passes.shard_stage import TARGETS, Key, MicroRows, ShardStage
 from workbench.runtime.passes.stage_engine import MicroBatch, StageEngine
-from workbench.runtime.passes.stage_passes import StagePasses
+from workbench.runtime.passes.stage_recordings import RecordedPasses
 from workbench.runtime.passes.statistics import added
+from workbench.runtime.passes.template import compiles
 from workbench.runtime.protocols import OutsideUpdates
 from workbench.runtime.transport.groups import new_group, tensors_of_all
-from workbench.runtime.transport.shard_transport import ShardTransport
+from workbench.runtime.transport.neighbours import linked
+from workbench.runtime.transport.shard_transport import ShardTransport, pairs
 from workbench.runtime.transport.stage_groups import StageGroups
 from workbench.runtime.updates.shard_states import ShardStatesTogether
-from workbench.runtime.updates.shard_weights import ShardWeights, parts_of
-from workbench.runtime.updates.stage_updates import adamw
+from workbench.runtime.updates.shard_updates import ShardUpdates, SplitUpdates, TorchUpdates
+from workbench.runtime.updates.shard_weights import Part, ShardWeights, parts_of
 from workbench.runtime.updates.step_end import Ended, agree
 from workbench.schedule.action import Action
 from workbench.schedule.validate import validate
 
 ABANDON_S = 2.0
 """How long a lane may wait for another process after a failure in this one."""
+
+
+class StepRows(NamedTuple):
+    """Rows of a step, on the host."""
+
+    inputs: Sequence[Tensor]
+    targets: Tensor
+    counts: Sequence[int] | None
+    """Labels of each row that count in the loss; None where all do, and rows have as many."""
 
 
 class Setting(NamedTuple):
@@ -111,59 +122,62 @@ class PlanStepping:
             operators, where, model, spec.model, first=plan.starts[own], settings=settings[own],
             came=self._ends[own], goes=self._ends[own + 1], groups=groups, device=device,
             dtype=dtype, fuses=spec.options.fused,
+            compiled=compiles(spec.compile, device.type, dtype),
             turn=lambda operator, backward: turn(1 + 2 * operator + backward),
         )  # fmt: skip
-        self.precise = precise = dtype if dtype.itemsize > 2 else torch.float32
         with self.meter:
-            self.stage.draw(weights, precise)
+            self.stage.draw(weights, dtype if dtype.itemsize > 2 else torch.float32)
         self.parts = parts = parts_of(operators, where, model, spec.model, settings)
-        self.weights = ShardWeights(
-            self.stage, parts, groups, new, lambda count: self.meter.zeros(count, precise)
-        )
         names = {part.key: part.name for part in parts}
-        decaying = {
-            part.name
-            for part in self.weights.parts
-            if (model.decays(*part.key) if still is None else names[part.owner] not in still)
-        }
-        self.optimizer = adamw(spec, self.weights.named, decaying, device)
+
+        def decays(part: Part) -> bool:
+            return model.decays(*part.key) if still is None else names[part.owner] not in still
+
+        self.weights = ShardWeights(self.stage, parts, groups, new, self.meter.zeros, decays)
+        if dtype.itemsize == 2:
+            self._updates: ShardUpdates = SplitUpdates(spec, self.weights, self.meter)
+        else:
+            decaying = {part.name for part in self.weights.parts if decays(part)}
+            self._updates = TorchUpdates(spec, self.weights, decaying, device)
         self.holder = ShardStatesTogether(
-            self.weights, parts, self.optimizer, groups, everybody, names,
+            self.weights, parts, self._updates, groups, everybody, names,
             over=everybody, lead=groups.ranks(len(widths) - 1)[0],
         )  # fmt: skip
         schedule = stage_schedule(spec.method, lists("1f1b", len(widths), len(self._micros)))
         if rank == 0:
             validate(schedule)
+        self._passes = RecordedPasses({own: self.stage}, most=len(widths) - own)
         self._engine = StageEngine(
-            {own: self.stage}, StagePasses({own: self.stage}), self.weights.gradients, int,
-            OutsideUpdates(),
-        )  # fmt: skip
+            {own: self.stage}, self._passes, self.weights.gradients, int, OutsideUpdates()
+        )
+        backend = "nccl" if "nccl" in dist.get_backend() else "gloo"
+        exchanging = pairs(self._ends, groups.ranks, {*map(len, self._micros)})
+        channels = linked(exchanging, rank, backend, everybody, device)
         self._engine.transport = ShardTransport(
-            everybody, crossings=self._ends.__getitem__, ranks=groups.ranks, rank=rank,
+            channels, everybody, crossings=self._ends.__getitem__, ranks=groups.ranks, rank=rank,
             forms=self._engine.forms, device=device,
             samples=lambda action, step: len(self._micros[action.microbatch]),
         )  # fmt: skip
         self._engine.transport.use(schedule)
         self._executor = Executor(
             schedule, self._perform, device, rank=own, perturb=perturb, record_from=spec.steps - 1,
-            announce=self._announce, together=dist.get_backend() == "nccl", abandon_s=ABANDON_S,
+            announce=self._announce, together=backend == "nccl", abandon_s=ABANDON_S,
             on_failure=lambda _: self._engine.transport.stop(),
         )  # fmt: skip
         last = groups.stage == len(widths) - 1
         self._tells_loss = last and groups.process % settings[-1][-1].tp == 0
         self._teller = rank == groups.ranks(len(widths) - 1)[0]
 
-    def step(
-        self, step: int, samples: Sequence[int],
-        read: Callable[[range], tuple[Sequence[Tensor], Tensor, float, int | None]],
-    ) -> Ended:  # fmt: skip
-        """A step on a batch, whose rows have these numbers: passes, sums, and updates unless
-        gradients are not finite. `read` gives some rows' inputs and targets, their weight, which
-        counts labels or samples, and the number of labels where these differ from row to row."""
+    def step(self, step: int, samples: Sequence[int], read: Callable[[], StepRows]) -> Ended:
+        """A step on a batch, whose rows have these numbers, and which `read` gives: passes, sums,
+        and updates unless gradients are not finite. Raises ValueError for a micro-batch of which no
+        label counts."""
         self.times.on = step == self._spec.steps - 1
         with self.times.of("batch-generator"):
             weight = self._begin(step, samples, read)
         self._executor.run(step, 1)
+        if (apart := self._passes.new_bytes()) is not None:
+            self.meter.set_apart(apart)
         self._turn(1 + 2 * self._operators)
         self.stage.end(step)
         losses, _ = self._engine.end(step).mean_loss()
@@ -172,30 +186,35 @@ class PlanStepping:
         ended = agree(
             self.weights.gradients, (), losses=losses if self._tells_loss else 0.0,
             weight=weight if self._teller else 0.0, first=True, wanted=False, scale=1.0,
-            nominal=weight, clip=self._spec.clip, everybody=self.everybody,
-            counted=self.weights.counted,
+            nominal=weight, clip=None if self._updates.clips else self._spec.clip,
+            everybody=self.everybody, counted=self.weights.counted,
         )  # fmt: skip
         if not ended.overflow:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._spec.learning_rate(step)
             with self.meter, self.times.of("optimizer"):
-                self.optimizer.step()
+                self._updates.step(step, ended.norm)
         return ended
 
-    def _begin(self, step: int, samples: Sequence[int], read: Callable) -> float:
+    def _begin(self, step: int, samples: Sequence[int], read: Callable[[], StepRows]) -> float:
         """Take a step's rows, of which each operator takes its row of processes' share. Returns the
         weight of all."""
-        rows, micros = [], []
+        (inputs, targets, counts), rows, micros = read(), [], []
+        named = {str(number): tensor for number, tensor in enumerate(inputs)} | {TARGETS: targets}
+        for name, each in named.items():
+            kind = self.stage.dtype if each.is_floating_point() else each.dtype
+            named[name] = each.to(self.device, kind)
         for span in self._micros:
-            inputs, targets, weight, labels = read(span)
+            own = {name: each[span.start : span.stop] for name, each in named.items()}
             part = tuple(samples[span.start : span.stop])
+            weight = len(part) if counts is None else sum(counts[span.start : span.stop])
+            if not weight:
+                raise ValueError(
+                    f"no label counts in rows {span.start} to {span.stop - 1}, a micro-batch of "
+                    "the plan; leave out rows without labels, or mix them among others"
+                )
+            every = counts is None or weight == own[TARGETS].numel()
             ctx = Context(seed=self._spec.seed, step=step, unit=0, samples=part)
-            inputs = tuple(
-                each.to(self.device, self.precise if each.is_floating_point() else each.dtype)
-                for each in inputs
-            )
-            rows.append(MicroRows(inputs, targets.to(self.device), ctx, labels))
-            micros.append(MicroBatch(samples=part, weight=weight))
+            rows.append(MicroRows(own, ctx, None if every else weight))
+            micros.append(MicroBatch(samples=part, weight=float(weight)))
         whole = sum(micro.weight for micro in micros)
         self.stage.begin(step, rows)
         self._engine.begin(step, micros, 1 / whole)

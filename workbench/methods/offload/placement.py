@@ -11,8 +11,8 @@ class Placement:
 
     method: str
     resident: frozenset[int]
-    """Units whose weights never leave the device, which updates them; the first and the last are
-    always among them."""
+    """Units whose weights never leave the device, which updates them. The first and the last are
+    among them, or both are `hosted`."""
     pulled: frozenset[int] = frozenset()
     """Resident units whose optimizer states live on the host and visit the device to be updated."""
     state_slots: int = 3
@@ -49,19 +49,27 @@ class Placement:
     replay: bool = False
     """Passes of blocks that recompute are recorded and launched by the GPU (passes/replay.py)."""
 
+    def hosted(self, units: int) -> frozenset[int]:
+        """The embedding and the head, if the host updates them: their weights come to the device
+        once a step, and stay until its last backward pass."""
+        return frozenset({0, units - 1} - self.resident)
+
     def streamed(self, units: int) -> list[int]:
-        """Units whose weights come to the device for each pass, in order. Raises ValueError for a
+        """Blocks whose weights come to the device for each pass, in order. Raises ValueError for a
         placement that no program can have."""
-        head, streamed = units - 1, [unit for unit in range(units) if unit not in self.resident]
-        if not {0, head} <= self.resident:
-            raise ValueError("the embedding and the head must be resident")
+        head, hosted = units - 1, self.hosted(units)
+        streamed = [unit for unit in range(1, head) if unit not in self.resident]
+        if hosted and len(hosted) < 2:
+            raise ValueError("the embedding and the head must be updated in one place")
         if streamed and self.slots < 1:
             raise ValueError(f"{len(streamed)} streamed units need at least 1 slot, got 0")
         if not self.pulled <= self.resident - {0, head}:
             raise ValueError("only the states of resident blocks can be pulled")
         if self.eager & (self.resident - self.pulled):
             raise ValueError("only updates of streamed and pulled units can be eager")
-        if streamed and self.microbatch_major:
+        if hosted & self.eager:
+            raise ValueError("updates of the embedding and the head cannot be eager")
+        if (streamed or hosted) and self.microbatch_major:
             raise ValueError("micro-batch-major order needs every unit resident")
         if not self.on_disk <= {*streamed}:
             raise ValueError("only the states of streamed units can be on the disk")

@@ -4,7 +4,8 @@ Every single-device method is a choice of four things, and this builder turns th
 actions:
 
 * which units are **resident** (weights, gradients and optimizer states never leave the device; the
-  device updates them) and which are **streamed** (states on the host or disk, updated there);
+  device updates them) and which are **streamed** (states on the host or disk, updated there); the
+  embedding and the head are resident, or **hosted**: updated on the host, on the device all step;
 * how many weight **slots** the streamed units share (slots.py). A device copy is never written
   back: it is never dirty;
 * what becomes of **activations**: kept, recomputed from each unit's input, or the input stashed on
@@ -67,7 +68,7 @@ def build(
 
 def _forward_pass(builder: LayerStepBuilder, micros: list[int]) -> None:
     for unit in range(builder.num_units):
-        if unit in builder.index:
+        if builder.comes(unit):
             _load(builder, unit, turn=0)
         for micro in micros:
             _forward(builder, unit, micro, last=micro == micros[-1])
@@ -75,11 +76,13 @@ def _forward_pass(builder: LayerStepBuilder, micros: list[int]) -> None:
                 _backward(builder, unit, micro)
             elif builder.stashed(unit):
                 _stash(builder, unit, micro)
+    if builder.head in builder.hosted:
+        _gradients_out(builder, builder.head)
 
 
 def _backward_pass(builder: LayerStepBuilder, micros: list[int]) -> None:
     for unit in reversed(range(builder.head)):
-        if unit in builder.index and builder.leaves(unit):
+        if builder.leaves(unit):
             _load(builder, unit, turn=1)
         for micro in micros:
             if builder.stashed(unit):
@@ -88,11 +91,12 @@ def _backward_pass(builder: LayerStepBuilder, micros: list[int]) -> None:
                 _recompute(builder, unit, micro)
             _backward(builder, unit, micro)
         if micros[-1] == builder.last_micro:
-            if unit in builder.index:
+            if builder.comes(unit):
                 _gradients_out(builder, unit)
             if builder.eager(unit):
                 updates.update(builder, unit)
-    if not builder.placement.clipped and micros[-1] == builder.last_micro:
+    at_once = not builder.placement.clipped and builder.head not in builder.hosted
+    if at_once and micros[-1] == builder.last_micro:
         updates.update(builder, builder.head)
 
 
@@ -100,7 +104,7 @@ def _backward_pass(builder: LayerStepBuilder, micros: list[int]) -> None:
 
 
 def _load(builder: LayerStepBuilder, unit: int, turn: int) -> None:
-    """Bring a streamed unit's weights into its slot, when the slot is free and they are ready."""
+    """Bring a unit's weights into its slot, when the slot is free and they are ready."""
     slot, free = slots.weights(builder, unit, turn)
     ready = [] if turn else [updates.final(builder, unit, step=-1)]
     nbytes = builder.weight_bytes(unit)
@@ -127,11 +131,14 @@ def _fetch(builder: LayerStepBuilder, unit: int, micro: int) -> None:
 
 
 def _gradients_out(builder: LayerStepBuilder, unit: int) -> None:
-    """Take a streamed unit's gradients, complete over the micro-batches, to the host."""
+    """Take a unit's gradients, complete over the micro-batches, to the host."""
     nbytes, (slot, free) = builder.weight_bytes(unit), slots.host_gradients(builder, unit)
     takes = [builder.buffer(name.host_gradients(unit), HOST_TIER, nbytes, slot=slot)]
-    after, frees = [act(B, unit, builder.last_micro), *free], [name.gradients(unit)]
-    builder.add(Kind.GRAD_OUT, unit, D2H, after=after, nbytes=nbytes, takes=takes, frees=frees)
+    after, uses, frees = [act(B, unit, builder.last_micro), *free], [], []
+    (uses if unit in builder.hosted else frees).append(name.gradients(unit))
+    builder.add(
+        Kind.GRAD_OUT, unit, D2H, after=after, nbytes=nbytes, uses=uses, takes=takes, frees=frees
+    )
 
 
 # -- passes ---------------------------------------------------------------------------------------
@@ -145,8 +152,10 @@ def _forward(builder: LayerStepBuilder, unit: int, micro: int, *, last: bool) ->
     if unit:
         after.append(act(F, unit - 1, micro))
         uses.append(name.activation(unit, micro))
-    if unit in builder.index:
+    if builder.comes(unit):
         after.append(act(Kind.LOAD, unit))
+    if unit == micro == 0:  # gradients begin anew
+        after += [act(Kind.GRAD_OUT, end, step=-1) for end in sorted(builder.hosted)]
     if not builder.replayed(unit):
         scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
         takes.append(builder.scratch(act(F, unit, micro), scratch))
@@ -156,7 +165,7 @@ def _forward(builder: LayerStepBuilder, unit: int, micro: int, *, last: bool) ->
         after += slots.before_input(builder, unit + 1, micro)
     if unit == builder.head or (keeps and cost.kept_bytes):
         takes.append(builder.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
-    if last and unit in builder.index and builder.leaves(unit):
+    if last and builder.leaves(unit):
         frees.append(builder.weights(unit, turn=0))
     builder.add(F, unit, COMPUTE, micro, after=after, uses=uses, takes=takes, frees=frees)
 
@@ -210,6 +219,6 @@ def _backward(builder: LayerStepBuilder, unit: int, micro: int) -> None:
     if unit:
         grad = name.output_gradient(unit - 1, micro)
         takes.append(builder.buffer(grad, DEVICE, cost.input_bytes))
-    if unit in builder.index and micro == builder.last_micro:
+    if builder.comes(unit) and micro == builder.last_micro:
         frees.append(builder.weights(unit, turn=1))
     builder.add(B, unit, COMPUTE, micro, after=after, uses=uses, takes=takes, frees=frees)

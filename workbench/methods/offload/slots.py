@@ -16,7 +16,10 @@ Slot = tuple[str, list[str]]
 
 
 def weights(builder: LayerStepBuilder, unit: int, turn: int) -> Slot:
-    """The slot of a streamed unit's weights in the forward (0) or backward (1) pass."""
+    """The slot of a unit's weights in the forward (0) or backward (1) pass: one of the slots of
+    streamed units, or its own."""
+    if unit in builder.hosted:
+        return f"weights end {unit}", [act(B, unit, builder.last_micro, step=-1)]
     count, k, streamed = builder.placement.slots, builder.index[unit], builder.streamed
     if turn == 1:
         before = act(B, streamed[k + count], builder.last_micro)
@@ -35,7 +38,9 @@ def gradients(builder: LayerStepBuilder, unit: int) -> Slot:
 
 
 def host_gradients(builder: LayerStepBuilder, unit: int) -> Slot:
-    """The slot of a streamed unit's gradients on the host; one each where they are not shared."""
+    """The slot of a unit's gradients on the host; one each where they are not shared."""
+    if unit in builder.hosted:
+        return f"host gradients end {unit}", []
     if count := builder.placement.host_gradient_slots:
         return _from_the_last(builder, unit, count, "host gradients", Kind.UPDATE)
     return f"host gradients {builder.index[unit]}", []

@@ -39,6 +39,7 @@ class LayerStepBuilder(ScheduleBuilder):
         self.last_micro = placement.microbatches - 1
         self.streamed = placement.streamed(self.num_units)
         self.index = {unit: k for k, unit in enumerate(self.streamed)}
+        self.hosted = placement.hosted(self.num_units)
         self.pulled = sorted(placement.pulled, reverse=not placement.clipped)
         """In the order of their updates."""
         self._permanent_buffers()
@@ -66,6 +67,8 @@ class LayerStepBuilder(ScheduleBuilder):
                 else:
                     self.buffer(name.states(unit), DEVICE, state, permanent=True)
                 continue
+            if unit in self.hosted:
+                self.buffer(name.gradients(unit), DEVICE, weight, permanent=True)
             self.buffer(name.host_weights(unit), HOST_TIER, weight, permanent=True)
             if unit in placement.on_disk:
                 self.buffer(name.disk_states(unit), DISK, state, permanent=True)
@@ -80,13 +83,17 @@ class LayerStepBuilder(ScheduleBuilder):
         """Bytes of a unit's optimizer states."""
         return self.profile.units[unit].parameters * self.profile.state_bytes
 
+    def comes(self, unit: int) -> bool:
+        """Whether a unit's weights come from the host, and its gradients go there."""
+        return unit in self.index or unit in self.hosted
+
     def leaves(self, unit: int) -> bool:
         """Whether a streamed unit gives its slot up between forward and backward pass."""
-        return self.index[unit] < len(self.streamed) - self.placement.slots
+        return unit in self.index and self.index[unit] < len(self.streamed) - self.placement.slots
 
     def weights(self, unit: int, turn: int) -> str:
         """The buffer that holds a unit's weights in the forward (0) or backward (1) pass."""
-        if unit in self.index and turn == 1 and self.leaves(unit):
+        if turn == 1 and self.leaves(unit):
             return name.weights(unit, 1)
         return name.weights(unit)
 
@@ -140,7 +147,7 @@ class LayerStepBuilder(ScheduleBuilder):
     def ready(self, unit: int, micro: int) -> list[str]:
         """Actions that the backward visit of a unit waits for besides its output gradient."""
         after = []
-        if unit in self.index and self.leaves(unit):
+        if self.leaves(unit):
             after.append(act(Kind.LOAD, unit, turn=1))
         if self.stashed(unit):
             after.append(act(Kind.FETCH, unit, micro))

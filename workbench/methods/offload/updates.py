@@ -92,7 +92,7 @@ def update(builder: LayerStepBuilder, unit: int) -> None:
     """Add the update of a unit: on the device, on a visit to it, or on the host."""
     waits = builder.placement.clipped and not builder.eager(unit)
     after = [act(Kind.NORM, 0)] if waits else []
-    if unit in builder.index:
+    if builder.comes(unit):
         _on_host(builder, unit, [*after, act(Kind.GRAD_OUT, unit)])
         return
     after.append(act(Kind.BACKWARD, unit, builder.last_micro))
@@ -107,7 +107,7 @@ def update(builder: LayerStepBuilder, unit: int) -> None:
 
 
 def _on_host(builder: LayerStepBuilder, unit: int, after: list[str]) -> None:
-    """Update a streamed unit. Gradients of a guess stay until its verdict."""
+    """Update a unit on the host. Gradients of a guess stay until its verdict."""
     uses, frees = [name.host_weights(unit), name.host_states(unit)], []
     (uses if builder.settled(unit) else frees).append(name.host_gradients(unit))
     on_disk, nbytes = unit in builder.placement.on_disk, builder.state_bytes(unit)
@@ -144,7 +144,7 @@ def _visit(builder: LayerStepBuilder, unit: int, kind: Kind, after: list[str], t
 
 def _lane(builder: LayerStepBuilder, unit: int) -> str:
     """The host worker that a unit belongs to."""
-    worker = builder.index[unit] % builder.placement.host_workers
+    worker = builder.index.get(unit, 0) % builder.placement.host_workers
     return HOST + (f".{worker}" if worker else "")
 
 

@@ -21,6 +21,8 @@ class Choice:
     pulled: int = 0
     kept: int = 0
     stash: bool = False
+    hosted: bool = False
+    """The host updates the embedding and the head, too."""
     on_disk: int = 0
     """The last layers, whose states live on the disk: their gradients come first and their weights
     are needed last, so they can wait for it longest."""
@@ -52,8 +54,9 @@ def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
     return Placement(
         method=f"stronghold w{choice.window} r{choice.resident}"
         + (f" p{choice.pulled}" if choice.pulled else "")
-        + (f" k{choice.kept}" if choice.kept else ""),
-        resident=frozenset({0, layers + 1, *range(1, stay + 1)}),
+        + (f" k{choice.kept}" if choice.kept else "")
+        + (" hosted" if choice.hosted else ""),
+        resident=frozenset({*(() if choice.hosted else (0, layers + 1)), *range(1, stay + 1)}),
         pulled=pulled,
         slots=min(choice.window, len(streamed)),
         microbatches=spec.microbatches,

@@ -43,6 +43,10 @@ class Loads:
         self._spec, self._layers, self._micros = spec, spec.model.layers, spec.microbatches
         self._workers = spec.options.host_workers
         self._embedding, self._block, *_, self._head = profile.units
+        self._ends = self._embedding.parameters + self._head.parameters
+        self._end_weights, self._end_states = (
+            self._ends * each for each in (profile.weight_bytes, profile.state_bytes)
+        )
         self._overhead = hardware.action_overhead_s
         self._weights = self._block.parameters * profile.weight_bytes
         self._states = self._block.parameters * profile.state_bytes
@@ -64,7 +68,8 @@ class Loads:
         states = streamed - choice.on_disk + choice.pulled
         stashed = min(self._layers - choice.kept, self._layers - 1) if choice.stash else 0
         return (
-            (streamed + gradients) * self._weights
+            choice.hosted * (2 * self._end_weights + self._end_states)
+            + (streamed + gradients) * self._weights
             + states * self._states
             + stashed * self._micros * self._block.input_bytes
         )
@@ -77,8 +82,7 @@ class Loads:
             self._layers, choice.resident, choice.pulled, choice.window
         )  # fmt: skip
         streamed, recomputed = layers - resident - pulled, layers - choice.kept
-        parameters = self._embedding.parameters + self._head.parameters
-        parameters += resident * block.parameters
+        parameters = resident * block.parameters + (0 if choice.hosted else self._ends)
         update = (resident + 2) * each + parameters * self._on_device
         ends = micros * (self._embedding.forward_s + self._head.recompute_s + 2 * each)
         forward = ends + self._forward(layers, recomputed)
@@ -136,8 +140,9 @@ class Loads:
             visits * push + recomputed * stash,
         )
         stands = max(stands, gradients + late)
+        ends = choice.hosted * self._ends_seconds()
         disk = choice.on_disk * self._states * self._disk
-        stands = max(stands, seconds, disk)
+        stands = max(stands, seconds, disk) + ends
         if spec.clip is None:
             return stands, None
         back = self._together(backward, 0.0, ahead * load + recomputed * fetch, streamed * leave)
@@ -148,8 +153,14 @@ class Loads:
             streamed * load + come * pull,
             come * push + recomputed * stash,
         )
-        clips = max(back + rest, disk)
+        clips = max(back + rest, disk) + ends
         return (stands, clips) if choice.eager != "none" else (clips, None)
+
+    def _ends_seconds(self) -> float:
+        """From the gradients of the embedding and the head, the last of a step, to their weights,
+        the first of the next."""
+        moves = 2 * self._transfer + self._end_weights * (self._in + self._out)
+        return moves + self._ends * self._on_host / self._block.parameters
 
     def _eager(self, choice: Choice, streamed: int, recomputed: int) -> float:
         """Share of the streamed layers whose updates are eager (methods/offload/updates.py)."""

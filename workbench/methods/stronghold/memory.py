@@ -34,12 +34,13 @@ def _static(placement: Placement, profile: Profile) -> int:
     visits = sorted(placement.pulled, reverse=not placement.clipped)
     if placement.clipped:
         visits = [unit for unit in reversed(visits) if unit in placement.eager] + visits
-    streamed = [weights[unit] for unit in range(len(units)) if unit not in placement.resident]
+    inner = range(1, len(units) - 1)
+    streamed = [weights[unit] for unit in inner if unit not in placement.resident]
     total = sum(batch_bytes(profile, micros)) + profile.library_bytes
-    if placement.replay and not placement.kept >= {*range(1, len(units) - 1)}:
+    if placement.replay and not placement.kept >= {*inner}:
         total += block_replay_bytes(profile)
     total += weights[0] + weights[-1]  # gradients of the embedding and the head stay
-    total += sum(weights[unit] for unit in placement.resident)
+    total += sum(weights[unit] for unit in placement.resident | placement.hosted(len(units)))
     total += sum(states[unit] for unit in placement.resident - placement.pulled)
     total += _slots([states[unit] for unit in visits], placement.state_slots)
     total += _slots(streamed, placement.slots) + _slots(streamed, placement.gradient_slots)
@@ -66,6 +67,7 @@ class _Passes:
         self.joins = profile.hardware.device == "cuda" and placement.clipped
         """Whether updates copy gradients together before (LayerStepBuilder.joins_gradients)."""
         inner = range(1, self.head)  # a search asks for these of all units, many times
+        self.streamed = frozenset(inner) - placement.resident
         kept, replay, stash = placement.kept, placement.replay, placement.stash
         self.replayed = [False, *(replay and unit not in kept for unit in inner), False]
         self.stashed = [False, *(stash and unit not in kept for unit in inner), False, False]
@@ -133,7 +135,7 @@ class _Passes:
 
     def _backward(self, unit: int) -> None:
         cost, micros, placement = self.units[unit], self.micros, self.placement
-        streamed = unit not in placement.resident
+        streamed = unit in self.streamed
         first_streamed_gone = unit + placement.gradient_slots < self.head
         for micro in range(micros):
             if self.stashed[unit]:
@@ -160,7 +162,7 @@ class _Passes:
         holds = unit in placement.kept and unit < self.head and not self.stashed[unit + 1]
         output = self.units[unit + 1].input_bytes if holds else 0
         scratch = cost.backward_scratch_bytes - output
-        if unit not in placement.resident or (fresh and micro > 0):
+        if unit in self.streamed or (fresh and micro > 0):
             scratch += self.weights[unit]
         if self.replayed[unit]:
             scratch = 0

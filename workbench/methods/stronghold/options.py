@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Literal
 
 from workbench.core.spec import RunSpec
 from workbench.methods.options import Auto, Clipping, HostUpdates
@@ -22,6 +23,9 @@ class Options(HostUpdates, Clipping):
     come from the host to be updated there."""
     kept: int | Auto = "auto"
     """Last layers that keep their activations, where `activations` is ``auto``."""
+    ends: Auto | Literal["device", "host"] = "auto"
+    """Where the embedding and the head are updated, and their optimizer states lie. ``auto`` is the
+    device, or the host where nothing fits otherwise."""
     disk_layers: int | Auto = "auto"
     """Last layers whose optimizer states live on the disk, where `optimizer_tier` is ``auto``."""
 

@@ -190,6 +190,7 @@ def _settings(placement: Placement, choice: Choice) -> dict[str, int | float | s
         "pulled_layers": choice.pulled,
         "kept_layers": choice.kept,
         "stashed_inputs": choice.stash,
+        "ends_on_host": choice.hosted,
         "eager_updates": len(placement.eager),
         "disk_layers": len(placement.on_disk),
         "host_workers": placement.host_workers,

@@ -51,7 +51,13 @@ class SearchSpace:
         """Kinds of layers -> whether the planner may choose their number."""
         self.stashes = {"auto": (False, True), "host": (True,)}.get(spec.activations, (False,))
         may_wait = spec.clip is not None and asked.clipping == "auto"
+        self.hosted = False
+        """Whether the host updates the embedding and the head."""
         self.eager = ("none", "some") if may_wait else (self.start().eager,)
+        self.hosted = asked.ends == "host"
+        if asked.ends == "auto":
+            least = (replace(self.start(), stash=stash) for stash in self.stashes)
+            self.hosted = all(cache.device_bytes(one) > budgets.device for one in least)
         self.slopes = {stash: self._slope(stash) for stash in self.stashes}
 
     def start(self) -> Choice:
@@ -68,6 +74,7 @@ class SearchSpace:
             pulled=0 if asked.pulled == "auto" else min(asked.pulled, self.layers - resident),
             kept=kept.get(spec.activations, 0),
             stash=spec.activations == "host",
+            hosted=self.hosted,
             on_disk=0 if on_disk == "auto" else on_disk,
             eager="none" if waits else "all" if at_once else "some",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,8 @@ class Rows(NamedTuple):
 class Sharded(nn.Module):
     """An operator with its shards."""
 
+    pure: ClassVar[bool] = True
+    """Whether it reads tensors and weights alone, and changes nothing, where nothing is dropped."""
     shards: Mapping[str, Shard] = {}
     """Parameter, by its name in the submodule -> its division."""
 

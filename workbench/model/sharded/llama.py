@@ -73,6 +73,8 @@ class GroupedQkv(Projections):
 class Rotary(Sharded):
     """Queries and keys [B, S, keys, shared + 1, d], turned by their place in the sample."""
 
+    pure = False
+
     def take(self, whole, device: torch.device) -> None:
         super().take(whole, device)
         self.angles = angles_of(self.spec.family).to(device)

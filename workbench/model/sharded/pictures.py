@@ -47,6 +47,8 @@ class Convolution(Sharded):
 class BatchNorm(Sharded):
     """[B, channels, h, w] -> normalized, and where its place says so what is above zero."""
 
+    pure = False
+
     def divided(self) -> dict[str, Shard]:
         return {f"{self.inner}{name}": WHOLE for name in ("weight", "bias")}
 
@@ -76,7 +78,11 @@ class BatchNorm(Sharded):
         return y.relu() if self.place.rectified else y
 
     def normalized(self, x: Tensor, rows: Rows, weight: Tensor, bias: Tensor) -> Tensor:
-        """By the statistics of all rows."""
+        """By the statistics of all rows, in their precision."""
+        dtype, x = x.dtype, x.to(self.running_mean.dtype)
+        return self._normalized(x, rows, weight.type_as(x), bias.type_as(x)).to(dtype)
+
+    def _normalized(self, x: Tensor, rows: Rows, weight: Tensor, bias: Tensor) -> Tensor:
         if not rows.ctx.training:
             return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, eps=EPS)
         own = self.running_mean, self.running_var
@@ -145,6 +151,8 @@ class AveragePool(Sharded):
 class Classifier(Sharded):
     """[B, channels] -> this row's part of the mean loss of the micro-batch. Each device of a row
     has all classes."""
+
+    pure = False
 
     def divided(self) -> dict[str, Shard]:
         return {"weight": WHOLE, "bias": WHOLE}

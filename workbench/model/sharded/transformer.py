@@ -32,6 +32,8 @@ from workbench.model.text import IGNORED
 class Embedding(Sharded):
     """Token ids [B, S] -> [B, S, H], with the vectors of their positions where there are any."""
 
+    pure = False
+
     def divided(self) -> dict[str, Shard]:
         words, positions = self.place.tables
         return {words: Shard(0)} | ({positions: WHOLE} if positions else {})
@@ -140,6 +142,8 @@ class Score(Sharded):
 class Softmax(Sharded):
     """[B, heads, queries, keys] -> weights of the keys that are read."""
 
+    pure = False
+
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         size, heads = x.shape[-1], self.place.heads
         if heads.masked:
@@ -205,6 +209,8 @@ class Gelu(Sharded):
 
 class Head(Sharded):
     """[B, S, H] -> this row's part of the mean loss of the micro-batch, an fp32 scalar."""
+
+    pure = False
 
     def divided(self) -> dict[str, Shard]:
         return {"weight": Shard(0)}

@@ -85,8 +85,6 @@ class Memory:
         for unit in self.resident:
             numel = self._flats[unit].numel
             weights = self._weights[unit] = self._on_device(numel, self.dtype)
-            if self._schedule.buffers[name.gradients(unit)].permanent:
-                self._gradients[unit] = self._on_device(numel, self.dtype)
             if unit in self.pulled:
                 self._states[unit] = States.within(weights, self._whole[unit])
                 continue
@@ -96,6 +94,9 @@ class Memory:
                 exp_avg=self._on_device(numel, torch.float32),
                 exp_avg_sq=self._on_device(numel, torch.float32),
             )
+        for unit, flat in enumerate(self._flats):
+            if self._schedule.buffers[name.gradients(unit)].permanent:
+                self._gradients[unit] = self._on_device(flat.numel, self.dtype)
         self.weight_slots = self._slots("weights", self.dtype)
         self.gradient_slots = self._slots("gradients", self.dtype)
         self._fetch_slots = self._slots("fetched", torch.uint8)
@@ -198,7 +199,7 @@ class Memory:
         return self._weights[unit]
 
     def gradients(self, unit: int) -> Tensor | None:
-        """Gradients of a resident unit on the device, if it has memory for them all the time."""
+        """Gradients of a unit on the device, if it has memory for them all the time."""
         return self._gradients.get(unit)
 
     def states(self, unit: int) -> States:

@@ -196,9 +196,8 @@ class Engine:
             guess=hyper,
             calm=self.optimizer.calm,
         )
-        for unit in memory.resident:
-            if self._modules.ends(unit):
-                memory.gradients(unit).zero_()
+        for unit in (0, self.model.head):
+            memory.gradients(unit).zero_()
         with self._lock:
             self._steps[step] = state
             self._steps.pop(step - 3, None)
@@ -394,7 +393,7 @@ class Engine:
         """Where a unit's gradients gather on the device; None for a resident block whose gradients
         stay what autograd returns.
         """
-        if unit in self.memory.resident:
+        if unit in self.memory.resident or self.schedule.buffers[name.gradients(unit)].permanent:
             return self.memory.gradients(unit)
         slot = self.schedule.buffers[name.gradients(unit)].slot
         return self.memory.gradient_slots[slot][: self._flats[unit].numel]

@@ -20,7 +20,7 @@ and by the thread of the compute lane, and share theirs with the passes that are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -125,7 +125,7 @@ class Replays:
                 self._backs[key] = self._back(chain)
         torch.cuda.synchronize(self._meter.device)
         torch.cuda.empty_cache()
-        self.nbytes = self._pool_bytes()
+        self.nbytes = pool_bytes([self._pool])
         self._meter.set_apart(self.nbytes)
 
     def forward(self, key: Hashable, x: Tensor) -> Tensor:
@@ -253,12 +253,13 @@ class Replays:
         through = (x, *parameters)
         return torch.autograd.grad(y, through, output_grad, materialize_grads=True)
 
-    def _pool_bytes(self) -> int:
-        """Bytes in which recordings work. The allocator takes them for free, since no tensor is
-        there."""
-        segments = torch.cuda.memory_snapshot()
-        mine = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(self._pool)]
-        return sum(s["total_size"] - s["allocated_size"] for s in mine)
+
+def pool_bytes(pools: Sequence[tuple[int, int]]) -> int:
+    """Bytes in which recordings of these pools work. The allocator takes them for free, since no
+    tensor is there."""
+    own = {tuple(pool) for pool in pools}
+    mine = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) in own]
+    return sum(s["total_size"] - s["allocated_size"] for s in mine)
 
 
 @contextmanager

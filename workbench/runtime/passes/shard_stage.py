@@ -10,8 +10,6 @@ segments, which end where a layer starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,18 +22,20 @@ from workbench.core.model_spec import ModelSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.operators.operator import OperatorList
 from workbench.model.operators.place import Form, Place
-from workbench.model.operators.places import Handed, fused, handed
+from workbench.model.operators.places import fused, handed
 from workbench.model.sharded import MODULES
 from workbench.model.sharded.base import Rows, Sharded, of_unit
 from workbench.model.sharded.pictures import BatchNorm
 from workbench.model.sharded.transformer import Attention
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.shard_ends import MAIN, Crossing, Setting
+from workbench.runtime.passes.shard_runs import Call, Held, Joined, Run, runs_of, spread_of
 from workbench.runtime.transport.boxes import Spread, sizes
 from workbench.runtime.transport.collectives import Columns, spread
 from workbench.runtime.transport.group_transport import Form as MessageForm
 from workbench.runtime.transport.stage_groups import StageGroups
 
+TARGETS = "targets"
 Key = tuple[int, str]
 """Unit, and name of a parameter in it."""
 
@@ -43,62 +43,37 @@ Key = tuple[int, str]
 class MicroRows(NamedTuple):
     """A micro-batch on the device, the rows of all processes."""
 
-    inputs: tuple[Tensor, ...]
-    """Of the model."""
-    targets: Tensor
+    inputs: Mapping[str, Tensor]
+    """Of the model, by their numbers, and the targets, by `TARGETS`."""
     ctx: Context
     """Its unit does not matter."""
     labels: int | None
     """Number of labels that count; None where all do."""
 
 
-class Held(NamedTuple):
-    """A tensor inside the stage."""
-
-    tensor: Tensor | None
-    form: Form
-    spread: Spread
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """One module of the stage."""
-
-    operator: int
-    """Its number in the model; the first of several."""
-    module: Sharded
-    setting: Setting
-    takes: Spread | None
-    gives: Spread
-    form: Form
-    reads: Mapping[str, Spread]
-    """Extra tensors, as it needs them."""
-    makes: Handed | None
-    """An extra tensor that it hands on."""
-    ends: tuple[str, ...]
-    """Extra tensors that nobody reads after it."""
-    segment: int
-    """Number of the segment that is computed again with it; -1 for none."""
-
-
 class ShardStage:
-    """A `StageModule` (stage_passes.py). Weights are fp32; with a `dtype` of 16 bits passes are in
-    mixed precision, and tensors between stages are of it."""
+    """A `StageModule` (stage_passes.py). Weights and tensors of passes are of its dtype."""
 
     def __init__(
         self, operators: OperatorList, places: list[Place], model: LayeredModel,
         spec: ModelSpec, *, first: int, settings: Sequence[Setting], came: Sequence[Crossing],
         goes: Sequence[Crossing], groups: StageGroups, device: torch.device, dtype: torch.dtype,
-        fuses: bool = True, turn: Callable[[int, bool], None] = lambda operator, backward: None,
+        fuses: bool = True, compiled: bool = False,
+        turn: Callable[[int, bool], None] = lambda operator, backward: None,
     ) -> None:  # fmt: skip
         """Operators from the `first` on, one a setting. `came` and `goes` cross the stage's ends.
-        `fuses`: attention is one call where all of it is divided alike. `turn` is told of each
+        `fuses`: attention is one call where all of it is divided alike. `compiled`: runs of
+        operators are, unless something is dropped. `turn` is told of each
         operator of the model whose pass begins here, and whether that is a backward pass."""
         self.model, self.device, self.dtype, self._spec = model, device, dtype, spec
         self.first, self.last = first == 0, first + len(settings) == len(operators)
         self._list, self._places, self._groups = operators, places, groups
         self._came, self._goes, self._turn = came, goes, turn
         self.calls = [*self._calls(first, settings, fuses)]
+        self._alone, self._settled = groups.width == 1, False
+        there = {each.name: each.behind for each in came}
+        self._runs = [*runs_of(self.calls, there, self._alone)]
+        self._joined = Joined() if compiled and not spec.dropout else None
         self._steps: dict[int, Sequence[MicroRows]] = {}
 
     # -- weights --------------------------------------------------------------------------------
@@ -156,6 +131,29 @@ class ShardStage:
     def end(self, step: int) -> None:
         """Let go of a step's rows."""
         del self._steps[step]
+        self._settled = True
+
+    def given(self, micro: int, step: int) -> MicroRows:
+        """A micro-batch of a step, whose pass begins."""
+        self._turn(self.calls[0].operator, False)
+        return self._steps[step][micro]
+
+    give = begin
+
+    @property
+    def records(self) -> bool:
+        """Whether passes may be recorded now: on a GPU, after a step in which they were compiled,
+        where nobody is exchanged with, and nothing but tensors tells micro-batches apart."""
+        if self.device.type != "cuda" or self._joined is None or not self._settled:
+            return False
+        norms = any(isinstance(call.module, BatchNorm) for call in self.calls)
+        rows = (each for own in self._steps.values() for each in own)
+        return self._alone and not norms and all(each.labels is None for each in rows)
+
+    def addresses(self) -> list[int]:
+        """Where the weights and their gradients lie."""
+        own = [weight for _, weight in self.parameters()]
+        return [each.data_ptr() for weight in own for each in (weight, weight.grad)]
 
     def run(self, came: Bundle, micro: int, step: int) -> Bundle:
         """A pass over a micro-batch of a step. Returns tensors for the stage behind, or this
@@ -165,37 +163,57 @@ class ShardStage:
             each.name: Held(tensor, each.form, each.behind)
             for each, tensor in zip(self._came, came, strict=True)
         }
-        with self._autocast():
-            for number, calls in groupby(self.calls, lambda call: call.segment):
-                held = self._pass([*calls], held, rows, again=number >= 0)
+        for number, runs in groupby(self._runs, lambda run: run.segment):
+            held = self._pass([*runs], held, rows, again=number >= 0)
         if self.last:
             return (held[MAIN].tensor,)
         samples = len(rows.ctx.samples)
-        return tuple(
-            self._needed(held[each.name], each.front, samples).to(self.dtype) for each in self._goes
-        )
+        return tuple(self._needed(held[each.name], each.front, samples) for each in self._goes)
 
     def _pass(
-        self, calls: Sequence[Call], held: dict[str, Held], rows: MicroRows, *, again: bool
+        self, runs: Sequence[Run], held: dict[str, Held], rows: MicroRows, *, again: bool
     ) -> dict[str, Held]:
-        """Calls of one segment, with checkpoints of its inputs where it is computed `again`."""
-        if not (again and torch.is_grad_enabled()):
-            for call in calls:
-                self._call(call, held, rows)
+        """Runs of one segment, with checkpoints of its inputs where it is computed `again`."""
+        again = again and torch.is_grad_enabled()
+        if not again or (len(runs) == 1 and self._joins(runs[0])):
+            for run in runs:
+                held = self._run(run, held, rows, again=again)
             return held
         came = {name: each._replace(tensor=None) for name, each in held.items()}
         made: dict[str, Held] = {}  # without tensors, too: autograd keeps this function
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             inner = _with(came, tensors)
-            for call in calls:
-                self._call(call, inner, rows, repeats=bool(made))
+            for each in runs:
+                inner = self._run(each, inner, rows, repeats=bool(made))
             made.update({name: each._replace(tensor=None) for name, each in inner.items()})
             return tuple(each.tensor for each in inner.values())
 
         tensors = (each.tensor for each in held.values())
         out = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
         return _with(made, out)
+
+    def _joins(self, run: Run) -> bool:
+        return self._joined is not None and run.joins
+
+    def _run(
+        self, run: Run, held: dict[str, Held], rows: MicroRows, *, again: bool = False,
+        repeats: bool = False,
+    ) -> dict[str, Held]:  # fmt: skip
+        """One run; `again`: its graph has a checkpoint."""
+        if not self._joins(run):
+            for call in run.calls:
+                self._call(call, held, rows, repeats=repeats)
+            return held
+        self._turn(run.calls[0].operator, False)
+        held = run.joined(self._joined, held, again=again)
+        self._tell_back(run.calls[-1], held[MAIN].tensor)
+        return held
+
+    def _tell_back(self, call: Call, made: Tensor) -> None:
+        """Have it told that the backward pass of a call begins."""
+        if made.requires_grad:  # its gradient is there: its own backward pass is next
+            made.register_hook(lambda _: self._turn(call.operator, True))
 
     def _call(
         self, call: Call, held: dict[str, Held], rows: MicroRows, *, repeats: bool = False
@@ -209,35 +227,27 @@ class ShardStage:
         read = [self._needed(held[name], each, samples) for name, each in call.reads.items()]
         made = call.module(x, own, *read)
         made, second = made if isinstance(made, tuple) else (made, None)
-        if made.requires_grad:  # its gradient is there: its own backward pass is next
-            made.register_hook(lambda _: self._turn(call.operator, True))
+        self._tell_back(call, made)
         for name in call.ends:
             held.pop(name, None)
-        held[MAIN] = Held(made, call.form, call.gives)
+        tensors = {MAIN: made}
         if call.makes is not None:
-            (extra, what, form), whole = call.makes, call.gives
-            tensor = {"input": x, "second": second, "output": made}[what]
-            if what == "input":
-                whole = call.takes
-            held[extra.name] = Held(tensor, form, _of(form, call.setting, whole.shard is not None))
+            extra, what, _ = call.makes
+            tensors[extra.name] = {"input": x, "second": second, "output": made}[what]
+        held.update((name, each._replace(tensor=tensors[name])) for name, each in call.made.items())
 
     def _rows(self, call: Call, rows: MicroRows, *, repeats: bool) -> Rows:
         setting, whole = call.setting, len(rows.ctx.samples)
         first, end = even_share(whole, self._groups.process // setting.tp, setting.dp)
         ctx = of_unit(rows.ctx, call.module.place.unit, first, end)
-        inputs = tuple(each[first:end] for each in rows.inputs)
-        labels = rows.targets.numel() if rows.labels is None else rows.labels
-        every = rows.labels is None
-        return Rows(inputs, rows.targets[first:end], ctx, labels, every, whole, repeats)
+        *inputs, targets = (each[first:end] for each in rows.inputs.values())
+        every, number = rows.labels is None, rows.inputs[TARGETS].numel()
+        labels = number if every else rows.labels
+        return Rows(tuple(inputs), targets, ctx, labels, every, whole, repeats)
 
     def _needed(self, held: Held, need: Spread, samples: int) -> Tensor:
         shape, groups = held.form.shape(samples), self._groups
         return spread(held.tensor, held.spread, need, shape, groups.process, groups.all)
-
-    def _autocast(self) -> AbstractContextManager:
-        if self.dtype.itemsize > 2:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
 
     # -- structure ------------------------------------------------------------------------------
 
@@ -250,14 +260,15 @@ class ShardStage:
             if setting.recompute and (starts or not before):
                 segment += 1
             before = setting.recompute
-            yield self._made(here, setting, segment if before else -1 - at)
+            yield self._made(here, setting, segment if before else -1)
             at += count
 
     def _alike(self, first: int, settings: Sequence[Setting]) -> int:
-        """How many of the next operators one call computes, all of which are divided alike."""
+        """How many of the next operators one call computes, all of which are divided alike; it is
+        computed again where the first of them is."""
         count = fused(self._list.operators[first:], self._places[first])
         own = settings[:count]
-        alike = {(each.tp, each.dp, each.recompute) for each in own}
+        alike = {(each.tp, each.dp) for each in own}
         return count if len(own) == count and len(alike) == 1 else 1
 
     def _made(self, here: range, setting: Setting, segment: int) -> Call:
@@ -278,24 +289,20 @@ class ShardStage:
         )  # fmt: skip
         takes = None
         if kind != "embedding" and here.start:
-            takes = _of(places[here.start - 1].form, setting, into)
+            takes = spread_of(places[here.start - 1].form, setting, into)
         return Call(
             operator=here.start, module=module, setting=setting, takes=takes,
-            gives=_of(form, setting, out), form=form,
+            gives=spread_of(form, setting, out), form=form,
             makes=next((each for each in extras if each.extra.made_by in here), None),
             reads={
-                extra.name: _of(form, setting, sharded(at, 0))
+                extra.name: spread_of(form, setting, sharded(at, 0))
                 for extra, _, form in extras for at in extra.read_by if at in here
             },
             ends=tuple(extra.name for extra, *_ in extras if extra.read_by[-1] in here),
-            segment=segment,
+            segment=segment, starts=every[here.start].starts_layer,
         )  # fmt: skip
 
 
 def _with(held: Mapping[str, Held], tensors: Sequence[Tensor]) -> dict[str, Held]:
     pairs = zip(held.items(), tensors, strict=True)
     return {name: each._replace(tensor=tensor) for (name, each), tensor in pairs}
-
-
-def _of(form: Form, setting: Setting, sharded: bool) -> Spread:
-    return Spread(setting.tp, setting.dp, form.shard if sharded else None)

@@ -15,19 +15,40 @@ a pass that asks the device for a number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.differentiation import Above
-from workbench.runtime.passes.replay import recording
-from workbench.runtime.passes.stage import Given, Stage
-from workbench.runtime.passes.stage_passes import Key, StagePasses, wants
+from workbench.runtime.passes.replay import pool_bytes, recording
+from workbench.runtime.passes.stage_passes import Key, StageModule, StagePasses, wants
 
 RECORDED = -1
 """The step of the micro-batch at the addresses that recordings read."""
+
+
+class Recordable(StageModule, Protocol):
+    """A stage whose passes can be recorded. A micro-batch that it is `given` has `inputs`, tensors
+    by their names, and a `ctx`, and is a NamedTuple."""
+
+    device: torch.device
+    records: bool
+    """Whether passes may be recorded now."""
+
+    def given(self, micro: int, step: int) -> Any:
+        """A micro-batch of a step."""
+
+    def give(self, step: int, given: Sequence[Any]) -> None:
+        """Have the micro-batches of a step."""
+
+    def end(self, step: int) -> None:
+        """Let go of them."""
+
+    def addresses(self) -> list[int]:
+        """Where weights, gradients and buffers lie."""
 
 
 class Recording(NamedTuple):
@@ -45,7 +66,7 @@ class Recording(NamedTuple):
 class RecordedStage:
     """Recordings of a stage's passes over micro-batches of one shape."""
 
-    def __init__(self, stage: Stage, given: Given, came: Bundle, samples: int) -> None:
+    def __init__(self, stage: Recordable, given: Any, came: Bundle, samples: int) -> None:
         """`given` and `came`: inputs of a micro-batch of `samples`, as all recorded ones are."""
         self._stage, self._samples = stage, samples
         self._inputs = {name: value.clone() for name, value in given.inputs.items()}
@@ -55,14 +76,14 @@ class RecordedStage:
         device = stage.device
         self._above = tuple(torch.empty(form[0], dtype=form[1], device=device) for form in back)
         self._share = torch.ones((), device=device)  # scalar
-        stage.give(RECORDED, [given._replace(inputs=self._inputs)])
+        self._given = given._replace(inputs=self._inputs)
         self._addresses = stage.addresses()
-        self._alone, self._pair = (torch.cuda.graph_pool_handle() for _ in range(2))
+        self.pools = self._alone, self._pair = [torch.cuda.graph_pool_handle() for _ in range(2)]
         self._recordings: dict[str, Recording] = {}
         self.kept: Key | None = None
         """The pass that was kept, until its backward pass."""
 
-    def takes(self, given: Given, came: Bundle) -> bool:
+    def takes(self, given: Any, came: Bundle) -> bool:
         """Whether inputs are of the shapes that are recorded."""
         own = [*self._inputs.values(), *self._came]
         new = [*given.inputs.values(), *came]
@@ -73,12 +94,21 @@ class RecordedStage:
         """Whether weights lie elsewhere than recordings know."""
         return self._addresses != self._stage.addresses()
 
+    def __contains__(self, kind: str) -> bool:
+        """Whether a kind of pass is recorded."""
+        return kind in self._recordings
+
     def record(self, kind: str) -> None:
-        """Record ``forward``, ``keep`` or ``checkpoint``, unless it was. Raises RuntimeError for a
-        pass that cannot be recorded."""
-        if kind in self._recordings:
-            return
+        """Record ``forward``, ``keep`` or ``checkpoint``. Raises RuntimeError for a pass that
+        cannot be recorded."""
         torch.cuda.empty_cache()  # what autograd's passes worked in
+        self._stage.give(RECORDED, [self._given])
+        try:
+            self._record(kind)
+        finally:
+            self._stage.end(RECORDED)
+
+    def _record(self, kind: str) -> None:
         if kind == "forward":
             with torch.no_grad():
                 made = _recorded(self._alone, lambda: self._run(self._came))
@@ -97,12 +127,12 @@ class RecordedStage:
             back = _recorded(self._pair, lambda: self._backward(*ends))
             self._recordings["backward"] = back
 
-    def forward(self, given: Given, came: Bundle) -> Bundle:
+    def forward(self, given: Any, came: Bundle) -> Bundle:
         """Outputs, without what a backward pass needs."""
         self._enter(given, came)
         return self._recordings["forward"].replay()
 
-    def keep(self, key: Key, given: Given, came: Bundle) -> Bundle:
+    def keep(self, key: Key, given: Any, came: Bundle) -> Bundle:
         """Outputs of a pass that keeps what its backward pass needs."""
         self._enter(given, came)
         self.kept = key
@@ -114,7 +144,7 @@ class RecordedStage:
         self._begin(above)
         return self._recordings["backward"].replay()
 
-    def from_checkpoint(self, given: Given, came: Bundle, above: Above) -> Bundle:
+    def from_checkpoint(self, given: Any, came: Bundle, above: Above) -> Bundle:
         """Gradients of the differentiable inputs, by both passes."""
         self._enter(given, came)
         self._begin(above)
@@ -123,7 +153,6 @@ class RecordedStage:
     def close(self) -> None:
         """Let go of all recordings; the GPU has done them."""
         self._recordings.clear()
-        self._stage.end(RECORDED)
 
     def _run(self, came: Bundle) -> Bundle:
         return self._stage.run(came, 0, RECORDED)
@@ -145,7 +174,7 @@ class RecordedStage:
         through = (t for t in came if t.requires_grad)
         return tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in through)
 
-    def _enter(self, given: Given, came: Bundle) -> None:
+    def _enter(self, given: Any, came: Bundle) -> None:
         new = [*given.inputs.values(), *came]
         for own, tensor in zip([*self._inputs.values(), *self._came], new, strict=True):
             own.copy_(tensor)
@@ -166,32 +195,41 @@ def _recorded(pool: tuple[int, int], work: Callable[[], Bundle]) -> Recording:
 class RecordedPasses(StagePasses):
     """Passes of stages, recorded where they can be."""
 
-    _stages: Mapping[int, Stage]
+    _stages: Mapping[int, Recordable]
 
-    def __init__(self, stages: Mapping[int, Stage]) -> None:
+    def __init__(self, stages: Mapping[int, Recordable], most: int = 1) -> None:
+        """Recordings of up to `most` passes that are kept at a time, each in memory of its own."""
         super().__init__(stages)
-        self._recorded: dict[int, RecordedStage] = {}
+        self._recorded: dict[int, list[RecordedStage]] = defaultdict(list)
+        self._most, self._new = most, False
         self._refused: set[int] = set()
         """Stages that could not be recorded."""
 
+    def new_bytes(self) -> int | None:
+        """Bytes in which recordings work, of which the allocator counts nothing; None where none
+        were made since it was asked."""
+        made, self._new = self._new, False
+        held = (each for own in self._recorded.values() for each in own)
+        return pool_bytes([pool for each in held for pool in each.pools]) if made else None
+
     def begin(self) -> None:
-        for unit, recorded in [*self._recorded.items()]:
-            if recorded.moved:
+        for unit, own in [*self._recorded.items()]:
+            if any(recorded.moved for recorded in own):
                 self._let_go(unit)
 
     def forward(self, key: Key, came: Bundle, samples: int, *, keeps: bool) -> Bundle:
         found = self._of(key, came, samples, "keep" if keeps else "forward")
-        if found is None or (keeps and found.kept is not None):
+        if found is None:
             return super().forward(key, came, samples, keeps=keeps)
         given = self._stages[key[0]].given(*key[1:])
         return found.keep(key, given, came) if keeps else found.forward(given, came)
 
     def backward(self, key: Key, came: Bundle, samples: int, above: Above) -> Bundle:
-        held = self._recorded.get(key[0])
-        keeps = held is not None and held.kept == key
-        if keeps and above.share != 0:
+        own = self._recorded.get(key[0], ())
+        held = next((each for each in own if each.kept == key), None)
+        if held is not None and above.share != 0:
             return held.backward(above)
-        if keeps:
+        if held is not None:
             held.kept = None  # autograd begins nothing of a loss that does not count
         found = None
         if key not in self._autograd and above.share != 0:
@@ -210,21 +248,28 @@ class RecordedPasses(StagePasses):
         """Recordings that have this kind of pass; None where autograd is to do it."""
         unit, micro, step = key
         stage = self._stages[unit]
-        given = stage.given(micro, step)
-        if unit in self._refused or not stage.records or not given.ctx.training:
+        if unit in self._refused or not stage.records:
             return None
-        if unit not in self._recorded:
-            self._recorded[unit] = RecordedStage(stage, given, came, samples)
-        if not (found := self._recorded[unit]).takes(given, came):
+        given, own = stage.given(micro, step), self._recorded[unit]
+        if not given.ctx.training:
+            return None
+        free = [each for each in own if each.kept is None] if kind == "keep" else own
+        if not free and len(own) < self._most:
+            own.append(RecordedStage(stage, given, came, samples))
+            free = own[-1:]
+        if not free or not free[0].takes(given, came):
             return None
         try:
-            found.record(kind)
+            if kind not in free[0]:
+                free[0].record(kind)
+                self._new = True
         except RuntimeError:
             self._refused.add(unit)
             self._let_go(unit)
             return None
-        return found
+        return free[0]
 
     def _let_go(self, unit: int) -> None:
-        self._recorded.pop(unit).close()
+        for recorded in self._recorded.pop(unit):
+            recorded.close()
         torch.cuda.empty_cache()

@@ -50,15 +50,6 @@ class UnitModules:
         self._modules: dict[int, nn.Module] = {}
         for unit in sorted(memory.resident):
             self._modules[unit] = self._module_on(unit, memory.weights(unit))
-            if self.ends(unit):
-                flats[unit].point_gradients(self._modules[unit], gradients[unit])
-        model.check_shared()
-        for (unit, local), (owner, owners) in model.tied().items():
-            if owner == unit:  # under two names of one module
-                continue
-            shared = self._modules[owner].get_parameter(owners)
-            path, _, leaf = local.rpartition(".")
-            setattr(self._modules[unit].get_submodule(path), leaf, shared)
         shared_by: dict[tuple[str, str | int], nn.Module] = {}
         for unit in memory.streamed:
             # Layers of a module may differ in their buffers.
@@ -67,6 +58,15 @@ class UnitModules:
                 slot = memory.weight_slots[slots[unit]]
                 shared_by[key] = self._module_on(unit, slot[: flats[unit].numel])
             self._modules[unit] = shared_by[key]
+        for unit in filter(self.ends, self._modules):
+            flats[unit].point_gradients(self._modules[unit], gradients[unit])
+        model.check_shared()
+        for (unit, local), (owner, owners) in model.tied().items():
+            if owner == unit:  # under two names of one module
+                continue
+            shared = self._modules[owner].get_parameter(owners)
+            path, _, leaf = local.rpartition(".")
+            setattr(self._modules[unit].get_submodule(path), leaf, shared)
 
     def __getitem__(self, unit: int) -> nn.Module:
         """The module in which a unit runs, while its weights are there."""

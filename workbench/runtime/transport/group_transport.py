@@ -81,10 +81,13 @@ class GroupTransport:
 
     def announce(self, action: Action, step: int) -> None:
         """Post the receive of a message, for which there is a place now."""
-        peer, first = self._peer(action), self._tag(action)
         if self._nccl(action):
-            made: Bundle = (torch.empty(1, dtype=torch.uint8),)
-            works = [dist.irecv(made[0], peer, group=self._words, tag=first)]
+            peers, first = self._peers(action, step), self._tag(action)
+            made: Bundle = tuple(torch.empty(1, dtype=torch.uint8) for _ in peers)
+            works = [
+                dist.irecv(word, peer, group=self._words, tag=first)
+                for word, peer in zip(made, peers, strict=True)
+            ]
         else:
             made, works = self._post(action, step, "cpu")
         with self._some:
@@ -99,10 +102,10 @@ class GroupTransport:
             if self._stopped:
                 raise Failed("another lane failed")
             made, works = self._posted.pop(key)
-        _wait(works)
+        wait(works)
         if self._nccl(action):
             made, works = self._post(action, step, self._device)
-            _wait(works)
+            wait(works)
         if self._latency is not None:
             *made, stamp = made
             time.sleep(max(0.0, float(stamp) + self._latency(action) - time.monotonic()))
@@ -111,12 +114,8 @@ class GroupTransport:
     def send(self, action: Action, source: Bundle, step: int) -> None:
         """Send a bundle, as soon as the other side has a place for it."""
         peer, first, group = self._peer(action), self._tag(action), self._group(action)
-        if self._nccl(action):
-            word = torch.zeros(1, dtype=torch.uint8)
-            _wait([dist.isend(word, peer, group=self._words, tag=first)])
-        else:
-            source = _on_host(source)
-        _wait(
+        source = self._told(action, source, step)
+        wait(
             [
                 dist.isend(tensor.contiguous(), peer, group=group, tag=first + part)
                 for part, tensor in enumerate(source)
@@ -124,7 +123,21 @@ class GroupTransport:
         )
         if self._latency is not None:  # counts from when there was a place
             stamp = torch.tensor(time.monotonic(), dtype=torch.float64)  # scalar
-            _wait([dist.isend(stamp, peer, group=group, tag=first + len(source))])
+            wait([dist.isend(stamp, peer, group=group, tag=first + len(source))])
+
+    def _told(self, action: Action, source: Bundle, step: int) -> Bundle:
+        """Tell the other sides that a message is coming, where it goes by NCCL; else have it on the
+        host."""
+        if not self._nccl(action):
+            return _on_host(source)
+        word, first = torch.zeros(1, dtype=torch.uint8), self._tag(action)
+        wait(
+            [
+                dist.isend(word, peer, group=self._words, tag=first)
+                for peer in self._peers(action, step)
+            ]
+        )
+        return source
 
     def _post(
         self, action: Action, step: int, device: torch.device | str
@@ -154,6 +167,10 @@ class GroupTransport:
 
     def _peer(self, action: Action) -> int:
         return self._process(self._partner[action.name].rank)
+
+    def _peers(self, action: Action, step: int) -> Sequence[int]:
+        """The processes of the other side."""
+        return [self._peer(action)]
 
     def _nccl(self, action: Action) -> bool:
         return self._by_nccl and action.microbatch is not None
@@ -186,7 +203,7 @@ def _on_host(source: Bundle) -> Bundle:
     return made
 
 
-def _wait(works: Sequence[dist.Work]) -> None:
+def wait(works: Sequence[dist.Work]) -> None:
     """On the host with gloo; on the current stream with NCCL."""
     for work in works:
         work.wait()

@@ -59,12 +59,17 @@ class Groups:
         least; returns the first of these."""
         ranks = self._ranks[action.meeting]
         group = self._made.get((*ranks,), self._everybody)
-        if values.itemsize > 2 or len(ranks) < 3:  # a sum of two is rounded once in any case
-            dist.all_reduce(values, group=group)
-        else:
-            for piece in values.split(PIECE):
-                _add_up_in_fp32(piece, len(ranks), group)
+        add_up(values, len(ranks), group)
         return ranks[0]
+
+
+def add_up(values: Tensor, ranks: int, group: dist.ProcessGroup | None) -> None:
+    """Make flat values the sum of those of all `ranks` of a group, made in fp32 at the least."""
+    if values.itemsize > 2 or ranks < 3:  # a sum of two is rounded once in any case
+        dist.all_reduce(values, group=group)
+        return
+    for piece in values.split(PIECE):
+        _add_up_in_fp32(piece, ranks, group)
 
 
 def _add_up_in_fp32(values: Tensor, ranks: int, group: dist.ProcessGroup | None) -> None:

@@ -55,23 +55,35 @@ def neighbours(
     """Carriers of the messages with the neighbours in the pipeline, whose positions `links` are
     pairs of, or of each link of stages (`stage_links`): the group of everybody with gloo, with NCCL
     a communicator for each channel, which has exchanged a number."""
-    found: dict[Channel, dist.ProcessGroup] = {}
     named = isinstance(links, Mapping)
     every = links.items() if named else [(None, link) for link in links]
-    for replica in range(places.replicas):
-        for stage, link in every:
-            pair = [places.rank(at, replica) for at in link]
-            for forward in (True, False):
-                made = everybody if backend == "gloo" else new_group(pair, backend, options=few())
-                if rank not in pair:
-                    continue
-                (peer,) = {*pair} - {rank}
-                found[peer, forward, rank == pair[0], *([stage] if named else [])] = made
-                if made is not everybody:
-                    dist.all_reduce(torch.zeros(1, device=device), group=made)
-                    number = torch.zeros(1, device=device)
-                    sends = (rank == pair[0]) == forward
-                    (dist.send if sends else dist.recv)(number, peer, group=made)
+    pairs = [
+        (places.rank(link[0], replica), places.rank(link[1], replica), *([stage] if named else []))
+        for replica in range(places.replicas) for stage, link in every
+    ]  # fmt: skip
+    return linked(pairs, rank, backend, everybody, device)
+
+
+def linked(
+    pairs: Iterable[tuple[int, ...]], rank: int, backend: str, everybody: dist.ProcessGroup,
+    device: torch.device,
+) -> dict[Channel, dist.ProcessGroup]:  # fmt: skip
+    """Carriers of the messages of a process, as `neighbours` has them, with those that it makes a
+    pair with: the process in front, the one behind, and what else names the pair's channels."""
+    found: dict[Channel, dist.ProcessGroup] = {}
+    for front, back, *more in pairs:
+        for forward in (True, False):
+            pair = [front, back]
+            made = everybody if backend == "gloo" else new_group(pair, backend, options=few())
+            if rank not in pair:
+                continue
+            (peer,) = {*pair} - {rank}
+            found[peer, forward, rank == front, *more] = made
+            if made is not everybody:
+                dist.all_reduce(torch.zeros(1, device=device), group=made)
+                number = torch.zeros(1, device=device)
+                sends = (rank == front) == forward
+                (dist.send if sends else dist.recv)(number, peer, group=made)
     return found
 
 

@@ -1,12 +1,13 @@
 """Messages between stages of several processes each: every process sends and receives pieces.
 
 What crosses a boundary lies in boxes on both sides (boxes.py), so a message is a piece for every
-pair of processes whose boxes overlap, and its gradients go the same ways back.
+pair of processes whose boxes overlap, and its gradients go the same ways back. With NCCL each such
+pair has a communicator for either direction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,13 @@ import torch.distributed as dist
 
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.transport.boxes import Box, Move, Shape, Spread, sizes, within
-from workbench.runtime.transport.group_transport import Form, GroupTransport
+from workbench.runtime.transport.group_transport import (
+    ACTIVATIONS,
+    Channel,
+    Form,
+    GroupTransport,
+    wait,
+)
 from workbench.schedule.action import Action, Kind
 
 
@@ -42,18 +49,35 @@ class Piece(NamedTuple):
     shape: Shape
 
 
+def pairs(
+    crossings: Sequence[Sequence[Tensors]], ranks: Callable[[int], Sequence[int]],
+    samples: Iterable[int],
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Processes that exchange pieces of micro-batches of so many `samples`, in front and behind:
+    `crossings` and `ranks` by stage."""
+    return sorted(
+        {
+            (ranks(stage - 1)[move.source], ranks(stage)[move.target])
+            for stage, tensors in enumerate(crossings) if 0 < stage < len(crossings) - 1
+            for each in tensors for count in samples for move in each.moves(count)
+        }
+    )  # fmt: skip
+
+
 class ShardTransport(GroupTransport):
-    """Sends and receives the pieces of one process, by gloo and the host's memory."""
+    """Sends and receives the pieces of one process."""
 
     def __init__(
-        self, words: dist.ProcessGroup, *, crossings: Callable[[int], Sequence[Tensors]],
+        self, groups: Mapping[Channel, dist.ProcessGroup], words: dist.ProcessGroup, *,
+        crossings: Callable[[int], Sequence[Tensors]],
         ranks: Callable[[int], Sequence[int]], rank: int,
         forms: Callable[[Action, int], Sequence[Form]], samples: Callable[[Action, int], int],
         device: torch.device,
     ) -> None:  # fmt: skip
-        """`crossings`: stage -> tensors that it receives; `ranks`: stage -> its processes, of which
-        `rank` is this one. `samples` of a message's micro-batch."""
-        super().__init__({}, words, process=int, forms=forms, device=device)
+        """`groups` as `linked` makes them of `pairs`. `crossings`: stage -> tensors that it
+        receives; `ranks`: stage -> its processes, of which `rank` is this one. `samples` of a
+        message's micro-batch."""
+        super().__init__(groups, words, process=int, forms=forms, device=device)
         self._crossings, self._ranks, self._samples = crossings, ranks, samples
         self._rank = rank
         self._pieces = lru_cache(maxsize=None)(self._found)
@@ -71,17 +95,16 @@ class ShardTransport(GroupTransport):
 
     def send(self, action: Action, source: Bundle, step: int) -> None:
         """As `Transport.send`."""
-        first = self._tag(action)
-        held = [tensor.cpu() for tensor in source]
-        works = [
-            dist.isend(
-                held[piece.tensor][piece.at].contiguous(), piece.peer, group=self._words,
-                tag=first + piece.tensor,
-            )
-            for piece in self._own(action, step)
-        ]  # fmt: skip
-        for work in works:
-            work.wait()
+        first, held = self._tag(action), self._told(action, source, step)
+        wait(
+            [
+                dist.isend(
+                    held[piece.tensor][piece.at].contiguous(), piece.peer,
+                    group=self._carrier(action, piece.peer), tag=first + piece.tensor,
+                )
+                for piece in self._own(action, step)
+            ]
+        )  # fmt: skip
 
     def _post(
         self, action: Action, step: int, device: torch.device | str
@@ -89,13 +112,24 @@ class ShardTransport(GroupTransport):
         first, forms, pieces = (
             self._tag(action), self._forms(action, step), self._own(action, step)
         )  # fmt: skip
+        pinned = device == "cpu" and self._device.type == "cuda"
         made = tuple(
-            torch.empty(each.shape, dtype=forms[each.tensor][1], device=device) for each in pieces
+            torch.empty(each.shape, dtype=forms[each.tensor][1], device=device, pin_memory=pinned)
+            for each in pieces
         )
         return made, [
-            dist.irecv(tensor, each.peer, group=self._words, tag=first + each.tensor)
+            dist.irecv(
+                tensor, each.peer, group=self._carrier(action, each.peer), tag=first + each.tensor
+            )
             for tensor, each in zip(made, pieces, strict=True)
         ]
+
+    def _peers(self, action: Action, step: int) -> Sequence[int]:
+        return sorted({piece.peer for piece in self._own(action, step)})
+
+    def _carrier(self, action: Action, peer: int) -> dist.ProcessGroup:
+        front = action.kind in (Kind.SEND, Kind.RECV_GRAD)
+        return self._groups[peer, action.kind in ACTIVATIONS, front]
 
     def _own(self, action: Action, step: int) -> list[Piece]:
         front = action.kind in (Kind.SEND, Kind.RECV_GRAD)

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from workbench.runtime.checkpoint.checkpoint import (
     KINDS,
@@ -28,6 +27,7 @@ from workbench.runtime.checkpoint.together import Together
 from workbench.runtime.transport.boxes import moves, within
 from workbench.runtime.transport.collectives import exchange
 from workbench.runtime.transport.stage_groups import StageGroups
+from workbench.runtime.updates.shard_updates import ShardUpdates
 from workbench.runtime.updates.shard_weights import Part, ShardWeights
 
 
@@ -35,11 +35,11 @@ class ShardStates:
     """Has the shards of one process. A `Holder`."""
 
     def __init__(
-        self, weights: ShardWeights, parts: Sequence[Part], optimizer: Optimizer,
+        self, weights: ShardWeights, parts: Sequence[Part], updates: ShardUpdates,
         groups: StageGroups, everybody: dist.ProcessGroup, names: dict[tuple[int, str], str],
     ) -> None:  # fmt: skip
         """`parts` are all the model's, `names` those of their owners; `everybody` is gloo's."""
-        self._weights, self._optimizer, self._groups = weights, optimizer, groups
+        self._weights, self._updates, self._groups = weights, updates, groups
         self._parts, self._everybody, self._names = parts, everybody, names
 
     @torch.no_grad()
@@ -71,9 +71,9 @@ class ShardStates:
         me, ranks = dist.get_rank(), range(len(wanted))
         have, whole = part.boxes(self._groups, ranks), tuple((0, size) for size in part.shape)
         need = [whole if each else None for each in wanted]
-        mine = torch.empty(0, dtype=self._weights.gradients.dtype)
+        mine = torch.empty(0, dtype=self._weights.precise)
         if have[me] is not None:
-            mine = self._viewed(part, kind)
+            mine = part.shard.view(self._updates.state(part.key, kind).cpu())
         came = exchange(mine, have[me], need[me], moves(have, need), me, self._everybody)
         return _flat(came, part) if wanted[me] else came
 
@@ -83,7 +83,6 @@ class ShardStates:
         found: dict[str, Tensor] = {}
         units = {part.owner[0] for part in self._weights.parts}
         found = tensors_of(saved, [file_of(unit) for unit in sorted(units)])
-        done = float(saved.manifest.updates_done)
         for part in self._weights.parts:
             shard, name, state = self._weights.shards[part.key], self._names[part.owner], {}
             at = within(part.box(self._groups.process), tuple((0, n) for n in part.shape))
@@ -92,23 +91,8 @@ class ShardStates:
                 whole = found.get(label)
                 like = torch.empty(part.shape, device="meta")
                 check_fits(saved.path, label, whole, _flat(like, part))
-                state[kind] = part.shard.view(whole)[at].reshape(shard.shape).to(shard.device)
-            shard.copy_(state.pop(KINDS[0]))
-            group = self._optimizer.param_groups[0]
-            there = shard.device if group.get("fused") or group.get("capturable") else "cpu"
-            self._optimizer.state[shard] = {
-                "step": torch.tensor(done, device=there),
-                **{kind: each.clone() for kind, each in state.items()},
-            }
-
-    def _viewed(self, part: Part, kind: str) -> Tensor:
-        """This process's shard of a weight or moment, on the host."""
-        shard = self._weights.shards[part.key]
-        if kind == KINDS[0]:
-            value = shard.detach()
-        else:
-            value = self._optimizer.state.get(shard, {}).get(kind, torch.zeros_like(shard))
-        return part.shard.view(value.cpu())
+                state[kind] = part.shard.view(whole)[at].reshape(shard.shape)
+            self._updates.put(part.key, state, saved.manifest.updates_done)
 
 
 def _flat(whole: Tensor, part: Part) -> Tensor:

@@ -1,7 +1,8 @@
 """Weights of a stage whose operators are divided each by itself: gradients, sums, ties and norm.
 
 Gradients lie in one flat tensor, sorted by the grids of operators, so that one sum over replicas
-serves all of a grid. In the norm each shard counts once, and each replica once. A weight that
+serves all of a grid. Weights in 16 bits lie likewise, beside the rest of their fp32 masters
+(split.py). In the norm each shard counts once, and each replica once. A weight that
 several operators share is there for each of them; each copy adds the rows of the others' gradients
 that it has itself, however differently they are divided, so all make equal updates.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise, starmap
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,9 @@ from workbench.runtime.passes.shard_ends import Setting
 from workbench.runtime.passes.shard_stage import Key, ShardStage
 from workbench.runtime.transport.boxes import Box, Shape, Spread, moves
 from workbench.runtime.transport.collectives import Columns, Group, exchange
+from workbench.runtime.transport.groups import add_up
 from workbench.runtime.transport.stage_groups import StageGroups
+from workbench.runtime.updates.split import split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,30 +87,53 @@ def parts_of(
     return found
 
 
+class Grid(NamedTuple):
+    """Weights of operators that are divided over equally many columns, in the flat tensors."""
+
+    part: slice
+    replicas: Group
+    """Processes that have these shards."""
+    decaying: int
+    """Elements, the first ones, that decay."""
+
+
 class ShardWeights:
     """Weights of one process, their gradients, and what it does with these at the end of a step."""
 
     def __init__(
         self, stage: ShardStage, parts: Sequence[Part], groups: StageGroups,
-        new: Callable[[Sequence[int]], Group], gradients: Callable[[int], Tensor],
+        new: Callable[[Sequence[int]], Group], zeros: Callable[[int, torch.dtype], Tensor],
+        decays: Callable[[Part], bool],
     ) -> None:  # fmt: skip
         """`parts` are all the model's; `new` makes a group, with all processes of the world, and
-        `gradients` zeros for so many elements."""
-        of = dict(stage.parameters())
+        `zeros` a flat tensor. The stage's weights become of its dtype here."""
+        of, dtype = dict(stage.parameters()), stage.dtype
         self.parts = sorted(
-            (part for part in parts if part.key in of), key=lambda part: part.spread.tp
+            (part for part in parts if part.key in of),
+            key=lambda part: (part.spread.tp, not decays(part)),
         )
         self.shards: dict[Key, nn.Parameter] = {part.key: of[part.key] for part in self.parts}
-        sizes = [own.numel() for own in self.shards.values()]
-        self.gradients = gradients(sum(sizes))  # [elements of all shards here]
-        for own, view in zip(self.shards.values(), self.gradients.split(sizes), strict=True):
-            own.grad = view.view(own.shape)
-        self._sums: list[tuple[Tensor, Group]] = []
-        at = 0
+        ends = [0, *accumulate(own.numel() for own in self.shards.values())]
+        self.places = dict(zip(self.shards, starmap(slice, pairwise(ends)), strict=True))
+        self.gradients = zeros(ends[-1], dtype)  # [elements of all shards here]
+        self.precise = dtype if dtype.itemsize > 2 else torch.float32
+        """Of masters and moments."""
+        self.flat = self.rest = None
+        """Weights in 16 bits, and the rest of their masters."""
+        if dtype.itemsize == 2:
+            self.flat, self.rest = zeros(ends[-1], dtype), zeros(ends[-1], torch.int16)
+        for key, own in self.shards.items():
+            at = self.places[key]
+            if self.flat is not None:
+                split(own.detach(), self.flat[at], self.rest[at])
+                own.data = self.flat[at].view(own.shape)
+            own.grad = self.gradients[at].view(own.shape)
+        self.grids: list[Grid] = []
         for tp, same in groupby(self.parts, lambda part: part.spread.tp):
-            size = sum(self.shards[part.key].numel() for part in same)
-            self._sums.append((self.gradients[at : at + size], groups.replicas(tp)))
-            at += size
+            held = [(self.places[part.key], decays(part)) for part in same]
+            part = slice(held[0][0].start, held[-1][0].stop)
+            decaying = sum(at.stop - at.start for at, decay in held if decay)
+            self.grids.append(Grid(part, groups.replicas(tp), decaying))
         process = groups.process
         self._counted = [
             self.shards[part.key].grad
@@ -124,9 +151,9 @@ class ShardWeights:
 
     def add_up(self) -> None:
         """Make gradients those of all samples, and of all copies of a weight."""
-        for flat, replicas in self._sums:
+        for part, replicas, _ in self.grids:
             if replicas is not None:
-                dist.all_reduce(flat, group=replicas)
+                add_up(self.gradients[part], dist.get_world_size(replicas), replicas)
         for tie in self._ties:
             tie.add_up()
 

@@ -7,8 +7,9 @@ of them, and so is what each decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 
 GROW_AFTER = 2000
 """Steps without an overflow after which the loss scale doubles."""
+PIECE = 1 << 22
+"""Gradients whose squares are added up at once: torch copies them into fp64 before."""
 
 
 @dataclass
@@ -77,13 +80,24 @@ def add_ties(ties: Sequence[Tie]) -> None:
             other.copy_(tie.gradient)
 
 
-def squared_norm(gradients: Tensor, ties: Sequence[Tie]) -> float:
-    """Of a stage's gradients, flat; a shared weight counts once in the model."""
-    total = float(torch.linalg.vector_norm(gradients, dtype=torch.float64).square())
-    for tie in ties:
-        own = float(torch.linalg.vector_norm(tie.gradient, dtype=torch.float64).square())
-        total -= len(tie.others) * own + (not tie.counts) * own
-    return total
+def squares(gradients: Iterable[Tensor]) -> float:
+    """Sum of all squares, which is finite where all gradients are."""
+    norms = []
+    for each in gradients:
+        if each.itemsize == 2:  # in fp32 as they are read
+            norms.append(torch.linalg.vector_norm(each, dtype=torch.float32).double())
+            continue
+        pieces = each.flatten().split(PIECE)
+        norms += [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
+    return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+
+def counted_again(ties: Sequence[Tie]) -> float:
+    """Squares among a stage's that are not to count: a shared weight counts once in the model."""
+    return sum(
+        (len(tie.others) + (not tie.counts)) * squares([tie.gradient])
+        for tie in ties if tie.others or not tie.counts
+    )  # fmt: skip
 
 
 def agree(
@@ -105,13 +119,15 @@ def agree(
     parts of the sums; `first`: the first replica, whose norm counts. `counted` are the parts of the
     gradients that count here, where these are not all."""
     add_ties(ties)
-    finite = bool(torch.isfinite(gradients).all())
-    squared = 0.0
-    if counted and finite:
-        norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in counted]
-        squared = float(torch.stack(norms).square().sum())
-    elif counted is None and first and finite:
-        squared = squared_norm(gradients, ties)
+    squared = squares([gradients])
+    if finite := isfinite(squared):
+        if counted is not None:
+            every = sum(each.numel() for each in counted) == gradients.numel()
+            squared = squared if every else squares(counted)
+        else:
+            squared = squared - counted_again(ties) if first else 0.0
+    else:
+        squared = 0.0
     sums = torch.tensor([losses, weight, squared, not finite, wanted], dtype=torch.float64)  # [5]
     dist.all_reduce(sums, group=everybody)
     losses, weight, squared, lost, asked = sums.tolist()
