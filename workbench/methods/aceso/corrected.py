@@ -189,9 +189,8 @@ class Corrected(Costs):
         return _on(curve, size)
 
     def _curve(self, name: str, count: int, stride: int = 1) -> Curve | None:
-        key = (name, count, stride)
+        key, database = (name, count, stride), self.database
         if key not in self._curves:
-            database = self.database
             near = database.collectives.get((name, count), {})
             found = near if stride == 1 else database.strided.get(key, {})
             rows = np.array(sorted((mb, ms) for mb, ms in found.items() if ms < FAILED_MS))
