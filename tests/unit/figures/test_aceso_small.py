@@ -34,7 +34,7 @@ def test_losses_are_of_the_published_plan_and_of_one_process(tmp_path, monkeypat
     assert "not run" in words_in(session.draw(exhibit.table(at, [])))
     other = exhibit.table(at, [records[0], record(alone, losses=[5.0, 4.6])])
     assert judged(session, other)[-1] == FAILS
-    monkeypatch.delattr(settings, "_searched")
+    monkeypatch.delattr(settings, "answered")
     assert len(exhibit.table(at, records)) == len(rows), "searches are kept"
 
 

@@ -14,7 +14,7 @@ from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, r
 from tests.unit.harmony.made_up import Layers, cut
 from workbench.core.methods import known
 from workbench.exhibits import EXHIBITS as ALL
-from workbench.exhibits import FTPIPE, HARDWARE, HARMONY, STRONGHOLD, VARUNA, find
+from workbench.exhibits import ACESO, FTPIPE, HARDWARE, HARMONY, STRONGHOLD, VARUNA, find
 from workbench.exhibits.harmony import fig8, sizes, table, volumes
 from workbench.figures import rows as tidy
 from workbench.methods.harmony.packs import Packs
@@ -100,7 +100,7 @@ def test_seconds_become_samples_per_second_and_ends_change_places() -> None:
 
 
 def test_harmony_stands_among_the_exhibits_by_name() -> None:
-    assert [*STRONGHOLD, *HARDWARE, *HARMONY, *VARUNA, *FTPIPE] == list(ALL)
+    assert [*STRONGHOLD, *HARDWARE, *HARMONY, *VARUNA, *FTPIPE, *ACESO] == list(ALL)
     assert [find(name).words for name in ("harmony_8", "harmony_table1")] == [
         "Harmony, figure 8", "Harmony, table 1",
     ]  # fmt: skip
