@@ -50,7 +50,7 @@ def by_deepspeed(adapter: Callable[[RunSpec, Path], Adapter], work: str) -> tupl
 
 
 def weights_of(saved: Saved, model: LayeredModel) -> Weights:
-    """Those of a checkpoint that ZeRO has written (zero_reading.py)."""
+    """Weights of a checkpoint that ZeRO has written (zero_reading.py)."""
     from baselines import zero_reading
 
     return zero_reading.weights_of(saved, model)

@@ -42,7 +42,7 @@ class Size:
     tps: tuple[int, ...] = (1, 2, 4, 8)
     repeats: Repeats = field(default_factory=Repeats)
     micros: tuple[int, ...] = (1, 4)
-    """Of plans of one stage, of so many samples:"""
+    """Samples of the micro-batches of plans of one stage."""
     batch: int = 8
     exact: Mapping[str, int]
     """A model that trains in fp32 as one process does, and its steps."""

@@ -76,7 +76,7 @@ class Other(Gpt):
 
 
 class Block(nn.Module):
-    """Of [S, B, H], with a mask [S, B] and a tensor of all tokens, [B S, H]."""
+    """Takes rows [S, B, H], and hands on a mask [S, B] and a tensor of all tokens, [B S, H]."""
 
     def __init__(self) -> None:
         super().__init__()

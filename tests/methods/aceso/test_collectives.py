@@ -32,7 +32,7 @@ from workbench.ranks.launcher import RankLauncher
 
 SUBJECT = subject_of("gpt", "tiny", 4)
 NUMBERS = 2 * 64 * 64
-"""Of a tensor of two samples."""
+"""Numbers of a tensor of two samples."""
 
 
 def comm(folder: Path, *more: str) -> list[str]:
