@@ -48,6 +48,7 @@ from workbench.model.hf_layers import (
     at_positions,
     kinds,
     recorded,
+    with_children,
 )
 from workbench.model.hf_trial import Unfilled, check_rows, try_out
 from workbench.model.keys import key
@@ -167,10 +168,10 @@ class HFModel(Decoder):
         decoder = getattr(self.source, self.prefix)
         if unit == 0:
             rest = {self._layers_name: nn.ModuleList(), self._norm_name: nn.Identity()}
-            return _with_children(decoder, rest)
+            return with_children(decoder, rest)
         if unit == self.head:
             tail = FinalNorm(self._norm_name, getattr(decoder, self._norm_name))
-            return _with_children(self.source, {self.prefix: tail})
+            return with_children(self.source, {self.prefix: tail})
         return getattr(decoder, self._layers_name)[unit - 1]
 
     def kind(self, unit: int) -> str:
@@ -365,13 +366,6 @@ class HFModel(Decoder):
 
 def _cross_entropy(made: Any, targets: Tensor) -> Tensor:
     return F.cross_entropy(made.logits.flatten(0, 1).float(), targets.flatten())
-
-
-def _with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
-    """A shallow copy with other submodules in the place of some; the rest is shared."""
-    clone = copy.copy(module)
-    clone._modules = {**module._modules, **children}
-    return clone
 
 
 def _hollow(module: nn.Module) -> nn.Module:

@@ -11,7 +11,6 @@ they differ, such as one that looks at several tokens, is left whole.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.model.base import move_buffers, set_parameter
+from workbench.model.hf_layers import with_children
 from workbench.model.loss import CHUNK_BYTES, linear_cross_entropy
 from workbench.model.text import IGNORED
 
@@ -67,15 +67,14 @@ class DividedHead:
         """The mean loss of a head's module, for hidden states as it takes them and targets [B, S];
         and what the module put out, without logits. Targets may be -100 where one `counts` them."""
         seen = StandIn()
-        made = _with(module, self.linear, seen)(inputs_embeds=given, use_cache=False)
+        made = with_children(module, {self.linear: seen})(inputs_embeds=given, use_cache=False)
         linear, x = module.get_submodule(self.linear), seen.seen
         after = None if self.keeps else _after(module, self.linear, x.shape[-1])
-        bias = linear.bias
         loss = linear_cross_entropy(
             x,
             linear.weight,
             targets,
-            bias=bias,
+            bias=linear.bias,
             after=after,
             left_out=IGNORED if counts else None,
             chunk_bytes=chunk_bytes,
@@ -122,14 +121,8 @@ def _after(module: nn.Module, name: str, hidden: int) -> Callable[[Tensor], Tens
 
     def after(logits: Tensor) -> Tensor:
         x = logits.new_zeros(1).expand(1, len(logits), hidden)
-        made = _with(module, name, StandIn(logits[None]))(inputs_embeds=x, use_cache=False)
+        behind = with_children(module, {name: StandIn(logits[None])})
+        made = behind(inputs_embeds=x, use_cache=False)
         return made.logits[0]
 
     return after
-
-
-def _with(module: nn.Module, name: str, child: nn.Module) -> nn.Module:
-    """A shallow copy with another child."""
-    clone = copy.copy(module)
-    clone._modules = {**module._modules, name: child}
-    return clone

@@ -12,6 +12,7 @@ before the head all are filled, in the layers' order.
 
 from __future__ import annotations
 
+import copy
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -250,6 +251,13 @@ class FinalNorm(nn.Module):
         made = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=normed)
         made.router_logits = tuple(logits) or None
         return made
+
+
+def with_children(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module:
+    """A shallow copy with other submodules in the place of some; the rest is shared."""
+    clone = copy.copy(module)
+    clone._modules = {**module._modules, **children}
+    return clone
 
 
 class Decoder(LayeredModel):

@@ -94,7 +94,7 @@ def test_exchanges_are_in_the_times_of_operators(tmp_path, monkeypatch, capsys) 
 
 @pytest.mark.usefixtures("forked")
 def test_costs_find_every_collective_that_they_ask_for(tmp_path) -> None:
-    """Of a stage in which tp, dp and partition change: no size is unknown, none is counted twice,
+    """A stage in which tp, dp and partition change is rated: no size is unknown, none is counted twice,
     and `ours` sums gradients as was measured of devices a stride apart."""
     assert main(profile(tmp_path, "--micro-batch-size", "1", "2", "4")) == 0
     assert main(comm(tmp_path, "--prof-tp-size", "4", "--prof-repeat-time", "1",
@@ -157,7 +157,7 @@ def test_ranks_end_where_the_profile_was_killed(tmp_path, monkeypatch) -> None:
 
 
 def goes_on(folder: Path, monkeypatch) -> None:
-    """What was stored is not measured again."""
+    """Profiling goes on after a kill: collectives that were stored are not measured again."""
     first, asked = {each.setting for each in known(folder).found}, []
     assert not (folder / "csv").exists()
     monkeypatch.setattr(collective_timing, "measure", lambda *given: asked.extend(given[3]))

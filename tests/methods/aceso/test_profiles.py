@@ -51,7 +51,7 @@ def test_a_plan_searched_in_own_profiles_trains(ranks, tmp_path, capsys) -> None
 def test_operators_add_up_to_what_they_cost_in_runs_that_are_compiled(
     tmp_path, monkeypatch
 ) -> None:
-    """Of the device alone: with more a row exchanges tensors between them."""
+    """Times are of one device: of several, a row exchanges tensors between them."""
     monkeypatch.setattr(shard_timing, "compiles", lambda *_: True)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     assert main(profile(tmp_path)) == 0

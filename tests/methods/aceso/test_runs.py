@@ -63,8 +63,8 @@ def passed(stage: ShardStage) -> list[Tensor]:
     ("again", "fuses", "graphs"), [(True, True, 2), (True, False, 3), (False, True, 2)]
 )
 def test_equal_layers_share_compiled_graphs(again, fuses, graphs, monkeypatch):
-    """Of the layers, and of the last one with the norm behind it; where attention is several
-    operators, its softmax reads what is not compiled, between two runs."""
+    """Layers share a graph, and the last one with the norm behind it has another. Where attention
+    is several operators, its softmax is not compiled, and stands between two runs."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
     counters.clear()
