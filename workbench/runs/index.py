@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.core.record import RunRecord, steady_step_seconds
 from workbench.runs.index_cache import CACHE, Cache, Stamp
-from workbench.runs.store import RECORD, Store, read_record, row
+from workbench.runs.store import RECORD, Store, read_record, row, table_of
 
 if TYPE_CHECKING:
     import pandas
@@ -100,9 +100,7 @@ class Index:
 
     def table(self) -> pandas.DataFrame:
         """`rows` as a table."""
-        import pandas
-
-        return pandas.DataFrame(self.rows())
+        return table_of(self.rows())
 
     def refresh(self, limit_seconds: float | None = None) -> set[str]:
         """Look at the folder; returns the keys of what is new, changed or gone since the last look.

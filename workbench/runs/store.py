@@ -136,10 +136,8 @@ class Store:
     def table(self) -> pandas.DataFrame:
         """One row a record: `row` of each. Simulated and published rows may be appended to it. A
         table without rows has the columns of any run."""
-        import pandas
-
         rows = [row(record) for record in self.records()]
-        return pandas.DataFrame(rows, columns=None if rows else _columns())
+        return table_of(rows, None if rows else _columns())
 
     def published_here(self, device: str | None = None) -> pandas.DataFrame:
         """Rows this project measured on named hardware: ``published-here/<device>``, ``*.csv`` and
@@ -211,6 +209,15 @@ def set_aside(path: Path, why: str = "corrupt") -> None:
     """Give a file that is not used a name of its own, so that another may take its place."""
     names = (path.with_name(f"{path.name}.{why}-{n}") for n in range(1, 10**6))
     path.rename(next(name for name in names if not name.exists()))
+
+
+def table_of(rows: list[dict[str, Any]], columns: list[str] | None = None) -> pandas.DataFrame:
+    """Rows as a table. Strings stay Python's own also where pyarrow is installed, which refuses
+    some that a record may hold."""
+    import pandas
+
+    with pandas.option_context("mode.string_storage", "python"):
+        return pandas.DataFrame(rows, columns=columns)
 
 
 def row(record: RunRecord) -> dict[str, Any]:

@@ -94,8 +94,8 @@ def test_exchanges_are_in_the_times_of_operators(tmp_path, monkeypatch, capsys) 
 
 @pytest.mark.usefixtures("forked")
 def test_costs_find_every_collective_that_they_ask_for(tmp_path) -> None:
-    """A stage in which tp, dp and partition change is rated: no size is unknown, none is counted twice,
-    and `ours` sums gradients as was measured of devices a stride apart."""
+    """A stage in which tp, dp and partition change is rated: no size is unknown, none is counted
+    twice, and `ours` sums gradients as was measured of devices a stride apart."""
     assert main(profile(tmp_path, "--micro-batch-size", "1", "2", "4")) == 0
     assert main(comm(tmp_path, "--prof-tp-size", "4", "--prof-repeat-time", "1",
                      "--micro-batch-size", "1", "2", "4")) == 0  # fmt: skip
