@@ -28,7 +28,7 @@ def test_no_size_runs_eagerly_after_many_others(monkeypatch: pytest.MonkeyPatch)
     for rows in range(2, 11):
         for grad in (False, True):
             with torch.set_grad_enabled(grad):
-                template.block(block, torch.randn(rows, SPEC.seq, SPEC.hidden))
+                template.block("block", block, torch.randn(rows, SPEC.seq, SPEC.hidden))
     torch.compiler.reset()
     assert counter.frame_count == 18
 

@@ -1,10 +1,12 @@
 """One compiled layer template: how a unit's forward pass is called, by the engine and the bench.
 
 Blocks of one kind differ in their weights only, so one compiled graph runs them all, whichever slab
-their parameters are views of. A compiled block launches about half as many kernels as an eager one,
-keeps less for its backward pass, and rounds elsewhere: fp32 runs, which exist to be compared
-exactly, stay eager. torch times variants of each kernel where it has none in its cache, and they
-round differently, too: who wants the same bits of another machine turns compiling off.
+their parameters are views of. Tensors that they are called with beside their input, as rotary
+tables, are made once for each shape, and stay: a recording knows their addresses. A compiled block
+launches about half as many kernels as an eager one, keeps less for its backward pass, and rounds
+elsewhere: fp32 runs, which exist to be compared exactly, stay eager, and so do blocks that torch
+cannot compile. torch times variants of each kernel where it has none in its cache, and they round
+differently, too: who wants the same bits of another machine turns compiling off.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from workbench.model.base import Context, LayeredModel
+from workbench.model.base import Call, Context, LayeredModel
 from workbench.model.checkpointed import stops_early
 
 GRAPHS = 64
@@ -46,7 +48,8 @@ class Template:
 
     def __init__(self, model: LayeredModel, *, compiled: bool) -> None:
         self._model = model
-        self._block: Callable[[nn.Module, Tensor], Tensor] | None = None
+        self._beside: dict[tuple[str, torch.Size], Call] = {}
+        self._block: Callable[[nn.Module, Tensor, Call], Tensor] | None = None
         if compiled and model.compilable:
             allow_graphs()
             # Shapes are few in a run, and a graph for general ones would be slower.
@@ -58,7 +61,7 @@ class Template:
     ) -> Tensor:
         """`LayeredModel.forward`."""
         if self._block is not None and 0 < unit < self._model.head:
-            return self._block(module, x)
+            return self.block(self._model.kind(unit), module, x)
         return self._model.forward(unit, module, x, ctx, targets)
 
     def checkpointed(self, unit: int, module: nn.Module, x: Tensor, ctx: Context) -> Tensor:
@@ -66,7 +69,7 @@ class Template:
         it needs and no more, which the last matrix product is not. In a compiled block the
         checkpoint is part of the graph."""
         if self._block is not None:
-            return self.checkpointed_block(module, x)
+            return self.checkpointed_block(self._model.kind(unit), module, x)
 
         def run(x: Tensor) -> Tensor:
             return self._model.forward(unit, module, x, ctx, None)
@@ -76,23 +79,42 @@ class Template:
             early_stop=stops_early(self._model),
         )  # fmt: skip
 
-    def block(self, module: nn.Module, x: Tensor) -> Tensor:
-        """A block of a compilable model."""
-        return _call(module, x) if self._block is None else self._block(module, x)
-
-    def checkpointed_block(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Likewise, with a backward pass that begins at its input."""
+    def block(self, kind: str, module: nn.Module, x: Tensor) -> Tensor:
+        """A block of a kind, of a compilable model."""
+        beside = self._given(kind, x)
         if self._block is not None:
-            return self._checkpointed(module, x)
+            try:
+                return self._block(module, x, beside)
+            except torch._dynamo.exc.TorchDynamoException:
+                self._block = None
+        return _call(module, x, beside)
+
+    def checkpointed_block(self, kind: str, module: nn.Module, x: Tensor) -> Tensor:
+        """Likewise, with a backward pass that begins at its input."""
+        beside = self._given(kind, x)
+        if self._block is not None:
+            try:
+                return self._checkpointed(module, x, beside)
+            except torch._dynamo.exc.TorchDynamoException:
+                self._block = None
         # Attention notes the state of random numbers elsewhere where it is recorded.
-        return checkpoint(
-            module, x, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
-        )
+        return _checkpointed(module, x, beside, determinism_check="none")
+
+    def _given(self, kind: str, x: Tensor) -> Call:
+        """Arguments of a block beside its input."""
+        form = kind, x.shape
+        if form not in self._beside:
+            self._beside[form] = self._model.beside(kind, x)
+        return self._beside[form]
 
 
-def _call(module: nn.Module, x: Tensor) -> Tensor:
-    return module(x)
+def _call(module: nn.Module, x: Tensor, beside: Call) -> Tensor:
+    args, kwargs = beside
+    made = module(x, *args, **kwargs)
+    return made[0] if isinstance(made, tuple) else made
 
 
-def _checkpointed(module: nn.Module, x: Tensor) -> Tensor:
-    return checkpoint(module, x, use_reentrant=False, preserve_rng_state=False)
+def _checkpointed(module: nn.Module, x: Tensor, beside: Call, **how: str) -> Tensor:
+    return checkpoint(
+        _call, module, x, beside, use_reentrant=False, preserve_rng_state=False, **how
+    )
