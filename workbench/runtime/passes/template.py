@@ -11,7 +11,10 @@ differently, too: who wants the same bits of another machine turns compiling off
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +27,9 @@ GRAPHS = 64
 """Compiled graphs that may be kept, two for each number of samples: torch's 8 are soon used up
 where a process profiles several micro-batch sizes, and later ones run eagerly, with no more than a
 warning."""
+
+
+Block = Callable[[nn.Module, Tensor, Call], Tensor]
 
 
 def compiles(choice: str, device_type: str, dtype: torch.dtype) -> bool:
@@ -49,7 +55,8 @@ class Template:
     def __init__(self, model: LayeredModel, *, compiled: bool) -> None:
         self._model = model
         self._beside: dict[tuple[str, torch.Size], Call] = {}
-        self._block: Callable[[nn.Module, Tensor, Call], Tensor] | None = None
+        self._block: Block | None = None
+        self._checkpointed: Block | None = None
         if compiled and model.compilable:
             allow_graphs()
             # Shapes are few in a run, and a graph for general ones would be slower.
@@ -81,24 +88,25 @@ class Template:
 
     def block(self, kind: str, module: nn.Module, x: Tensor) -> Tensor:
         """A block of a kind, of a compilable model."""
-        beside = self._given(kind, x)
-        if self._block is not None:
-            try:
-                return self._block(module, x, beside)
-            except torch._dynamo.exc.TorchDynamoException:
-                self._block = None
-        return _call(module, x, beside)
+        return self._run(self._block, _call, module, x, self._given(kind, x))
 
     def checkpointed_block(self, kind: str, module: nn.Module, x: Tensor) -> Tensor:
         """Likewise, with a backward pass that begins at its input."""
-        beside = self._given(kind, x)
-        if self._block is not None:
-            try:
-                return self._checkpointed(module, x, beside)
-            except torch._dynamo.exc.TorchDynamoException:
-                self._block = None
         # Attention notes the state of random numbers elsewhere where it is recorded.
-        return _checkpointed(module, x, beside, determinism_check="none")
+        eager = partial(_checkpointed, determinism_check="none")
+        return self._run(self._checkpointed, eager, module, x, self._given(kind, x))
+
+    def _run(self, compiled: Block | None, eager: Block, *block: Any) -> Tensor:
+        if compiled is not None:
+            try:
+                return compiled(*block)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                why = next(iter(str(error).splitlines()), type(error).__name__)
+                warnings.warn(
+                    f"blocks run uncompiled: torch cannot compile one: {why}", stacklevel=2
+                )
+                self._block = self._checkpointed = None
+        return eager(*block)
 
     def _given(self, kind: str, x: Tensor) -> Call:
         """Arguments of a block beside its input."""
