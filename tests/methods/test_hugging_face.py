@@ -132,9 +132,29 @@ def test_names_are_those_of_the_state_dict(spec_for, model, tmp_path):
     ],
 )
 def test_blocks_of_a_kind_are_compiled_once(
-    spec_for, model, tmp_path, monkeypatch, name, method, kinds, changes
+    spec_for, model, tmp_path, counter, name, method, kinds, changes
 ):
-    """With the method's exactness, by a compiler that rounds nowhere."""
+    """With the method's exactness."""
+    spec = spec_for(model=model(name), eps=EPS, **changes)
+    assert_equals_plain(spec, *run(method, spec, tmp_path))
+    passes = 1 if changes.get("activations") == "keep" else 2  # with autograd, and without
+    assert counter.frame_count == kinds * passes
+
+
+@pytest.mark.parametrize("method", [stronghold, l2l])
+def test_equal_layers_of_a_users_module_are_compiled_once(spec_for, tmp_path, counter, method):
+    """That of a table, which all of them take, and the head are not among them."""
+    own = ModelSpec(family="tests.methods.biased:net", layers=4, hidden=16, vocab=3, tied=False)
+    spec = spec_for(model=own, text="stdlib", microbatches=2)
+    training, found = run(method, spec, tmp_path)
+    assert_equals_plain(spec, training, found)
+    assert len(training.model.repeated) > 2
+    assert counter.frame_count == 2
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    """Counts what a compiler compiles that rounds nowhere; blocks are compiled on the CPU, too."""
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
     whole = partial(torch.compile, backend=counter, fullgraph=True)
@@ -150,10 +170,7 @@ def test_blocks_of_a_kind_are_compiled_once(
 
     monkeypatch.setattr(torch, "compile", unmetered)
     monkeypatch.setattr(unit_passes, "compiles", lambda *asked: True)
-    spec = spec_for(model=model(name), eps=EPS, **changes)
-    assert_equals_plain(spec, *run(method, spec, tmp_path))
-    passes = 1 if changes.get("activations") == "keep" else 2  # with autograd, and without
-    assert counter.frame_count == kinds * passes
+    yield counter
     torch.compiler.reset()
 
 

@@ -22,12 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from workbench.model.base import Call, Context, LayeredModel
 from workbench.model.checkpointed import stops_early
-
-GRAPHS = 64
-"""Compiled graphs that may be kept, two for each number of samples: torch's 8 are soon used up
-where a process profiles several micro-batch sizes, and later ones run eagerly, with no more than a
-warning."""
-
+from workbench.model.modules import Decomposed
+from workbench.runtime.passes.compiled import Programs, allow_graphs
 
 Block = Callable[[nn.Module, Tensor, Call], Tensor]
 
@@ -42,21 +38,18 @@ def compiles(choice: str, device_type: str, dtype: torch.dtype) -> bool:
     return choice == "on"
 
 
-def allow_graphs() -> None:
-    """Let torch keep as many compiled graphs as runs need."""
-    from torch._dynamo import config  # a second of imports, which only who compiles waits for
-
-    config.recompile_limit = max(config.recompile_limit, GRAPHS)
-
-
 class Template:
-    """Runs units of a model, blocks through a compiled graph where `compiled` and possible."""
+    """Runs units of a model, blocks through a compiled graph where `compiled` and possible; of a
+    user's module, layers that are like others."""
 
     def __init__(self, model: LayeredModel, *, compiled: bool) -> None:
         self._model = model
         self._beside: dict[tuple[str, torch.Size], Call] = {}
         self._block: Block | None = None
         self._checkpointed: Block | None = None
+        self._programs: Programs | None = None
+        if compiled and isinstance(model, Decomposed) and model.foreign:
+            self._programs = Programs(model, model.repeated)
         if compiled and model.compilable:
             allow_graphs()
             # Shapes are few in a run, and a graph for general ones would be slower.
@@ -69,6 +62,8 @@ class Template:
         """`LayeredModel.forward`."""
         if self._block is not None and 0 < unit < self._model.head:
             return self.block(self._model.kind(unit), module, x)
+        if self._programs is not None:
+            module = self._programs.of(unit, module)
         return self._model.forward(unit, module, x, ctx, targets)
 
     def checkpointed(self, unit: int, module: nn.Module, x: Tensor, ctx: Context) -> Tensor:
@@ -79,7 +74,7 @@ class Template:
             return self.checkpointed_block(self._model.kind(unit), module, x)
 
         def run(x: Tensor) -> Tensor:
-            return self._model.forward(unit, module, x, ctx, None)
+            return self.forward(unit, module, x, ctx, None)
 
         return checkpoint(
             run, x, use_reentrant=False, preserve_rng_state=False,
