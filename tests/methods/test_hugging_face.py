@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import _disable_current_modes
 
 from baselines import l2l
-from tests.methods import plain
+from tests.methods import loops, plain
 from tests.methods.harness import assert_equals_plain, run
 from tests.methods.test_replay import on_gpu, trained_as
 from workbench.core.model_spec import ModelSpec
@@ -19,6 +19,7 @@ from workbench.methods import stronghold
 from workbench.methods.offload import resident
 from workbench.model import make_model
 from workbench.model.hf_config import spec_from_config
+from workbench.model.hf_layers import Calls
 from workbench.profile.units import RECORDED, Variant
 from workbench.runtime.passes import unit_passes
 from workbench.schedule import buffers
@@ -152,6 +153,18 @@ def test_equal_layers_of_a_users_module_are_compiled_once(spec_for, tmp_path, co
     assert counter.frame_count == 2
 
 
+def test_layers_of_a_decoder_in_a_users_loop_are_compiled_once(engine, counter):
+    torch.manual_seed(0)
+    decoder = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **LLAMA)).train()
+    given = [{"input_ids": b["tokens"], "labels": b["tokens"]} for b in loops.batches(4)]
+    wanted, weights = loops.by_torch(decoder, given, loops.of_outputs)
+    with engine("stronghold", decoder, window=2, resident=0, activations="recompute") as made:
+        losses = [made.step(batch, loops.of_outputs) for batch in given]
+        loops.near(made.state_dict(), weights)
+    assert losses == pytest.approx(wanted, rel=1e-6)
+    assert counter.frame_count == 2
+
+
 @pytest.fixture
 def counter(monkeypatch):
     """Counts what a compiler compiles that rounds nowhere; blocks are compiled on the CPU, too."""
@@ -213,6 +226,14 @@ def test_recordings_change_no_bit(model, tmp_path, name, method, changes, dtype)
 )
 def test_which_blocks_are_functions_of_their_input(model, name, can, why):
     assert make_model(model(name)).compilable is can, why
+
+
+def test_layers_called_in_several_ways_are_refused_where_one_graph_is_for_all():
+    calls = Calls(lambda x, positions: [((), {"scale": n // 2}) for n in range(4)], "odd")
+    x = torch.zeros(1, 2, 4)
+    assert calls.common(x, [2, 3]) == ((), {"scale": 1})
+    with pytest.raises(ValueError, match="odd .* of 2 tokens; compile and replay must be off"):
+        calls.common(x, [1, 2])
 
 
 def test_blocks_of_documents_follow_their_positions(model):

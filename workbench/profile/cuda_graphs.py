@@ -31,7 +31,8 @@ def recorded_below_s(spec: RunSpec, profile: Profile) -> float:
     if hardware.device != "cuda":
         why_not = f"the device is {hardware.device}"
     elif not spec.model.pure and not (recorded and all(recorded)):
-        why_not = f"layers of the family {spec.model.family} with dropout {spec.model.dropout} vary"
+        own = f"layers of the family {spec.model.family} with dropout {spec.model.dropout}"
+        why_not = f"{own} vary: their profile has no recorded passes"
     if spec.replay == "on" and why_not:
         raise ValueError(f"replay is on, and {why_not}; it must be auto or off")
     if spec.replay == "on":
