@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils._python_dispatch import _disable_current_modes
 
 from baselines import l2l
-from tests.methods import loops, plain
+from tests.methods import plain
 from tests.methods.harness import assert_equals_plain, run
 from tests.methods.test_replay import on_gpu, trained_as
 from workbench.core.model_spec import ModelSpec
@@ -21,7 +19,6 @@ from workbench.model import make_model
 from workbench.model.hf_config import spec_from_config
 from workbench.model.hf_layers import Calls
 from workbench.profile.units import RECORDED, Variant
-from workbench.runtime.passes import unit_passes
 from workbench.schedule import buffers
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -127,8 +124,7 @@ def test_names_are_those_of_the_state_dict(spec_for, model, tmp_path):
 @pytest.mark.parametrize(
     ("name", "method", "kinds", "changes"),
     [
-        ("llama", stronghold, 1, {"window": 2, "resident": 1, "microbatches": 2}),
-        ("gemma3", stronghold, 2, {"window": 2, "activations": "host"}),
+        ("gemma3", stronghold, 2, {"window": 2, "resident": 1, "microbatches": 2}),
         ("qwen3", resident, 1, {"activations": "keep"}),
     ],
 )
@@ -151,40 +147,6 @@ def test_equal_layers_of_a_users_module_are_compiled_once(spec_for, tmp_path, co
     assert_equals_plain(spec, training, found)
     assert len(training.model.repeated) > 2
     assert counter.frame_count == 2
-
-
-def test_layers_of_a_decoder_in_a_users_loop_are_compiled_once(engine, counter):
-    torch.manual_seed(0)
-    decoder = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **LLAMA)).train()
-    given = [{"input_ids": b["tokens"], "labels": b["tokens"]} for b in loops.batches(4)]
-    wanted, weights = loops.by_torch(decoder, given, loops.of_outputs)
-    with engine("stronghold", decoder, window=2, resident=0, activations="recompute") as made:
-        losses = [made.step(batch, loops.of_outputs) for batch in given]
-        loops.near(made.state_dict(), weights)
-    assert losses == pytest.approx(wanted, rel=1e-6)
-    assert counter.frame_count == 2
-
-
-@pytest.fixture
-def counter(monkeypatch):
-    """Counts what a compiler compiles that rounds nowhere; blocks are compiled on the CPU, too."""
-    torch.compiler.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    whole = partial(torch.compile, backend=counter, fullgraph=True)
-
-    def unmetered(function, **how):
-        made = whole(function, **how)
-
-        def run(*args):
-            with _disable_current_modes():  # a meter of the CPU cannot be compiled
-                return made(*args)
-
-        return run
-
-    monkeypatch.setattr(torch, "compile", unmetered)
-    monkeypatch.setattr(unit_passes, "compiles", lambda *asked: True)
-    yield counter
-    torch.compiler.reset()
 
 
 @pytest.mark.gpu
