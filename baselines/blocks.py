@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from workbench.core.spec import RunSpec
-from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
 from workbench.runtime.memory.storage import DTYPES
 
@@ -32,7 +31,7 @@ def compile_blocks(whole: Whole, spec: RunSpec, device: torch.device) -> str:
     Where `compile` is ``auto`` and torch fails, blocks stay eager and the words say why. Raises
     ValueError where it is ``on`` and cannot be.
     """
-    why = why_eager(whole.layered, spec, device)
+    why = why_eager(spec, device)
     if why is None:
         run = torch.compile(body_of(whole), fullgraph=True, dynamic=False)
         why = _failure(run, whole, spec, device)
@@ -56,11 +55,11 @@ def install(whole: Whole, run: Forward) -> None:
     whole.checkpoint = False
 
 
-def why_eager(model: LayeredModel, spec: RunSpec, device: torch.device) -> str | None:
+def why_eager(spec: RunSpec, device: torch.device) -> str | None:
     """Why the model's blocks are not to be compiled; None where torch is to try."""
     if device.type != "cuda":
         return f"the device is {device.type}, whose memory could not be counted"
-    if not model.compilable:
+    if not spec.model.pure:
         return "a block is not a function of its weights and input alone"
     if spec.compile == "off":
         return "compile is off"

@@ -141,7 +141,7 @@ class ZeroTraining(Stepping):
             tell_deepspeed_the_cap(device, spec.device_memory)
         config = base_config(spec) | adapter.settings(spec, self.model.unit_parameters(1))
         config["optimizer"]["params"] |= self._host_adam()
-        if adapter.sharded and why_eager(self.model, spec, device) is None:
+        if adapter.sharded and why_eager(spec, device) is None:
             # Its own linear layer asks each weight for its number, which torch compiles in: blocks
             # could not share a graph, and the ninth would be one too many.
             config["zero_optimization"]["memory_efficient_linear"] = False

@@ -127,7 +127,7 @@ def lines(
         cut = stages(sizes, units_of(spec.model), spec.ranks, size, mode)
         line = divided(mode, spec.batch, size, cut, clipped=spec.clip is not None)
         longest = longest_forward_s(sizes, units_of(spec.model), size)
-        replay = longest < recorded_below_s(spec, profile.hardware)
+        replay = longest < recorded_below_s(spec, profile)
         launched = 0 if replay else Budgets.launched(spec, profile)
         yield replace(line, replay=replay), budgets.device - launched
 

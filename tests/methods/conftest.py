@@ -6,8 +6,11 @@ import shutil
 from functools import partial
 
 import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.methods import loops, plain
+from workbench.runtime.passes import unit_passes
 
 STEPS = 6
 """Steps of a training that is compared with plain training: the learning rate has risen and falls,
@@ -27,3 +30,27 @@ def engine(tmp_path_factory, measured):
     results = tmp_path_factory.mktemp("results")
     shutil.copytree(measured, results / "profiles")
     return partial(loops.made_in, results)
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    """Counts what a compiler compiles that rounds nowhere; blocks are compiled on the CPU, too."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # its imports take a second
+
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    whole = partial(torch.compile, backend=counter, fullgraph=True)
+
+    def unmetered(function, **how):
+        made = whole(function, **how)
+
+        def run(*args):
+            with _disable_current_modes():  # a meter of the CPU cannot be compiled
+                return made(*args)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", unmetered)
+    monkeypatch.setattr(unit_passes, "compiles", lambda *asked: True)
+    yield counter
+    torch.compiler.reset()

@@ -66,6 +66,23 @@ def test_a_model_of_hugging_face_is_torchs(engine, method) -> None:
     assert losses == pytest.approx(wanted, rel=1e-6)
 
 
+def test_equal_layers_are_compiled_once(engine, counter) -> None:
+    """For passes with autograd, and without."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 20}
+    config = transformers.LlamaConfig(**sizes, intermediate_size=64, use_cache=False)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).train()
+    given = [{"input_ids": b["tokens"], "labels": b["tokens"]} for b in batches(4)]
+    wanted, weights = by_torch(model, given, of_outputs)
+    options = {"window": 2, "resident": 1, "activations": "recompute"}
+    with engine("stronghold", model, **options) as made:
+        losses = [made.step(batch, of_outputs) for batch in given]
+        near(made.state_dict(), weights)
+    assert losses == pytest.approx(wanted, rel=1e-6)
+    assert counter.frame_count == 2
+
+
 def test_every_method_of_the_table_that_takes_steps_is_tried() -> None:
     driven = {row.name: row.driven for row in methods.known().values() if row.driven}
     ahead = {row.driven for row in methods.known().values() if row.asynchronous}

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from baselines import l2l
+from tests.methods import plain
 from tests.methods.harness import assert_equals_plain, run
+from tests.methods.test_replay import on_gpu, trained_as
 from workbench.core.model_spec import ModelSpec
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
+from workbench.model import make_model
 from workbench.model.hf_config import spec_from_config
+from workbench.model.hf_layers import Calls
+from workbench.profile.units import RECORDED, Variant
+from workbench.schedule import buffers
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
@@ -32,6 +40,11 @@ CONFIGS = {
     "gemma2": lambda: transformers.Gemma2Config(
         **SIZES, **LLAMA, pad_token_id=0, head_dim=8, sliding_window=4
     ),  # layers of two kinds in one slot
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **SIZES, **LLAMA, pad_token_id=0, head_dim=8, sliding_window=4,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),  # rotary tables of two kinds, too
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES, **LLAMA, head_dim=8),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
         **SIZES, **LLAMA, pad_token_id=0, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=16, shared_expert_intermediate_size=16, decoder_sparse_step=2,
@@ -106,3 +119,84 @@ def test_names_are_those_of_the_state_dict(spec_for, model, tmp_path):
     _, parameters = run(stronghold, spec, tmp_path)
     theirs = transformers.GPT2LMHeadModel(CONFIGS["gpt2"]())
     assert parameters.keys() == dict(theirs.named_parameters()).keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "kinds", "changes"),
+    [
+        ("gemma3", stronghold, 2, {"window": 2, "resident": 1, "microbatches": 2}),
+        ("qwen3", resident, 1, {"activations": "keep"}),
+    ],
+)
+def test_blocks_of_a_kind_are_compiled_once(
+    spec_for, model, tmp_path, counter, name, method, kinds, changes
+):
+    """With the method's exactness."""
+    spec = spec_for(model=model(name), eps=EPS, **changes)
+    assert_equals_plain(spec, *run(method, spec, tmp_path))
+    passes = 1 if changes.get("activations") == "keep" else 2  # with autograd, and without
+    assert counter.frame_count == kinds * passes
+
+
+@pytest.mark.parametrize("method", [stronghold, l2l])
+def test_equal_layers_of_a_users_module_are_compiled_once(spec_for, tmp_path, counter, method):
+    """That of a table, which all of them take, and the head are not among them."""
+    own = ModelSpec(family="tests.methods.biased:net", layers=4, hidden=16, vocab=3, tied=False)
+    spec = spec_for(model=own, text="stdlib", microbatches=2)
+    training, found = run(method, spec, tmp_path)
+    assert_equals_plain(spec, training, found)
+    assert len(training.model.repeated) > 2
+    assert counter.frame_count == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "method", "changes"),
+    [
+        ("llama", stronghold, {"window": 2, "resident": 1, "microbatches": 2}),
+        ("gemma3", stronghold, {"window": 2, "resident": 0}),
+        ("qwen3", l2l, {"microbatches": 4}),
+    ],
+)
+def test_recordings_change_no_bit(model, tmp_path, name, method, changes, dtype):
+    spec = plain.spec_for(
+        model=model(name), device="cuda", dtype=dtype, steps=6, eps=EPS, replay="on", **changes
+    )
+    profile = on_gpu(plain.made_up_profile(spec))
+    own = (Variant(name=RECORDED, seconds=(1e-6, 1e-6, 2e-6)),)
+    units = tuple(replace(cost, variants=own) for cost in profile.units)
+    replayed, found = trained_as(method, spec, replace(profile, units=units), tmp_path / "replayed")
+    launched, expected = trained_as(
+        method, spec.with_(replay="off"), profile, tmp_path / "launched"
+    )
+    assert buffers.REPLAYS in replayed.plan.schedule.buffers
+    assert replayed.history.losses == launched.history.losses
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    if dtype == "fp32":
+        assert_equals_plain(spec, replayed, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "can", "why"),
+    [
+        ("llama", True, ""),
+        ("gemma2", True, ""),
+        ("gpt2", False, "dropout draws anew in each step"),
+        ("qwen2_moe", False, "what experts do follows values"),
+    ],
+)
+def test_which_blocks_are_functions_of_their_input(model, name, can, why):
+    assert make_model(model(name)).compilable is can, why
+
+
+def test_layers_called_in_several_ways_are_refused_where_one_graph_is_for_all():
+    calls = Calls(lambda x, positions: [((), {"scale": n // 2}) for n in range(4)], "odd")
+    x = torch.zeros(1, 2, 4)
+    assert calls.common(x, [2, 3]) == ((), {"scale": 1})
+    with pytest.raises(ValueError, match="odd .* of 2 tokens; compile and replay must be off"):
+        calls.common(x, [1, 2])
+
+
+def test_blocks_of_documents_follow_their_positions(model):
+    assert not make_model(replace(model("llama"), rows="documents")).compilable

@@ -50,7 +50,15 @@ def started(method, spec, folder, perturb=None):
 
 
 def trained(method, spec, folder, perturb=None):
-    training = started(method, spec, folder, perturb)
+    return to_the_end(started(method, spec, folder, perturb))
+
+
+def trained_as(method, spec, profile, folder):
+    """By a plan for this profile."""
+    return to_the_end(Training(spec, method.plan(spec, profile), folder))
+
+
+def to_the_end(training):
     try:
         training.run(Silent())
         return training, training.parameters()
@@ -277,6 +285,17 @@ def test_recorded_where_it_pays_and_can_be(changes, hardware, expected):
     spec = spec_for(**{"model": PURE, **changes})
     profile = on_gpu(made_up_profile(spec), **{"source": "measured", **hardware})
     assert replays(spec, profile) is expected
+
+
+def test_layers_are_recorded_that_a_profile_has_recorded_passes_of():
+    """Whatever family they are of: those that vary have none."""
+    spec = spec_for(model=MODEL)
+    profile = on_gpu(made_up_profile(spec), source="measured")
+    own = (Variant(name="recorded", seconds=(2e-6, 2e-6, 3e-6)),)
+    units = [replace(cost, variants=own) for cost in profile.units]
+    assert replays(spec, replace(profile, units=tuple(units)))
+    units[2] = profile.units[2]
+    assert not replays(spec, replace(profile, units=tuple(units)))
 
 
 def test_long_passes_are_launched():

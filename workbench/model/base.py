@@ -67,6 +67,8 @@ class Part:
         return (*self.shape[:at], samples * self.rows, *self.shape[at:])
 
 
+Call = tuple[tuple, dict[str, Any]]
+"""Arguments of a block beside its input."""
 Written = Callable[[Any, "Tensor | None", Context], Tensor]
 """(what the model takes, targets or None, context of unit 0) -> the mean loss of a micro-batch, an
 fp32 scalar; without targets what the model puts out."""
@@ -118,8 +120,14 @@ class LayeredModel(ABC):
 
     @property
     def compilable(self) -> bool:
-        """Whether a block is a function of its weights and input alone, called as `module(x)`."""
+        """Whether a block is a function of its weights, its input x, and what it is called with
+        beside it, which depends on the shape of x alone."""
         return False
+
+    def beside(self, kind: str, x: Tensor) -> Call:
+        """Arguments of the blocks of a kind beside x [B, S, H], of a compilable model. Raises
+        ValueError where they are not equal for all of them."""
+        return (), {}
 
     @property
     def num_units(self) -> int:

@@ -31,14 +31,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
 from workbench.core.model_spec import DOCUMENTS, ModelSpec
-from workbench.model.base import Context, Part, Written
+from workbench.model.base import Call, Context, Part, Written
 from workbench.model.custom_data import counted, loss
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
 from workbench.model.hf_head import DividedHead, divided_head
 from workbench.model.hf_layers import (
-    Call,
     Calls,
     Decoder,
     FinalNorm,
@@ -255,6 +254,14 @@ class HFModel(Decoder):
                     self.source._init_weights(part)
 
     # Computation.
+
+    @property
+    def compilable(self) -> bool:
+        varies = self._random or self.rows == DOCUMENTS or any(self.frozen[1 : self.head])
+        return self._seen.steady and not varies
+
+    def beside(self, kind: str, x: Tensor) -> Call:
+        return self._calls.common(x, [at for at, of in enumerate(self._kinds) if of == kind])
 
     def forward(
         self,

@@ -28,13 +28,11 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from workbench.model.base import Context, LayeredModel, Written, move_buffers, set_parameter
+from workbench.model.base import Call, Context, LayeredModel, Written, move_buffers, set_parameter
 from workbench.model.decompose.plan import build, flatten
 from workbench.model.frozen import held
 from workbench.model.hf_config import understood
 
-Call = tuple[tuple, dict]
-"""Arguments of a layer beside the hidden states."""
 NUMBER = re.compile(r"layer_?(idx|id|index|num|number)")
 """Attributes that say where a layer is; it needs them to find its keys and values in a cache."""
 
@@ -123,6 +121,25 @@ class Calls:
             moved = [leaf.to(x.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             self._asked, self._positions, self._calls = asked, place, build(form, moved)
         return self._calls
+
+    def common(self, x: Tensor, layers: Sequence[int]) -> Call:
+        """Arguments that the decoder passes some of its layers beside x, counted from 0. Raises
+        ValueError where they are not equal for all of these."""
+        found = self.of(x, None)
+        (first, _), *others = (flatten(found[layer]) for layer in layers)
+        if not all(
+            len(leaves) == len(first) and all(map(_equal, first, leaves)) for leaves, _ in others
+        ):
+            raise ValueError(
+                f"layers of {self._name} that are alike are called in several ways for samples of "
+                f"{x.shape[1]} tokens; compile and replay must be off"
+            )
+        return found[layers[0]]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return one is other or bool(torch.equal(one, other) if tensors else one == other)
 
 
 def _alike(one: Tensor | None, other: Tensor | None) -> bool:

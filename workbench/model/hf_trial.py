@@ -51,6 +51,8 @@ class Seen(NamedTuple):
     """Whether a router does not tell the samples of a micro-batch apart."""
     seats: tuple[Seat, ...]
     """For the logits of all routers, if the model makes a loss of them."""
+    steady: bool
+    """Whether layers do the same operations whatever their numbers are, and have no routers."""
 
 
 def try_out(model: Decoder) -> Seen:
@@ -73,8 +75,11 @@ def try_out(model: Decoder) -> Seen:
                 failed = error
         raise _refusal(model, f"{where} does not run alone: ", failed) from failed
 
+    places_of: dict[int, str] = {}
+
     def layer(unit: int, x: Tensor) -> tuple[Tensor, list[Seat]]:
         made, logits = model.layer(unit, _bare(model, unit, x), x)
+        places_of[unit] = x.device.type  # the last one is where it could be
         return made, [_seat(of, x.dtype) for of in logits]
 
     def head(x: Tensor) -> tuple[Tensor, Any]:
@@ -111,7 +116,8 @@ def try_out(model: Decoder) -> Seen:
             "units; it trains with output_router_logits false"
         )
     mixes = any(seat.width and seat.shape[0] != -1 for seat in every)
-    return Seen(drawn.thrown, mixes, () if loss is None else flow.seats)
+    steady = not every and {*places_of.values()} == {"meta"}
+    return Seen(drawn.thrown, mixes, () if loss is None else flow.seats, steady)
 
 
 def check_rows(model: Decoder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -291,6 +292,13 @@ class Decomposed(LayeredModel):
     def normalizes_in(self, unit: int) -> bool:
         """Whether a unit has BatchNorm."""
         return any(isinstance(part, OnceNorm) for part in self._units[unit].module.modules())
+
+    @cached_property
+    def repeated(self) -> list[int]:
+        """Units between the first and the last that are like others there, and learn all over."""
+        counts = Counter(self._kinds[1 : self.head])
+        middle = range(1, self.head)
+        return [u for u in middle if counts[self._kinds[u]] > 1 and not self._frozen[u]]
 
     def _traits_of_units(self) -> tuple[list[str], dict[str, LayerTraits]]:
         """The kind of each unit, and what kinds do, seen without weights. Units are of one kind

@@ -3,7 +3,8 @@
 That pays where one thread cannot launch a block's kernels as fast as the GPU is done with them,
 beside the threads of copies and host updates (passes/replay.py has what was seen), and costs the
 device the memory of one block's pass. Recordings know addresses only: of a block that draws random
-numbers, or does anything else that differs from step to step, there can be none.
+numbers, or does anything else that differs from step to step, there can be none. Whether blocks of
+Hugging Face do, their profile says: it has recorded passes of those that do not.
 """
 
 from __future__ import annotations
@@ -12,24 +13,26 @@ import math
 from collections.abc import Iterable, Sequence
 
 from workbench.core.spec import RunSpec
-from workbench.profile.profile import RECORDED_BELOW_S, Hardware, Profile
-from workbench.profile.units import UnitCost
+from workbench.profile.profile import RECORDED_BELOW_S, Profile
+from workbench.profile.units import RECORDED, UnitCost
 
 
 def replays(spec: RunSpec, profile: Profile) -> bool:
     """Whether the spec's blocks are recorded. Raises ValueError for what cannot be."""
     longest = max((cost.forward_s for cost in profile.units[1:-1]), default=math.inf)
-    return longest < recorded_below_s(spec, profile.hardware)
+    return longest < recorded_below_s(spec, profile)
 
 
-def recorded_below_s(spec: RunSpec, hardware: Hardware) -> float:
+def recorded_below_s(spec: RunSpec, profile: Profile) -> float:
     """Seconds that the forward pass of a block may take if it is to be recorded: as the spec says,
     else what pays here. Raises ValueError for what cannot be."""
-    why_not = None
+    why_not, hardware = None, profile.hardware
+    recorded = [cost.variant(RECORDED) for cost in profile.units[1:-1]]
     if hardware.device != "cuda":
         why_not = f"the device is {hardware.device}"
-    elif not spec.model.pure:
-        why_not = f"layers of the family {spec.model.family} with dropout {spec.model.dropout} vary"
+    elif not spec.model.pure and not (recorded and all(recorded)):
+        own = f"layers of the family {spec.model.family} with dropout {spec.model.dropout}"
+        why_not = f"{own} vary: their profile has no recorded passes"
     if spec.replay == "on" and why_not:
         raise ValueError(f"replay is on, and {why_not}; it must be auto or off")
     if spec.replay == "on":

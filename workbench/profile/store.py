@@ -301,6 +301,8 @@ def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
     whether blocks are compiled.
     """
     parts = (spec.microbatch, spec.dtype, spec.compile)
+    # Measurements whose name does not say so are of the time when only our blocks were compiled.
+    parts += ("compiled",) if spec.compile != "off" and not spec.model.ours else ()
     parts += ("halves",) if spec.options.halved else ()
     parts += ("checkpoints",) if spec.options.checkpointed else ()
     return path_of(spec, results, machine, "units", *parts)

@@ -131,7 +131,8 @@ def checkpoint(alone: Alone, cost: UnitCost) -> Variant:
 def recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Variant]:
     """The passes of a block as recordings, and where wanted a backward pass that begins at a
     checkpoint. Passes that are too long to be recorded, or for whose recordings the device has no
-    room, take their launched time, and those from a checkpoint are not recorded."""
+    room, take their launched time, and those from a checkpoint are not recorded. Of a block that
+    cannot be recorded there are none."""
     launched = cost.forward_s, cost.recompute_s, cost.backward_s
     found = [Variant(name=RECORDED, seconds=launched)]
     if cost.forward_s >= RECORDED_BELOW_S:
@@ -152,6 +153,8 @@ def recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Varian
                 found += _from_checkpoint(alone, replays, x, above)
     except (OutOfMemory, torch.OutOfMemoryError):
         torch.cuda.empty_cache()
+    except torch.AcceleratorError:  # something in there waits for the GPU
+        return []
     return found
 
 
@@ -173,7 +176,7 @@ def _recordings(alone: Alone, *, back: bool = False) -> Iterator[Replays]:
     """Recordings of a block as a run makes them; with `back` those of a backward pass from a
     checkpoint, too."""
     template, (x,), device = alone.template, alone.x, alone.device
-    chain = Chain(modules=(alone.module,), parameters=(alone.parameters,), rows=alone.samples)
+    chain = Chain.alone(alone.kind, alone.module, alone.parameters, alone.samples)
     replays = Replays(
         template.block, x.shape, x.dtype, device_meter(device),
         checkpointed=template.checkpointed_block,

@@ -28,9 +28,25 @@ def test_no_size_runs_eagerly_after_many_others(monkeypatch: pytest.MonkeyPatch)
     for rows in range(2, 11):
         for grad in (False, True):
             with torch.set_grad_enabled(grad):
-                template.block(block, torch.randn(rows, SPEC.seq, SPEC.hidden))
+                template.block("block", block, torch.randn(rows, SPEC.seq, SPEC.hidden))
     torch.compiler.reset()
     assert counter.frame_count == 18
+
+
+def test_blocks_that_torch_cannot_compile_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    model = make_model(SPEC)
+    block = model.build(1, seed=0)
+    x = torch.randn(2, SPEC.seq, SPEC.hidden)
+    template = Template(model, compiled=True)
+    with pytest.warns(UserWarning, match="blocks run uncompiled: .*"):
+        assert torch.equal(template.block("block", block, x), block(x))
+    assert torch.equal(template.checkpointed_block("block", block, x), block(x))
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def plan(spec: RunSpec, profiles: Mapping[int, Profile], *, mode: str, soon: boo
         device_bytes=server.device_bytes,
         host_bytes=server.host_bytes,
         clipping=None if spec.clip is None else asked.clipping,
-        recorded_below_s=recorded_below_s(spec, profile.hardware),
+        recorded_below_s=recorded_below_s(spec, profile),
         forward=MicroBatchSizes(
             asked=forward_size or (backward_size if model.alike else None),
             largest=limits.forward if limits else known,

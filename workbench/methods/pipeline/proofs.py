@@ -54,7 +54,7 @@ class Ground:
             server=server,
             budgets=Budgets(device=device, host=server.host_bytes),
             profiled=tuple(sorted(profiles)),
-            recorded_below_s=recorded_below_s(spec, profile.hardware),
+            recorded_below_s=recorded_below_s(spec, profile),
             normalizes=model.normalizes,
         )
 

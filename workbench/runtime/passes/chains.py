@@ -23,6 +23,8 @@ from workbench.schedule.action import COMPUTE, Action, Kind, lane_kind
 class RecordedPass:
     """A pass as part of a recording."""
 
+    units: tuple[int, ...]
+    """Number of the block that is passed forward, or of all blocks of the chain."""
     modules: tuple[nn.Module, ...]
     """Module of the block that is passed forward, or modules of all blocks of the chain."""
     rows: int
@@ -63,14 +65,17 @@ def recorded_passes(
         first, end = action.span
         if name.checkpoints(action) or action.kind is Kind.FORWARD and not name.keeps(action):
             alone = (modules[links[action.name].weights],)
-            found[action.name] = RecordedPass(modules=alone, rows=end - first)
+            found[action.name] = RecordedPass(units=(action.unit,), modules=alone, rows=end - first)
         elif name.keeps(action):
             chain.append(action)
         elif action.kind is Kind.BACKWARD:
             all_of = tuple(modules[links[one.name].weights] for one in chain)
-            at = [one.unit for one in chain].index(action.unit)
+            units = tuple(one.unit for one in chain)
+            at = units.index(action.unit)
             for one in (chain[at], action):
-                found[one.name] = RecordedPass(modules=all_of, rows=end - first, index=at)
+                found[one.name] = RecordedPass(
+                    units=units, modules=all_of, rows=end - first, index=at
+                )
             if at == 0:
                 chain = []
     return found

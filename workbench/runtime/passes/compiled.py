@@ -1,14 +1,14 @@
 """Layers of a user's module through compiled graphs, one for all layers of a kind.
 
-A layer is a program (model/decompose/program.py). Layers of a kind do the same operations, so the
-first one of them is compiled, as a function of its weights too, and runs with those of the others.
-A layer that draws random numbers or has BatchNorm reads state beside its tensors, and stays as it
-is, and so does one that torch cannot compile.
+A layer is a program (model/decompose/program.py). Layers of a kind do the same operations, so a
+program is compiled as a function of its weights too, and runs with those of each. A layer that
+draws random numbers or has BatchNorm reads state beside its tensors, and stays as it is, and so
+does one that torch cannot compile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,21 @@ from torch import Tensor
 from torch.func import functional_call
 
 from workbench.model.decompose.program import Program
-from workbench.model.slices import Slices
-from workbench.runtime.passes.template import allow_graphs
+from workbench.model.modules import Decomposed
 
+GRAPHS = 64
+"""Compiled graphs that may be kept, two for each number of samples: torch's 8 are soon used up
+where a process profiles several micro-batch sizes, and later ones run eagerly, with no more than a
+warning."""
 Tensors = dict[str, Tensor]
 Call = Callable[[Program, Tensors, Sequence[Tensor], Any], tuple[Tensor, ...]]
+
+
+def allow_graphs() -> None:
+    """Let torch keep as many compiled graphs as runs need."""
+    from torch._dynamo import config  # a second of imports, which only who compiles waits for
+
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
 
 
 def _call(program: Program, own: Tensors, inputs: Sequence[Tensor], targets: Any) -> Any:
@@ -30,9 +40,9 @@ def _call(program: Program, own: Tensors, inputs: Sequence[Tensor], targets: Any
 class CompiledProgram:
     """A layer, called as its program is."""
 
-    def __init__(self, program: Program, first: Program, call: Call) -> None:
-        """`first`: the program of the first layer of its kind."""
-        self._program, self._first, self._run = program, first, call
+    def __init__(self, program: Program, bare: Program, call: Call) -> None:
+        """`bare`: a program of its kind, without weights."""
+        self._program, self._bare, self._run = program, bare, call
         places = [
             (f"{path}{'.' if path else ''}{name}", own, name)
             for path, part in program.named_modules(remove_duplicate=False)
@@ -53,26 +63,35 @@ class CompiledProgram:
     def __call__(self, *inputs: Tensor, targets: Any = None) -> tuple[Tensor, ...]:
         if self._run is None:
             return self._program(*inputs, targets=targets)
-        if self._first.training != self.training:
-            self._first.train(self.training)
+        if self._bare.training != self.training:
+            self._bare.train(self.training)
         own = {local: tensors[name] for local, tensors, name in self._places}
         try:
-            return self._run(self._first, own, inputs, targets)
+            return self._run(self._bare, own, inputs, targets)
         except torch._dynamo.exc.TorchDynamoException:
             self._run = None
             return self(*inputs, targets=targets)
 
 
-def compiled(slices: Slices, units: Sequence[int]) -> list[Program | CompiledProgram]:
-    """The programs of some layers, compiled where they can be."""
-    allow_graphs()
-    call, first = torch.compile(_call, dynamic=False), {}
-    found: list[Program | CompiledProgram] = []
-    for unit in units:
-        program = slices.layers[unit].module
-        if slices.model.draws_in(unit) or slices.model.normalizes_in(unit):
-            found.append(program)
-            continue
-        of_kind = first.setdefault(slices.model.kind(unit), program)
-        found.append(CompiledProgram(program, of_kind, call))
-    return found
+class Programs:
+    """Programs of a module's layers, some of which are compiled where they can be."""
+
+    def __init__(self, model: Decomposed, units: Collection[int]) -> None:
+        """`units` are the layers to be compiled."""
+        allow_graphs()
+        self._model, self._call = model, torch.compile(_call, dynamic=False)
+        self._units = {u for u in units if not (model.draws_in(u) or model.normalizes_in(u))}
+        self._bare: dict[str, Program] = {}
+        """Programs without weights. Were it the first layer's, its own pass would be compiled anew:
+        the compiler notes which tensors are one."""
+        self._made: dict[Program, CompiledProgram] = {}
+
+    def of(self, unit: int, program: Program) -> Program | CompiledProgram:
+        """The program of a layer, as it is to be called."""
+        if unit not in self._units:
+            return program
+        if program not in self._made:
+            if (kind := self._model.kind(unit)) not in self._bare:
+                self._bare[kind] = self._model.skeleton(unit)
+            self._made[program] = CompiledProgram(program, self._bare[kind], self._call)
+        return self._made[program]

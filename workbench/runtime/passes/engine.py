@@ -161,10 +161,10 @@ class Engine:
 
     def _record(self) -> None:
         """The passes of blocks that recompute, where the schedule has memory for recordings."""
-        rows, modules = self.spec.microbatch, self._modules
+        rows, kind, modules = self.spec.microbatch, self.model.kind, self._modules
         self._replayed = frozenset(self._recomputed - {0})
         chains = {
-            unit: Chain(modules=(modules[unit],), parameters=(modules.parameters(unit),), rows=rows)
+            unit: Chain.alone(kind(unit), modules[unit], modules.parameters(unit), rows)
             for unit in sorted(self._replayed)
         }
         shape = rows, self.spec.model.seq, self.model.hidden

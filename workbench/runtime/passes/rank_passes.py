@@ -124,6 +124,7 @@ class RankPasses:
         for label, one in self._recorded.items():
             alone = 2 if kinds[label] is Kind.BACKWARD else 0
             recorded[alone if one.index is None else 1][one.key] = Chain(
+                kinds=tuple(map(self._model.kind, one.units)),
                 modules=one.modules,
                 parameters=tuple(memory.parameters[module] for module in one.modules),
                 rows=one.rows,

@@ -20,7 +20,7 @@ and by the thread of the compute lane, and share theirs with the passes that are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,7 +33,7 @@ from workbench.runtime.memory.device_budget import CudaMeter
 WARM_UP = 2
 """Passes before the first recording: they compile, and libraries take their workspaces."""
 
-Pass = Callable[[nn.Module, Tensor], Tensor]
+Pass = Callable[[str, nn.Module, Tensor], Tensor]
 NOTHING: Mapping[Hashable, Chain] = MappingProxyType({})
 
 
@@ -42,11 +42,20 @@ class Chain:
     """Blocks that are passed one after the other and then, in the opposite order, backward. The
     addresses of their weights must not change."""
 
+    kinds: tuple[str, ...]
+    """Kind of each block."""
     modules: tuple[nn.Module, ...]
     parameters: tuple[list[nn.Parameter], ...]
     """Parameters of each module, in the order in which their gradients are wanted."""
     rows: int
     """Samples."""
+
+    @classmethod
+    def alone(
+        cls, kind: str, module: nn.Module, parameters: list[nn.Parameter], rows: int
+    ) -> Chain:
+        """A chain of one block."""
+        return cls(kinds=(kind,), modules=(module,), parameters=(parameters,), rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +90,8 @@ class Replays:
         *,
         checkpointed: Pass | None = None,
     ) -> None:
-        """`run` makes a block's output from its module and an input of the same shape, of which
-        `shape` is the largest; `checkpointed` likewise, and keeps nothing but the input."""
+        """`run` makes a block's output from its kind, its module and an input of the same shape, of
+        which `shape` is the largest; `checkpointed` likewise, and keeps nothing but the input."""
         self._run, self._checkpointed, self._meter = run, checkpointed, meter
         self.stream = torch.cuda.Stream(meter.device)
         """The compute lane's."""
@@ -106,17 +115,17 @@ class Replays:
         begin at a checkpoint. Nothing else may run on the device meanwhile."""
         torch.cuda.synchronize(self._meter.device)
         with self._meter, torch.cuda.stream(self.stream):
-            for chain in {chain.rows: chain for chain in forwards.values()}.values():
-                self._warm_up(chain)
-            for chain in {chain.rows: chain for chain in chains.values()}.values():
-                self._warm_up(chain, backward=True)
-            for chain in {chain.rows: chain for chain in checkpoints.values()}.values():
-                self._warm_up(chain, backward=True, checkpointed=True)
+            for block in _of_each_kind(forwards.values()):
+                self._warm_up(block)
+            for block in _of_each_kind(chains.values()):
+                self._warm_up(block, backward=True)
+            for block in _of_each_kind(checkpoints.values()):
+                self._warm_up(block, backward=True, checkpointed=True)
             torch.cuda.synchronize(self._meter.device)
             torch.cuda.empty_cache()
             for key, chain in forwards.items():
                 with recording(self._pool) as graph, torch.no_grad():
-                    y = self._run(chain.modules[0], self._input[: chain.rows])
+                    y = self._run(chain.kinds[0], chain.modules[0], self._input[: chain.rows])
                 self._forward[key] = graph, _there(y)
                 del y
             for key, chain in chains.items():
@@ -195,24 +204,25 @@ class Replays:
         self._begun = (key, left) if left else None
 
     def _warm_up(self, chain: Chain, *, backward: bool = False, checkpointed: bool = False) -> None:
-        """Passes of a size as they will be recorded: what is passed forward alone may have no room
+        """Passes of a block as they will be recorded: what is passed forward alone may have no room
         for more."""
-        module, parameters, rows = chain.modules[0], chain.parameters[0], chain.rows
+        (kind,), (module,), (parameters,) = chain.kinds, chain.modules, chain.parameters
+        rows = chain.rows
         for _ in range(WARM_UP):
             if backward:
-                x, y = self._differentiated(module, self._input[:rows], checkpointed)
+                x, y = self._differentiated(kind, module, self._input[:rows], checkpointed)
                 self._gradients(x, y, parameters, self._output_grad[:rows])
                 del x, y
             else:
                 with torch.no_grad():
-                    self._run(module, self._input[:rows])
+                    self._run(kind, module, self._input[:rows])
 
     def _chain(self, chain: Chain) -> _Recorded:
         x, passes = self._input[: chain.rows], []
         again, back, grads = [], [], []
-        for module in chain.modules:
+        for kind, module in zip(chain.kinds, chain.modules, strict=True):
             with recording(self._pool) as graph:
-                passes.append(self._differentiated(module, x))
+                passes.append(self._differentiated(kind, module, x))
             again.append(graph)
             x = passes[-1][1]
         output = _there(x)
@@ -233,25 +243,35 @@ class Replays:
     def _back(self, chain: Chain) -> _FromCheckpoint:
         """The forward pass is launched: its backward pass reads nothing of it but the input, which
         profiles see (profile/variants.py)."""
-        (module,), (parameters,) = chain.modules, chain.parameters
-        x, y = self._differentiated(module, self._input[: chain.rows], True)
+        (kind,), (module,), (parameters,) = chain.kinds, chain.modules, chain.parameters
+        x, y = self._differentiated(kind, module, self._input[: chain.rows], True)
         with recording(self._pool) as graph:
             above, *found = self._gradients(x, y, parameters, self._output_grad[: chain.rows])
         grads = [_there(grad) for grad in found]
         return _FromCheckpoint(graph=graph, grads=grads, input_grad=_there(above))
 
     def _differentiated(
-        self, module: nn.Module, x: Tensor, checkpointed: bool = False
+        self, kind: str, module: nn.Module, x: Tensor, checkpointed: bool = False
     ) -> tuple[Tensor, Tensor]:
         x, run = x.detach().requires_grad_(), self._checkpointed if checkpointed else self._run
         with torch.enable_grad():
-            return x, run(module, x)
+            return x, run(kind, module, x)
 
     def _gradients(
         self, x: Tensor, y: Tensor, parameters: list[nn.Parameter], output_grad: Tensor
     ) -> tuple[Tensor, ...]:
         through = (x, *parameters)
         return torch.autograd.grad(y, through, output_grad, materialize_grads=True)
+
+
+def _of_each_kind(chains: Iterable[Chain]) -> list[Chain]:
+    """A block of each kind and number of samples among some chains, alone."""
+    found = {
+        (block[0], chain.rows): Chain.alone(*block, chain.rows)
+        for chain in chains
+        for block in zip(chain.kinds, chain.modules, chain.parameters, strict=True)
+    }
+    return [*found.values()]
 
 
 def pool_bytes(pools: Sequence[tuple[int, int]]) -> int:

@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from workbench.model.operators.place import Form
 from workbench.model.operators.places import Handed, What
 from workbench.model.sharded.base import Sharded
+from workbench.runtime.passes.compiled import allow_graphs
 from workbench.runtime.passes.shard_ends import MAIN, Setting
-from workbench.runtime.passes.template import allow_graphs
 from workbench.runtime.transport.boxes import Spread
 
 

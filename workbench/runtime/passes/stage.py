@@ -14,7 +14,7 @@ from workbench.model.base import Context
 from workbench.model.decompose import Value
 from workbench.model.slices import Slices
 from workbench.runtime.passes.bundle import Bundle
-from workbench.runtime.passes.compiled import compiled
+from workbench.runtime.passes.compiled import Programs
 from workbench.runtime.passes.template import compiles
 from workbench.runtime.passes.working import WorkingWeights
 from workbench.runtime.transport.group_transport import Form
@@ -131,7 +131,10 @@ class Stage:
             return
         self._settled = self.copied_bytes > 0
         if self._working.refresh() and self._compiles:
-            self._programs = compiled(self.slices, self.units)
+            programs = Programs(self.model, self.units)
+            self._programs = [
+                programs.of(unit, self.slices.layers[unit].module) for unit in self.units
+            ]
 
     def end(self, step: int) -> None:
         """Let go of a step's inputs."""
