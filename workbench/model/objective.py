@@ -29,7 +29,7 @@ from workbench.model.modules import Decomposed
 from workbench.model.refused import refuse
 from workbench.model.tables import tables_kept
 from workbench.model.tally import proportional, told
-from workbench.model.weights.given import OneByOne
+from workbench.model.weights.given import Given, OneByOne
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(outputs of the module, batch) -> the mean loss of the batch, one number."""
@@ -171,7 +171,7 @@ class Objective(nn.Module):
         *,
         weighs: bool = False,
         no_decay: Collection[str] = (),
-        values: Mapping[str, Tensor] | None = None,
+        values: Given | None = None,
     ) -> None:
         """Shares the module's parameters, in a copy of its structure. `weighs`: rows of batches may
         count unequally. Parameters of the module in `no_decay` are trained without weight decay.
@@ -247,7 +247,7 @@ class Objective(nn.Module):
             self, {id(p): nn.Parameter(p.data, p.requires_grad) for p in self.parameters()}
         )
 
-    def weights(self) -> Mapping[str, Tensor]:
+    def weights(self) -> dict[str, Tensor] | Given:
         """First values of all parameters by all their names, some in types that are narrower."""
         if self.values is not None:
             return self.values
@@ -256,22 +256,22 @@ class Objective(nn.Module):
 
     def fill(self) -> None:
         """Have all first values in memory, in fp32, for methods that do not make units."""
-        every = [*self.named_parameters(remove_duplicate=False)] if self.values else []
+        every = self.values and self.named_parameters(remove_duplicate=False)
         filled: dict[int, nn.Parameter] = {}
-        for name, parameter in every:
+        for name, parameter in [*(every or ())]:
             if id(parameter) not in filled:
                 value = self.values[name].to(parameter.dtype, copy=True)
                 filled[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
             set_parameter(self, name, filled[id(parameter)])
         self.values = None
 
-    def layered(self) -> tuple[Decomposed, Mapping[str, Tensor]]:
+    def layered(self) -> tuple[Decomposed, dict[str, Tensor] | Given]:
         """Its layers, which hold no weights, and the user's weights by their names, from which they
         are made as long as these are there. Raises ValueError for what cannot be cut."""
         with tables_kept(self):
             return self._layered()
 
-    def _layered(self) -> tuple[Decomposed, Mapping[str, Tensor]]:
+    def _layered(self) -> tuple[Decomposed, dict[str, Tensor] | Given]:
         weights = self.weights()
         make_keyed(self.train())
         frozen = thaw(self)

@@ -9,7 +9,7 @@ written into the place where a method keeps it, so no whole fp32 copy stays besi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -27,9 +27,12 @@ NARROW = (torch.bfloat16, torch.float16)
 """Types of parameters whose values fp32 has, too."""
 
 
-class Given(Mapping[str, Tensor]):
+class Given:
     """First values of a module's parameters by their names in its `Objective`, each as it lies in a
-    file or in the module. Copies of what holds it share it."""
+    file or in the module. Copies of what holds it share it; no mapping, whose values would be read
+    by all that looks for the state of a module."""
+
+    __slots__ = ("_buffers", "_module", "_prefix", "_read_as", "_reader", "_stored")
 
     def __init__(self, module: nn.Module, path: str | Path | None, prefix: str) -> None:
         """`path`: a folder, a file, a run or a checkpoint, whose values count and not the
@@ -82,11 +85,10 @@ class Given(Mapping[str, Tensor]):
             return self._module.get_parameter(own).detach()
         return self._reader.read(self._read_as[own])
 
-    def __iter__(self) -> Iterator[str]:
-        return (self._prefix + name for name in self._named())
-
-    def __len__(self) -> int:
-        return len(self._named())
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """All, each as it is asked for."""
+        names = [self._prefix + name for name in self._named()]
+        return ((name, self[name]) for name in names)
 
     def clear(self) -> None:
         """Let go of copies: none are kept here."""
