@@ -86,7 +86,9 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
         "'blocks.2' is in evaluation mode, which": (partly, batch, loss_of),
         "loss_fn is None; give a": (Net(), batch, None),
         "'num_items_in_batch'; leave it out, batch.pop": (
-            Net(), batch | {"num_items_in_batch": 3}, loss_of,
+            Net(),
+            batch | {"num_items_in_batch": 3},
+            loss_of,
         ),
         "its call, or in loss_fn .*refusals.py:.*, ZeroDiv": (
             Net(),

@@ -11,13 +11,14 @@ import copy
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from workbench.model.base import set_parameter
+from workbench.model.base import Context, set_parameter
 from workbench.model.called import Widened, call_of, one_number
 from workbench.model.custom_model import APART, ASKS, EXAMPLE, empty
 from workbench.model.decompose import Undecomposed, decompose
@@ -26,6 +27,7 @@ from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.loss_again import LossAgain
 from workbench.model.modules import Decomposed
+from workbench.model.postponed import Postponed
 from workbench.model.refused import refuse
 from workbench.model.tables import tables_kept
 from workbench.model.tally import proportional, told
@@ -307,6 +309,13 @@ class Layered(Decomposed):
     those that the user's groups leave out. Targets are how much each sample counts."""
 
     _module: Objective
+
+    def forward(
+        self, unit: int, module: nn.Module, x: Any, ctx: Context, targets: Tensor | None = None
+    ) -> Any:
+        """As any module's; logits of a large head are there in parts."""
+        with Postponed() if unit == self.head else nullcontext():
+            return super().forward(unit, module, x, ctx, targets)
 
     def path(self, unit: int) -> str:
         """Path of the module in the objective with which a unit begins."""
