@@ -143,10 +143,6 @@ def test_a_module_in_bf16_has_exact_masters_and_may_give_its_memory_back(
         assert all(torch.equal(value, after[name]) for name, value in made.state_dict().items())
 
 
-def test_two_processes_begin_from_a_folder_and_export_it(folder, tmp_path) -> None:
-    pytest.skip("written below")
-
-
 def test_what_does_not_fit_is_one_sentence(folder, tmp_path) -> None:
     path = folder("llama", torch.float32)
     with META:
