@@ -65,7 +65,7 @@ class WeightsOut:
             groups, read = self._steps.weights()
         word = self._given.dtype if dtype == AUTO else dtype
 
-        def write() -> Path:
+        def write() -> str:
             target, module = new_folder(folder), self._shape()
             own, named = module.state_dict(), [[*map(_own, group)] for group in groups]
             weights = Weights(
@@ -75,10 +75,10 @@ class WeightsOut:
             )  # fmt: skip
             how = {"came_from": self._given.folder, "tokenizer": self._given.folder}
             write_folder(target, weights, module, DTYPES[word], **how)
-            return target
+            return str(target)
 
         with self._peers.watched("in export"):
-            return as_one(write if self._peers.rank == 0 else lambda: None, self._peers.group)[0]
+            return Path(as_one(write if self._peers.rank == 0 else str, self._peers.group)[0])
 
     def _shape(self) -> nn.Module:
         """The module, of which layers are made: the user's own, or its twin without values."""
