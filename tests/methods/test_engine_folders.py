@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from tests.methods.loops import CLIP, LR, WAYS, by_torch, near, normed, of_outputs
 from tests.methods.test_weights import CONFIGS
 from workbench import Engine
+from workbench.model import objective
+from workbench.model.postponed import Postponed
 from workbench.model.weights.converted import Converted
 from workbench.model.weights.mapped import mapped
 from workbench.model.weights.stored import find
@@ -69,14 +71,15 @@ def steps(made: Engine, batches: list) -> list[float]:
 def test_a_folder_goes_in_and_out_as_by_torchs_loop(
     engine, folder, tmp_path, monkeypatch, name, dtype, method
 ) -> None:
-    """Of a model without values, with `use_cache` as it comes and a smaller last batch."""
+    """Of a model without values, with `use_cache` as it comes, a smaller last batch, and logits
+    that are divided as those of a large head."""
     path, read, out = folder(name, dtype), transformers.AutoModelForCausalLM, tmp_path / "out"
     batches = given((4, 4, 4) if method == "varuna" else (4, 4, 3))
     theirs = read.from_pretrained(path, dtype=torch.float32)
     wanted, weights = by_torch(theirs, batches, of_outputs, **ADAM)
     with META:
         model = read.from_config(transformers.AutoConfig.from_pretrained(path))
-    there = alive(monkeypatch)
+    there, divided = alive(monkeypatch), in_parts(monkeypatch)
     how = WAY[method] | {"activations": "auto"}
     with engine(method, model, ADAM, weights=path, **how) as made:
         before = made.state_dict()
@@ -87,6 +90,7 @@ def test_a_folder_goes_in_and_out_as_by_torchs_loop(
         assert steps(made, batches) == pytest.approx(wanted, rel=1e-6)
         if method in ("stronghold", "l2l"):  # units are written one by one
             assert 0 < there["most"] < sum(p.numel() for p in model.parameters()) * 2
+        assert bool(divided) == (method != "varuna")
         near(found := made.state_dict(), weights)
         assert made.evaluate(batches[-1:], of_outputs)["samples"] == len(batches[-1]["labels"])
         made.export(out)
@@ -112,6 +116,22 @@ def alive(monkeypatch) -> dict[str, int]:
         return found
 
     monkeypatch.setattr(Converted, "read", counted)
+    return told
+
+
+def in_parts(monkeypatch) -> list[Postponed]:
+    """All heads of which a loss was told in parts, from no bytes on."""
+    told: list[Postponed] = []
+
+    class Noted(Postponed):
+        def __init__(self) -> None:
+            super().__init__(0)
+
+        def __exit__(self, *error: object) -> None:
+            super().__exit__(*error)
+            told.extend([self] * (self.divided > 0))
+
+    monkeypatch.setattr(objective, "Postponed", Noted)
     return told
 
 

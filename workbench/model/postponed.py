@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
 
 from workbench.model.loss import CHUNK_BYTES, linear_cross_entropy
 
@@ -62,8 +63,9 @@ class Postponed(TorchFunctionMode):
     def __init__(self, most: int = CHUNK_BYTES) -> None:
         super().__init__()
         self._most = most
-        self._late: dict[int, tuple[Tensor, _Late]] = {}  # an id means nothing without its tensor
-        self._real: dict[int, Tensor] = {}
+        self._late = WeakIdKeyDictionary()
+        """`_Late` of each tensor without values that somebody has, in the order of their calls."""
+        self._real = WeakIdKeyDictionary()
         """Those that were made after all."""
         self.divided = 0
         """Losses that were told in parts."""
@@ -71,13 +73,14 @@ class Postponed(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if func is F.linear:
+        if func is F.linear and len(args) > 1:
             return self._linear(*args, **kwargs)
-        held = [leaf for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._late]
+        leaves = tree_leaves((args, kwargs))
+        held = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf in self._late]
         if not held:
             return func(*args, **kwargs)
-        if len(held) == 1 and args and args[0] is held[0] and id(held[0]) not in self._real:
-            late = self._late[id(held[0])][1]
+        if len(held) == 1 and args and args[0] is held[0] and held[0] not in self._real:
+            late = self._late[held[0]]
             if func is F.cross_entropy:
                 found = self._loss(late, *args, **kwargs)
             elif name == "__get__" and func == Tensor.device.__get__:
@@ -89,9 +92,7 @@ class Postponed(TorchFunctionMode):
                 found = self._on(late, func, name, args, kwargs)
             if found is not None:
                 return found
-        if name.rstrip("_") != name or "out" in kwargs:  # it may write, and views see it
-            for bare, _ in [*self._late.values()]:
-                self._made(bare)
+        self._make(held, all_of_them=name.rstrip("_") != name or "out" in kwargs)
         args, kwargs = tree_map_only(Tensor, self._made, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -146,7 +147,7 @@ class Postponed(TorchFunctionMode):
         x = late.x.reshape(-1, late.x.shape[-1])
         if late.rows is not None:
             x = x[late.rows.reshape(-1)]
-        if any(id(of) in self._real for of in self._sources(late)):
+        if any(of in self._real for of in self._sources(late)):
             return None
         weight, bias, counts = late.weight, late.bias, told.targets != told.left_out
         loss = linear_cross_entropy(
@@ -162,25 +163,33 @@ class Postponed(TorchFunctionMode):
         """Tensors that it came of, without values."""
         while late.made_of is not None:
             yield late.made_of[0]
-            late = self._late[id(late.made_of[0])][1]
+            late = self._late[late.made_of[0]]
 
     def _keep(self, bare: Tensor, late: _Late) -> Tensor:
-        self._late[id(bare)] = bare, late
+        self._late[bare] = late
         return bare
+
+    def _make(self, asked: list[Tensor], *, all_of_them: bool) -> None:
+        """Make those that are asked for, and before them what was called before, so that autograd
+        keeps what it keeps in the order of the code; all where a call may write, and views see
+        it."""
+        places = [place for place, bare in enumerate(self._late) if any(bare is a for a in asked)]
+        for place, bare in enumerate([*self._late]):
+            if all_of_them or place <= places[-1]:
+                self._made(bare)
 
     def _made(self, tensor: Tensor) -> Tensor:
         """A tensor with its values; views of one stay its views."""
-        if id(tensor) not in self._late:
+        if tensor not in self._late:
             return tensor
-        if id(tensor) not in self._real:
-            late = self._late[id(tensor)][1]
+        if tensor not in self._real:
+            late = self._late[tensor]
             if late.made_of is None:
-                real = F.linear(late.x, late.weight, late.bias)
+                self._real[tensor] = F.linear(late.x, late.weight, late.bias)
             else:
                 source, (func, args, kwargs) = late.made_of
-                real = func(self._made(source), *args, **kwargs)
-            self._real[id(tensor)] = real
-        return self._real[id(tensor)]
+                self._real[tensor] = func(self._made(source), *args, **kwargs)
+        return self._real[tensor]
 
 
 @dataclass(frozen=True)
