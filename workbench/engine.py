@@ -37,6 +37,7 @@ from workbench.core.reporter import Lines, Untold
 from workbench.model.drawn import generators
 from workbench.model.objective import PREFIX, Batch, LossFunction, Objective, Weigh
 from workbench.model.unchanged import Unchanged
+from workbench.model.weights.given import Given
 from workbench.ranks.alike import RATE, code_of, training
 from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
@@ -44,13 +45,15 @@ from workbench.runtime.checkpoint.manifest import Saved, newest, step_name, step
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.updates.adam_step import Diverged
 from workbench.training.continues import OtherTraining
-from workbench.training.loop import OutsideRate, Steps, Task, whole_state
+from workbench.training.loop import OutsideRate, Steps, Task
 from workbench.training.optimizer_settings import settings_of
 from workbench.training.run import resolve_device
 from workbench.training.streams import Streams
 
 TOKEN_BYTES = 16
 """Bytes of a token and its target, in which plans count what a batch takes."""
+COUNT = "num_items_in_batch"
+"""Number of labels by which losses of transformers divide, as its Trainer gives it."""
 MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
 
@@ -76,6 +79,8 @@ class Engine(Streams, Habits):
         seed: int = 0,
         stages: int | None = None,
         weight_of: Weigh | None = None,
+        weights: str | Path | None = None,
+        release: bool = False,
         results: str | Path = REPOSITORY_RESULTS,
         quiet: bool = False,
         **options: Any,
@@ -86,6 +91,9 @@ class Engine(Streams, Habits):
         equal parts, whose rows count as the operations of the loss count them. Where those do not
         tell, `weight_of(batch)` gives a tensor of how many labels of each row count. Budgets are
         bytes, or text such as ``24GiB``. `seed` is that of random numbers in forward passes.
+        `weights` names a folder, a file, a run or a checkpoint to begin from; the model may be on
+        the meta device then. With `release` the model's own parameters are there from the first
+        step on, without values, and their memory is given back.
         `results` is where measurements of this machine are kept. What goes on before the first
         step is told on the standard error stream, by the first process of several, unless `quiet`.
         `options` are the method's own; a method whose stages are updated by themselves takes a
@@ -99,7 +107,8 @@ class Engine(Streams, Habits):
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; give a torch module")
         self._module, self._stages, self._results = model, stages, user_path(results)
-        self._weight_of, self._microbatches = weight_of, microbatches
+        self._weight_of, self._microbatches, self._release = weight_of, microbatches, release
+        self._given = Given(model, weights, PREFIX)
         self._own = options.pop("optimizer") if callable(options.get("optimizer")) else None
         if self._own is not None and not self._row.asynchronous:
             raise ValueError(f"optimizer is a function; {method} has AdamW alone, leave it out")
@@ -221,6 +230,7 @@ class Engine(Streams, Habits):
                 self._module, loss_fn, self._weight_of, self._no_decay,
                 {name: self._fields[name] for name in self._fields.keys() - {"lr", "optimizer"}}
                 | {"microbatches": self._microbatches, "stages": self._stages}
+                | {"the digest of weights": self._given.digest}
                 | {"the code of optimizer": code_of(self._own)},
             )  # fmt: skip
         return told
@@ -245,6 +255,11 @@ class Engine(Streams, Habits):
         """Raise ValueError for a batch that cannot be trained, or not as those before."""
         if not callable(loss_fn):
             raise ValueError(f"loss_fn is {loss_fn!r}; give a function of outputs and batch")
+        if isinstance(batch, Mapping) and COUNT in batch:
+            raise ValueError(
+                f"the batch has {COUNT!r}; leave it out, batch.pop({COUNT!r}): the engine counts "
+                "the labels of all parts of a batch by itself"
+            )
         taken = Batch(batch, self._weight_of, DTYPES[self._fields["dtype"]])
         if self._steps is None:
             return taken
@@ -283,6 +298,8 @@ class Engine(Streams, Habits):
                     raise ValueError(f"the checkpoints in {folder} are gone since load was called")
                 if found != told:  # the newest one is damaged
                     self._take_up(folder, found)
+            if self._release:
+                self._given.release()
             self._unchanged = Unchanged(self._module, loss_fn)
             self._objective.again.begin(loss_fn, partial(first.filled, exact=True))
         except BaseException:
@@ -294,7 +311,8 @@ class Engine(Streams, Habits):
 
     def _objective_for(self, batch: Batch) -> Objective:
         how = {"weighs": self._weight_of is not None, "no_decay": self._no_decay}
-        return Objective(self._module, self._loss, batch, **how)
+        values = self._given if self._given.apart else None
+        return Objective(self._shape(), self._loss, batch, values=values, **how)
 
     def _again(self, tensors: Sequence[Tensor]) -> Objective:
         """The objective for batches of these tensors' shapes."""
@@ -309,22 +327,6 @@ class Engine(Streams, Habits):
                 f"{self._failure}, and weights may be half updated; load a checkpoint, several "
                 "processes after they are started again"
             )
-
-    @in_a_sentence()
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the weights in fp32, and of all else that the module's own `state_dict` has, on
-        the CPU, by the names there. Of several processes each calls it."""
-        self._check_open()
-        self._taken_up()
-        trained: dict[str, Tensor] = {}
-        if self._steps:
-            with self._peers.together("in state_dict"):
-                self._settle()
-                trained = self._steps.tensors()
-        found = whole_state(self._module, trained)
-        if self._steps:
-            self._unchanged.handed_out(found)
-        return found
 
     @in_a_sentence()
     def save(self, folder: str | Path) -> Path:

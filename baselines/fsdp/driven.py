@@ -53,7 +53,7 @@ def driven(task: Task) -> Steps:
 
 def check_alike(task: Task, gloo: dist.ProcessGroup) -> None:
     """Raise ValueError, in all processes, where they begin with unlike batches or weights."""
-    weights = task.objective.named_parameters()  # of which a few numbers tell
+    weights = task.objective.weights().items()  # of which a few numbers tell
     heads = {name: each.detach().flatten()[:64].tolist() for name, each in weights}
     rows, begins = zip(*as_one(lambda: (task.first.rows, heads), gloo), strict=True)
     for what, found in {"numbers of rows": rows, "weights": begins}.items():

@@ -85,13 +85,18 @@ def test_what_cannot_be_trained_is_one_sentence(engine) -> None:
         "is in evaluation mode; call": (Net().eval(), batch, loss_of),
         "'blocks.2' is in evaluation mode, which": (partly, batch, loss_of),
         "loss_fn is None; give a": (Net(), batch, None),
+        "'num_items_in_batch'; leave it out, batch.pop": (
+            Net(),
+            batch | {"num_items_in_batch": 3},
+            loss_of,
+        ),
         "its call, or in loss_fn .*refusals.py:.*, ZeroDiv": (
             Net(),
             batch,
             lambda out, batch: out.mean() / (1 // 0),
         ),
-        "parameter 'embed.weight' is bfloat16; .* call model.float": (
-            Net().bfloat16(),
+        "parameter 'embed.weight' is float64; .* call model.float": (
+            Net().double(),
             batch,
             loss_of,
         ),

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from workbench.model.base import Context, set_parameter
+from workbench.model.called import Widened, call_of, one_number
 from workbench.model.custom_model import APART, ASKS, EXAMPLE, empty
 from workbench.model.decompose import Undecomposed, decompose
 from workbench.model.drawn import unkeyed
@@ -26,9 +27,11 @@ from workbench.model.frozen import thaw
 from workbench.model.keyed import make_keyed
 from workbench.model.loss_again import LossAgain
 from workbench.model.modules import Decomposed
+from workbench.model.postponed import Postponed
 from workbench.model.refused import refuse
 from workbench.model.tables import tables_kept
 from workbench.model.tally import proportional, told
+from workbench.model.weights.given import Given, OneByOne
 
 LossFunction = Callable[[Any, Any], Tensor]
 """(outputs of the module, batch) -> the mean loss of the batch, one number."""
@@ -170,12 +173,15 @@ class Objective(nn.Module):
         *,
         weighs: bool = False,
         no_decay: Collection[str] = (),
+        values: Given | None = None,
     ) -> None:
         """Shares the module's parameters, in a copy of its structure. `weighs`: rows of batches may
         count unequally. Parameters of the module in `no_decay` are trained without weight decay.
+        `values` are those of parameters on the meta device, by their names here; shared by copies.
         Raises ValueError for a module that cannot be copied, or whose arguments a batch like
         `first` does not have."""
         super().__init__()
+        self.values = values
         self.name, self.weighs = type(module).__name__, weighs
         self.no_decay = {PREFIX + name for name in no_decay}
         refuse(module, self.name)
@@ -187,6 +193,9 @@ class Objective(nn.Module):
             self.module = copy.deepcopy(module, own)
         except Exception as error:  # whatever its code raises
             raise ValueError(f"{self.name} cannot be copied: {error}".split("\n")[0]) from error
+        for part in self.module.modules():  # of Hugging Face's, whose cache no loss reads
+            if getattr(getattr(part, "config", None), "use_cache", False) is True:
+                part.config.use_cache = False
         self.loss_fn, self.first, self.again = loss_fn, first, LossAgain()
         self._given, self._parts = weighs, None
         if strange := [n for n, _ in self.named_parameters() if not n.startswith(PREFIX)]:
@@ -240,15 +249,32 @@ class Objective(nn.Module):
             self, {id(p): nn.Parameter(p.data, p.requires_grad) for p in self.parameters()}
         )
 
-    def layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
+    def weights(self) -> dict[str, Tensor] | Given:
+        """First values of all parameters by all their names, some in types that are narrower."""
+        if self.values is not None:
+            return self.values
+        every = self.named_parameters(remove_duplicate=False)
+        return {name: parameter.detach() for name, parameter in every}
+
+    def fill(self) -> None:
+        """Have all first values in memory, in fp32, for methods that do not make units."""
+        every = self.values and self.named_parameters(remove_duplicate=False)
+        filled: dict[int, nn.Parameter] = {}
+        for name, parameter in [*(every or ())]:
+            if id(parameter) not in filled:
+                value = self.values[name].to(parameter.dtype, copy=True)
+                filled[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
+            set_parameter(self, name, filled[id(parameter)])
+        self.values = None
+
+    def layered(self) -> tuple[Decomposed, dict[str, Tensor] | Given]:
         """Its layers, which hold no weights, and the user's weights by their names, from which they
         are made as long as these are there. Raises ValueError for what cannot be cut."""
         with tables_kept(self):
             return self._layered()
 
-    def _layered(self) -> tuple[Decomposed, dict[str, Tensor]]:
-        every = self.named_parameters(remove_duplicate=False)
-        weights = {name: parameter.detach() for name, parameter in every}
+    def _layered(self) -> tuple[Decomposed, dict[str, Tensor] | Given]:
+        weights = self.weights()
         make_keyed(self.train())
         frozen = thaw(self)
         example = tuple(self.first.named(EXAMPLE).values())
@@ -273,6 +299,8 @@ class Objective(nn.Module):
             self, layers, initial, hidden=1, vocab=1, max_seq=1,
             targets=torch.zeros(EXAMPLE), frozen=frozen, foreign=True,
         )  # fmt: skip
+        if self.values is not None:
+            model.trained = OneByOne(model)
         return model, weights
 
 
@@ -281,6 +309,13 @@ class Layered(Decomposed):
     those that the user's groups leave out. Targets are how much each sample counts."""
 
     _module: Objective
+
+    def forward(
+        self, unit: int, module: nn.Module, x: Any, ctx: Context, targets: Tensor | None = None
+    ) -> Any:
+        """As any module's; logits of a large head are there in parts."""
+        with Postponed() if unit == self.head else nullcontext():
+            return super().forward(unit, module, x, ctx, targets)
 
     def path(self, unit: int) -> str:
         """Path of the module in the objective with which a unit begins."""
@@ -304,29 +339,6 @@ class Layered(Decomposed):
 
     def counted(self, targets: Tensor) -> list[float]:
         return targets.tolist()
-
-
-class Widened(TorchFunctionMode):
-    """Gives functions that are called meanwhile an fp32 copy of what a module put out in fewer
-    bits, made when the first one asks: a loss is told, and begins its gradients, in fp32."""
-
-    def __init__(self, outputs: Any) -> None:
-        super().__init__()
-        leaves = (t for t in tree_flatten(outputs)[0] if isinstance(t, Tensor))
-        self._own = {id(t): t for t in leaves if t.is_floating_point() and t.itemsize <= 4}
-        self._wide: dict[int, Tensor] = {}
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") != "__get__":  # of a shape, which takes no copy
-            args, kwargs = tree_map(self._widened, (args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _widened(self, leaf: Any) -> Any:
-        if id(leaf) not in self._own:
-            return leaf
-        if id(leaf) not in self._wide:
-            self._wide[id(leaf)] = leaf.float()
-        return self._wide[id(leaf)]
 
 
 class Handed:
@@ -360,32 +372,3 @@ def _weighed(found: Any) -> Tensor:
     if not isinstance(found, Tensor):
         raise ValueError(f"weight_of gives a {type(found).__name__}; it must give a tensor")
     return found.detach().to("cpu", torch.float32)
-
-
-def one_number(out: Any, _: Any) -> Tensor:
-    """What a loss function returned. Raises ValueError unless it is one number."""
-    if not isinstance(out, Tensor) or out.dim():
-        what = f"a tensor of {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(f"loss_fn returns {what}; it must return the mean loss, one number")
-    return out
-
-
-def call_of(module: nn.Module, batch: Any) -> Callable[[Any], tuple[Sequence, Mapping]]:
-    """How a module is called with a batch: of a dictionary it takes the entries that its forward
-    pass names, of a tuple or list as many of the first ones as it needs, else the batch itself."""
-    asked = inspect.signature(module.forward).parameters.values()
-    if isinstance(batch, Mapping):
-        every = any(p.kind is p.VAR_KEYWORD for p in asked)
-        names = [name for name in batch if every or name in {p.name for p in asked}]
-        if not names:
-            raise ValueError(
-                f"the batch has {', '.join(map(str, batch))}, and the forward pass of "
-                f"{type(module).__name__} takes {', '.join(p.name for p in asked)}; name one alike"
-            )
-        return lambda batch: ((), {name: batch[name] for name in names})
-    if isinstance(batch, tuple | list):
-        needed = [p for p in asked if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
-        every = any(p.kind is p.VAR_POSITIONAL for p in asked)
-        count = max(1, len(batch) - 1 if every else len(needed))
-        return lambda batch: (tuple(batch[:count]), {})
-    return lambda batch: ((batch,), {})

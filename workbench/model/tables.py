@@ -7,6 +7,7 @@ on a few samples before, and one that has kept a tensor without values all the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -77,6 +78,8 @@ def _keeps_tensors(value: Any) -> bool:
 
 
 def _cost(objective: Looked) -> float:
+    if any(p.is_meta for p in objective.parameters()):
+        return math.inf
     weights = sum(p.numel() for p in objective.parameters())
     row = max(tensor[0].numel() for tensor in objective.first.tensors)
     return 2.0 * weights * row * sum(BATCHES)

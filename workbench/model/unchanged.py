@@ -153,12 +153,12 @@ class _Known:
         self._state, self._sample = _state(tensor), _sample(tensor)
         self._place, self._trained = tensor.data_ptr(), tensor.requires_grad
         self._hooks = _hooks(tensor)
-        self._may: str | None = None
-        """Values that may be loaded."""
+        self._may: set[str] = set()
+        """Values that may be loaded, in the type of the module, or in theirs."""
 
     def may_be(self, tensor: Tensor) -> None:
         if (own := self._find()) is not None:
-            self._may = _sample(tensor, own.dtype)
+            self._may = {_sample(tensor, own.dtype), _sample(tensor)}
 
     def change(self, *, asked: bool) -> str | None:
         """In words, if there was one. Values are looked at where they were written or moved, or
@@ -173,7 +173,7 @@ class _Known:
         written, moved = _state(tensor) != self._state, tensor.data_ptr() != self._place
         if written or moved or asked:
             found = _sample(tensor)
-            if found != self._may and (written or found != self._sample):
+            if found not in self._may and (written or found != self._sample):
                 return "has been changed"
             self._state, self._place, self._sample = _state(tensor), tensor.data_ptr(), found
         return None

@@ -28,6 +28,7 @@ from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
 from workbench.ranks.peers import Peers
+from workbench.runtime.checkpoint.checkpoint import ByUnit
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.passes.statistics import clones
 from workbench.runtime.passes.unit_passes import make_room
@@ -85,6 +86,11 @@ class Steps(Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """fp32 weights, and BatchNorm's statistics, by their names in the `Objective`."""
+
+    def weights(self) -> ByUnit:
+        """As `tensors`, to be read a few at a time."""
+        every = self.tensors()
+        return [[*every]], lambda names: {name: every[name] for name in names}
 
     def save(self, folder: Path) -> Path:
         """Write ``step-N`` in a folder. Raises OSError if the disk refuses."""
@@ -252,6 +258,18 @@ class InOneProcess(Steps):
         self.ends.close()
 
 
+class Planned(InOneProcess):
+    """Steps under a plan, whose memory has each unit by itself."""
+
+    def weights(self) -> ByUnit:
+        groups, read = self._whole.weights()
+        kept = self._whole.statistics()
+        return [
+            *groups,
+            [*kept],
+        ], lambda names: read(names) | {name: kept[name] for name in names if name in kept}
+
+
 def planned(task: Task) -> Steps:
     """Steps under the plan of the spec's method. Raises DoesNotFit, and ValueError for what cannot
     be trained so."""
@@ -267,7 +285,7 @@ def planned(task: Task) -> Steps:
         task.report.phase("laying out memory")
         return Training(spec, plan, task.folder, given=(model, batches))
 
-    return InOneProcess(task, make)
+    return Planned(task, make)
 
 
 def profile_of(

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from workbench.model.objective import Batch, LossFunction, Weigh, call_of, one_number
+from workbench.model.called import call_of, one_number
+from workbench.model.objective import Batch, LossFunction, Weigh
 from workbench.training.evaluation import apart, output_of
 
 Figures = dict[str, float]

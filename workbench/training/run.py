@@ -25,7 +25,7 @@ from workbench.model.draws import Draws
 from workbench.model.held_out import load_part
 from workbench.model.text import Batches
 from workbench.runtime.checkpoint import checkpoint
-from workbench.runtime.checkpoint.checkpoint import MemoryHolder
+from workbench.runtime.checkpoint.checkpoint import ByUnit, MemoryHolder
 from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.executor.match import check_match
 from workbench.runtime.executor.threads import use_device_threads
@@ -202,6 +202,10 @@ class Training:
     def parameters(self) -> dict[str, torch.Tensor]:
         """fp32 weights by their names in the whole model."""
         return checkpoint.parameters(self.model, self.memory, self.flats)
+
+    def weights(self) -> ByUnit:
+        """As `parameters`, to be read a few units at a time."""
+        return checkpoint.by_unit(self.model, self.memory, self.flats)
 
     def outcome(self, engine: str) -> Outcome:
         """The measured half of the record, beside the predictions."""

@@ -6,24 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.core.habits import Loss
 from workbench.core.mistakes import in_a_sentence
 from workbench.model.objective import Batch, LossFunction, Objective, Weigh
-from workbench.ranks.peers import Peers
 from workbench.runtime.transport.groups import as_one
-from workbench.training.loop import Steps, whole_state
 from workbench.training.own_evaluation import Figures, evaluated
 from workbench.training.run import resolve_device
+from workbench.training.weights_out import WeightsOut
 
 
-class Streams:
+class Streams(WeightsOut):
     """Part of an engine whose steps may overlap."""
 
-    _peers: Peers
-    _steps: Steps | None
-    _module: nn.Module
     _fields: Mapping[str, Any]
     _objective: Objective
     _load_from: tuple[Path, int] | None
@@ -57,7 +53,7 @@ class Streams:
 
         def figures() -> Figures:
             return evaluated(
-                self._module, whole_state(self._module, trained), loader, loss_fn,
+                self._shape(), self._state(trained), loader, loss_fn,
                 weight_of=self._weight_of, weigh=self._counted,
                 on_gpu=resolve_device(self._fields["device"]).type == "cuda",
             )  # fmt: skip
@@ -76,10 +72,6 @@ class Streams:
         if self._load_from is not None:
             raise ValueError("the checkpoint is taken up with the next step; ask after it")
         return {}
-
-    def _check_open(self, *, loads: bool = False) -> None:
-        """Raise ValueError where weights are gone, or half updated."""
-        raise NotImplementedError
 
     def _take(self, batch: Any, loss_fn: LossFunction) -> list[Loss]:
         """Do a step, or begin one; the losses of steps that have ended."""

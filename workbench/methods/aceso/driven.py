@@ -69,6 +69,7 @@ class OperatorSteps(PlanSteps):
         spec, peers = task.spec, task.peers
         self._inputs = INPUTS.get(plan.subject.model, 1)
         task.report.phase("taking the module's operators")
+        task.objective.fill()
         named = dict(task.objective.module.named_parameters(remove_duplicate=False))
         first = task.first.tensors[: len(task.first.places)]
         side, module = first[0].shape[-1], task.objective.module

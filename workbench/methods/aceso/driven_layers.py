@@ -62,8 +62,8 @@ class LayerSteps(PlanSteps):
         spec = replace(spec, model=shape, ranks=plan.gpus, microbatches=len(self._micros))
         self._spec, owned = spec, [(u, n) for u in range(model.num_units) for n in model.shapes(u)]
         self._stepping = LayerStepping(
-            spec, plan, model, lambda key: weights[model.state_name(*key)], device=peers.device,
-            dtype=DTYPES[spec.dtype],
+            spec, plan, model, lambda key: weights[model.state_name(*key)].float(),
+            device=peers.device, dtype=DTYPES[spec.dtype],
             still={model.state_name(*key) for key in owned if not model.decays(*key)},
         )  # fmt: skip
         peers.stops.append(self._stepping.stop)

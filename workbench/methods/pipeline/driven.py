@@ -69,6 +69,7 @@ def cutting(objective: Objective) -> Iterator[None]:
     """Within, a module and its loss function are cut: errors that speak of the two as one module
     name them as the user knows them."""
     try:
+        objective.fill()
         with tables_kept(objective):
             yield
     except ValueError as error:

@@ -236,17 +236,18 @@ def _really(
 ) -> Any:
     """Run a block that asks for values on made-up ones; what comes out is fake again.
 
-    Called while its failure is handled, which is raised when it has no weights to run with.
+    Called while its failure is handled, which is raised where a buffer has no values. Parameters
+    without any are zeros.
     """
-    if any(tensor.is_meta for tensor in (*original.parameters(), *original.buffers())):
+    if any(buffer.is_meta for buffer in original.buffers()):
         raise
     leaves, form = flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     fakes = [leaves[i] for i in places]
-    device = next((tensor.device for tensor in original.parameters()), torch.device("cpu"))
+    device = next((p.device for p in original.parameters() if not p.is_meta), torch.device("cpu"))
     gpus = [device] if device.type == "cuda" else []
     with unset_fake_temporarily(), torch.random.fork_rng(devices=gpus):
-        module = copy.deepcopy(original)
+        module = copy.deepcopy(original, _zeros_of(original))
         if module.training != training:
             module.train(training)
         for i, fake in zip(places, fakes, strict=True):
@@ -270,6 +271,15 @@ def _really(
                 if storage_of(leaves[k]) == storage_of(real):
                     recorder.share(made[i], fake)
     return build(made_form, made)
+
+
+def _zeros_of(module: nn.Module) -> dict[int, nn.Parameter]:
+    """Zeros for the parameters of a module that have no values, by their ids."""
+    return {
+        id(p): nn.Parameter(torch.zeros(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
+        for p in module.parameters()
+        if p.is_meta
+    }
 
 
 def _place(error: BaseException, opened: dict[str, nn.Module]) -> tuple[str, str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from workbench.model.weights.mapped import mapped
@@ -13,10 +14,6 @@ from workbench.model.weights.stored import Stored, few
 
 class Beginning(Protocol):
     """Weights that a model begins from (trained.py)."""
-
-    def check(self) -> Stored:
-        """The files, which hold all weights of the model and no others. Raises ValueError, one
-        sentence, where they do not."""
 
     def fill(self, unit: int, module: nn.Module) -> None:
         """Write a unit's own parameters."""
@@ -78,3 +75,30 @@ def check_shapes(
             f"{path} has tensors of another shape than the model: {few(wrong)}; {name!r} is "
             f"{[*wrong[name]]} there, and {[*wanted[name]]} in the model"
         )
+
+
+def read_as(
+    path: object,
+    reader: Reader,
+    groups: Iterable[Sequence[str]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, str]:
+    """First name of each parameter -> the name that it is read by; `groups` are all names of one
+    each. Raises ValueError for what is lacking, left over or of another shape, and for a parameter
+    that is stored twice with unlike values."""
+    reader.check(shapes)
+    there, found = reader.names(), {}
+    missing = [names[0] for names in groups if not there.intersection(names)]
+    if missing:
+        raise ValueError(f"{path} lacks tensors of the model: {few(missing)}")
+    for names in groups:
+        first, *others = (name for name in names if name in there)
+        found[names[0]] = first
+        for other in others:
+            if not torch.equal(reader.read(first), reader.read(other)):
+                raise ValueError(
+                    f"{path} has other values in {other!r} than in {first!r}, and the "
+                    "model has one tensor for both: set tie_word_embeddings to false in its "
+                    "config.json"
+                )
+    return found

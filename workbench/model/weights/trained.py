@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from workbench.model.base import LayeredModel
-from workbench.model.weights.reader import Reader
-from workbench.model.weights.stored import Stored, few, find
+from workbench.model.weights.reader import Reader, read_as
+from workbench.model.weights.stored import Stored, find
 
 
 class Trained:
@@ -29,7 +29,8 @@ class Trained:
         return find(self._path)
 
     def check(self) -> Stored:
-        """See `Beginning`."""
+        """The files, which hold all weights of the model and no others. Raises ValueError, one
+        sentence, where they do not."""
         bool(self._places)
         return self.stored
 
@@ -70,18 +71,5 @@ class Trained:
             name = model.state_name(unit, local)
             all_names[owner].append(name)
             shapes[name] = shapes[all_names[owner][0]]
-        self._reader.check(shapes)
-        found = {
-            place: [n for n in names if n in self._there] for place, names in all_names.items()
-        }
-        if missing := [all_names[place][0] for place, names in found.items() if not names]:
-            raise ValueError(f"{self._path} lacks tensors of the model: {few(missing)}")
-        for first, *others in found.values():
-            for other in others:
-                if not torch.equal(self._reader.read(first), self._reader.read(other)):
-                    raise ValueError(
-                        f"{self._path} has other values in {other!r} than in {first!r}, and the "
-                        "model has one tensor for both: set tie_word_embeddings to false in its "
-                        "config.json"
-                    )
-        return {place: names[0] for place, names in found.items()}
+        found = read_as(self._path, self._reader, all_names.values(), shapes)
+        return {place: found[names[0]] for place, names in all_names.items()}

@@ -41,6 +41,9 @@ STATISTICS = "statistics.safetensors"
 FULL = re.compile(rf"(?:Errno|os error) (?:{errno.ENOSPC}|{errno.EDQUOT})\b")
 """In the words of an error of Python's, or of safetensors', whichever rank met it."""
 UNIT = re.compile(r"unit-\d{5}\.safetensors")
+ByUnit = tuple[list[list[str]], Callable[[Sequence[str]], dict[str, Tensor]]]
+"""Names of fp32 weights in the whole model, those of a unit together, and a function that gives
+tensors by their names, on the CPU; they may be memory that is trained."""
 MADE_ROOM = "the disk was full: older checkpoints were removed to make room for newer ones"
 
 
@@ -275,10 +278,27 @@ def tensors_with(saved: Saved, unit: int, labels: Collection[str]) -> dict[str, 
 
 def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[str, Tensor]:
     """Copies of all fp32 weights by their names in the whole model's `state_dict`."""
-    result = {}
-    for unit, flat in enumerate(flats):
-        if memory.on_disk(unit):
-            memory.read_states(unit)
-        for local, view in flat.views(memory.states(unit).master()):
-            result[model.state_name(unit, local)] = view.cpu().clone()
-    return result
+    groups, read = by_unit(model, memory, flats)
+    return {name: tensor.clone() for group in groups for name, tensor in read(group).items()}
+
+
+def by_unit(model: LayeredModel, memory: Memory, flats: list[Flat]) -> ByUnit:
+    """fp32 weights of a runtime whose lanes are drained, where they lie if that is the host."""
+    groups = [
+        [model.state_name(unit, local) for local in model.shapes(unit)]
+        for unit in range(len(flats))
+    ]
+
+    def read(names: Sequence[str]) -> dict[str, Tensor]:
+        asked, found = {*names}, {}
+        for unit, group in enumerate(groups):
+            if not asked.intersection(group):
+                continue
+            if memory.on_disk(unit):
+                memory.read_states(unit)
+            for local, view in flats[unit].views(memory.states(unit).master()):
+                if (name := model.state_name(unit, local)) in asked:
+                    found[name] = view.clone() if memory.on_disk(unit) else view.cpu()
+        return found
+
+    return groups, read
