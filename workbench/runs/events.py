@@ -43,6 +43,7 @@ class StepEvent(EventFields):
     step: int
     loss: Measured
     seconds: float
+    grad_norm: Measured
 
 
 class EvaluatedEvent(EventFields, Evaluation):

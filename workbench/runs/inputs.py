@@ -29,6 +29,7 @@ from workbench.runs.store import Store
 def check_inputs(specs: list[RunSpec], store: Store) -> None:
     """Raise ValueError for a model, a text, a tokenizer or a run to start from that is not there or
     cannot be used, as far as that shows without tokenizing a text. Each is read once."""
+    specs = [*specs, *(spec.held_out for spec in specs if spec.eval_text)]
     for start in {spec.start_from for spec in specs} - {""}:
         run = user_path(start) if user_path(start).is_dir() else store.folder(start)
         if not run.is_dir():
