@@ -29,7 +29,7 @@ TEXTS = ("event", "text", "reason", "message", "status", "started", "attempt", "
 NUMBERS = ("index", "next_step")
 OTHERS = {
     "time": float, "where": str | None, "settings": dict[str, Any], "step_seconds": float | None,
-    "step_seconds_range": list[float] | None, "took": float,
+    "step_seconds_range": list[float] | None, "took": float, "grad_norm": Measured,
 }  # fmt: skip
 EventFields = TypedDict(
     "EventFields", dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, int) | OTHERS, total=False
@@ -43,7 +43,6 @@ class StepEvent(EventFields):
     step: int
     loss: Measured
     seconds: float
-    grad_norm: Measured
 
 
 class EvaluatedEvent(EventFields, Evaluation):
