@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,22 +30,17 @@ transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not
 SEQ, BATCH = 16, 6
 
 
-def write_rows(path, count: int, seed: int) -> None:
-    """Rows of 2 to 16 ids, of which 1 to all but one are trained on."""
-    rng = random.Random(seed)
-    with path.open("w") as file:
-        for _ in range(count):
-            ids = rng.choices(range(256), k=rng.choice((2, 3, 5, 7, 11, SEQ)))
-            prompt = rng.randrange(1, len(ids))
-            labels = [IGNORED] * prompt + ids[prompt:]
-            file.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
-
-
 @pytest.fixture(scope="module")
 def spec_for(tmp_path_factory):
-    """A training on rows."""
-    folder = tmp_path_factory.mktemp("rows")
-    write_rows(folder / "rows.jsonl", 70, 5)
+    """A training on rows of 2 to 16 ids, of which 1 to all but one are trained on."""
+    folder, rng = tmp_path_factory.mktemp("rows"), random.Random(5)
+    for name, count in (("rows", 70), ("held", 9)):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for _ in range(count):
+                ids = rng.choices(range(256), k=rng.choice((2, 3, 5, 7, 11, SEQ)))
+                prompt = rng.randrange(1, len(ids))
+                labels = [IGNORED] * prompt + ids[prompt:]
+                file.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
 
     @cache
     def described(name: str):
@@ -146,53 +142,35 @@ def test_pipeline(spec_for, tmp_path, rows, micros, replicas, activations) -> No
     assert_as_torch(spec, training.history.losses, weights)
 
 
-@pytest.fixture(scope="module")
-def held(tmp_path_factory):
-    """Rows in a file of their own."""
-    path = tmp_path_factory.mktemp("held") / "held.jsonl"
-    write_rows(path, 9, 6)
-    return path
-
-
-def held_out_by_torch(spec, weights, path) -> float:
-    """Mean loss of a label that counts in the file, each row alone in transformers' module."""
-    net = transformers.AutoModelForCausalLM.from_config(
-        read_config(spec.model.family)[0], dtype=torch.float32
-    ).eval()
+def held_out_by_torch(spec, weights) -> float:
+    """Mean loss of the labels that count, each row alone in transformers' module."""
+    config = read_config(spec.model.family)[0]
+    net = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     net.load_state_dict(weights, strict=False)
-    sums, count = 0.0, 0
-    for row in map(json.loads, path.read_text().splitlines()):
-        ids, labels = (torch.tensor([row[name]]) for name in ("input_ids", "labels"))
-        with torch.no_grad():
-            loss = net(ids, labels=labels, use_cache=False).loss
-        counted = int((labels[:, 1:] != IGNORED).sum())
-        sums, count = sums + float(loss) * counted, count + counted
-    return sums / count
+    losses = []
+    for row in map(json.loads, Path(spec.eval_text).read_text().splitlines()):
+        logits = net(torch.tensor([row["input_ids"]]), use_cache=False).logits[0, :-1]
+        labels = torch.tensor(row["labels"][1:])
+        losses.append(F.cross_entropy(logits, labels, reduction="none")[labels != IGNORED])
+    return float(torch.cat(losses).mean().detach())
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "method"),
-    [
-        ("llama", "documents", "stronghold"),
-        ("gemma2", "padded", "1f1b"),
-    ],
+    ("name", "rows", "ranks"), [("llama", DOCUMENTS, 1), ("gemma2", "padded", 2)]
 )
-def test_held_out_rows(spec_for, held, tmp_path, monkeypatch, name, rows, method) -> None:
+def test_held_out_rows(spec_for, tmp_path, monkeypatch, name, rows, ranks) -> None:
     """All of their file is evaluated and all of the other is trained on, as if nobody had looked.
     A forward pass takes a sample, since two have more tokens than one may."""
     monkeypatch.setattr(evaluation, "TOKENS", SEQ + 1)
-    told = {"eval_text": str(held), "eval_every": 3}
-    if method == "1f1b":
-        spec = spec_for(name, rows, ranks=2, **told)
-        schedule = pipelines.schedule_for("1f1b", spec, 2, 3)
+    calm = spec_for(name, rows, ranks=ranks, microbatches=3 // ranks, window=2)
+    spec = calm.with_(eval_text=str(Path(calm.text).with_name("held.jsonl")), eval_every=3)
+    if ranks > 1:
+        schedule = pipelines.schedule_for("1f1b", spec, ranks, 3)
         training, weights = pipelines.trained(schedule, spec, tmp_path)
     else:
-        spec = spec_for(name, rows, microbatches=3, window=2, **told)
         training, weights = run(stronghold, spec, tmp_path)
-    calm = spec.with_(eval_text="", eval_every=0)
     assert_as_torch(calm, training.history.losses, weights)
-    found = training.history.evaluations
+    *_, last = found = training.history.evaluations
     assert [one["step"] for one in found] == [3, 4]
-    assert found[-1]["samples"] == len(load_batches(calm.with_(text=str(held)), training.model))
-    wanted = held_out_by_torch(spec, weights, held)
-    assert found[-1]["loss"] == pytest.approx(wanted, rel=LOSS_TOLERANCE)
+    assert last["loss"] == pytest.approx(held_out_by_torch(spec, weights), rel=LOSS_TOLERANCE)
+    assert last["samples"] == len(load_batches(calm.with_(text=spec.eval_text), training.model))
