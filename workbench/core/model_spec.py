@@ -56,7 +56,7 @@ ONLY = dict.fromkeys(T5_MOST, ANSWERING) | {
     "width_factor": (BOTTLENECKS,), "patch": (VIT,),
 }  # fmt: skip
 """Fields that mean something to some families alone -> these families."""
-RARE = frozenset({*ONLY, "pretrained"})
+RARE = frozenset({*ONLY, "pretrained", "eval_text"})
 """Fields that most specs leave empty."""
 
 

@@ -61,6 +61,7 @@ KINDS = {"step": StepEvent, "exit": Exit, "evaluated": EvaluatedEvent}
 """Kind -> form, of events whose fields are looked at."""
 NEEDED = {
     "cached": {"started"}, "damaged": {"reason"}, "evaluated": {"step", "loss"},
+    "evaluating": {"next_step"},
     "not_evaluated": {"reason"}, "not_saved": {"reason"}, "phase": {"text"}, "plan": {"settings"},
     "point": {"index", "key"}, "point_ended": {"index", "key", "status"}, "profile": {"text"},
     "resumed": {"next_step"}, "saved": {"next_step"}, "waiting": {"text"},
