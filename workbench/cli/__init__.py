@@ -265,7 +265,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         if specs[0].weights != "auto":  # a path that was named
             raise
         _complain(in_flags(f"the plan holds, but not its run: {error}", arguments))
-    named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
+    usual = ("stdlib", "bytes", "", "")
+    named = [s for s in specs if (s.text, s.tokenizer, s.start_from, s.eval_text) != usual]
     check_inputs(named, store)
     if arguments.measure:
         if arguments.machine is not None:

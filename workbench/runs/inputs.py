@@ -29,7 +29,6 @@ from workbench.runs.store import Store
 def check_inputs(specs: list[RunSpec], store: Store) -> None:
     """Raise ValueError for a model, a text, a tokenizer or a run to start from that is not there or
     cannot be used, as far as that shows without tokenizing a text. Each is read once."""
-    specs = [*specs, *(spec.held_out for spec in specs if spec.eval_text)]
     for start in {spec.start_from for spec in specs} - {""}:
         run = user_path(start) if user_path(start).is_dir() else store.folder(start)
         if not run.is_dir():
@@ -66,6 +65,11 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
         elif text != STDLIB and model.family in ANSWERING:
             load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
     _check_rows([spec for spec in specs if spec.model.rows])
+    if held := [spec.held_out for spec in specs if spec.eval_text]:
+        try:
+            check_inputs(held, store)
+        except ValueError as error:
+            raise ValueError(f"eval_text: {error}") from None
 
 
 def _check_rows(specs: list[RunSpec]) -> None:
