@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_it_trains_evaluates_exports_and_writes(
     root: Path, tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch
