@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def weights_of(saved: Saved, model: LayeredModel) -> Weights:
                 state = get_fp32_state_dict_from_zero_checkpoint(
                     str(saved.path.parent), tag=saved.path.name, lazy_mode=True
                 )
-            except (pickle.UnpicklingError, ValueError) as error:
+            except (UnpicklingError, ValueError) as error:
                 raise unreadable(saved.path, error) from error
     units = range(model.num_units)
     groups = [[model.state_name(u, local) for local in model.shapes(u)] for u in units]

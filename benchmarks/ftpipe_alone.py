@@ -56,11 +56,11 @@ class AlikeUnits:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def build(self, unit: int, *, seed: int, device: torch.device) -> torch.nn.Module:
+    def build(self, unit: int, **how: Any) -> torch.nn.Module:
         """As the model's."""
         kind = self._model.kind(unit)
         if kind not in self._made:
-            self._made[kind] = self._model.build(unit, seed=seed, device=device)
+            self._made[kind] = self._model.build(unit, **how)
         return copy.deepcopy(self._made[kind])
 
 

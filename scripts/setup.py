@@ -198,7 +198,7 @@ def install_packages(gpu, torch_version, installer, *, ops):
     installer.install("installing DeepSpeed", [*held, "deepspeed"], {"DS_BUILD_OPS": "0"})
     builder = start_ops() if ops else None
     try:
-        extras = "test,dev,hf" + (",megatron" if gpu else "")
+        extras = "test,dev,finetune" + (",megatron" if gpu else "")
         words = "installing JupyterLab and the other packages of pyproject.toml"
         installer.install(words, [*held, "--editable", f".[{extras}]"])
         settle_jupyterlab()

@@ -58,7 +58,7 @@ def stages(patch: pytest.MonkeyPatch) -> None:
     def build(*args: Any, **kw: Any) -> nn.Module:
         torch.set_default_dtype(torch.float32)
         try:
-            return drawn(*args, **kw, dtype=torch.float64)
+            return drawn(*args, **kw | {"dtype": torch.float64})
         finally:
             torch.set_default_dtype(torch.float64)
 

@@ -235,7 +235,8 @@ def row(record: RunRecord) -> dict[str, Any]:
         name: value
         for name, value in {**record.spec.get("model", {}), **spec}.items()
         if name not in columns  # a field of another version's
-        and (value or name not in RARE)  # a column more, and each row takes twice the memory
+        and (name not in RARE or value not in ("", None, False, RARE[name]))
+        # with some columns more, each row takes twice the memory
     }
     return {
         **columns,

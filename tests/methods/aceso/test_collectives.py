@@ -65,10 +65,10 @@ def test_exchanges_are_in_the_times_of_operators(tmp_path, monkeypatch, capsys) 
         patch.setattr(Timer, "cost", None)  # none is timed again
         assert main(comm(tmp_path)) == 0
     after, found = tables(tmp_path), known(tmp_path)
-    alone = {name for name in before if "tp1" in name}
+    alone = {name for name in before if "tp1" in name} | {"updates.csv"}
     assert {name for name in before if after[name] == before[name]} == alone
     assert after.keys() - before.keys() == {f"prim_gpt_tiny_{c}_2gpus.csv" for c in COLLECTIVES}
-    full, half = (found.of("all_reduce", 2).at(NUMBERS * size) * 1e6 for size in (4, 2))
+    summed = found.of("all_reduce", 2).at(NUMBERS * 2) * 1e6  # of bf16, in microseconds
     added = {
         row["op_name"]: [float(row[key]) - float(old[key])
                          for key in ("forward-compute", "backward-compute")]
@@ -77,8 +77,8 @@ def test_exchanges_are_in_the_times_of_operators(tmp_path, monkeypatch, capsys) 
     }  # fmt: skip
     for columns, rows in (("enc-attention-qkv", "enc-attention-dense"),
                           ("enc-MLP-GEMM-1", "enc-MLP-GEMM-2")):  # fmt: skip
-        assert added[columns] == pytest.approx([0, full], abs=2e-3)  # of a norm, in fp32
-        assert added[rows] == pytest.approx([half, 0], abs=2e-3)
+        assert added[columns] == pytest.approx([0, summed], abs=2e-3)
+        assert added[rows] == pytest.approx([summed, 0], abs=2e-3)
     assert added["enc-MLP-gelu"] == added["enc-1st-layernorm"] == [0, 0]
 
     # Nothing is measured again, and the other order gives these files, too.
@@ -120,7 +120,7 @@ def test_costs_find_every_collective_that_they_ask_for(tmp_path) -> None:
     costs.database = database
     wide = Plan(SUBJECT, 4, (Stage(4, b"\2" * count, b"\2" * count, bytes(count), bytes(count)),))
     slow = costs.of_stage(wide, 0, 0).sums
-    costs._curves.cache_clear()
+    costs._curves.clear()
     costs._known.clear()
     database.strided.clear()
     assert slow > 2 * costs.of_stage(wide, 0, 0).sums > 0

@@ -13,8 +13,8 @@ import pytest
 from tests.unit.figures.harmony_runs import EXHIBITS, SMOKE, nowhere, rows_of, run, runs
 from tests.unit.harmony.made_up import Layers, cut
 from workbench.core.methods import known
-from workbench.exhibits import EXHIBITS as ALL
 from workbench.exhibits import ACESO, FTPIPE, HARDWARE, HARMONY, STRONGHOLD, VARUNA, find
+from workbench.exhibits import EXHIBITS as ALL
 from workbench.exhibits.harmony import fig8, sizes, table, volumes
 from workbench.figures import rows as tidy
 from workbench.methods.harmony.packs import Packs

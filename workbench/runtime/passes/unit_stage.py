@@ -31,9 +31,10 @@ class UnitStage:
 
     def __init__(
         self, model: LayeredModel, units: range, *, seed: int, seq: int, device: torch.device,
-        dtype: torch.dtype, weights: torch.dtype = torch.float32,
+        dtype: torch.dtype, weights: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        """`weights` is what they are kept in."""
+        """`weights` is what they are kept in; None for torch's default."""
+        weights = weights or torch.get_default_dtype()
         self.model, self.units, self.device, self.dtype = model, units, device, dtype
         how = {"seed": seed, "device": device, "dtype": weights}
         self.modules = {unit: model.build(unit, **how) for unit in units}

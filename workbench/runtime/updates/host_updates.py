@@ -160,8 +160,10 @@ class HostUpdates:
         self._apply(unit, *self.settled.verdict(guess, self._hyper(step)))
 
     def forget(self) -> None:
-        """No layer has been updated before the norm was known."""
+        """Nothing of a step that failed counts: no layer has been updated before the norm was
+        known, and no gradient was seen."""
         self._guessed.clear()
+        self._squares.zero_()
 
     def _part(self, unit: int) -> tuple[int, int]:
         """The elements of a layer that this rank updates."""
