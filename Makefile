@@ -18,8 +18,9 @@ help:  ## list the targets
 setup:  ## create or update .venv
 	@$(PYTHON) scripts/setup.py $(if $(TORCH),--torch "$(TORCH)")
 
-reproduce: setup  ## the main job: every exhibit at smoke size, then one HTML report
+reproduce: setup  ## the main job: every exhibit at smoke size, one HTML report, a model that is fine-tuned
 	$(BIN)/workbench reproduce --size smoke
+	cd notebooks && ../$(BIN)/papermill --no-progress-bar finetune.ipynb ../results/reports/smoke/finetune.ipynb
 
 test: setup  ## all tests that this machine can run, of large grids a half
 	$(PYTEST)

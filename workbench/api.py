@@ -44,11 +44,13 @@ def run(
     force: bool = False,
     timeout: float | None = None,
     on_event: Watch | None = None,
+    log: str = "",
     **fields: Any,
 ) -> RunRecord:
     """Train, or return the record that there is unless `force`; `fields` change the spec.
 
-    `results` is the folder of records, `timeout` in seconds; `on_event` hears of each step. Raises
+    `results` is the folder of records, `timeout` in seconds; `on_event` hears of each step, and
+    `log` names what writes curves, ``tensorboard`` or ``wandb``, into the run's folder. Raises
     ValueError, one sentence, for what cannot run here; a run that fails has a record that says so.
     """
     with _one_sentence():
@@ -57,7 +59,8 @@ def run(
         resolved = resolve(make_spec(_fields(spec), as_text(fields)), store.root)
         check_inputs([resolved], store)
         check_methods([resolved])
-        return run_spec(resolved, store, force=force, timeout=timeout, on_event=on_event)
+        told = {"timeout": timeout, "on_event": on_event, "log": log}
+        return run_spec(resolved, store, force=force, **told)
 
 
 def plan(

@@ -20,6 +20,9 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.held_out import load_part
 from workbench.model.pairs import COLUMNS
+from workbench.runs.inputs import check_inputs
+from workbench.runs.resolve import key_of
+from workbench.runs.store import Store
 from workbench.training import answered
 
 NEAR = 1e-5
@@ -186,6 +189,27 @@ def test_what_is_held_out_is_not_trained_on():
     long = spec.with_(model=replace(spec.model, seq=len(whole.tokens) // 2))
     with pytest.raises(ValueError, match="too few to hold a sample of"):
         load_part(long, make_model(long.model))
+
+
+def test_a_text_of_its_own_is_held_out_whole(tmp_path):
+    """All of the run's own is trained on, and after the last step the other is evaluated."""
+    (text := tmp_path / "held.txt").write_text("What nobody has trained on yet. " * 9)
+    spec = spec_of("plain", "decoder", eval_every=0, eval_text=str(text))
+    model, calm = make_model(spec.model), spec.with_(eval_text="")
+    kept, held = load_part(spec, model), load_part(spec, model, held_out=True)
+    assert [*kept.tokens] == [*load_part(calm, model).tokens]
+    assert bytes(held.tokens) == text.read_bytes()
+    assert [n for n in range(1, 5) if spec.evaluates_at(n, 10)] == [4]
+    keys = [key_of(spec), key_of(calm)]
+    text.write_text("Another one. " * 9)
+    assert len({*keys, key_of(spec)}) == 3
+    text.unlink()
+    with pytest.raises(ValueError, match="there is no text at .*held.txt"):
+        check_inputs([spec], Store(tmp_path / "results"))
+    with pytest.raises(ValueError, match="of the data of bert a part is held out"):
+        spec_of("plain", "bert", eval_text=str(text))
+    with pytest.raises(ValueError, match="tokenizer is 'bpe:300', which learns its tokens"):
+        spec.with_(tokenizer="bpe:300")
 
 
 def test_epochs_say_when_to_evaluate():

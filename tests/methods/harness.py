@@ -60,7 +60,7 @@ class Silent:
     def phase(self, text: str) -> None:
         self.event("phase", text=text)
 
-    def step(self, step: int, loss: float, seconds: float) -> None:
+    def step(self, step: int, loss: float, seconds: float, grad_norm: float | None = None) -> None:
         self.event("step", step=step, loss=loss, seconds=seconds)
 
     def event(self, kind: str, **values) -> None:

@@ -401,7 +401,7 @@ class Blocks:
     def __init__(self, at: tuple[int, ...]) -> None:
         self.at, self.blocks = at, {}
 
-    def step(self, step: int, loss: float, seconds: float) -> None:
+    def step(self, step: int, loss: float, seconds: float, grad_norm: float | None = None) -> None:
         if step in self.at:
             gc.collect()
             self.blocks[step] = sys.getallocatedblocks()

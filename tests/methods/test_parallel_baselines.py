@@ -92,7 +92,7 @@ class Disturbing(Silent):
         super().__init__()
         self.at, self.what, self.did = at, what, 0.0
 
-    def step(self, step: int, loss: float, seconds: float) -> None:
+    def step(self, step: int, loss: float, seconds: float, grad_norm: float | None = None) -> None:
         super().step(step, loss, seconds)
         if step == self.at:
             self.did = time.monotonic()

@@ -225,7 +225,7 @@ def test_ranks_wait_for_whoever_reports(clip, tmp_path, clock):
     """Longer than an action may take, and for more steps than the board keeps."""
 
     class Slow(Silent):
-        def step(self, step, loss, seconds):
+        def step(self, step, loss, seconds, grad_norm=None):
             super().step(step, loss, seconds)
             if step == 3:
                 wait_for(lambda: crew.board.steps == step + AHEAD)

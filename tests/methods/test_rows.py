@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from workbench.model import make_model
 from workbench.model.hf_config import read_config, spec_from_config
 from workbench.model.text import IGNORED
 from workbench.model.whole import make_whole
+from workbench.training import evaluation
 from workbench.training.run import load_batches
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
@@ -32,12 +34,13 @@ SEQ, BATCH = 16, 6
 def spec_for(tmp_path_factory):
     """A training on rows of 2 to 16 ids, of which 1 to all but one are trained on."""
     folder, rng = tmp_path_factory.mktemp("rows"), random.Random(5)
-    with (folder / "rows.jsonl").open("w") as file:
-        for _ in range(70):
-            ids = rng.choices(range(256), k=rng.choice((2, 3, 5, 7, 11, SEQ)))
-            prompt = rng.randrange(1, len(ids))
-            labels = [IGNORED] * prompt + ids[prompt:]
-            file.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
+    for name, count in (("rows", 70), ("held", 9)):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for _ in range(count):
+                ids = rng.choices(range(256), k=rng.choice((2, 3, 5, 7, 11, SEQ)))
+                prompt = rng.randrange(1, len(ids))
+                labels = [IGNORED] * prompt + ids[prompt:]
+                file.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
 
     @cache
     def described(name: str):
@@ -137,3 +140,37 @@ def test_pipeline(spec_for, tmp_path, rows, micros, replicas, activations) -> No
     )
     training, weights = pipelines.trained(schedule, spec, tmp_path)
     assert_as_torch(spec, training.history.losses, weights)
+
+
+def held_out_by_torch(spec, weights) -> float:
+    """Mean loss of the labels that count, each row alone in transformers' module."""
+    config = read_config(spec.model.family)[0]
+    net = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    net.load_state_dict(weights, strict=False)
+    losses = []
+    for row in map(json.loads, Path(spec.eval_text).read_text().splitlines()):
+        logits = net(torch.tensor([row["input_ids"]]), use_cache=False).logits[0, :-1]
+        labels = torch.tensor(row["labels"][1:])
+        losses.append(F.cross_entropy(logits, labels, reduction="none")[labels != IGNORED])
+    return float(torch.cat(losses).mean().detach())
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "ranks"), [("llama", DOCUMENTS, 1), ("gemma2", "padded", 2)]
+)
+def test_held_out_rows(spec_for, tmp_path, monkeypatch, name, rows, ranks) -> None:
+    """All of their file is evaluated and all of the other is trained on, as if nobody had looked.
+    A forward pass takes a sample, since two have more tokens than one may."""
+    monkeypatch.setattr(evaluation, "TOKENS", SEQ + 1)
+    calm = spec_for(name, rows, ranks=ranks, microbatches=3 // ranks, window=2)
+    spec = calm.with_(eval_text=str(Path(calm.text).with_name("held.jsonl")), eval_every=3)
+    if ranks > 1:
+        schedule = pipelines.schedule_for("1f1b", spec, ranks, 3)
+        training, weights = pipelines.trained(schedule, spec, tmp_path)
+    else:
+        training, weights = run(stronghold, spec, tmp_path)
+    assert_as_torch(calm, training.history.losses, weights)
+    *_, last = found = training.history.evaluations
+    assert [one["step"] for one in found] == [3, 4]
+    assert last["loss"] == pytest.approx(held_out_by_torch(spec, weights), rel=LOSS_TOLERANCE)
+    assert last["samples"] == len(load_batches(calm.with_(text=spec.eval_text), training.model))

@@ -90,6 +90,12 @@ def make_parser() -> argparse.ArgumentParser:
     _add_store_flags(run)
     run.add_argument("--force", action="store_true", help="run although there is a record")
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this time")
+    run.add_argument(
+        "--log", default="", metavar="tensorboard|wandb",
+        help="write loss, held-out loss, learning rate, gradient norm, speed and bytes of each "
+        "tier with this package into the run's folder, live; wandb stays offline unless "
+        "WANDB_MODE says otherwise",
+    )  # fmt: skip
     run.set_defaults(handler=_run)
 
     plan = verbs.add_parser(
@@ -181,6 +187,7 @@ def _add_store_flags(parser: argparse.ArgumentParser, *default: None) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
     from workbench.runs.kept import where_kept
+    from workbench.runs.logged import where_logged
     from workbench.runs.progress import Progress, describe_record, describe_spec
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job, run
@@ -194,8 +201,9 @@ def _run(arguments: argparse.Namespace) -> int:
     check_methods(specs)
     check_modules(specs)
     weights = check_weights(specs, store)
+    how = {"force": arguments.force, "timeout": arguments.timeout, "log": arguments.log}
     for spec in specs:  # all of them are seen to be possible before the first one starts
-        Job(spec, store, timeout=arguments.timeout)
+        Job(spec, store, **how)
     for line in weights:
         Progress(sys.stderr).line(line)
     records = []
@@ -203,13 +211,7 @@ def _run(arguments: argparse.Namespace) -> int:
         progress = Progress(sys.stderr, spec)
         progress.line(describe_spec(spec))
         try:
-            record = run(
-                spec,
-                store,
-                force=arguments.force,
-                on_event=progress.on_event,
-                timeout=arguments.timeout,
-            )
+            record = run(spec, store, on_event=progress.on_event, **how)
         except KeyboardInterrupt:
             progress.goes_on()
             raise
@@ -225,6 +227,8 @@ def _run(arguments: argparse.Namespace) -> int:
             progress.line(where_kept(spec, record.key, store))
         if (words := start_words(record.start)) and not record.refused:
             progress.line(f"{words}{f'; the machine was busy: {record.busy}' * bool(record.busy)}")
+        if words := where_logged(arguments.log, store.folder(record.key)):
+            progress.line(words)
         if not arguments.json:
             print(f"record: {store.folder(record.key) / 'record.json'}", flush=True)
     if arguments.json:
@@ -261,7 +265,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         if specs[0].weights != "auto":  # a path that was named
             raise
         _complain(in_flags(f"the plan holds, but not its run: {error}", arguments))
-    named = [s for s in specs if (s.text, s.tokenizer, s.start_from) != ("stdlib", "bytes", "")]
+    usual = ("stdlib", "bytes", "", "")
+    named = [s for s in specs if (s.text, s.tokenizer, s.start_from, s.eval_text) != usual]
     check_inputs(named, store)
     if arguments.measure:
         if arguments.machine is not None:

@@ -56,7 +56,9 @@ ONLY = dict.fromkeys(T5_MOST, ANSWERING) | {
     "width_factor": (BOTTLENECKS,), "patch": (VIT,),
 }  # fmt: skip
 """Fields that mean something to some families alone -> these families."""
-RARE = {**dict.fromkeys((*ONLY, "pretrained", "rows", "cut_rows")), "train_on": "answers"}
+RARE = {
+    **dict.fromkeys((*ONLY, "pretrained", "rows", "cut_rows", "eval_text")), "train_on": "answers",
+}  # fmt: skip
 """Fields that few specs set -> what they are in the others, where that is not empty."""
 
 

@@ -22,8 +22,8 @@ class Reporter(Protocol):
     def phase(self, text: str) -> None:
         """A long preparation begins: ``profiling``, ``building operators``."""
 
-    def step(self, step: int, loss: float, seconds: float) -> None:
-        """Step `step` (from 0) is done."""
+    def step(self, step: int, loss: float, seconds: float, grad_norm: float | None = None) -> None:
+        """Step `step` (from 0) is done; the norm is that before clipping, where it is known."""
 
     def event(self, kind: str, **values: Any) -> None:
         """Anything else worth a line in events.jsonl."""
@@ -59,7 +59,7 @@ class Lines:
             self._spoke = now
             self._write(f"{text}; ")
 
-    def step(self, step: int, loss: float, seconds: float) -> None:
+    def step(self, step: int, loss: float, seconds: float, grad_norm: float | None = None) -> None:
         """Write nothing."""
 
     def say(self, text: str) -> None:
@@ -91,7 +91,7 @@ class Untold:
     def say(self, text: str) -> None:
         """Write nothing."""
 
-    def step(self, step: int, loss: float, seconds: float) -> None:
+    def step(self, step: int, loss: float, seconds: float, grad_norm: float | None = None) -> None:
         """Write nothing."""
 
     def event(self, kind: str, **values: Any) -> None:

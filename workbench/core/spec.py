@@ -112,6 +112,9 @@ class RunSpec:
     """Share of the data that evaluations hold out, its end, where it has no part for them."""
     eval_samples: int = 256
     """Held-out samples that an evaluation reads at most, 0 for all."""
+    eval_text: str = ""
+    """Text or rows for decoders that are held out as a whole, instead of a share of `text`; without
+    a number of steps or epochs they are evaluated after the last step."""
     options: Options = field(default=None)
     """The method's own, of the class that its row in the table names; by default all at theirs."""
 
@@ -134,6 +137,7 @@ class RunSpec:
             )
         check_words(self)
         self._decide_rows()
+        self._check_eval_text()
         if self.augment != "none" and self.model.family not in PICTURED:
             raise ValueError(
                 f"augment is {self.augment!r}; {self.model.family} reads no pictures of ours, "
@@ -176,6 +180,28 @@ class RunSpec:
         if rows != own:
             object.__setattr__(self, "model", replace(self.model, rows=rows))
 
+    def _check_eval_text(self) -> None:
+        if self.eval_text and self.model.decomposed:
+            raise ValueError(
+                f"eval_text is {self.eval_text!r}; decoders read one, and of the data of "
+                f"{self.model.family} a part is held out: leave it out"
+            )
+        if self.eval_text and self.tokenizer.startswith("bpe:"):
+            raise ValueError(
+                f"tokenizer is {self.tokenizer!r}, which learns its tokens from each text anew; "
+                "beside eval_text it must be 'bytes', or a folder with a tokenizer.json"
+            )
+
+    @property
+    def held_out(self) -> RunSpec:
+        """The spec of data that evaluations read: its `text` is the run's `eval_text`, where there
+        is any."""
+        if not self.eval_text:
+            return self
+        rows = self.model.rows if self.eval_text.lower().endswith(ROW_FILES) else None
+        model = replace(self.model, rows=rows)
+        return replace(self, text=self.eval_text, eval_text="", model=model)
+
     @property
     def names_weights(self) -> bool:
         """Whether `weights` names a place."""
@@ -188,8 +214,8 @@ class RunSpec:
 
     @property
     def evaluates(self) -> bool:
-        """Whether a part of the data is held out for evaluations."""
-        return bool(self.eval_every or self.eval_epochs)
+        """Whether the run is evaluated on data that it does not train on."""
+        return bool(self.eval_every or self.eval_epochs or self.eval_text)
 
     def evaluates_at(self, steps: int, epoch: int) -> bool:
         """Whether an evaluation follows so many steps; `epoch` is its number of samples."""

@@ -65,3 +65,13 @@ def draw_held_out(
             axes.plot(*zip(*points, strict=True), "o-", ms=3, color=colors[label], label=shown)
     axes.set(xlabel="step", ylabel=f"held-out {name}")
     axes.legend(fontsize=draw.NOTE_PT)
+
+
+def draw_training(axes: Any, losses: Mapping[int, float], held: Mapping[int, float]) -> None:
+    """Losses of one run by step, and those of held-out data."""
+    axes.plot([*losses], [*losses.values()], "-", lw=1, color="C0", label="trained on")
+    if held:
+        axes.plot([*held], [*held.values()], "o-", ms=4, color="C1", label="held out")
+    axes.set(xlabel="step", ylabel="loss of a token (nats)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=draw.NOTE_PT)

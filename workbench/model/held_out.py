@@ -1,10 +1,11 @@
 """Data in two parts: one that is trained on, and one that is held out for evaluations.
 
-Where data has a part of its own for that (families.py), this is held out. Else it is the end of the
-data, which is not trained on as soon as a run evaluates: of a text the last tokens, of pairs of
-texts the last rows; of pictures and a user's own samples, which often lie in the order of their
-classes, the last ones in a keyed order. Pictures that are trained on, and no others, may be moved
-and mirrored (augmented.py).
+Where a run names a text for that, all of it is held out, and all of the other is trained on. Where
+data has a part of its own (families.py), that is held out. Else it is the end of the data, which is
+not trained on as soon as a run evaluates: of a text the last tokens, of pairs of texts the last
+rows; of pictures and a user's own samples, which often lie in the order of their classes, the last
+ones in a keyed order. Pictures that are trained on, and no others, may be moved and mirrored
+(augmented.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def load_part(
 ) -> Batches | Draws:
     """The data that a run trains on, or that it holds out. Raises ValueError as the loaders do, and
     for data too small to hold a sample out."""
-    share = spec.eval_share if spec.evaluates else 0.0
+    share = spec.eval_share if spec.evaluates and not spec.eval_text else 0.0
+    spec = spec.held_out if held_out else spec
     if spec.model.rows:
         rows = read_samples(spec, model.vocab, cache)
         if isinstance(rows, Batches):

@@ -68,5 +68,6 @@ def _refused(name: str, value: str, root: Path) -> str:
         case "tokenizer":
             fits = not is_folder(value) or inside(path, root)
         case _:
-            fits = name != "text" or value in BUNDLED or inside(path, root)
+            named = name in ("text", "eval_text") and value not in ("", *BUNDLED)
+            fits = not named or inside(path, root)
     return "" if fits else INSIDE

@@ -29,7 +29,7 @@ TEXTS = ("event", "text", "reason", "message", "status", "started", "attempt", "
 NUMBERS = ("index", "next_step")
 OTHERS = {
     "time": float, "where": str | None, "settings": dict[str, Any], "step_seconds": float | None,
-    "step_seconds_range": list[float] | None, "took": float,
+    "step_seconds_range": list[float] | None, "took": float, "grad_norm": Measured,
 }  # fmt: skip
 EventFields = TypedDict(
     "EventFields", dict.fromkeys(TEXTS, str) | dict.fromkeys(NUMBERS, int) | OTHERS, total=False
@@ -61,6 +61,7 @@ KINDS = {"step": StepEvent, "exit": Exit, "evaluated": EvaluatedEvent}
 """Kind -> form, of events whose fields are looked at."""
 NEEDED = {
     "cached": {"started"}, "damaged": {"reason"}, "evaluated": {"step", "loss"},
+    "evaluating": {"next_step"},
     "not_evaluated": {"reason"}, "not_saved": {"reason"}, "phase": {"text"}, "plan": {"settings"},
     "point": {"index", "key"}, "point_ended": {"index", "key", "status"}, "profile": {"text"},
     "resumed": {"next_step"}, "saved": {"next_step"}, "waiting": {"text"},

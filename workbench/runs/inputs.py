@@ -65,6 +65,11 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
         elif text != STDLIB and model.family in ANSWERING:
             load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
     _check_rows([spec for spec in specs if spec.model.rows])
+    if held := [spec.held_out for spec in specs if spec.eval_text]:
+        try:
+            check_inputs(held, store)
+        except ValueError as error:
+            raise ValueError(f"eval_text: {error}") from None
 
 
 def _check_rows(specs: list[RunSpec]) -> None:

@@ -28,6 +28,8 @@ class JobFile:
     resume: bool
     """Whether steps of earlier attempts count, which left their checkpoints."""
     provenance: Provenance
+    log: str = ""
+    """Package that the worker writes curves with, beside its events (logged.py); empty for none."""
 
     def save(self, folder: Path) -> None:
         """Write it into a run's folder. Raises OSError."""

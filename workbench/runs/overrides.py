@@ -33,7 +33,7 @@ FLAGS = {
     "memory": ("device_memory", "host_memory", "disk_memory"),
     "optimizer": ("lr", "min_lr", "lr_schedule", "warmup_steps", "weight_decay", "clip"),
     "checkpoints": ("save_every", "start_from"),
-    "evaluation": ("eval_every", "eval_epochs", "eval_share", "eval_samples"),
+    "evaluation": ("eval_every", "eval_epochs", "eval_share", "eval_samples", "eval_text"),
 }  # fmt: skip
 """Group in ``--help`` -> fields of all methods that have a flag. All options have one."""
 FIELDS = tuple(name for names in FLAGS.values() for name in names)

@@ -160,6 +160,8 @@ class Progress:
             self.line(f"going on from step {self.saved}, where a checkpoint was left")
         elif kind == "saved":
             self.saved, self._unsaved = event["next_step"], False
+        elif kind == "evaluating":
+            self.passing(f"evaluating held-out data after {event['next_step']} steps")
         elif kind == "evaluated":
             self.line(describe_evaluation(event))
         elif kind == "not_evaluated":

@@ -40,15 +40,22 @@ def resolve(spec: RunSpec, results: Path | None = None) -> RunSpec:
     changes["model"] = replace(changes.get("model", spec.model), pretrained=trained)
     if spec.names_weights:
         changes["weights"] = trained
-    text = user_path(spec.text)
     # The key must not depend on the folder we are in.
-    if spec.text not in corpus.BUNDLED and text.exists():
-        whole = text.resolve()  # a link may have the ending that its file has not
-        changes["text"] = str(text.parent.resolve() / text.name if spec.model.rows else whole)
+    changes["text"] = _place_of_text(spec)
+    changes["eval_text"] = spec.eval_text and _place_of_text(spec.held_out)
     if spec.start_from and (run := user_path(spec.start_from)).is_dir():
         changes["start_from"] = str(run.resolve())
     spec = spec.with_(**changes)
     return spec if results is None else settled(spec, results)
+
+
+def _place_of_text(spec: RunSpec) -> str:
+    """The path of the spec's text, where it is one and there is something."""
+    text = user_path(spec.text)
+    if spec.text in corpus.BUNDLED or not text.exists():
+        return spec.text
+    # A link may have the ending that its file has not.
+    return str(text.parent.resolve() / text.name if spec.model.rows else text.resolve())
 
 
 def settled(spec: RunSpec, results: Path) -> RunSpec:
@@ -104,6 +111,9 @@ class Keys:
             build.version if build else "",
         ]
         instead = {"text": self._told(corpus.source_digest, spec.text) or spec.text}
+        if spec.eval_text:
+            told = self._told(corpus.source_digest, spec.eval_text)
+            instead["eval_text"] = told or spec.eval_text
         if spec.model.custom:
             facts.append(self._told(imports_digest, spec.model.family))
         instead |= by_content(spec.model)

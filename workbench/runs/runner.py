@@ -36,6 +36,7 @@ from workbench.runs.device_locks import HeldDevices
 from workbench.runs.events import Event, EventReader
 from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
+from workbench.runs.logged import check_log
 from workbench.runs.one_run import Work
 from workbench.runs.processes import MARK, kill_marked
 from workbench.runs.resolve import key_of, resolve
@@ -56,13 +57,14 @@ def run(
     force: bool = False,
     on_event: Callable[[Event], None] | None = None,
     timeout: float | None = None,
+    log: str = "",
 ) -> RunRecord:
     """Run a spec, or return its cached record. Blocks; an exception (Ctrl-C) cancels the run first.
 
-    `timeout` is in seconds of training process. Raises ValueError for a spec that cannot run here
-    and StoreError where the results folder cannot be written.
+    `timeout` is in seconds of training process, `log` as of `Job`. Raises ValueError for a spec
+    that cannot run here and StoreError where the results folder cannot be written.
     """
-    with Job(spec, store, force=force, timeout=timeout) as job:
+    with Job(spec, store, force=force, timeout=timeout, log=log) as job:
         while (record := job.poll()) is None:
             job.deliver(on_event)
             time.sleep(POLL_S)
@@ -101,17 +103,20 @@ class Job(Work):
         force: bool = False,
         timeout: float | None = None,
         accept: Iterable[Status] = RESULTS,
+        log: str = "",
     ) -> None:
-        """`accept`: statuses of an earlier record that are shown instead of run. Starts nothing.
+        """`accept`: statuses of an earlier record that are shown instead of run. `log` names the
+        package that writes curves (logged.py). Starts nothing.
 
-        Raises ValueError for an unknown method, or a device that is not here.
+        Raises ValueError for an unknown method, or a device or a package that is not here.
         """
         check_timeout(timeout)
+        check_log(log)
         self.spec = resolve(spec, store.root)
         super().__init__(store, key_of(self.spec), accept)
         self.devices: HeldDevices | None = None
         """Devices it runs on, held until it has ended; to be set before the first poll."""
-        self._timeout, self._force = timeout, force
+        self._timeout, self._force, self._curves = timeout, force, log
         self._lock: FileLock | None = None
         self._guard: subprocess.Popen | None = None
         self._job: JobFile | None = None
@@ -219,6 +224,7 @@ class Job(Work):
             mark=mark,
             timeout_s=self._timeout,
             resume=checkpoints.exists(),
+            log=self._curves,
             provenance={
                 **provenance.gather(),
                 "code_version": methods.code_version(self.spec.method),

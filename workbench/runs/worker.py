@@ -41,6 +41,7 @@ from workbench.model.custom import look_here
 from workbench.runs import legacy
 from workbench.runs.events import EventLog, EventReader, evaluations_of, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
+from workbench.runs.logged import Log
 from workbench.runs.planning import library_prediction
 from workbench.runs.starts import TOLD_S, start_of
 from workbench.runs.store import Store, StoreError, write_record
@@ -67,8 +68,10 @@ class Cancelled(BaseException):
 class WorkerReporter:
     """A `Reporter`: events for programs, and log lines in the published format for people."""
 
-    def __init__(self, spec: RunSpec, log: EventLog) -> None:
+    def __init__(self, spec: RunSpec, log: EventLog, folder: Path, curves: str = "") -> None:
+        """`folder` is the run's own; `curves` names the package that writes them, if any does."""
         self._spec, self._log = spec, log
+        self.curves = Log(curves, spec, folder, self.phase)
         self._lines = legacy.LineWriter(spec)
         self._readings, self._compiled_s, self._stepped = [read()], 0.0, False
         self.others: dict[str, float] = {}
@@ -88,8 +91,8 @@ class WorkerReporter:
         self.event("phase", text=text)
         print(legacy.phase_line(text))
 
-    def step(self, step: int, loss: float, seconds: float) -> None:
-        """Tell of a step (from 0), its mean loss and its seconds."""
+    def step(self, step: int, loss: float, seconds: float, grad_norm: float | None = None) -> None:
+        """Tell of a step (from 0), its mean loss, its seconds and its gradients' norm."""
         if not self._stepped:
             self._stepped = True
             self._tell_compiled()
@@ -98,7 +101,9 @@ class WorkerReporter:
         elif step == self._spec.steps - 1:
             gpus = self._spec.ranks if self._spec.device == "cuda" else 0
             self.others = shares([*self._readings, read()], gpus)
-        self.event("step", step=step, loss=loss, seconds=seconds)
+        norm = {} if grad_norm is None else {"grad_norm": grad_norm}
+        self.event("step", step=step, loss=loss, seconds=seconds, **norm)
+        self.curves.step(step, loss, seconds, grad_norm)
         for line in self._lines.step(step, loss, seconds):
             print(line)
 
@@ -118,6 +123,7 @@ class WorkerReporter:
             raise StoreError(
                 error.errno, f"events.jsonl cannot be written: {error.strerror}"
             ) from error
+        self.curves.event(kind, values)
 
 
 def main(folder: Path) -> int:
@@ -128,7 +134,7 @@ def main(folder: Path) -> int:
     look_here()
     spec = RunSpec.from_dict(read_sealed(folder / "spec.json", "spec.json"))
     log = EventLog(folder / "events.jsonl")
-    reporter = WorkerReporter(spec, log)
+    reporter = WorkerReporter(spec, log, folder, job.log)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _raise_cancelled)
     outcome, refused, message = None, False, ""
@@ -142,6 +148,7 @@ def main(folder: Path) -> int:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
         outcome = imported(job.module).train(spec, reporter, folder)
         reporter.ended()
+        reporter.curves.ended(outcome.peak_bytes)
         if not outcome.predicted:
             outcome = replace(outcome, predicted=_prediction(spec, folder, outcome))
         status: Status = "ok"
@@ -156,6 +163,7 @@ def main(folder: Path) -> int:
         refused = isinstance(error, ValueError) and _is_ours(error, job.module)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left takes milliseconds
+        reporter.curves.close()
     if outcome is None:
         outcome = unfinished(folder, job)
         refused = refused and not outcome.losses

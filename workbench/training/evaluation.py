@@ -34,8 +34,9 @@ from workbench.runtime.checkpoint.checkpoint import WEIGHTS, file_of, label_of
 from workbench.runtime.passes.statistics import take_up
 from workbench.training.answered import exact, f1
 
-ROWS = 16
-"""Samples of a forward pass."""
+ROWS, TOKENS = 16, 4096
+"""Samples of a forward pass, of which texts have at most so many tokens together: a layer's values
+of them are gigabytes of the host, beside weights that lie in files."""
 
 
 class Evaluator:
@@ -49,7 +50,7 @@ class Evaluator:
     @cached_property
     def _model(self) -> LayeredModel:
         """Another one than that which is trained."""
-        return make_model(self._spec.model, self._spec.seed)
+        return make_model(self._spec.held_out.model, self._spec.seed)
 
     @cached_property
     def _batches(self) -> Batches | Draws:
@@ -81,14 +82,18 @@ class Evaluator:
             units.append(module)
         model.tie(units)
         take_up(model, units, statistics)
-        return Whole(model, units, seed=self._spec.seed, checkpoint=False, undivided=True).eval()
+        # Decoders by their units, which divide the logits; modules as they are written.
+        as_written = self._spec.model.decomposed
+        whole = Whole(model, units, seed=self._spec.seed, checkpoint=False, undivided=as_written)
+        return whole.eval()
 
     def _figures(self, whole: Whole, count: int) -> dict[str, float]:
         """Mean loss of the held-out samples, and what else their targets have."""
         sums: dict[str, float] = {"loss": 0.0}
         labels, text = 0, getattr(getattr(self._batches, "data", None), "text", None)
-        for first in range(0, count, ROWS):
-            samples = tuple(range(first, min(count, first + ROWS)))
+        most = max(1, min(ROWS, TOKENS // self._spec.model.seq))
+        for first in range(0, count, most):
+            samples = tuple(range(first, min(count, first + most)))
             *inputs, targets = self._batches.rows(samples)
             given = inputs[0] if len(inputs) == 1 else tuple(inputs)
             counted = sum(self._model.counted(targets))

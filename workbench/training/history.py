@@ -75,7 +75,7 @@ class History:
         if skipped:
             self.skipped.append(step)
             report.event("skipped", step=step, grad_norm=str(norm))
-        report.step(step, loss, seconds)
+        report.step(step, loss, seconds, norm)
 
     def measured(self) -> dict[str, Any]:
         """Fields of an `Outcome`."""

@@ -105,8 +105,8 @@ class FileReporter:
     def phase(self, text: str) -> None:
         self.event("phase", text=text)
 
-    def step(self, step: int, loss: float, seconds: float) -> None:
-        self.event("step", step=step, loss=loss, seconds=seconds)
+    def step(self, step: int, loss: float, seconds: float, grad_norm: float | None = None) -> None:
+        self.event("step", step=step, loss=loss, seconds=seconds, grad_norm=grad_norm)
         self._board.end_step(step, loss)
 
     def event(self, kind: str, **values: Any) -> None:
