@@ -63,6 +63,10 @@ class StepState:
     """Units that were."""
     calm: bool = False
     """Whether states visit the device before the norm is known."""
+    held: bool = False
+    """Whether its gradients wait for those of the next step, and nothing is updated."""
+    carried: bool = False
+    """Whether those of the step before wait."""
 
     def stands(self, unit: int) -> bool:
         """Whether a unit was updated as it must be, now that the norm is known."""
