@@ -79,6 +79,11 @@ class Stepping:
         for rows in micro_batches(self.batches, self.spec, step, self.device, self.model):
             yield rows, self._loss(rows, step) * (rows.weight * self.share)
 
+    def update(self, step: int) -> None:
+        """A step without passes, whose gradients are those that are held."""
+        self._ahead = []
+        self.step(step)
+
     def drop(self, _: int) -> None:
         """Let go of a step that only passed forward."""
         self._ahead = None
@@ -175,7 +180,8 @@ class Stepping:
         """One optimizer step; returns its mean loss and the norm of its gradients, where it is
         told."""
         spec, total = self.spec, torch.zeros((), device=self.device)
-        parts, self._ahead = self._ahead or self._forward(step), None
+        parts = self._forward(step) if self._ahead is None else self._ahead
+        self._ahead = None
         for rows, loss in parts:
             if rows.weight:  # the mean of nothing is no number, nor are its gradients
                 (loss / spec.microbatches).backward()

@@ -30,7 +30,7 @@ class Failing:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Tell what fails within as its user knows it, and go on after it where that is possible."""
+        """Tell what fails within as its user knows it; go on after it where that is possible."""
         try:
             yield
         except BaseException as error:

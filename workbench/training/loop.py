@@ -7,7 +7,7 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -236,9 +236,17 @@ class InOneProcess(Steps):
         self._handed.take(batch)
         self._kept = clones(self._whole.statistics())
 
+    def update(self) -> None:
+        """A step without passes, whose gradients are those that are held."""
+        self._take(self._handed.batch)
+        self._ended(self._whole.update)
+
     def backward(self) -> float:
         """End the step whose batch is taken; its mean loss."""
-        self._whole.step(self.steps)
+        return self._ended(self._whole.step)
+
+    def _ended(self, do: Callable[[int], None]) -> float:
+        do(self.steps)
         if not isfinite(self.grad_norm or 0.0):  # no weight was changed
             self._whole.take_up(self._kept)
         self._kept = None

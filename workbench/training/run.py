@@ -167,6 +167,14 @@ class Training:
             self.executor.step(step)
         self.engine.holds = False
 
+    def update(self, step: int) -> None:
+        """A step without passes, whose gradients are those that are held."""
+        self.engine.bare = True
+        try:
+            self.step(step)
+        finally:
+            self.engine.bare = False
+
     def drop(self, step: int) -> None:
         """Let go of a step that only passed forward."""
         self.executor.drop()

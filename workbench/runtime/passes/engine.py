@@ -37,6 +37,9 @@ from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
 
+PASSING = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.STASH, Kind.FETCH)
+"""Actions of passes, and on what they leave."""
+
 
 class Engine:
     """Executes actions (`perform`) for one model under one schedule."""
@@ -62,6 +65,8 @@ class Engine:
         self.holds = False
         """Whether steps that begin now leave their gradients to the next one, and update
         nothing."""
+        self.bare = False
+        """Whether they pass nothing, and update from gradients that were left to them."""
         workers = len({a.lane for a in schedule.actions if lane_kind(a.lane) == "host"}) or 1
         threads = cpu_threads(memory.device.type)
         self.optimizer = Optimizer(
@@ -138,8 +143,14 @@ class Engine:
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step (the executor's `Work`)."""
-        if action.kind not in CHANGES or not self._steps[step].held:
+        if (action.kind, action.unit, action.microbatch) == (Kind.FORWARD, 0, 0):
+            self._begin(step)
+        state = self._steps.get(step)  # none yet for a load that runs ahead
+        if state is None or action.kind not in state.left_out:
             self._work[action.kind](action, step)
+        elif action.kind is Kind.BACKWARD and action.microbatch == 0:
+            self._gradients.recall(action.unit)
+            self.optimizer.see(action.unit, self._gradients[action.unit], state)
 
     def drop(self, step: int) -> None:
         """Let go of a step that only passed forward, but not of gradients that it was to add to;
@@ -184,8 +195,8 @@ class Engine:
     def _slot(self, unit: int, turn: int = 0) -> str:
         return self.schedule.buffers[name.weights(unit, turn)].slot
 
-    def _begin(self, step: int) -> StepState:
-        """The shared state of a step; the first forward action makes it."""
+    def _begin(self, step: int) -> None:
+        """Make the shared state of a step, whose first forward action comes."""
         memory = self.memory
         with memory.meter.on_host():
             *inputs, targets = self.batches.batch(step)
@@ -200,12 +211,13 @@ class Engine:
             index=step,
             inputs=tuple(inputs),
             targets=targets,
-            weights=weights,
+            weights=[] if self.bare else weights,
             samples=self.batches.samples(step),
             hyper=hyper,
             guess=hyper,
             calm=self.optimizer.calm and not self.holds,
             held=self.holds,
+            left_out=CHANGES if self.holds else PASSING if self.bare else (),
             skipped=self.holds,
             carried=self._gradients.held,
         )
@@ -215,13 +227,12 @@ class Engine:
         with self._lock:
             self._steps[step] = state
             self._steps.pop(step - 3, None)
-        return state
 
     # -- compute lane ---------------------------------------------------------------------------
 
     def _forward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
-        state = self._begin(step) if (unit, micro) == (0, 0) else self._steps[step]
+        state = self._steps[step]
         kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
         if unit in self._replayed:
@@ -285,19 +296,18 @@ class Engine:
         return [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
 
     def _take_gradients(self, action: Action, state: StepState, grads: list[Tensor]) -> None:
-        unit, first = action.unit, action.microbatch == 0
-        own = unit in self._replayed
-        self._gradients.take(unit, grads, first=first, carried=state.carried, own=own)
+        how = {"first": action.microbatch == 0, "own": action.unit in self._replayed}
+        self._gradients.take(action.unit, grads, carried=state.carried, **how)
 
     def finish(self, step: int) -> tuple[float, StepState]:
-        """Mean loss and shared state of a step whose compute lane is done; raises Diverged."""
+        """Mean loss (of a bare step 0) and state of one whose compute lane is done, or Diverged."""
         state = self._steps[step]
         if not state.held:
             self.optimizer.check(state)
         state.inputs, state.targets = (), None
         weighed = zip(state.losses, state.weights, strict=True)
         loss = sum(float(loss) * weight for loss, weight in weighed if weight)
-        return loss / len(state.losses), state
+        return loss / max(1, len(state.losses)), state
 
     # -- transfers ------------------------------------------------------------------------------
 

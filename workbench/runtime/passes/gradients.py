@@ -49,7 +49,7 @@ class Gradients(dict[int, list[Tensor]]):
         this step or where they are `carried` of the steps before. `own`: the next pass writes over
         these."""
         if first and carried:
-            self._recall(unit)
+            self.recall(unit)
             first = False
         if first and self.slab(unit) is None:
             fresh = self._flats[unit].gathered(grads) if own else [g.contiguous() for g in grads]
@@ -67,7 +67,8 @@ class Gradients(dict[int, list[Tensor]]):
         target = memory.sum_of_gradients(unit) if held else memory.host_gradients(unit)
         self._traffic.copy("store", target, self.slab(unit))
 
-    def _recall(self, unit: int) -> None:
+    def recall(self, unit: int) -> None:
+        """Have the gradients of steps before on the device, where a pass adds to them."""
         if not (unit in self._memory.resident or self._memory.gradients(unit) is not None):
             self._traffic.copy("load", self.slab(unit), self._memory.sum_of_gradients(unit))
 
