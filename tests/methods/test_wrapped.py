@@ -125,7 +125,7 @@ def test_accumulated_calls_are_micro_batches_to_the_last_digit(engine, wrapped) 
         model.close()
 
 
-def test_a_model_of_hugging_face_has_its_own_loss_and_shape(engine, wrapped) -> None:
+def test_a_model_of_hugging_face_has_its_own_loss_and_shape(engine, wrapped, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 20}
     config = transformers.LlamaConfig(**sizes, intermediate_size=64, use_cache=False)
@@ -149,7 +149,11 @@ def test_a_model_of_hugging_face_has_its_own_loss_and_shape(engine, wrapped) -> 
     ids, how = given[0]["input_ids"], {"max_new_tokens": 3, "do_sample": False}
     again = transformers.LlamaForCausalLM(config)
     again.load_state_dict(found)
-    assert torch.equal(model.trained().generate(ids, **how), again.eval().generate(ids, **how))
+    assert torch.equal(model.generate(ids, **how), again.eval().generate(ids, **how))
+    model.save_pretrained(tmp_path)
+    saved = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in weights.items())
+    model(**given[0]).loss.backward()
     model.close()
 
 

@@ -164,6 +164,7 @@ MAY_IMPORT = {
     "searching": {"cli", "figures", "methods", "published", "runs", "shown"},
     "engine": {"methods", "model", "ranks", "runs", "runtime", "training"},
     "wrapped": {"engine", "model", "training"},
+    "hf": {"wrapped"},
     "doctor": {"baselines", "cli", "exhibits", "profile", "published", "runs", "runtime"},
     "page": {"cli", "runs"},
     "cli": {

@@ -77,6 +77,8 @@ def wrap(
         raise ValueError(
             f"accumulate is {accumulate!r}; give the number of calls a step, from 1 on"
         )
+    if hasattr(model, "save_pretrained"):  # which notes this, and layers are to see no change
+        model.config.dtype = str(model.dtype).removeprefix("torch.")
     engine = Passes(model, config_of(optimizer), method, clip=clip, **arguments)
     wrapped = Wrapped(model, engine, accumulate)
     return wrapped, wrapped.steered(optimizer)

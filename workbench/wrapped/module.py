@@ -209,7 +209,12 @@ class Wrapped(nn.Module):
         return self._away.get(id(parameter), parameter)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_own"], name)
+        """The module's own attributes; its methods, such as `generate` or `save_pretrained`, with
+        the weights of now."""
+        found = getattr(self.__dict__["_own"], name)
+        if getattr(found, "__self__", None) is self.__dict__["_own"]:
+            self.trained()
+        return found
 
     to = cuda = cpu = float = half = bfloat16 = instead(PLACED)
     load_state_dict = instead(
