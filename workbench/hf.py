@@ -132,8 +132,8 @@ class EngineTrainer(Trainer):
     # -- weights --------------------------------------------------------------------------------
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        if state_dict is None and self._loop is not None:
-            state_dict = self._loop.state_dict()
+        if self._loop is not None:
+            self._loop.trained()
         super()._save(output_dir, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -142,7 +142,9 @@ class EngineTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self._loop.load(Path(checkpoint) / FOLDER) is None:
+        if checkpoint is None:
+            return
+        if self._loop.load(Path(checkpoint) / FOLDER, has_weights=True) is None:
             raise ValueError(
                 f"{checkpoint} has no folder {FOLDER!r} with weights and moments; resume from a "
                 "checkpoint that EngineTrainer has saved without save_only_model"

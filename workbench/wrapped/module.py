@@ -161,12 +161,12 @@ class Wrapped(nn.Module):
         self._optimizer.tell_settings()
         return self.engine.save(folder)
 
-    def load(self, folder: str | Path) -> int | None:
-        """As `Engine.load`: weights, moments and the optimizer's settings. Raises ValueError within
-        a step."""
+    def load(self, folder: str | Path, *, has_weights: bool = False) -> int | None:
+        """As `Engine.load`: weights, moments and the optimizer's settings. `has_weights`: the
+        user's own module has these weights already. Raises ValueError within a step."""
         self._between("load")
         found = self.engine.load(folder)
-        self._stale |= found is not None
+        self._stale = not has_weights if found is not None else self._stale
         self._optimizer.take_up()
         return found
 
