@@ -112,6 +112,10 @@ def test_accumulated_calls_are_micro_batches_to_the_last_digit(engine, wrapped) 
         model, optimizer = wrapped("l2l", module, clip=clip)
         with model.no_sync():
             loss_of(model(given[0]["tokens"]), given[0]).backward()
+            with pytest.raises(IndexError):
+                model(given[0]["tokens"] + 100)
+        with pytest.raises(ValueError, match="the gradients of 1 before are gone: call opt"):
+            optimizer.step()
         optimizer.zero_grad()
         for batch in given:
             one, two = ({n: t[rows] for n, t in batch.items()} for rows in (slice(2), slice(2, 4)))
@@ -176,6 +180,9 @@ def test_a_loop_goes_on_from_a_checkpoint_and_after_a_mistake(wrapped, tmp_path)
             with pytest.raises(IndexError):
                 model(given[0]["tokens"] + 100)
             model.save(tmp_path / str(len(parts)))
+            with model.no_sync():  # what is held is let go
+                loss_of(model(given[0]["tokens"]), given[0]).backward()
+            assert model.load(tmp_path / str(len(parts))) == model.engine.steps
             kept = scheduler.state_dict()
             found.append(model.state_dict())
             model.close()

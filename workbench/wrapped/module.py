@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class Wrapped(nn.Module):
                 f"the update of the last {self._made} backward passes has begun: call "
                 "optimizer.step() before the model, or give accumulate=... to workbench.wrap"
             )
+        self._check_sums()
         self._optimizer.tell_rate()
         holds = self._holds or self._made + 1 < self.accumulate
         found = self.engine.forward_pass(args, kwargs, holds=holds)
@@ -88,11 +89,8 @@ class Wrapped(nn.Module):
                 "second one, or one of an earlier call, is not possible; add losses up before, or "
                 "call backward() after each call and give accumulate=... to workbench.wrap"
             )
-        if gradients and gradients[0].is_cuda:
-            torch.cuda.current_stream(gradients[0].device).synchronize()
-        device = self.engine.device
         self._stale |= not holds
-        self.engine.backward_pass([gradient.to(device) for gradient in gradients])
+        self.engine.backward_pass(gradients)
         self._made, self._updated = self._made + 1, not holds
 
     def stepped(self) -> None:
@@ -100,6 +98,7 @@ class Wrapped(nn.Module):
         no backward pass was made."""
         if not self._made:
             raise ValueError("optimizer.step() before loss.backward(): no gradients have come back")
+        self._check_sums()
         if not self._updated:
             self._optimizer.tell_rate()
             self._stale = True
@@ -115,6 +114,14 @@ class Wrapped(nn.Module):
         if self._made:
             self.engine.discard()
             self._made = 0
+
+    def _check_sums(self) -> None:
+        if self._made and self.engine.failed:
+            raise ValueError(
+                f"a call has failed, and with it the gradients of {self._made} before are gone: "
+                "call optimizer.zero_grad(), and begin the step anew"
+            )
+        self.engine.failed = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -157,14 +164,17 @@ class Wrapped(nn.Module):
 
     def save(self, folder: str | Path) -> Path:
         """As `Engine.save`. Raises ValueError within a step."""
-        self._between("save")
+        if self._made:
+            raise ValueError("save within a step: call optimizer.step() before")
         self._optimizer.tell_settings()
         return self.engine.save(folder)
 
     def load(self, folder: str | Path, *, has_weights: bool = False) -> int | None:
-        """As `Engine.load`: weights, moments and the optimizer's settings. `has_weights`: the
-        user's own module has these weights already. Raises ValueError within a step."""
-        self._between("load")
+        """As `Engine.load`: weights, moments and the optimizer's settings; a step that is begun is
+        let go. `has_weights`: the user's own module has these weights already."""
+        with suppress(Exception):  # of weights that are there no more
+            self.engine.discard()
+        self._made, self._updated = 0, False
         found = self.engine.load(folder)
         self._stale = not has_weights if found is not None else self._stale
         self._optimizer.take_up()
@@ -173,10 +183,6 @@ class Wrapped(nn.Module):
     def close(self) -> None:
         """Give all memory back."""
         self.engine.close()
-
-    def _between(self, what: str) -> None:
-        if self._made:
-            raise ValueError(f"{what} within a step: call optimizer.step() before")
 
     def _evaluated(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         module = self.trained()

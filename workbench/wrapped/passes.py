@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.habits import instead
 from workbench.core.mistakes import in_a_sentence
 from workbench.engine import Engine
 from workbench.model.drawn import generators
@@ -25,6 +26,8 @@ class Passes(Engine):
         self.ends = Ends()
         self.waits = False
         """Whether a forward pass waits for its backward pass."""
+        self.failed = False
+        """Whether a part of a step has failed, with which gradients that were held are gone."""
 
     def _objective_for(self, batch: Batch) -> Called:
         return Called(self._module, self._loss, batch, ends=self.ends, no_decay=self._no_decay)
@@ -36,6 +39,7 @@ class Passes(Engine):
         """Outputs of the module on a batch, cut from their graph."""
         self._check_open()
         self.drop()
+        self._catch_up()
         with self._telling():
             taken = self._checked({"args": args, "kwargs": dict(kwargs)}, given_out)
             if self._steps is None:
@@ -52,7 +56,8 @@ class Passes(Engine):
         """The rest of the step, from the gradients of the outputs."""
         self.waits, number = False, self.steps
         with self._telling(), self._part():
-            self.ends.gradients = gradients
+            self.ends.gradients = [gradient.to(self.device) for gradient in gradients]
+            self._catch_up()
             self._steps.backward()
         self._tell_skipped(number)
 
@@ -73,8 +78,16 @@ class Passes(Engine):
         try:
             yield
             self._steps.whole = True
+        except BaseException:
+            self.failed = True
+            raise
         finally:
             self.ends.live, self.ends.gradients = False, ()
+
+    def _catch_up(self) -> None:
+        """Wait for what the user's own stream does with outputs and gradients."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def drop(self) -> None:
         """Let go of a forward pass for which no backward pass has come."""
@@ -85,7 +98,9 @@ class Passes(Engine):
     def discard(self) -> None:
         """Let go of gradients that are held."""
         self.drop()
-        self._steps.discard()
+        self.failed = False
+        if self._steps is not None:
+            self._steps.discard()
 
     @property
     def fresh(self) -> bool:
@@ -96,6 +111,10 @@ class Passes(Engine):
     def device(self) -> torch.device:
         """Where passes are."""
         return resolve_device(self._fields["device"])
+
+    step = stream = evaluate = instead(
+        "call the model itself, for evaluation under torch.no_grad()"
+    )
 
     def _settle(self) -> None:
         self.drop()
