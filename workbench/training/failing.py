@@ -31,13 +31,14 @@ class Failing:
     @contextmanager
     def _telling(self) -> Iterator[None]:
         """Tell what fails within as its user knows it; go on after it where that is possible."""
+        number = self.steps
         try:
             yield
         except BaseException as error:
             told = ValueError(str(error)) if isinstance(error, Diverged) else error
             without_prefix(told, PREFIX, own=hasattr(self._module, PREFIX[:-1]))
             if self._steps is not None and not self._steps.whole:
-                self._fail(f"step {self.steps}", told)
+                self._fail(f"step {number}", told)
             if told is error:
                 raise
             raise told from None
