@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,10 @@ class Stepping:
     """Weight of the rows here in the step's mean loss, where others have more: 1 on the mean."""
     changed = False
     """Whether the last step has begun to update."""
+    holds = False
+    """Whether the step leaves its gradients for the next one to add to, and updates nothing."""
+    _ahead: list[tuple[DeviceRows, Tensor]] | None = None
+    """Losses of micro-batches that have passed forward before their step is asked for."""
 
     def __init__(
         self,
@@ -64,6 +68,30 @@ class Stepping:
             if self.history.pauses_at(step + 1):
                 self._keep(step + 1, self.history.pause)
 
+    def forward(self, step: int, *, holds: bool) -> None:
+        """The forward passes of a step, which `step` ends; it may hold its gradients."""
+        self.holds = holds
+        with self._watched(0):
+            self._ahead = [*self._forward(step)]
+
+    def _forward(self, step: int) -> Iterator[tuple[DeviceRows, Tensor]]:
+        """Micro-batches, each with its loss."""
+        for rows in micro_batches(self.batches, self.spec, step, self.device, self.model):
+            yield rows, self._loss(rows, step) * (rows.weight * self.share)
+
+    def update(self, step: int) -> None:
+        """A step without passes, whose gradients are those that are held."""
+        self._ahead = []
+        self.step(step)
+
+    def drop(self, _: int) -> None:
+        """Let go of a step that only passed forward."""
+        self._ahead = None
+
+    def discard(self) -> None:
+        """Let go of gradients that are held."""
+        self.forget()
+
     def step(self, step: int, number: int = 0) -> None:
         """One step, the `number`-th of this process."""
         self.changed = False
@@ -71,7 +99,7 @@ class Stepping:
         with self._watched(number):
             loss, norm = self._step(step)
         seconds = now_s(self.device) - begun_s
-        skipped = self._skipped(norm)
+        skipped, self.holds = self.holds or self._skipped(norm), False
         self.history.ended(step, loss, seconds, norm, skipped=skipped, report=self.report)
 
     def save(self, next_step: int) -> None:
@@ -106,6 +134,7 @@ class Stepping:
 
     def forget(self) -> bool:
         """Let go of what a step that failed has left; returns whether it has changed no weight."""
+        self._ahead = None
         for tensor in (*self.masters, *self.masters.values()):
             tensor.grad = None
         return not self.changed
@@ -151,12 +180,14 @@ class Stepping:
         """One optimizer step; returns its mean loss and the norm of its gradients, where it is
         told."""
         spec, total = self.spec, torch.zeros((), device=self.device)
-        parts = micro_batches(self.batches, spec, step, self.device, self.model)
-        for rows in parts:
-            loss = self._loss(rows, step) * (rows.weight * self.share)
+        parts = self._forward(step) if self._ahead is None else self._ahead
+        self._ahead = None
+        for rows, loss in parts:
             if rows.weight:  # the mean of nothing is no number, nor are its gradients
                 (loss / spec.microbatches).backward()
                 total += loss.detach()
+        if self.holds:
+            return float(total) / spec.microbatches, None
         self.changed = True
         norm = self._update(spec.learning_rate(step))
         return float(total) / spec.microbatches, float(norm)

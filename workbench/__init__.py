@@ -11,6 +11,7 @@ records.
     workbench.export(record, "weights")
     plan = workbench.search(model="gpt", ranks=4, device_memory="12000MiB")
     engine = workbench.Engine(module, {"lr": 1e-3}, method="stronghold")
+    model, optimizer = workbench.wrap(model, optimizer, method="stronghold")
 
 The names are imported when they are used, so that a command line that only asks for help, or a tool
 that only draws a schedule, never pays for torch. Start reading at `workbench.schedule`.
@@ -22,7 +23,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 HOMES = {**dict.fromkeys(("export", "plan", "records", "run", "sweep"), "api")} | {
-    "search": "searching", "Engine": "engine",
+    "search": "searching", "Engine": "engine", "wrap": "wrapped",
 }  # fmt: skip
 """Public name -> its module."""
 __all__ = [*HOMES]

@@ -14,7 +14,6 @@ whose row in the table says how (methods/table.toml, `driven`).
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,7 @@ from workbench.core import methods
 from workbench.core.bytesize import parse_bytes
 from workbench.core.files import TemporaryFolder
 from workbench.core.habits import Habits, Loss
-from workbench.core.mistakes import in_a_sentence, without_prefix
+from workbench.core.mistakes import in_a_sentence
 from workbench.core.model_spec import ENGINE, MOST, ModelSpec
 from workbench.core.options import choose
 from workbench.core.paths import as_text, user_path
@@ -43,8 +42,8 @@ from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.checkpoint.manifest import Saved, newest, step_name, steps_in
 from workbench.runtime.memory.storage import DTYPES
-from workbench.runtime.updates.adam_step import Diverged
 from workbench.training.continues import OtherTraining
+from workbench.training.failing import Failing
 from workbench.training.loop import OutsideRate, Steps, Task
 from workbench.training.optimizer_settings import settings_of
 from workbench.training.run import resolve_device
@@ -58,7 +57,7 @@ MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
 
 
-class Engine(Streams, Habits):
+class Engine(Streams, Failing, Habits):
     """Trains a module of torch's, whose own weights stay as they are."""
 
     @in_a_sentence()
@@ -187,7 +186,7 @@ class Engine(Streams, Habits):
             taken.append(self._checked(batch, loss_fn))
             return self._alike(loss_fn)
 
-        try:
+        with self._telling():
             if self._steps is None:
                 if self._row.parallel or self._row.sharded:
                     self._peers.meet(resolve_device(self._fields["device"]).type)
@@ -206,19 +205,7 @@ class Engine(Streams, Habits):
                 self._steps.whole = False
                 losses = [*map(Loss, self._steps.begin(taken[-1]))]
             self._steps.whole = True
-        except BaseException as error:
-            told = ValueError(str(error)) if isinstance(error, Diverged) else error
-            without_prefix(told, PREFIX, own=hasattr(self._module, PREFIX[:-1]))
-            if self._steps is not None and not self._steps.whole:
-                self._fail(f"step {number}", told)
-            if told is error:
-                raise
-            raise told from None
-        finally:
-            self._report.end()
-        if not math.isfinite(self.grad_norm or 0.0):
-            self.skipped += 1
-            self._report.say(f"step {number} is left out, since its gradients are not finite")
+        self._tell_skipped(number)
         self.optimizer.stepped()
         return losses
 
@@ -234,22 +221,6 @@ class Engine(Streams, Habits):
                 | {"the code of optimizer": code_of(self._own)},
             )  # fmt: skip
         return told
-
-    def _fail(self, failed: str, error: BaseException) -> None:
-        """Go on after a step that has changed nothing; else `_check_open` will tell of it."""
-        said = f"{type(error).__name__}: {error!s:.200}".removesuffix(": ")
-        self._failure, self._steps.whole = f"{failed} failed ({said})", False
-        if len(self._peers.folders) == 1 and failed != "load":
-            with suppress(Exception):  # a device that has failed fails here, too
-                self._steps.whole = self._steps.forget()
-
-    def _settle(self) -> None:
-        """Wait until all updates of the last step are made."""
-        try:
-            self._steps.settle()
-        except BaseException as error:
-            self._fail(f"step {self.steps - 1}", error)
-            raise
 
     def _checked(self, batch: Any, loss_fn: LossFunction) -> Batch:
         """Raise ValueError for a batch that cannot be trained, or not as those before."""

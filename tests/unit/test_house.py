@@ -171,6 +171,8 @@ MAY_IMPORT = {
     "api": {"cli", "runs", "sweep_process"},
     "searching": {"cli", "figures", "methods", "published", "runs", "shown"},
     "engine": {"methods", "model", "ranks", "runs", "runtime", "training"},
+    "wrapped": {"engine", "model", "training"},
+    "hf": {"wrapped"},
     "doctor": {"baselines", "cli", "exhibits", "profile", "published", "runs", "runtime"},
     "page": {"cli", "runs"},
     "cli": {
@@ -178,7 +180,7 @@ MAY_IMPORT = {
         "reproduce", "runs", "runtime", "schedule", "sweep_process", "training",
     },
     "__main__": {"cli"},
-    "workbench": {"api", "engine", "searching"},
+    "workbench": {"api", "engine", "searching", "wrapped"},
 }  # fmt: skip
 """Package of ours -> packages of ours that it may import, itself and `core` aside."""
 

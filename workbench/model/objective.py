@@ -200,7 +200,16 @@ class Objective(nn.Module):
         self._given, self._parts = weighs, None
         if strange := [n for n, _ in self.named_parameters() if not n.startswith(PREFIX)]:
             raise ValueError(f"loss_fn has parameters, such as {strange[0]!r}; the module must")
-        self._call = call_of(module, first.filled(first.tensors))
+        self._call = self._called(module)
+
+    def _called(self, module: nn.Module) -> Callable[[Any], tuple[Sequence, Mapping]]:
+        """How the module is called with a batch."""
+        return call_of(module, self.first.filled(self.first.tensors))
+
+    @property
+    def criterion(self) -> Callable[[Any, Any], Tensor]:
+        """Makes the number that is differentiated of what `forward` puts out, beside layers."""
+        return one_number
 
     def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor:
         """`named` are the tensors by names whose order is theirs."""
@@ -280,7 +289,7 @@ class Objective(nn.Module):
         example = tuple(self.first.named(EXAMPLE).values())
         with unkeyed():
             try:
-                layers = decompose(self, example, criterion=one_number)
+                layers = decompose(self, example, criterion=self.criterion)
             except Undecomposed as error:
                 reason = self.name + error.reason.removeprefix(type(self).__name__)
                 reason = re.sub(r"Objective.forward, line \d+", "its call, or in loss_fn", reason)

@@ -7,7 +7,7 @@ user's module on the first batch, plans, and trains under the plan, a step at a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -217,12 +217,42 @@ class InOneProcess(Steps):
             self._forms[batch.lengths] = objective, model
         return self._forms[batch.lengths][0]
 
+    def forward(self, batch: Batch, *, holds: bool) -> None:
+        """The forward passes of a step, which `backward` ends. It `holds` its gradients, to which
+        the next one adds its own, and updates nothing."""
+        self._take(batch)
+        self._whole.forward(self.steps, holds=holds)
+
+    def drop(self) -> None:
+        """Let go of a step that only passed forward."""
+        self._whole.drop(self.steps)
+        self._whole.take_up(self._kept)
+
+    def discard(self) -> None:
+        """Let go of gradients that are held."""
+        self._whole.discard()
+
     def step(self, batch: Batch) -> float:
+        self._take(batch)
+        return self.backward()
+
+    def _take(self, batch: Batch) -> None:
         self._before = self.steps
         self._whole.have(self._forms[batch.lengths][1])
         self._handed.take(batch)
         self._kept = clones(self._whole.statistics())
-        self._whole.step(self.steps)
+
+    def update(self) -> None:
+        """A step without passes, whose gradients are those that are held."""
+        self._take(self._handed.batch)
+        self._ended(self._whole.update)
+
+    def backward(self) -> float:
+        """End the step whose batch is taken; its mean loss."""
+        return self._ended(self._whole.step)
+
+    def _ended(self, do: Callable[[int], None]) -> float:
+        do(self.steps)
         if not isfinite(self.grad_norm or 0.0):  # no weight was changed
             self._whole.take_up(self._kept)
         self._kept = None

@@ -34,6 +34,7 @@ from workbench.runtime.memory.memory import Memory
 from workbench.runtime.memory.storage import DTYPES, Flat
 from workbench.runtime.passes.engine import Engine
 from workbench.schedule import buffers
+from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.schedule.simulate import Event, Occupied
 from workbench.schedule.trace import write_trace
@@ -152,11 +153,37 @@ class Training:
         with self.meter:
             self.executor.run(first, count)
 
+    def forward(self, step: int, *, holds: bool) -> None:
+        """The forward passes of a step, which `step` ends. It `holds` its gradients, to which the
+        next one adds its own, and updates nothing."""
+        self._last, self.engine.holds = time.perf_counter(), holds
+        with self.meter:
+            self.executor.step(step, until=Kind.BACKWARD)
+
     def step(self, step: int) -> None:
-        """One step, until its loss is known; updates may still go on."""
+        """One step, or the rest of it, until its loss is known; updates may still go on."""
         self._last = time.perf_counter()
         with self.meter:
             self.executor.step(step)
+        self.engine.holds = False
+
+    def update(self, step: int) -> None:
+        """A step without passes, whose gradients are those that are held."""
+        self.engine.bare = True
+        try:
+            self.step(step)
+        finally:
+            self.engine.bare = False
+
+    def drop(self, step: int) -> None:
+        """Let go of a step that only passed forward."""
+        self.executor.drop()
+        self.engine.drop(step)
+
+    def discard(self) -> None:
+        """Let go of gradients that are held."""
+        self.settle()
+        self.engine.forget()
 
     def have(self, model: LayeredModel) -> None:
         """As `Engine.have`."""

@@ -20,7 +20,8 @@ Without a GPU there are no streams. No lock is global, and nothing polls.
 
 Steps come in segments. `run` does one of so many steps. `step` begins one that goes on, or does its
 next step: the compute lane's part of it, while other lanes may still update for the step before, as
-far as dependencies allow. `pause` waits for them, and `end` until all is done that was asked.
+far as dependencies allow, or a piece of that part (stepwise.py). `pause` waits for other lanes, and
+`end` until all is done that was asked.
 
 The first failure stops every lane and is raised in the caller, Ctrl-C and SIGTERM among them: they
 arrive as exceptions in the caller's thread, at any instruction of it. Of steps that were asked one
@@ -44,6 +45,7 @@ from workbench.runtime.executor.completions import Completions
 from workbench.runtime.executor.device_turns import device_turns
 from workbench.runtime.executor.lane_threads import lane_threads
 from workbench.runtime.executor.lanes import Lanes, keep_what_is_there
+from workbench.runtime.executor.stepwise import Stepwise
 from workbench.runtime.executor.threads import use_lane_thread
 from workbench.runtime.executor.timings import Timings, now
 from workbench.schedule.action import COMPUTE, Action, Kind
@@ -59,7 +61,7 @@ Perturb = Callable[[Action, int], None]
 """Called around every action; tests delay or fail there."""
 
 
-class Executor:
+class Executor(Stepwise):
     """Executes `schedule` for any number of steps, in segments that end with every lane drained."""
 
     def __init__(
@@ -114,15 +116,8 @@ class Executor:
         self._failure: BaseException | None = None
         self._stop_at: float = math.inf
         """Lanes end before this step."""
-        self._next: int | None = None
-        """The step that is done next, in a segment that goes on."""
         self._first, self._end = 0, math.inf
         """The first step of the segment, and the first one behind it, once it is known."""
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether a segment is begun whose steps are asked one by one."""
-        return self._next is not None
 
     @property
     def half_updated(self) -> bool:
@@ -148,54 +143,8 @@ class Executor:
         self._drain()
         self._leave(steps)
 
-    def step(self, step: int) -> None:
-        """Do one step to the end of its compute lane, in a segment that goes on or begins with it.
-
-        Raises as `run` does; steps before the one that failed are finished then.
-        """
-        asked = range(step, step + 1)
-        if self._stop_at <= step:  # something failed while no step was asked
-            self.end()
-        if begins := not self.goes_on:
-            self._reset(step)
-        try:
-            self._next = step
-            if begins:
-                self._start_lanes(asked)
-            else:
-                self._lanes.ask(asked.stop)
-            self._turns.ask(asked.stop)
-            self._compute(asked)
-            self._next = asked.stop
-        except BaseException as error:
-            self.fail(error, step)
-        if self._stop_at <= step:
-            self.end()
-
-    def pause(self) -> None:
-        """Wait until all lanes have done the steps that were asked; raises as `step` does."""
-        if self.goes_on:
-            self._lanes.idle()
-            if self._failure is not None:
-                self.end()
-            if self._streams:
-                torch.cuda.synchronize(self._device)
-
-    def end(self) -> None:
-        """End a segment that goes on, when all is done that was asked; raises as `step` does."""
-        if self._next is None:
-            return
-        if self._failure is None and (lag := self.schedule.lag):
-            self._end, last = self._next, range(self._next, self._next + lag)
-            self._lanes.ask(last.stop)
-            self._turns.ask(last.stop)
-            self._compute(last)
-        self._lanes.close()
-        self._drain(before=self._next)
-        self._leave(range(self._first, self._next))
-
     def _reset(self, first: int) -> None:
-        self._first, self._end = first, math.inf
+        self._first, self._end, self._piece = first, math.inf, slice(None)
         self._completions.begin(range(first, first + 2))
         self._progress = dict.fromkeys(self._lane_items, first)
         self._failure, self._stop_at = None, math.inf
@@ -207,7 +156,7 @@ class Executor:
 
     def _leave(self, steps: range) -> None:
         """The end of a segment of these steps, whose lanes have ended."""
-        self._next = None
+        self._next, self._piece = None, slice(None)
         self._lanes.rest()
         self._completions.clear()
         if self._failure is not None:
@@ -272,8 +221,10 @@ class Executor:
         step = self._first
         try:
             for step in steps:
-                self._enter(thread, step)
-                for lane, index in self._lane_items[thread]:
+                piece = self._piece if thread == COMPUTE else slice(None)
+                if not piece.start:
+                    self._enter(thread, step)
+                for lane, index in self._lane_items[thread][piece]:
                     wanted = self._streams.get(lane)
                     if wanted is not current:
                         torch.cuda.set_stream(wanted)
@@ -282,7 +233,9 @@ class Executor:
                 if stream is not current:  # the next step's samples come where passes run
                     torch.cuda.set_stream(stream)
                     current = stream
-                if thread == COMPUTE:
+                if piece.stop and stream is not None:  # the caller reads what it has made
+                    stream.synchronize()
+                elif thread == COMPUTE and not piece.stop:
                     self._end_step(stream, step)
                     if self._streams and step == self._first and not self.step_numbers:
                         # The first of all, in which layers are compiled.

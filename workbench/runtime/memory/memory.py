@@ -65,6 +65,7 @@ class Memory:
         self._gradients: dict[int, Tensor] = {}
         self._states: dict[int, States] = {}
         self._host_gradients: dict[int, Tensor] = {}
+        self._sums: dict[int, Tensor] = {}
         self._activations: dict[tuple[int, int], Tensor] = {}
         self._whole: dict[int, Tensor] = {}
         """All states of a unit in one piece of host memory: where those that visit the device live,
@@ -231,6 +232,19 @@ class Memory:
         """The gradients of a unit on the host, flat, one number a parameter."""
         return self._host_gradients[unit]
 
+    def sum_of_gradients(self, unit: int) -> Tensor:
+        """Where a streamed unit's gradients wait on the host for those of further steps: where it
+        has them all to itself there, or else in memory that is made when it is first asked for.
+        Raises OutOfMemory where the host has none."""
+        own = self._host_gradients[unit]
+        slots = [self._schedule.buffers[name.host_gradients(u)].slot for u in self.streamed]
+        if slots.count(self._schedule.buffers[name.host_gradients(unit)].slot) == 1:
+            return own
+        if unit not in self._sums:
+            made = self._host("sum of gradients", {unit: len(own)}, self.dtype, apart=True)
+            self._sums[unit] = made[unit]
+        return self._sums[unit]
+
     def host_activation(self, unit: int, micro: int) -> Tensor:
         """The bytes of the stash of a unit's input."""
         return self._activations[unit, micro]
@@ -287,6 +301,7 @@ class Memory:
             self._fetch_slots,
             self._host_weights,
             self._host_gradients,
+            self._sums,
             self._activations,
             self._whole,
             self._state_slots,

@@ -20,12 +20,14 @@ from workbench.core.spec import RunSpec
 from workbench.model.base import Context, LayeredModel
 from workbench.model.text import Batches
 from workbench.model.weighing import weights_of
+from workbench.runtime.executor.executor import CHANGES
 from workbench.runtime.executor.match import ON_ONE_DEVICE
 from workbench.runtime.executor.threads import cpu_threads
 from workbench.runtime.memory.memory import Memory
 from workbench.runtime.memory.storage import Flat, read_here
 from workbench.runtime.memory.traffic import Traffic, in_passing
 from workbench.runtime.passes.bundle import Bundle, bundled, single
+from workbench.runtime.passes.gradients import Gradients
 from workbench.runtime.passes.replay import Chain, Replays
 from workbench.runtime.passes.statistics import clones, take_up, undivided
 from workbench.runtime.passes.unit_modules import write_initial
@@ -34,6 +36,9 @@ from workbench.runtime.updates.optimizer import Optimizer, StepState
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Action, Kind, lane_kind
 from workbench.schedule.schedule import Schedule
+
+PASSING = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.STASH, Kind.FETCH)
+"""Actions of passes, and on what they leave."""
 
 
 class Engine:
@@ -55,10 +60,13 @@ class Engine:
         self._inputs: dict[tuple[int, int], Bundle] = {}
         self._graphs: dict[tuple[int, int], tuple[Bundle, Bundle]] = {}
         self._output_grads: dict[tuple[int, int], Bundle] = {}
-        self._gradients: dict[int, list[Tensor]] = {}
-        """Unit -> its gradients on the device, in the order of its pieces: views of a slab, or for
-        resident blocks what autograd returned, from their backward pass to their update."""
         self._flats = [Flat.of(model, unit) for unit in range(model.num_units)]
+        self._gradients = Gradients(memory, schedule, self._flats, self.traffic)
+        self.holds = False
+        """Whether steps that begin now leave their gradients to the next one, and update
+        nothing."""
+        self.bare = False
+        """Whether they pass nothing, and update from gradients that were left to them."""
         workers = len({a.lane for a in schedule.actions if lane_kind(a.lane) == "host"}) or 1
         threads = cpu_threads(memory.device.type)
         self.optimizer = Optimizer(
@@ -88,9 +96,6 @@ class Engine:
         }
         assert self._work.keys() == ON_ONE_DEVICE
         write_initial(model, memory, self._flats, spec.seed)
-        for unit, flat in enumerate(self._flats):
-            if (slab := self._gradient_slab(unit)) is not None:
-                self._gradients[unit] = [view for _, view in flat.views(slab)]
         self._passes: dict[LayeredModel, Passes] = {}
         """Of models that had batches here, the first one's first."""
         self._take(model)
@@ -138,14 +143,30 @@ class Engine:
 
     def perform(self, action: Action, step: int) -> None:
         """Do one action of one step (the executor's `Work`)."""
-        self._work[action.kind](action, step)
+        if (action.kind, action.unit, action.microbatch) == (Kind.FORWARD, 0, 0):
+            self._begin(step)
+        state = self._steps.get(step)  # none yet for a load that runs ahead
+        if state is None or action.kind not in state.left_out:
+            self._work[action.kind](action, step)
+        elif action.kind is Kind.BACKWARD and action.microbatch == 0:
+            self._gradients.recall(action.unit)
+            self.optimizer.see(action.unit, self._gradients[action.unit], state)
+
+    def drop(self, step: int) -> None:
+        """Let go of a step that only passed forward, but not of gradients that it was to add to;
+        every lane must have ended."""
+        held = self._steps[step].carried
+        self._forget_passes()
+        self._gradients.held = held
 
     def forget(self) -> None:
         """Let go of what a step that failed has left; every lane must have ended."""
+        self._forget_passes()
+        self._gradients.forget()
+
+    def _forget_passes(self) -> None:
         for held in (self._steps, self._inputs, self._graphs, self._output_grads):
             held.clear()
-        for unit in [unit for unit in self._gradients if self._gradient_slab(unit) is None]:
-            del self._gradients[unit]
 
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
@@ -174,8 +195,8 @@ class Engine:
     def _slot(self, unit: int, turn: int = 0) -> str:
         return self.schedule.buffers[name.weights(unit, turn)].slot
 
-    def _begin(self, step: int) -> StepState:
-        """The shared state of a step; the first forward action makes it."""
+    def _begin(self, step: int) -> None:
+        """Make the shared state of a step, whose first forward action comes."""
         memory = self.memory
         with memory.meter.on_host():
             *inputs, targets = self.batches.batch(step)
@@ -190,24 +211,28 @@ class Engine:
             index=step,
             inputs=tuple(inputs),
             targets=targets,
-            weights=weights,
+            weights=[] if self.bare else weights,
             samples=self.batches.samples(step),
             hyper=hyper,
             guess=hyper,
-            calm=self.optimizer.calm,
+            calm=self.optimizer.calm and not self.holds,
+            held=self.holds,
+            left_out=CHANGES if self.holds else PASSING if self.bare else (),
+            skipped=self.holds,
+            carried=self._gradients.held,
         )
-        for unit in (0, self.model.head):
+        self._gradients.held = self.holds
+        for unit in () if state.carried else (0, self.model.head):
             memory.gradients(unit).zero_()
         with self._lock:
             self._steps[step] = state
             self._steps.pop(step - 3, None)
-        return state
 
     # -- compute lane ---------------------------------------------------------------------------
 
     def _forward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
-        state = self._begin(step) if (unit, micro) == (0, 0) else self._steps[step]
+        state = self._steps[step]
         kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
         if unit in self._replayed:
@@ -241,7 +266,7 @@ class Engine:
         if unit in self._replayed:
             input_grad, grads = self._replays.backward(unit, single(above))
             back = (input_grad.clone(),)
-            self._take_gradients(unit, grads, first=micro == 0)
+            self._take_gradients(action, state, grads)
         elif self._modules.ends(unit):
             if unit == self.model.head:
                 if state.weights[micro]:  # the mean of nothing is no number, nor are its gradients
@@ -257,11 +282,11 @@ class Engine:
             else:  # nothing is learned below
                 grads = tuple(map(torch.zeros_like, wanted))
             back = grads[: len(through)]
-            self._take_gradients(unit, list(grads[len(through) :]), first=micro == 0)
+            self._take_gradients(action, state, list(grads[len(through) :]))
         if unit:
             self._output_grads[unit - 1, micro] = back
         self._inputs.pop((unit, micro), None)
-        if micro == last:
+        if micro == last and not state.held:
             self.optimizer.see(unit, self._gradients[unit], state)
 
     def _ends(self, unit: int, y: Bundle, above: Bundle) -> list[tuple[Tensor, Tensor]]:
@@ -270,27 +295,19 @@ class Engine:
         back = [t for t, differentiable in zip(y, wanted, strict=True) if differentiable]
         return [(t, g) for t, g in zip(back, above, strict=True) if t.requires_grad]
 
-    def _take_gradients(self, unit: int, grads: list[Tensor], *, first: bool) -> None:
-        """Keep a micro-batch's gradients of a block, or add them to those of the ones before."""
-        if first and self._gradient_slab(unit) is None:
-            own = unit in self._replayed  # the next pass writes over these
-            fresh = self._flats[unit].gathered(grads) if own else [g.contiguous() for g in grads]
-            self._gradients[unit] = fresh
-        elif not grads:
-            return
-        elif first:
-            torch._foreach_copy_(self._gradients[unit], grads)
-        else:
-            torch._foreach_add_(self._gradients[unit], grads)
+    def _take_gradients(self, action: Action, state: StepState, grads: list[Tensor]) -> None:
+        how = {"first": action.microbatch == 0, "own": action.unit in self._replayed}
+        self._gradients.take(action.unit, grads, carried=state.carried, **how)
 
     def finish(self, step: int) -> tuple[float, StepState]:
-        """Mean loss and shared state of a step whose compute lane is done; raises Diverged."""
+        """Mean loss (of a bare step 0) and state of one whose compute lane is done, or Diverged."""
         state = self._steps[step]
-        self.optimizer.check(state)
+        if not state.held:
+            self.optimizer.check(state)
         state.inputs, state.targets = (), None
         weighed = zip(state.losses, state.weights, strict=True)
         loss = sum(float(loss) * weight for loss, weight in weighed if weight)
-        return loss / len(state.losses), state
+        return loss / max(1, len(state.losses)), state
 
     # -- transfers ------------------------------------------------------------------------------
 
@@ -301,8 +318,7 @@ class Engine:
         self.traffic.copy("load", self.memory.weight_slots[slot][: source.numel()], source)
 
     def _gradients_out(self, action: Action, step: int) -> None:
-        source = self._gradient_slab(action.unit)
-        self.traffic.copy("store", self.memory.host_gradients(action.unit), source)
+        self._gradients.out(action.unit, held=self._steps[step].held)
 
     def _stash(self, action: Action, step: int) -> None:
         key = (action.unit, action.microbatch)
@@ -353,7 +369,7 @@ class Engine:
         joined = any(map(name.is_scratch, action.takes))
         self.optimizer.update_resident(unit, state, self._gradients[unit], joined=joined)
         if unit not in self.optimizer.awaiting:
-            self._drop_gradients(unit)
+            self._gradients.drop(unit)
 
     def _settle(self, action: Action, step: int) -> None:
         unit, state = action.unit, self._steps[step]
@@ -361,13 +377,7 @@ class Engine:
             self.optimizer.settle(unit, state)
             return
         self.optimizer.settle_resident(unit, state, self._gradients[unit])
-        self._drop_gradients(unit)
-
-    def _drop_gradients(self, unit: int) -> None:
-        """Drop the gradients of a resident unit, where autograd returned them."""
-        if self._gradient_slab(unit) is None:
-            for grad in self._gradients.pop(unit):
-                read_here(grad)
+        self._gradients.drop(unit)
 
     # -- small answers --------------------------------------------------------------------------
 
@@ -388,12 +398,3 @@ class Engine:
 
     def _rows(self, state: StepState, micro: int) -> slice:
         return slice(*even_share(len(state.samples), micro, self.schedule.num_microbatches))
-
-    def _gradient_slab(self, unit: int) -> Tensor | None:
-        """Where a unit's gradients gather on the device; None for a resident block whose gradients
-        stay what autograd returns.
-        """
-        if unit in self.memory.resident or self.schedule.buffers[name.gradients(unit)].permanent:
-            return self.memory.gradients(unit)
-        slot = self.schedule.buffers[name.gradients(unit)].slot
-        return self.memory.gradient_slots[slot][: self._flats[unit].numel]

@@ -16,7 +16,7 @@ do so in `calm` weather only, where the step before was not clipped.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,7 +31,7 @@ from workbench.runtime.passes.pinned_scalars import PinnedScalars
 from workbench.runtime.updates import device_adam, host_adam
 from workbench.runtime.updates.adam_step import AdamStep, Diverged, clip_coefficient
 from workbench.runtime.updates.guesses import Settled, apply
-from workbench.schedule.action import GUESS, VERDICT
+from workbench.schedule.action import GUESS, VERDICT, Kind
 
 SMALL = 1 << 16
 """Elements of a gradient that is not worth a launch of its own."""
@@ -63,6 +63,12 @@ class StepState:
     """Units that were."""
     calm: bool = False
     """Whether states visit the device before the norm is known."""
+    held: bool = False
+    """Whether its gradients wait for those of the next step, and nothing is updated."""
+    left_out: Collection[Kind] = ()
+    """Actions that are not performed in it."""
+    carried: bool = False
+    """Whether those of the step before wait."""
 
     def stands(self, unit: int) -> bool:
         """Whether a unit was updated as it must be, now that the norm is known."""

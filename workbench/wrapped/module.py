@@ -1,0 +1,249 @@
+"""A module whose calls are passes of a method's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from workbench.core.habits import instead
+from workbench.core.mistakes import in_a_sentence
+from workbench.model.decompose.plan import build, flatten
+from workbench.wrapped.optimizer import Steered
+from workbench.wrapped.passes import Passes
+
+AWAY = (
+    "gradients are where the method keeps them, and not at the parameters of the model: give "
+    "clip=... to workbench.wrap for clipping by the global norm, whose value model.grad_norm has; "
+    "other uses of gradients between loss.backward() and optimizer.step() are not possible"
+)
+PLACED = "give device and dtype to workbench.wrap, which places the weights"
+
+
+class Away(nn.Parameter):
+    """A parameter of a wrapped model: name, shape and first values; weights and gradients are where
+    the method keeps them."""
+
+    @property
+    @in_a_sentence()
+    def grad(self) -> None:
+        """Raises ValueError: there is none to be seen."""
+        raise ValueError(AWAY)
+
+
+class Wrapped(nn.Module):
+    """A module whose calls are passes of a method's schedule."""
+
+    def __init__(self, module: nn.Module, engine: Passes, accumulate: int) -> None:
+        super().__init__()
+        own = {"_own": module, "engine": engine, "training": module.training}
+        self.__dict__.update(own)  # no part of the model's: names in `state_dict` are its own
+        self.accumulate = accumulate
+        self._away = {id(p): _away(p) for p in module.parameters()}
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._holds, self._stale = False, False
+        self._call = 0
+        """Number of the last call that passed forward for gradients."""
+        self._made = 0
+        """Backward passes since the last step."""
+        self._updated = False
+        """Whether the last of them has begun to update."""
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Outputs of the module; where gradients are wanted, at which they come back."""
+        if not (self.training and torch.is_grad_enabled()):
+            return self._evaluated(args, kwargs)
+        if self._updated:
+            raise ValueError(
+                f"the update of the last {self._made} backward passes has begun: call "
+                "optimizer.step() before the model, or give accumulate=... to workbench.wrap"
+            )
+        self._check_sums()
+        self._optimizer.tell_rate()
+        holds = self._holds or self._made + 1 < self.accumulate
+        found = self.engine.forward_pass(args, kwargs, holds=holds)
+        self._call += 1
+        leaves, form = flatten(found)
+        devices = (leaf.device for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor))
+        to = next(devices, torch.device("cpu"))
+        leaves = [leaf.to(to) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        begins = self.engine.ends.begins
+        own = [leaves[n] for n in begins]
+        for n, leaf in zip(begins, _HandedOut.apply(self, holds, self._anchor, *own), strict=True):
+            leaves[n] = leaf
+        self.engine.ends.outputs = None
+        return build(form, leaves)
+
+    def came_back(self, call: int, holds: bool, gradients: Sequence[Tensor]) -> None:
+        """Gradients have come to the outputs of a call."""
+        if call != self._call or not self.engine.waits:
+            raise ValueError(
+                "a backward pass begins once, at the outputs of the last call of the model: a "
+                "second one, or one of an earlier call, is not possible; add losses up before, or "
+                "call backward() after each call and give accumulate=... to workbench.wrap"
+            )
+        self._stale |= not holds
+        self.engine.backward_pass(gradients)
+        self._made, self._updated = self._made + 1, not holds
+
+    def stepped(self) -> None:
+        """End a step, which may be one of fewer calls than were foreseen. Raises ValueError where
+        no backward pass was made."""
+        if not self._made:
+            raise ValueError("optimizer.step() before loss.backward(): no gradients have come back")
+        self._check_sums()
+        if not self._updated:
+            self._optimizer.tell_rate()
+            self._stale = True
+            self.engine.update_pass()
+        self._made, self._updated = 0, False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Begin the sums of gradients anew. Raises ValueError where an update has begun."""
+        if self._updated:
+            raise ValueError(
+                "optimizer.zero_grad() after loss.backward(): call step() between them"
+            )
+        if self._made:
+            self.engine.discard()
+            self._made = 0
+
+    def _check_sums(self) -> None:
+        if self._made and self.engine.failed:
+            raise ValueError(
+                f"a call has failed, and with it the gradients of {self._made} before are gone: "
+                "call optimizer.zero_grad(), and begin the step anew"
+            )
+        self.engine.failed = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within, no call is the last of a step."""
+        before, self._holds = self._holds, True
+        try:
+            yield
+        finally:
+            self._holds = before
+
+    def steered(self, optimizer: torch.optim.AdamW) -> Steered:
+        """The loop's optimizer, by the settings of the user's."""
+        self._optimizer = Steered(self, optimizer)
+        return self._optimizer
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the engine's optimizer, which a step reads and a checkpoint keeps."""
+        return self.engine.optimizer.param_groups[0]
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Global norm of the last step's gradients before they were clipped, where it is known."""
+        return self.engine.grad_norm
+
+    # -- weights --------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The trained weights, as `Engine.state_dict` gives them."""
+        if args or kwargs:
+            raise ValueError("state_dict of a wrapped model takes no arguments; it has all weights")
+        return self.engine.state_dict()
+
+    def trained(self) -> nn.Module:
+        """The user's own module, with the weights of now."""
+        if self._stale:
+            self._own.load_state_dict(self.engine.state_dict())
+            self._stale = False
+        return self._own
+
+    def save(self, folder: str | Path) -> Path:
+        """As `Engine.save`. Raises ValueError within a step."""
+        if self._made:
+            raise ValueError("save within a step: call optimizer.step() before")
+        self._optimizer.tell_settings()
+        return self.engine.save(folder)
+
+    def load(self, folder: str | Path, *, has_weights: bool = False) -> int | None:
+        """As `Engine.load`: weights, moments and the optimizer's settings; a step that is begun is
+        let go. `has_weights`: the user's own module has these weights already."""
+        with suppress(Exception):  # of weights that are there no more
+            self.engine.discard()
+        self._made, self._updated = 0, False
+        found = self.engine.load(folder)
+        self._stale = not has_weights if found is not None else self._stale
+        self._optimizer.take_up()
+        return found
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self.engine.close()
+
+    def _evaluated(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        module = self.trained()
+        modes = {part: part.training for part in module.modules()}
+        if not self.training:
+            module.eval()
+        try:
+            with torch.no_grad():
+                return module(*args, **kwargs)
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+
+    # -- a module's habits ----------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> Wrapped:
+        """Whether calls train."""
+        self.training = mode
+        if mode and self.engine.fresh:
+            self._own.train()
+        return self
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and shapes; gradients are away."""
+        for name, parameter in self._own.named_parameters(*args, **kwargs):
+            yield name, self._away[id(parameter)]
+
+    def away(self, parameter: nn.Parameter) -> nn.Parameter:
+        """The parameter as the loop sees it."""
+        return self._away.get(id(parameter), parameter)
+
+    def __getattr__(self, name: str) -> Any:
+        """The module's own attributes; its methods, such as `generate` or `save_pretrained`, with
+        the weights of now."""
+        found = getattr(self.__dict__["_own"], name)
+        if getattr(found, "__self__", None) is self.__dict__["_own"]:
+            self.trained()
+        return found
+
+    to = cuda = cpu = float = half = bfloat16 = instead(PLACED)
+    load_state_dict = instead(
+        "set the weights before workbench.wrap, or take up a checkpoint by model.load(folder)"
+    )
+
+
+def _away(parameter: nn.Parameter) -> Away:
+    return torch.Tensor._make_subclass(Away, parameter.data, parameter.requires_grad)
+
+
+class _HandedOut(torch.autograd.Function):
+    """Outputs as the user gets them, at which gradients come back."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, model: Wrapped, holds: bool, _: Tensor, *ends: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.model, ctx.call, ctx.holds = model, model._call, holds
+        return tuple(end.view_as(end) for end in ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[None, ...]:
+        ctx.model.came_back(ctx.call, ctx.holds, gradients)
+        return (None,) * (3 + len(gradients))
