@@ -57,7 +57,7 @@ MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
 
 
-class Engine(Streams, Failing, Habits):
+class Engine(Failing, Streams, Habits):
     """Trains a module of torch's, whose own weights stay as they are."""
 
     @in_a_sentence()
