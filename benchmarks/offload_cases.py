@@ -106,7 +106,7 @@ class Cases:
         splits = changes.pop("splits", case.splits)
         if case.cap_gib is not None and method.partition(" ")[0] not in self.in_gpu:
             changes["device_memory"] = round(case.cap_gib * GIB)
-        spec = make_spec(_of_steps(changes, warmup + measured))
+        spec = make_spec({"microbatches": 1}, _of_steps(changes, warmup + measured))
         tried = tuple(splits) or (spec.microbatches,)
         return Entry(case=case.name, method=method, spec=spec, warmup=warmup, splits=tried)
 
@@ -205,7 +205,7 @@ def probe(method: str, layers: int, device_cap: int | None, host_cap: int | None
     caps = {"device_memory": device_cap, "host_memory": host_cap}
     changes |= {name: cap for name, cap in caps.items() if cap is not None}
     words = [f"{cap / GIB:g}g" if cap else "all" for cap in caps.values()]
-    spec = make_spec(_of_steps(changes, 3))
+    spec = make_spec({"microbatches": 1}, _of_steps(changes, 3))
     return Entry(case=f"largest-{'-'.join(words)}", method=method, spec=spec, warmup=1)
 
 

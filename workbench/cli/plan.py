@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from workbench.core.bytesize import format_bytes
 from workbench.core.spec import RunSpec, flat
+from workbench.profile.dividing import in_words
 from workbench.published import hardware as published
 from workbench.runs.planning import Answer, fits
 from workbench.runs.progress import (
@@ -52,7 +53,9 @@ def print_plans(
             took = f"{each.spec.model.layers} layers, {parameters(each.parameters)}; {took}"
         took += f", {each.tokens_per_second:,.0f} tokens/s" if each.tokens_per_second else ""
         took += ", --activations keep" * (each.spec.activations == "keep")
-        if each.spec.ranks > 1 and each.spec.microbatches > 1:
+        if each.chosen:
+            took += f", {in_words(each.spec)}"
+        elif each.spec.ranks > 1 and each.spec.microbatches > 1:
             took += f", --microbatches {each.spec.microbatches}"
         window = f", window {plan.window}" if plan.window is not None else ""
         peaks = ", ".join(f"{format_bytes(n)} {tier}" for tier, n in plan.peak_bytes.items() if n)

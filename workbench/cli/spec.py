@@ -27,6 +27,7 @@ from workbench.runs.overrides import (
     FIELDS,
     FLAGS,
     MODEL,
+    USUAL,
     flag,
     make_spec,
     parse_setting,
@@ -85,7 +86,8 @@ def add_spec_flags(
     titled = {title: parser.add_argument_group(title) for title in (*FLAGS, "anything else")}
     for title, names in FLAGS.items():
         for name in names:
-            _add_flag(titled[title], field_of(name))
+            field = field_of(name)
+            _add_flag(titled[title], replace(field, default=USUAL.get(name, field.default)))
     titled["model"].add_argument(
         "--hf-config",
         metavar="PATH",

@@ -210,6 +210,13 @@ class ModelSpec:
         return self.family == GPT_FAMILY or (self.decomposed and not self.custom)
 
     @property
+    def divides(self) -> bool:
+        """Whether the loss of a batch is known to be the mean of its micro-batches' losses: of a
+        user's own module nobody has looked, and BatchNorm makes samples depend on each other."""
+        normed = self.family in HEADLESS and not self.group_norm
+        return not (normed or self.custom or self.family.startswith(ENGINE))
+
+    @property
     def custom(self) -> bool:
         """Whether a function of the user's makes the module."""
         return FUNCTION.fullmatch(self.family) is not None

@@ -28,6 +28,9 @@ class Options:
     """Whether backward passes are in two halves, so that these are profiled each for itself."""
     checkpointed: ClassVar[bool] = False
     """Whether backward passes may begin at checkpoints, so that such passes are profiled, too."""
+    tries_parts: ClassVar[bool] = True
+    """Whether the number of micro-batches may be found by planning with several: not where the
+    planner chooses by itself, and not where updates depend on it."""
     uneven: ClassVar[bool] = False
     """Whether micro-batches may differ by one sample."""
     calls: ClassVar[bool] = False

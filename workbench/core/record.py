@@ -181,6 +181,8 @@ class RunRecord:
     moved_bytes: dict[str, int | None] = field(default_factory=dict)
     moved_parts: dict[str, int] = field(default_factory=dict)
     parameters: int | None = None
+    microbatches: int | None = None
+    """Their number, where the spec leaves it open."""
     window: int | None = None
     resident: int | None = None
     predicted: Predicted = field(default_factory=Predicted)
@@ -206,6 +208,11 @@ class RunRecord:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"status {self.status!r}; it must be one of {', '.join(STATUSES)}")
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches of a step."""
+        return self.microbatches or self.spec["microbatches"]
 
     @property
     def busy(self) -> str:

@@ -44,9 +44,9 @@ class RunSpec:
     and mirrors every other one, by seed and sample, as is usual on CIFAR."""
     batch: int = 4
     """Samples per optimizer step."""
-    microbatches: int = 1
+    microbatches: int | Literal["auto"] = 1
     """Equal parts the batch is computed in, in our own pipelines equal but for a sample; gradients
-    accumulate over them."""
+    accumulate over them. ``auto`` is the number with which the method's plan is the fastest."""
     steps: int = 10
     """Optimizer steps; the first warms up and counts for no speed."""
     seed: int = 1234
@@ -119,6 +119,9 @@ class RunSpec:
     """The method's own, of the class that its row in the table names; by default all at theirs."""
 
     def __post_init__(self) -> None:
+        if self.microbatches == AUTO:
+            self._check_whole()
+            return
         layers = self.model.layers
         for names, fits, wanted in RANGES:
             for name in names:
@@ -166,6 +169,13 @@ class RunSpec:
             )
         self.options.check(self)
 
+    def _check_whole(self) -> None:
+        """Check the spec in one micro-batch, which it has where it cannot have several."""
+        whole = replace(self, microbatches=1)
+        several = options_of(self.method).tries_parts and self.model.divides and self.batch > 1
+        for name in ("model", "options") if several else ("model", "options", "microbatches"):
+            object.__setattr__(self, name, getattr(whole, name))
+
     def _decide_rows(self) -> None:
         """Say in the model how rows make samples, where the text is of rows."""
         own = self.model.rows
@@ -209,8 +219,9 @@ class RunSpec:
 
     @property
     def microbatch(self) -> int:
-        """Samples in one micro-batch; of an uneven batch, at least."""
-        return self.batch // self.microbatches
+        """Samples in one micro-batch; of an uneven batch, at least; all where their number is
+        open."""
+        return self.batch // (1 if self.microbatches == AUTO else self.microbatches)
 
     @property
     def evaluates(self) -> bool:
@@ -287,6 +298,7 @@ class RunSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+AUTO = "auto"
 ROW_FILES = (".jsonl", ".ndjson", ".parquet", ".arrow", ".feather")
 """Endings of files of rows."""
 COMMON = frozenset(each.name for each in fields(RunSpec))

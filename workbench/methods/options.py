@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from workbench.core.options import Options
 from workbench.core.spec import RunSpec
@@ -67,6 +67,8 @@ class Visits(Options):
     for the other methods."""
     backward_size: int | Auto = "auto"
     """Samples of a backward micro-batch, as `forward_size`."""
+
+    tries_parts: ClassVar[bool] = False
 
     def micro_sizes(self, spec: RunSpec) -> set[int]:
         return {size for size in (self.forward_size, self.backward_size) if size != "auto"}

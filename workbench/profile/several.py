@@ -89,7 +89,7 @@ def scaled(profile: Profile, microbatch: int) -> Profile:
         f"micro-batch {microbatch} was not measured here: times and activations are in proportion "
         f"to those of micro-batch {profile.microbatch}; a run measures it"
     )
-    return replace(profile, units=units, microbatch=microbatch, note=note)
+    return replace(profile, units=units, microbatch=microbatch, note=note, origin="")
 
 
 def at_depth(profile: Profile, layers: int) -> Profile | None:

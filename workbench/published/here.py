@@ -105,7 +105,7 @@ def columns(record: RunRecord) -> dict[str, Any]:
         "variant": bench["method"].partition(" (")[2].removesuffix(")").strip(),
         "ranks": spec["ranks"],
         "replicas": replicas,
-        "micro": spec["batch"] // spec["microbatches"] // replicas,
+        "micro": spec["batch"] // record.parts // replicas,
         **{name: spec["model"][name] for name in ("layers", "hidden", "heads", "seq")},
         **{name: spec[name] for name in ("batch", "dtype", "clip")},
         "device_cap_gib": _gib(spec["device_memory"]),

@@ -14,6 +14,7 @@ from dataclasses import replace
 from workbench.core import methods
 from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.spec import MOST_PASSES, RunSpec
+from workbench.profile import dividing
 from workbench.runs.expected import with_record
 from workbench.runs.index import Index
 from workbench.runs.planning import Answer, answer, choose_profile, fits, one_memory, rank
@@ -40,8 +41,9 @@ def divisions(spec: RunSpec) -> list[RunSpec]:
     """The spec with more micro-batches, where nothing says how many and its method takes what it is
     told: a pipeline with a single one has nothing to overlap, or refuses."""
     module = methods.load(spec.method)
-    told = spec.options.micro_sizes(spec) or not hasattr(module, "plan_sizes")
-    if spec.ranks == 1 or spec.microbatches > 1 or not told or hasattr(module, "foreseen"):
+    if spec.ranks == 1 or spec.microbatches != 1 or hasattr(module, "foreseen"):
+        return []
+    if hasattr(module, "plan_sizes") and not spec.options.micro_sizes(spec):
         return []
     counts = (spec.ranks, 4 * spec.ranks)
     return [spec.with_(microbatches=count) for count in counts if not spec.batch % count]
@@ -70,6 +72,7 @@ def largest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
     if (family := spec.model.family) != GPT_FAMILY:
         raise ValueError(f"{family} has layers of its own: --largest is for --hidden and --heads")
     limit = min(DEEPEST, MOST_PASSES // max(spec.microbatches, spec.ranks))
+    asked, spec = spec, _finest(spec, store, machine)
     found = [at_layers(spec, 1)]
 
     def fitting(way: RunSpec) -> bool:
@@ -80,12 +83,25 @@ def largest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
     for way in ways(spec):
         planned_largest(way, store, limit=limit, fitting=fitting)
     most = max(found, key=lambda each: each.model.layers)
-    best = fastest(most.with_(activations=spec.activations), store, machine, soon=True)
+    best = most.with_(activations=spec.activations, microbatches=asked.microbatches)
+    best = fastest(best, store, machine, soon=True)
     if one_memory(spec, choose_profile(most, store, machine).hardware):
         device, host = (f"{n >> 20}MiB" for n in (most.device_memory or 0, most.host_memory or 0))
         words = f"device and host share one memory: --device-memory {device} --host-memory {host}"
         best = replace(best, plan=replace(best.plan, notes=(*best.plan.notes, words)))
     return best
+
+
+def _finest(spec: RunSpec, store: Store, machine: str | None) -> RunSpec:
+    """The spec in the most micro-batches that its method takes, which need the least memory, where
+    their number is open."""
+    every = dividing.divisions(spec)
+    for each in reversed(every):
+        with suppress(ValueError):
+            if each is not every[0]:
+                answer(at_layers(each, 1), store, machine=machine, soon=True)
+            return each
+    return every[0]
 
 
 def divided(spec: RunSpec, store: Store, machine: str | None, like: RunSpec) -> RunSpec | None:

@@ -17,12 +17,14 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.options import catalogue, options_of
 from workbench.core.paths import user_path
 from workbench.core.sealed import parse_sealed
-from workbench.core.spec import RunSpec, field_of, flat
+from workbench.core.spec import AUTO, RunSpec, field_of, flat
 from workbench.model.named import NAMED
 
 MODEL = fields_of(ModelSpec).keys()
 WHOLE = {"model": "a model", "options": "options"}
 """Parts of a spec's JSON form whose fields people write beside the others."""
+USUAL = {"microbatches": AUTO}
+"""Values that specs have which people write, where they say none: other ones than `RunSpec` has."""
 FLAGS = {
     "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
     "data": (
@@ -63,7 +65,7 @@ def make_spec(
                 _put(merged, part, inner, inside=name)
     if isinstance(method := merged.get("method"), str):
         told = options_of(method).fields_of_files(merged)
-        merged = {**told, **merged, "model": told.get("model", {}) | merged["model"]}
+        merged = {**USUAL, **told, **merged, "model": told.get("model", {}) | merged["model"]}
     return _meant(RunSpec.from_dict(merged, lenient=lenient))
 
 
@@ -129,7 +131,7 @@ def flag(name: str) -> str:
 def words_of(spec: RunSpec, *, always: str = "") -> list[str]:
     """Words of a command line by which a spec differs from the usual one of its method, and the
     field that `always` stands there, where the spec has it."""
-    usual, words = flat(RunSpec(method=spec.method)), []
+    usual, words = flat(RunSpec(method=spec.method, **USUAL)), []
     for name, value in flat(spec).items():
         if name == "method" or (value == usual[name] and name != always):
             continue

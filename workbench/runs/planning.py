@@ -17,7 +17,8 @@ from typing import Any
 from workbench.core import methods
 from workbench.core.bytesize import format_bytes
 from workbench.core.record import Predicted
-from workbench.core.spec import RunSpec
+from workbench.core.spec import AUTO, RunSpec
+from workbench.profile.dividing import best_division, divisions, spares
 from workbench.profile.machine import USABLE
 from workbench.profile.profile import Hardware, Profile
 from workbench.published import FOLDER as PUBLISHED
@@ -47,6 +48,10 @@ class Answer:
     parameters: int = 0
     basis: str = ""
     """How times were obtained, in a sentence, or how to get them; empty of measured ones."""
+    spares: bool = False
+    """Whether the plan leaves much of the device's memory free."""
+    chosen: bool = False
+    """Whether the number of micro-batches was left to the planner."""
 
     @property
     def samples_per_second(self) -> float | None:
@@ -84,8 +89,10 @@ def answer(
     """The plan of the spec's method; `fits` is False where nothing fits. Raises ValueError.
 
     `machine` names another one, or its file; None is this machine. `soon`: by a part of a search
-    that takes a while.
+    that takes a while. An open number of micro-batches is chosen.
     """
+    if spec.microbatches == AUTO:
+        return chosen(spec, lambda each: answer(each, store, machine=machine, soon=soon))
     check_method(spec, gpus=machine is None)
     spec = settled(spec, store.root)
     module = methods.load(spec.method)
@@ -130,7 +137,15 @@ def answer(
         here=hardware.here,
         parameters=sum(unit.parameters for unit in profile.units),
         basis="" if hardware.source == "measured" else profile.note,
+        spares=spares(
+            plan, spec.device_memory or hardware.device_bytes, measured=bool(profile.origin)
+        ),
     )
+
+
+def chosen(spec: RunSpec, ask: Callable[[RunSpec], Answer]) -> Answer:
+    """The best of the answers for each number of micro-batches, which the spec leaves open."""
+    return replace(best_division(spec, ask), chosen=True)
 
 
 def check_room(spec: RunSpec, profile: Profile) -> None:
@@ -268,6 +283,8 @@ def plan_from(spec: RunSpec, profiles: Mapping[int, Profile], *, soon: bool = Fa
 def fits(spec: RunSpec, store: Store, machine: str | None = None, *, soon: bool = False) -> bool:
     """Whether the spec's method has a plan within the budgets; `soon` as in `answer`. Raises
     ValueError."""
+    if spec.microbatches == AUTO:  # the smallest ones need the least
+        return any(fits(each, store, machine, soon=soon) for each in reversed(divisions(spec)))
     module = methods.load(spec.method)
     if hasattr(module, "fits"):
         profiles = choose_profiles(spec, store, machine, lambda text: None)

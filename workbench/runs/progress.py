@@ -144,7 +144,7 @@ class Progress:
             self.line(
                 f"cached from {event['started'][:16].replace('T', ' ')} UTC (--force runs it again)"
             )
-        elif kind in ("waiting", "phase", "profile"):
+        elif kind in ("waiting", "phase", "profile", "divided"):
             self.line(event["text"])
         elif kind == "plan":
             if event.get("step_seconds"):

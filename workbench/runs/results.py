@@ -60,7 +60,7 @@ def results(records: Iterable[RunRecord], task: str) -> list[Result]:
             found.append(
                 Result(
                     algorithm=algorithm(group[0]), batch=spec["batch"],
-                    accumulated=spec["microbatches"], figure=figure, runs=len(values),
+                    accumulated=group[0].parts, figure=figure, runs=len(values),
                     mean=fmean(values), spread=stdev(values) if len(values) > 1 else None,
                     least=min(values), most=max(values),
                     seeds=tuple(record.spec["seed"] for record in group),

@@ -32,6 +32,7 @@ from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.runs import provenance
+from workbench.runs.chosen import told_parts
 from workbench.runs.device_locks import HeldDevices
 from workbench.runs.events import Event, EventReader
 from workbench.runs.guard import GRACE_S
@@ -293,6 +294,7 @@ class Job(Work):
             message=message,
             seconds=time.monotonic() - self._began,
             start=start,
+            microbatches=told_parts(self.folder, self._job),
         )
         if found is None or found.status not in RESULTS:  # of a forced run, the result stays
             self._store.write(record)

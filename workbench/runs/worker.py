@@ -39,6 +39,7 @@ from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
 from workbench.runs import legacy
+from workbench.runs.chosen import told_parts, with_parts
 from workbench.runs.events import EventLog, EventReader, evaluations_of, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
 from workbench.runs.logged import Log
@@ -146,11 +147,12 @@ def main(folder: Path) -> int:
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
         if not spec.model.ours:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
-        outcome = imported(job.module).train(spec, reporter, folder)
+        divided = with_parts(spec, folder, job, reporter)
+        outcome = imported(job.module).train(divided, reporter, folder)
         reporter.ended()
         reporter.curves.ended(outcome.peak_bytes)
         if not outcome.predicted:
-            outcome = replace(outcome, predicted=_prediction(spec, folder, outcome))
+            outcome = replace(outcome, predicted=_prediction(divided, folder, outcome))
         status: Status = "ok"
         if outcome.losses and not math.isfinite(outcome.losses[-1]):
             status, message = "diverged", f"the loss is {outcome.losses[-1]} at the last step"
@@ -172,6 +174,7 @@ def main(folder: Path) -> int:
         record = make_record(
             spec, job, outcome, status=status, message=message, refused=refused, seconds=seconds,
             start=start_of(folder, job), others=reporter.others,
+            microbatches=told_parts(folder, job),
         )  # fmt: skip
         write_record(folder, record)
         if record.losses and hasattr(imported(job.module), "results_of"):
@@ -209,6 +212,7 @@ def make_record(
     message: str,
     seconds: float,
     start: dict[str, float],
+    microbatches: int | None,
     refused: bool = False,
     others: dict[str, float] | None = None,
 ) -> RunRecord:
@@ -225,6 +229,7 @@ def make_record(
         started=job.started,
         seconds=seconds,
         start=start,
+        microbatches=microbatches,
         others=others or {},
         provenance=job.provenance,
         **asdict(outcome),

@@ -19,7 +19,7 @@ from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec, every_field, field_of
 from workbench.runs.axis import format_axis, parse_axis
 from workbench.runs.campaign import Campaign
-from workbench.runs.overrides import WHOLE
+from workbench.runs.overrides import USUAL, WHOLE
 from workbench.runs.sweep import VERSION, SweepFile, Written
 
 GROUPS = {
@@ -77,7 +77,8 @@ def _form_fields(every: tuple[Field, ...]) -> dict[str, FormField]:
             group_of[field.name] = f"Only {', '.join(labels)}"
     found = [FormField(name=name, group="Sweep", help=words) for name, words in OF_SWEEP.items()]
     for field in every:
-        default = "" if field.default is MISSING else field.format(field.default)
+        usual = USUAL.get(field.name, field.default)
+        default = "" if usual is MISSING else field.format(usual)
         about = [field.about, f"It takes {field.takes}.", f"Default: {default or 'empty'}."]
         found.append(
             FormField(

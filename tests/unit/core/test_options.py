@@ -61,7 +61,8 @@ def test_one_line_of_a_new_method_is_an_option_everywhere(
     form = Form()
     form.set(method=["plain", "deep"], depth="1..2")
     plain, _, *others = form.specs()
-    assert (plain, [each.options.depth for each in others]) == (RunSpec(method="plain"), [1, 2])
+    usual = RunSpec(method="plain", microbatches="auto")
+    assert (plain, [each.options.depth for each in others]) == (usual, [1, 2])
     assert expand({"method": "deep"}, grid={"depth": [2], "end": ["last"]})[0].options.depth == 2
 
     written = json.loads(record(spec.to_dict()).to_json())
@@ -71,7 +72,7 @@ def test_one_line_of_a_new_method_is_an_option_everywhere(
     assert row(read)["depth"] == 3
     assert "--depth 3" in run_command(read.spec, Store(tmp_path))
 
-    usual = RunSpec(method="deep")
+    usual = RunSpec(method="deep", microbatches="auto")
     assert usual.with_(depth="auto").key() == usual.key() != usual.with_(depth=3).key()
     assert spec.with_(method="plain").with_(method="deep") == usual
 

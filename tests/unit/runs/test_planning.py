@@ -89,7 +89,7 @@ def test_a_stored_profile_of_this_machine_is_preferred(
 ) -> None:
     known = machine("v100-32gb")
     here = SimpleNamespace(
-        units=(), hardware=replace(known, name="this machine", source="measured")
+        units=(), origin="", hardware=replace(known, name="this machine", source="measured")
     )
     monkeypatch.setattr(profiles, "stored_profile", lambda spec, results, echo: here)
     spec = make_spec({"method": "l2l", "layers": 4})
@@ -141,7 +141,7 @@ def test_a_hopeless_depth_is_refused_before_a_schedule_is_built(capsys, monkeypa
     assert {each["fits"] for each in answer["methods"]} == {False}
 
     # Where it could be, each method is asked; not also with activations kept, which takes more.
-    run_cli(capsys, *words, "2048", "--host-memory", "1200GiB")
+    run_cli(capsys, *words, "2048", "--host-memory", "1200GiB", "--microbatches", "1")
     assert asked == ["auto"] * len(answer["methods"])
 
 

@@ -140,7 +140,7 @@ def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
     except (FileNotFoundError, ValueError) as error:
         yield about | {"value": None, "status": f"its timeline is not usable: {error}"}
         return
-    ranks, micros = record.spec["ranks"], record.spec["microbatches"]
+    ranks, micros = record.spec["ranks"], record.parts
     about |= {"chart": f"Varuna on {ranks} ranks, {micros} micro-batches", "how": "its last step"}
     before = {"source": SIMULATED, "variant": HERE}
     yield from _step(_last_step(ran.predicted), about | before)

@@ -36,6 +36,7 @@ class Options(Common):
     """Whether attention, from scores to context, is one call where the plan divides all of it
     alike."""
 
+    tries_parts: ClassVar[bool] = False
     uneven: ClassVar[bool] = True
 
     @classmethod

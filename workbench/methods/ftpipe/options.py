@@ -63,6 +63,7 @@ class Options(Common):
     steps of the usual size; with `weight_stashing`, and 1 micro-batch an update."""
 
     checkpointed: ClassVar[bool] = True
+    tries_parts: ClassVar[bool] = False
     uneven: ClassVar[bool] = True
     calls: ClassVar[bool] = True
     synonyms: ClassVar[Mapping[str, str]] = {"order": "stage_order"}

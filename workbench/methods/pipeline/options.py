@@ -82,6 +82,7 @@ class Recomputing(Options):
     """Order of passes; ``auto`` is the fastest of all orders."""
 
     checkpointed: ClassVar[bool] = False
+    tries_parts: ClassVar[bool] = False
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)

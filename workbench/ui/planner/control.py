@@ -57,7 +57,8 @@ class Question:
         Raises ValueError, in one sentence, for an unknown field or method and for a value out of
         range.
         """
-        spec = make_spec({"method": _named(method)}, changes, lenient=True)
+        whole = {"method": _named(method), "microbatches": 1}
+        spec = make_spec(whole, changes, lenient=True)
         return cls(spec=spec, method=method, machine=machine)
 
     def with_(self, **changes: Any) -> Question:

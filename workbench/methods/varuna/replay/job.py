@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from workbench.core.files import write_whole
 from workbench.core.options import Options as NoOptions
@@ -53,6 +53,8 @@ class Options(NoOptions):
 
     trace: str = "0:1"
     """Seconds after the first step, and how many hosts there are from then on: ``0:4 10.5:2``."""
+
+    tries_parts: ClassVar[bool] = False
 
     def changes(self) -> list[tuple[float, int]]:
         """Seconds and hosts. Raises ValueError for what is no trace."""

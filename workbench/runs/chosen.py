@@ -1,0 +1,73 @@
+"""The number of micro-batches of a run whose spec leaves it open, chosen where the run trains.
+
+The plans are those of ``workbench plan`` (planning.py), once the layers have been measured at the
+sizes that are asked about: so both choose one number, which the run's record has. A run's key is of
+the open number. An attempt that may find checkpoints of an earlier one takes that one's number, as
+its events tell it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from workbench.core import methods
+from workbench.core.reporter import Reporter
+from workbench.core.spec import AUTO, RunSpec
+from workbench.profile.dividing import in_words
+from workbench.profile.store import profile_for
+from workbench.runs.events import EventReader, of_attempt
+from workbench.runs.jobfile import JobFile
+from workbench.runs.planning import Answer, answer, chosen
+from workbench.runs.store import Store
+
+KIND = "divided"
+"""Of the event that tells the number."""
+
+
+def with_parts(spec: RunSpec, folder: Path, job: JobFile, report: Reporter) -> RunSpec:
+    """The spec of a run with a number of micro-batches: that of an earlier attempt, or the one
+    whose plan is the fastest. Where none can be planned, the method is left to say why."""
+    if spec.microbatches != AUTO:
+        return spec
+    told = told_parts(folder, job)
+    if told is None:
+        report.phase("choosing micro-batches")
+        told = _chosen(spec, folder, report)
+    spec = spec.with_(microbatches=told)
+    report.event(KIND, microbatches=told, text=in_words(spec))
+    return spec
+
+
+def told_parts(folder: Path, job: JobFile) -> int | None:
+    """The number that this attempt has chosen, or an earlier one whose steps count; None where the
+    spec says it, or nobody has come to choose."""
+    every = EventReader(folder / "events.jsonl").read()
+    events = every if job.resume else of_attempt(every, job.started)
+    numbers = [event["microbatches"] for event in events if event["event"] == KIND]
+    return numbers[-1] if numbers else None
+
+
+def _chosen(spec: RunSpec, folder: Path, report: Reporter) -> int:
+    store = Store(folder.parents[1])
+    measure = getattr(methods.load(spec.method), "measure", profile_for)
+
+    def ask(each: RunSpec) -> Answer:
+        if each.microbatches == 1 and spec.ranks == 1:
+            found = answer(each, store)
+            if found.spares:  # as far as it can be told, by far
+                return found
+        try:
+            measure(each, store.root, lambda text: report.event("profile", text=text))
+        except RuntimeError as error:  # out of memory is one
+            raise ValueError(f"{each.microbatch} samples cannot be timed: {error}") from error
+        return answer(each, store)
+
+    try:
+        return chosen(spec, ask).spec.microbatches
+    except ValueError:
+        return 1
+    finally:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the plan has all of the budget
