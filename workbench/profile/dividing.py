@@ -63,6 +63,8 @@ def best_division(spec: RunSpec, ask: Callable[[RunSpec], T]) -> T:
     micro-batches; of none that fits, the last one. Raises the last ValueError where all raise
     one."""
     best = last = refusal = None
+    host_bytes = inf
+    """That were too many with fewer micro-batches."""
     for each in divisions(spec):
         try:
             last = ask(each)
@@ -70,8 +72,10 @@ def best_division(spec: RunSpec, ask: Callable[[RunSpec], T]) -> T:
             refusal = error
             continue
         if not last.plan.fits:
-            if last.plan.lacking == HOST_TIER:  # which holds weights and moments, not passes
+            needs = last.plan.peak_bytes.get(HOST_TIER, 0)
+            if last.plan.lacking == HOST_TIER and needs >= host_bytes:
                 break
+            host_bytes = needs if last.plan.lacking == HOST_TIER else inf
             continue
         seconds = last.plan.step_seconds or inf
         if best is not None and seconds >= (best.plan.step_seconds or inf):
@@ -88,7 +92,7 @@ def best_division(spec: RunSpec, ask: Callable[[RunSpec], T]) -> T:
 def spares(plan: Plan, device_bytes: int, *, measured: bool) -> bool:
     """Whether a plan leaves so much of the device free that it was not slowed down by a lack."""
     share = SPARE_IF_MEASURED if measured else SPARE
-    return plan.fits and plan.peak_bytes.get(DEVICE, inf) <= (1 - share) * device_bytes
+    return plan.fits and plan.peak_bytes.get(DEVICE, 0) <= (1 - share) * device_bytes
 
 
 def in_words(spec: RunSpec) -> str:

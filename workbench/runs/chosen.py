@@ -51,12 +51,12 @@ def told_parts(folder: Path, job: JobFile) -> int | None:
 def _chosen(spec: RunSpec, folder: Path, report: Reporter) -> int:
     store = Store(folder.parents[1])
     measure = getattr(methods.load(spec.method), "measure", profile_for)
+    # Methods that plan for one device measure the layers in any case.
+    counts = spec.ranks == 1 and methods.find(spec.method).driven != methods.PLANNED
 
     def ask(each: RunSpec) -> Answer:
-        if each.microbatches == 1 and spec.ranks == 1:
-            found = answer(each, store)
-            if found.spares:  # as far as it can be told, by far
-                return found
+        if counts and each.microbatches == 1 and (found := answer(each, store)).spares:
+            return found
         try:
             measure(each, store.root, lambda text: report.event("profile", text=text))
         except RuntimeError as error:  # out of memory is one
