@@ -15,6 +15,7 @@ from workbench import api
 from workbench.cli import main
 from workbench.core.model_spec import ModelSpec
 from workbench.runs.chosen import KIND, with_parts
+from workbench.runs.events import EventLog
 from workbench.runs.jobfile import JobFile
 from workbench.runs.store import Store
 
@@ -24,7 +25,11 @@ WIDE = ModelSpec(**{**MODEL.to_dict(), "seq": 64, "dropout": 0.0})
 def asked(method: str, results, **changes) -> dict:
     """Fields of a run that names no number of micro-batches."""
     fields = spec_for(method=method, model=WIDE, batch=8, steps=4, save_every=2).to_dict()
-    return {**{n: fields[n] for n in fields.keys() - {"microbatches"}}, **changes, "results": results}
+    return {
+        **{n: fields[n] for n in fields.keys() - {"microbatches"}},
+        **changes,
+        "results": results,
+    }
 
 
 def whole(answer) -> int:
@@ -84,8 +89,6 @@ def test_a_resumed_run_keeps_the_number_of_the_attempt_before(tmp_path) -> None:
         key="run", module="workbench.methods.stronghold", started="2026-01-01T00:00:00+00:00",
         mark="", timeout_s=None, resume=True, provenance={},
     )  # fmt: skip
-    from workbench.runs.events import EventLog
-
     EventLog(folder / "events.jsonl").write(KIND, microbatches=8, text="")
     told = []
     report = type("Report", (), {"event": lambda self, kind, **values: told.append(values)})()

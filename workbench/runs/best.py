@@ -71,8 +71,8 @@ def largest(spec: RunSpec, store: Store, machine: str | None) -> Answer:
     where not even that fits. Raises ValueError for a model that has no number of layers to vary."""
     if (family := spec.model.family) != GPT_FAMILY:
         raise ValueError(f"{family} has layers of its own: --largest is for --hidden and --heads")
-    limit = min(DEEPEST, MOST_PASSES // max(spec.microbatches, spec.ranks))
     asked, spec = spec, _finest(spec, store, machine)
+    limit = min(DEEPEST, MOST_PASSES // max(spec.microbatches, spec.ranks))
     found = [at_layers(spec, 1)]
 
     def fitting(way: RunSpec) -> bool:

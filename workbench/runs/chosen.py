@@ -49,13 +49,17 @@ def told_parts(folder: Path, job: JobFile) -> int | None:
 
 
 def _chosen(spec: RunSpec, folder: Path, report: Reporter) -> int:
+    row = methods.lookup(spec.method)
+    if row is None:  # nobody plans for it
+        return 1
     store = Store(folder.parents[1])
     measure = getattr(methods.load(spec.method), "measure", profile_for)
-    # Methods that plan for one device measure the layers in any case.
-    counts = spec.ranks == 1 and methods.find(spec.method).driven != methods.PLANNED
+    measures = row.driven == methods.PLANNED
+    """Whether the method measures the layers whatever it has been told."""
 
     def ask(each: RunSpec) -> Answer:
-        if counts and each.microbatches == 1 and (found := answer(each, store)).spares:
+        found = None if measures else answer(each, store)  # raises before anything is measured
+        if found and found.spares and each.microbatches == spec.ranks == 1:
             return found
         try:
             measure(each, store.root, lambda text: report.event("profile", text=text))

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from workbench.core.host import device_class, resolve_device
-from workbench.core.spec import RunSpec, flat
+from workbench.core.spec import AUTO, RunSpec, flat
 from workbench.runs.planning import Answer
 
 START_S, LAYERS_S, RANKS_S = 20.0, 20.0, 30.0
@@ -76,6 +76,7 @@ def _nearest(spec: RunSpec, done: list[dict[str, Any]]) -> dict[str, Any] | None
     """The record that differs least, of those on this class of device that are alike."""
     here = device_class(resolve_device(spec.device))
     asked = {**flat(spec), "method": spec.method}
+    alike_in = [name for name in ALIKE if name != "microbatches" or asked[name] != AUTO]
 
     def distance(row: dict[str, Any]) -> tuple[float, float]:
         others = {name: row.get(f"asked_{name}", row.get(name)) for name in asked}
@@ -86,6 +87,6 @@ def _nearest(spec: RunSpec, done: list[dict[str, Any]]) -> dict[str, Any] | None
         row
         for row in done
         if row["device_class"] == here
-        and all(row.get(name, asked[name]) == asked[name] for name in ALIKE)
+        and all(row.get(name, asked[name]) == asked[name] for name in alike_in)
     )
     return min(alike, key=distance, default=None)

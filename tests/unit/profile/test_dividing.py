@@ -46,9 +46,6 @@ def test_the_fewest_of_the_fastest_that_fit(told, asked, taken) -> None:
     spec = RunSpec(method="l2l", batch=8, microbatches="auto")
     assert best_division(spec, ask).spec.microbatches == taken
     assert heard == asked
-    told |= dict.fromkeys(told)
-    with pytest.raises(ValueError, match="no 8"):
-        best_division(spec, lambda each: ask(each) if each.microbatches in told else ask(each))
 
 
 def test_a_number_stays_open_where_it_can_be_another() -> None:
@@ -64,7 +61,11 @@ def test_a_number_stays_open_where_it_can_be_another() -> None:
     spec = RunSpec(method="stronghold", batch=8, microbatches="auto")
     assert spec.microbatch == 8
     assert RunSpec.from_dict(spec.to_dict()) == spec
-    assert spec.key() != spec.with_(microbatches=1).key() == RunSpec(method="stronghold", batch=8).key()
+    assert (
+        spec.key()
+        != spec.with_(microbatches=1).key()
+        == RunSpec(method="stronghold", batch=8).key()
+    )
     assert in_words(spec.with_(microbatches=4)) == "in 4 micro-batches of 2, chosen"
     with pytest.raises(ValueError, match="microbatches is 'all'"):
         RunSpec.from_dict({"method": "l2l", "microbatches": "all"})
