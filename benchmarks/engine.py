@@ -109,8 +109,8 @@ def by_run(steps: int, cap_gib: int, results: str) -> dict[str, Any]:
         config.write_text(json.dumps(CONFIG))
         command = [
             sys.executable, "-m", "workbench", "run", "-m", "stronghold", "--hf-config", config,
-            "--seq", SEQ, "-b", BATCH, "--dtype", "bf16", "--clip", CLIP, "--steps", steps,
-            "--device-memory", f"{cap_gib}GiB", "--results", results,
+            "--seq", SEQ, "-b", BATCH, "--microbatches", 1, "--dtype", "bf16", "--clip", CLIP,
+            "--steps", steps, "--device-memory", f"{cap_gib}GiB", "--results", results,
         ]  # fmt: skip
         subprocess.run([*map(str, command)], check=True, capture_output=True, timeout=LIMIT_S)
     newest = max(Path(results).glob("runs/*/record.json"), key=lambda path: path.stat().st_mtime)

@@ -68,7 +68,7 @@ class Engine(Failing, Streams, Habits):
         method: str = "stronghold",
         *,
         clip: float | None = None,
-        microbatches: int = 1,
+        microbatches: int | None = 1,
         dtype: str = "fp32",
         device: str = "auto",
         activations: str = "auto",
@@ -87,7 +87,8 @@ class Engine(Failing, Streams, Habits):
         """`optimizer_config`: arguments of `torch.optim.AdamW`, such as ``{"lr": 1e-3}``; its
         ``params`` may be groups of the module's parameters, one with and one without weight decay.
         Gradients are clipped by their global norm to `clip`. A batch is computed in `microbatches`
-        equal parts, whose rows count as the operations of the loss count them. Where those do not
+        equal parts, whose rows count as the operations of the loss count them; with None a method
+        that plans for one device has as many as are the fastest. Where operations do not
         tell, `weight_of(batch)` gives a tensor of how many labels of each row count. Budgets are
         bytes, or text such as ``24GiB``. `seed` is that of random numbers in forward passes.
         `weights` names a folder, a file, a run or a checkpoint to begin from; the model may be on
@@ -125,7 +126,8 @@ class Engine(Failing, Streams, Habits):
             "beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"],
             "weight_decay": group["weight_decay"], "optimizer": self.optimizer,
         }  # fmt: skip
-        parts = {"batch": microbatches, "microbatches": microbatches}
+        count = 1 if microbatches is None else microbatches
+        parts = {"batch": count, "microbatches": count}
         OutsideRate(**self._fields | parts | {"method": "plain", "options": None})  # may refuse
         self._folder = TemporaryFolder("workbench-engine")
         self._peers = Peers(self._folder.path)
@@ -241,7 +243,7 @@ class Engine(Failing, Streams, Habits):
         self._unchanged.check(loss_fn)
         self._objective.again.check(loss_fn, partial(self._first.filled, exact=True))
         (self._steps.objective(taken, self._again) or self._objective).weigh(taken)
-        taken.check_parts(self._microbatches, each=self._row.sharded)
+        taken.check_parts(self._microbatches or self._steps.parts, each=self._row.sharded)
         return taken
 
     def _begin(self, first: Batch, loss_fn: LossFunction) -> None:
@@ -253,9 +255,11 @@ class Engine(Failing, Streams, Habits):
             family=f"{ENGINE}{objective.name}", layers=MOST["layers"], hidden=1, heads=1, vocab=1,
             seq=-(-sample // TOKEN_BYTES),
         )  # fmt: skip
+        chosen = self._microbatches is None and self._row.driven == methods.PLANNED
         task = Task(
             spec=OutsideRate(**self._fields, batch=first.rows, model=shape),
-            microbatches=self._microbatches, objective=objective, first=first,
+            microbatches=None if chosen else self._microbatches or 1,
+            objective=objective, first=first,
             results=self._results, folder=self._folder.path, stages=self._stages,
             weight_of=self._weight_of, peers=self._peers, report=self._report, again=self._again,
             optimizer=self._own,

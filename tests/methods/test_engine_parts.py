@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import pytest
@@ -17,10 +18,12 @@ from tests.methods.loops import (
     by_torch,
     distance,
     loss_of,
+    near,
     net,
     normed,
     of_outputs,
 )
+from workbench.core.bytesize import parse_bytes
 
 WAYS = {
     "plain": {"microbatches": 4},
@@ -188,3 +191,31 @@ def test_labels_of_a_padded_decoder_count_as_its_own_loss_counts_them(
         ),
     ):
         made.step(given[0], of_outputs)
+
+
+@pytest.mark.parametrize("method", ["stronghold", "l2l"])
+def test_the_number_of_parts_is_chosen_where_a_batch_does_not_fit_whole(engine, method) -> None:
+    """Rows count unlike; where parts would be another training, there are none."""
+    given = [*batches(5, 8, padded=True)]
+
+    def needs(count: int) -> int:
+        made = engine(method, microbatches=count, device_memory=1024)
+        with made, pytest.raises(ValueError, match="does not fit") as refused:
+            made.step(given[0], loss_of)
+        return parse_bytes(re.search(r"needs ([\d.]+ \w+)", str(refused.value))[1])
+
+    one, two = needs(1), needs(2)
+    assert two < one
+    wanted, state = by_torch(net(), given)
+    tight = {"microbatches": None, "device_memory": (one + two) // 2}
+    with engine(method, **tight) as made:
+        found = [made.step(batch, loss_of) for batch in given]
+        assert made._steps.parts == 2
+        near(made.state_dict(), state)
+        with pytest.raises(ValueError, match="the batch has 1 row for 2 microbatches"):
+            made.step({name: rows[:1] for name, rows in given[0].items()}, loss_of)
+    assert found == pytest.approx(wanted, rel=1e-6)
+    module, (pair, *_) = normed()
+    with engine(method, module, microbatches=None) as made:
+        made.step(pair, distance)
+        assert made._steps.parts == 1, "BatchNorm"

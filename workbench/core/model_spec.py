@@ -214,7 +214,7 @@ class ModelSpec:
         """Whether the loss of a batch is known to be the mean of its micro-batches' losses: of a
         user's own module nobody has looked, and BatchNorm makes samples depend on each other."""
         normed = self.family in HEADLESS and not self.group_norm
-        return not (normed or self.custom or self.family.startswith(ENGINE))
+        return not (normed or self.custom)
 
     @property
     def custom(self) -> bool:

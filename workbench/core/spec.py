@@ -172,8 +172,7 @@ class RunSpec:
     def _check_whole(self) -> None:
         """Check the spec in one micro-batch, which it has where it cannot have several."""
         whole = replace(self, microbatches=1)
-        several = options_of(self.method).tries_parts and self.model.divides and self.batch > 1
-        for name in ("model", "options") if several else ("model", "options", "microbatches"):
+        for name in ("model", "options") if self.divides else ("model", "options", "microbatches"):
             object.__setattr__(self, name, getattr(whole, name))
 
     def _decide_rows(self) -> None:
@@ -216,6 +215,11 @@ class RunSpec:
     def names_weights(self) -> bool:
         """Whether `weights` names a place."""
         return self.weights not in ("auto", "random")
+
+    @property
+    def divides(self) -> bool:
+        """Whether the number of micro-batches may be left open."""
+        return options_of(self.method).tries_parts and self.model.divides and self.batch > 1
 
     @property
     def microbatch(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from workbench.core.spec import AUTO, MOST_PASSES, RunSpec
 from workbench.schedule.plan import Plan
@@ -39,6 +39,14 @@ class Planned(Protocol):
     @property
     def spares(self) -> bool:
         """Whether it leaves memory of the device free."""
+
+
+class Tried(NamedTuple):
+    """One that has no more to tell."""
+
+    spec: RunSpec
+    plan: Plan
+    spares: bool
 
 
 T = TypeVar("T", bound=Planned)

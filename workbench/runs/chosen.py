@@ -14,7 +14,7 @@ from pathlib import Path
 from workbench.core import methods
 from workbench.core.reporter import Reporter
 from workbench.core.spec import AUTO, RunSpec
-from workbench.profile.dividing import in_words
+from workbench.profile.dividing import divisions, in_words
 from workbench.profile.store import profile_for
 from workbench.runs.events import EventReader, of_attempt
 from workbench.runs.jobfile import JobFile
@@ -48,6 +48,24 @@ def told_parts(folder: Path, job: JobFile) -> int | None:
     return numbers[-1] if numbers else None
 
 
+def possible(spec: RunSpec) -> list[RunSpec]:
+    """The spec with each number of micro-batches that its method takes. Raises the last ValueError
+    where it takes none."""
+    check = getattr(methods.load(spec.method), "check", None)
+    found = []
+    for each in divisions(spec):
+        try:
+            if check:
+                check(each)
+        except ValueError as error:
+            refusal = error
+        else:
+            found.append(each)
+    if not found:
+        raise refusal
+    return found
+
+
 def _chosen(spec: RunSpec, folder: Path, report: Reporter) -> int:
     row = methods.lookup(spec.method)
     if row is None:  # nobody plans for it
@@ -70,7 +88,7 @@ def _chosen(spec: RunSpec, folder: Path, report: Reporter) -> int:
     try:
         return chosen(spec, ask).spec.microbatches
     except ValueError:
-        return 1
+        return possible(spec)[0].microbatches
     finally:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():

@@ -6,7 +6,6 @@ A worker refuses them as well, since they may change; by then the run has a fold
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from workbench.core import methods
@@ -23,7 +22,7 @@ from workbench.model.pairs import holds_out, load_pairs
 from workbench.model.row_samples import read_samples
 from workbench.model.text import check_text
 from workbench.model.tokenizer_file import OfT5, is_folder
-from workbench.profile.dividing import divisions
+from workbench.runs.chosen import possible
 from workbench.runs.resolve import begins_from
 from workbench.runs.store import Store
 
@@ -109,18 +108,7 @@ def check_weights(specs: list[RunSpec], store: Store) -> list[str]:
 def check_methods(specs: list[RunSpec]) -> None:
     """Raise ValueError for numbers that no plan of a method on ranks can take."""
     for spec in specs:
-        if check := getattr(methods.load(spec.method), "check", None):
-            _check_any(divisions(spec), check)
-
-
-def _check_any(specs: list[RunSpec], check: Callable[[RunSpec], None]) -> None:
-    """Raise the last ValueError where all specs are refused."""
-    for spec in specs:
-        try:
-            return check(spec)
-        except ValueError as error:
-            refusal = error
-    raise refusal
+        possible(spec)
 
 
 def check_modules(specs: list[RunSpec]) -> None:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from workbench.core import methods
 from workbench.core.reporter import Reporter
-from workbench.core.spec import VALUE_BYTES, RunSpec
+from workbench.core.spec import AUTO, VALUE_BYTES, RunSpec
 from workbench.model.draws import Draws
 from workbench.model.modules import Decomposed
 from workbench.model.objective import NO_MEAN, PREFIX, Batch, Handed, Layered, Objective, Weigh
 from workbench.profile.alone import Setting
+from workbench.profile.dividing import Tried, best_division, in_words, spares
 from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
@@ -32,6 +33,7 @@ from workbench.runtime.checkpoint.checkpoint import ByUnit
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.passes.statistics import clones
 from workbench.runtime.passes.unit_passes import make_room
+from workbench.schedule.plan import DoesNotFit
 from workbench.training.bounded import Again, compare_in_time
 from workbench.training.compare import Rows
 from workbench.training.optimizer_settings import MakeOptimizer, Settings
@@ -54,6 +56,8 @@ class Steps(Protocol):
     """Whether weights, moments and counts are those of these steps. Whoever asks for steps and
     loads sets it where one has failed in its middle."""
 
+    parts: int = 1
+    """Micro-batches of a step, where it was left open how many."""
     shorter: bool = False
     """Whether batches may have fewer rows than the first one, or shorter ones."""
 
@@ -110,6 +114,10 @@ class OutsideRate(RunSpec):
     optimizer: Settings | None = field(default=None, compare=False)
     """Its rate is read when a step begins."""
 
+    @property
+    def divides(self) -> bool:  # only a module that was looked at is left open
+        return self.batch > 1
+
     def learning_rate(self, step: int) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
@@ -119,8 +127,9 @@ class Task:
     """A user's training; its spec has the batch of this process, and a model without layers."""
 
     spec: OutsideRate
-    microbatches: int
-    """Parts of that batch, which a method's own spec may say otherwise."""
+    microbatches: int | None
+    """Parts of that batch, which a method's own spec may say otherwise; None where its planner is
+    to choose their number."""
     objective: Objective
     first: Batch
     results: Path
@@ -178,9 +187,10 @@ class InOneProcess(Steps):
         task.report.phase("cutting the module into layers")
         model, weights = task.objective.layered()
         self._handed = Handed(task.first, model)
-        self._divided = task.microbatches * len(task.peers.folders) > 1
+        asked = task.microbatches or _open(model)
+        self._divided = asked == AUTO or asked * len(task.peers.folders) > 1
         self.shorter = len(task.peers.folders) == 1
-        if self._divided:
+        if self._divided and task.microbatches:
             model.divide()
         check_layers(task.report, spec, model, task.first, task.again, divided=self._divided)
         self._forms = {task.first.lengths: (task.objective, model)}
@@ -189,8 +199,10 @@ class InOneProcess(Steps):
         """Statistics from before the step that is being done."""
         self._spec, self._report = spec, task.report
         shape = replace(spec.model, layers=max(1, model.layers))
-        spec = replace(spec, model=shape, microbatches=task.microbatches)
+        spec = replace(spec, model=shape, microbatches=asked)
         self._whole = make(spec, model, Given(self._handed, spec.batch))
+        if task.microbatches is None:
+            self.parts = self._whole.spec.microbatches
         self._settings = spec.optimizer.told
         weights.clear()  # they have been copied
 
@@ -306,16 +318,44 @@ def planned(task: Task) -> Steps:
 
     def make(spec: RunSpec, model: Decomposed, batches: Draws) -> Training:
         model.check_shared(PREFIX)
-        rows = batches.rows(range(spec.microbatch))
-        profile = profile_of(spec, model, rows, task.results, task.report)
-        if resolve_device(spec.device).type == "cuda":
-            torch.cuda.empty_cache()  # the plan has all of the budget
-        task.report.phase("planning")
-        plan = methods.load(spec.method).plan(spec, profile)
+        found = best_division(spec, lambda each: _tried(task, each, model, batches))
+        if task.microbatches is None:
+            task.report.event("divided", text=in_words(found.spec))
         task.report.phase("laying out memory")
-        return Training(spec, plan, task.folder, given=(model, batches))
+        return Training(found.spec, found.plan, task.folder, given=(model, batches))
 
     return Planned(task, make)
+
+
+def _tried(task: Task, spec: RunSpec, model: Decomposed, batches: Draws) -> Tried:
+    """The plan from layers that are measured now. Raises DoesNotFit where they cannot be, of a
+    number of micro-batches among several."""
+    rows = batches.rows(range(spec.microbatch))
+    try:
+        profile = profile_of(spec, model, rows, task.results, task.report)
+    except torch.OutOfMemoryError as error:
+        if task.microbatches:
+            raise
+        raise DoesNotFit(f"{len(rows[-1])} rows cannot be timed: {error}") from error
+    finally:
+        if resolve_device(spec.device).type == "cuda":
+            torch.cuda.empty_cache()  # the plan has all of the budget
+    task.report.phase("planning")
+    plan = methods.load(spec.method).plan(spec, profile)
+    room = spec.device_memory or profile.hardware.device_bytes
+    return Tried(spec, plan, spares(plan, room, measured=True))
+
+
+def _open(model: Layered) -> int | str:
+    """Divide the model, so that a planner may choose the number of micro-batches; 1 where parts of
+    a batch would be another training."""
+    if model.normalizes:
+        return 1
+    try:
+        model.divide()
+    except ValueError:
+        return 1
+    return AUTO
 
 
 def profile_of(

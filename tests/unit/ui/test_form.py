@@ -284,7 +284,9 @@ def test_what_cannot_be_previewed_is_a_sentence(preview: Preview) -> None:
     preview.start({"base": {"method": "foo"}})
     preview.wait()
     assert preview.text.startswith("unknown method 'foo'")
-    preview.start({"base": {"method": "torch-zero-bubble", "device": "cpu", "ranks": 2}})
+    preview.start(
+        {"base": {"method": "torch-zero-bubble", "device": "cpu", "ranks": 2, "microbatches": 1}}
+    )
     preview.wait()
     assert preview.text == ""
     assert "needs a multiple of 2 micro-batches" in preview.unplanned[0].why
