@@ -65,8 +65,7 @@ def test_what_does_not_fit_whole_is_divided_planned_trained_and_resumed(
 
     planned = api.plan(**told)
     assert (planned.spec.microbatches, planned.chosen, planned.plan.fits) == (2, True, True)
-    row = api.records(results).iloc[-1]
-    assert (row["microbatches"], row["asked_microbatches"]) == (2, "auto")
+    assert [*api.records(results)["microbatches"]] == [2]
     named = api.run(**told, microbatches=4)
     assert named.key != record.key
     assert (named.status, named.microbatches, named.spec["microbatches"]) == ("ok", None, 4)

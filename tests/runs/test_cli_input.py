@@ -64,7 +64,7 @@ def complaint(
         (["plan", "-m", "plain", "--largest", "--set", "family=bert"], "bert has layers of its"),
         (["plan", "--tokenizer", "bpe:9"], "bpe:9 has no room for merges"),
         (["run", "-m", "1f1b", "--ranks", "2", "--stages", "9 8"], "stages '9 8' are 2 of 17"),
-        (["run", "-m", "interleaved", "--ranks", "2"], "microbatches is 1; with interleaved on 2"),
+        (["run", "-m", "interleaved", "--ranks", "2", "-b", "1"], "microbatches is 1; with inter"),
         (["run", "-m", "dp-swap", "--ranks", "2", "-b", "1"], "a batch of 1 samples leaves"),
         (["run", "-m", "harmony-pp", "--forward-packs", "9"], "is given without --backward-packs"),
         (["run", "-m", "l2l", "--set", "layer=4"], "unknown field 'layer'"),

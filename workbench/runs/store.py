@@ -224,15 +224,14 @@ def row(record: RunRecord) -> dict[str, Any]:
     """A record as one flat row; amounts carry their unit in the name.
 
     The spec's fields and options keep their names, except where the record says what came of them:
-    ``window`` is the one used, ``asked_window`` the one asked for; so with ``microbatches`` that
-    were chosen. ``step_seconds`` is the steady median; whole series are the lists ``losses`` and
+    ``window`` is the one used, ``asked_window`` the one asked for; ``microbatches`` are those used.
+    ``step_seconds`` is the steady median; whole series are the lists ``losses`` and
     ``all_step_seconds``.
     """
     spec = {k: v for k, v in record.spec.items() if k not in ("model", "method", "options")}
     spec |= record.spec.get("options") or {}
     asked = {name: spec.pop(name) for name in ("window", "resident") if name in spec}
-    if record.microbatches:
-        asked["microbatches"], spec["microbatches"] = spec["microbatches"], record.microbatches
+    spec["microbatches"] = record.parts
     predicted = record.predicted
     columns = {
         "key": record.key,
