@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workbench.core import methods
-from workbench.core.model_spec import ANSWERING, GPT_FAMILY, PICTURED
+from workbench.core.model_spec import ANSWERING, GPT_FAMILY, OF_DECODERS, PICTURED
 from workbench.core.paths import user_path
 from workbench.core.sources import config_file
 from workbench.core.spec import RunSpec
@@ -48,7 +48,8 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             continue
         if not model.decomposed:
             if model.family != GPT_FAMILY:
-                make_model(spec_from_config(model.family, seq=model.seq))
+                whole = spec_from_config(model.family, seq=model.seq)
+                make_model(replace(whole, attention=model.attention))
             check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
         elif text == DIGITS and not model.custom and model.family not in PICTURED:
             raise ValueError(f"text is {DIGITS!r}, which are pictures; {model.family} reads texts")
@@ -81,7 +82,8 @@ def _check_rows(specs: list[RunSpec]) -> None:
         if asked not in seen:
             seen.add(asked)
             whole = spec_from_config(spec.model.family, seq=spec.model.seq)
-            make_model(replace(whole, rows=spec.model.rows))
+            own = {name: getattr(spec.model, name) for name in OF_DECODERS}
+            make_model(replace(whole, **own))
             read_samples(spec, spec.model.vocab)
 
 
