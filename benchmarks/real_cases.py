@@ -72,7 +72,7 @@ class Row:
         steps, gib = SMOKE["steps"] * (1 + (self.steps > 100)), self.gib
         if self.method == "fsdp":  # whose memory nobody can cap without a GPU
             gib = 0
-        how = {"seq": SMOKE["seq"], "host": "", "about_s": 5.0, "smoke": True}
+        how = {"seq": SMOKE["seq"], "host": "", "about_s": 60.0, "smoke": True}
         return replace(self, steps=steps, gib=gib, **how)
 
     def to_json(self) -> str:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from benchmarks import real_cases
 from benchmarks.real_cases import Row
-from benchmarks.real_runs import CLIP, Folders, last_lines, process, run
+from benchmarks.real_runs import CLIP, LOG, Folders, last_lines, process, run
 from workbench.core.files import write_whole
 from workbench.profile.machine import this_machine
 from workbench.runs.provenance import gather
@@ -38,6 +38,9 @@ STATES, GIB = 16, 1 << 30
 PHASE = re.compile(r"^workbench: (.*) \.\.\. .*?([0-9.]+) s$", re.MULTILINE)
 """Line of an engine on what it has done before its first step."""
 WORDS = 40
+"""Letters of a part of a start that are printed."""
+MOST = 3
+"""Times that a row may take as long as it is said to."""
 Found = dict[str, Any]
 COLUMNS = (
     ("samples/s", "samples_per_s", ".2f"), ("tokens/s", "tokens_per_s", ".0f"),
@@ -57,7 +60,7 @@ def measured(row: Row, limit_s: float) -> Found:
     ended = process([sys.executable, "-m", "benchmarks.real_loops", started], limit_s)
     told = {"all_s": ended.seconds, "host_gib": ended.host_gib, "microbatches": row.microbatches}
     if ended.code:
-        return told | {"failed": last_lines(ended.told)}
+        return told | {"failed": last_lines(ended.told), "log": ended.told[-LOG:]}
     start = {part: float(seconds) for part, seconds in PHASE.findall(ended.told)}
     return told | json.loads(ended.out.strip().splitlines()[-1]) | {"start": start}
 
@@ -136,6 +139,13 @@ def table(rows: Iterable[Found]) -> Iterator[str]:
 
 
 def _more(row: Found) -> Iterator[str]:
+    if planned := row.get("planned_gib"):
+        tiers = (
+            f"{tier} {gib:.2f} GiB, planned {planned[tier]:.2f}"
+            for tier, gib in row["tiers_gib"].items()
+            if tier in planned
+        )
+        yield f"peaks: {'; '.join(tiers)}"
     if row.get("binding"):
         yield f"bound by {row['binding']}; {row.get('settings')}"
     for source, lanes in (row.get("lanes") or {}).items():
@@ -234,7 +244,7 @@ def _all(
     }  # fmt: skip
     for number, row in enumerate(wanted):
         row, left = replace(row, folder=str(made.path(row.model))), until - time.monotonic()
-        if left < row.about_s / 2:
+        if left < row.about_s:
             print(f"{row.label}: no time is left ({left:.0f} of {row.about_s:.0f} s)", flush=True)
             continue
         print(f"{row.label}: about {row.about_s:.0f} s", flush=True)
@@ -242,7 +252,7 @@ def _all(
         waited = 0.0
         try:
             waited = made.wait(row.model, row.config, left)
-            found = measured(row, until - time.monotonic())
+            found = measured(row, min(until - time.monotonic(), MOST * row.about_s))
         except (ValueError, OSError) as error:
             found = {"failed": str(error)}
         entry = entered(row, found, waited, origin)

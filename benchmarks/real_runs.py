@@ -33,6 +33,8 @@ TOKENS, LEARNED = 4096, 1 << 20
 ROOM = 48 << 30
 """Bytes of the disk that a checkpoint of 3.2 billion parameters and its weights take."""
 SECONDS_TO_END = 15
+LOG = 4000
+"""Letters that are kept of what a row that failed has told."""
 Figures = dict[str, Any]
 
 
@@ -133,7 +135,7 @@ def _run(row: Row, limit_s: float) -> Figures:
         "command": shown,
     }  # fmt: skip
     if not found:
-        return told | {"failed": last_lines(ended.told)}
+        return told | {"failed": last_lines(ended.told), "log": ended.told[-LOG:]}
     path = max(found, key=lambda path: path.stat().st_mtime)
     return told | of_record(RunRecord.from_json(path.read_text()), path.parent, began)
 
@@ -141,7 +143,8 @@ def _run(row: Row, limit_s: float) -> Figures:
 def of_record(record: RunRecord, folder: Path, began: float) -> Figures:
     """A record's part in a row."""
     if record.status != "ok":
-        return {"status": record.status, "failed": record.message}
+        log = (folder / "log.txt").read_text(errors="replace")[-LOG:]
+        return {"status": record.status, "failed": record.message, "log": log}
     seconds, predicted = record.step_seconds, record.predicted
     events = EventReader(folder / "events.jsonl").read()
     first = [e["time"] for e in events if e["event"] == "step" and e.get("time", 0.0) > began]
