@@ -86,19 +86,21 @@ def config_of(model: str, *, smoke: bool = False) -> dict[str, Any]:
 
 
 def rows(only: Sequence[str] = (), *, smoke: bool = False) -> list[Row]:
-    """Rows whose case, or ``case/name``, matches a pattern, in the order of the file; all where
-    there are no patterns, and of those for `smoke` one of each kind. Raises ValueError for a
-    pattern that matches nothing."""
+    """Rows whose case, or ``case/name``, matches a pattern, in the order of the patterns; all where
+    there are none, and of those for `smoke` one of each kind. Raises ValueError for a pattern that
+    matches nothing."""
     every = [row for told in DATA["rows"] for row in _each(told)]
     for pattern in only:
         if not any(_matches(row, pattern) for row in every):
             known = ", ".join(dict.fromkeys(row.case for row in every))
             raise ValueError(f"nothing matches {pattern!r}; cases are {known}, and see --list")
-    found = [row for row in every if not only or any(_matches(row, each) for each in only)]
+    found = {row.label: row for pattern in only for row in every if _matches(row, pattern)}
+    if not only:
+        found = {row.label: row for row in every}
     if smoke and not only:
-        kinds = {(row.how, row.method, row.text): row for row in reversed(found)}
-        found = [row for row in found if row in kinds.values()]
-    return [row.small() if smoke else row for row in found]
+        kinds = {(row.how, row.method, row.text): row for row in reversed(every)}
+        found = {row.label: row for row in reversed(kinds.values())}
+    return [row.small() if smoke else row for row in found.values()]
 
 
 def _matches(row: Row, pattern: str) -> bool:

@@ -176,7 +176,8 @@ def command(row: Row) -> list[str]:
         words["--host-memory"] = row.host
     if row.text == "rows":
         tokens = min(TOKENS, row.config["vocab_size"] // 2)
-        text = rows_of_text(work / "text", most=row.seq - 2, tokens=tokens)
+        whole = LEARNED // 8 if row.smoke else None
+        text = rows_of_text(work / "text", row.seq - 2, tokens, read_corpus().data[:whole])
         words |= {"--text": text / "rows.jsonl", "--tokenizer": text, "--warmup-steps": 2}
     given = [str(word) for each in words.items() for word in each]
     return [sys.executable, "-m", "workbench", "run", *given, "--force"]
@@ -189,9 +190,9 @@ def last_lines(text: str, count: int = 3) -> str:
 # -- what lies in the folder of work ---------------------------------------------------------------
 
 
-def rows_of_text(folder: Path, most: int, tokens: int) -> Path:
-    """A folder with ``rows.jsonl``, pieces of Python's standard library of at most so many bytes,
-    and a tokenizer of at most so many tokens made from this text."""
+def rows_of_text(folder: Path, most: int, tokens: int, text: bytes) -> Path:
+    """A folder with ``rows.jsonl``, pieces of a text of at most so many bytes, and a tokenizer of
+    at most so many tokens that is made from it."""
     from workbench.model.tokenize import BPE
     from workbench.model.tokenizer_file import FILE
     from workbench.model.trial import END, SETTINGS
@@ -199,7 +200,6 @@ def rows_of_text(folder: Path, most: int, tokens: int) -> Path:
     if (folder / "rows.jsonl").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    text = read_corpus().data
     inner = BPE.train("real", tokens, text[:LEARNED]).inner
     inner.add_special_tokens([END])
     inner.save(str(folder / FILE))
@@ -229,6 +229,7 @@ class Folders:
         if folder.is_dir() or model in self._making:
             return
         words = ["nice", sys.executable, "-m", "benchmarks.folder", f"{folder}.json", str(folder)]
+        words.append("--alike")
         with Path(f"{folder}.log").open("w") as told:
             self._making[model] = subprocess.Popen(
                 words, stdout=told, stderr=told, start_new_session=True

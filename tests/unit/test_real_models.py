@@ -18,6 +18,7 @@ def test_rows_are_made_of_each_combination_and_chosen_by_patterns():
     assert [(row.gib, row.microbatches) for row in found] == [(8, 4), (4, 4), (0, 4)]
     assert found[-1].label == "ours-1b/run-free-m4"
     assert found[-1].cap is None
+    assert [row.case for row in real_cases.rows(["save-*", "torch-*"])] == ["save-3b", "torch-1b"]
     small = real_cases.rows(smoke=True)
     assert {row.how for row in small} == {row.how for row in every}
     assert {row.method for row in small} == {row.method for row in every}
