@@ -1,0 +1,70 @@
+"""Where an evaluation takes place: on the device that trains, as long as it has room.
+
+Training is settled between two steps, so what its passes took at their peak is free, and no more
+than that is taken: first with weights that come ahead of their turn, then with as little as
+possible. A plan that leaves less may leave something under its budget. Where that is too little,
+too, the processor is the place, in fp32.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import TypeVar
+
+import torch
+
+from workbench.core.bytesize import format_bytes
+from workbench.runtime.memory.device_budget import lent
+from workbench.runtime.passes.visiting import Place
+
+HOST = Place(device=torch.device("cpu"), dtype=torch.float32)
+SHARE, LEAN_SHARE = 2, 8
+"""Of free bytes, for copies of weights: a half, or where that was too much an eighth."""
+T = TypeVar("T")
+
+
+class Unable(Exception):
+    """Work cannot be done on a device."""
+
+
+def somewhere(
+    work: Callable[[Place], T], device: torch.device, dtype: torch.dtype, budget: int | None,
+    say: Callable[[str], None],
+) -> T:  # fmt: skip
+    """The result of `work` in the first place where it can be done, which is the processor where
+    that trains. `budget`: bytes of the device that training may take. `say` hears why a GPU was not
+    the place."""
+    why = ""
+    for beyond, lean in product((False, True), repeat=2) if device.type == "cuda" else ():
+        with lent(device, budget, beyond=beyond) as free:
+            room = free // (LEAN_SHARE if lean else SHARE)
+            try:
+                return work(Place(device=device, dtype=dtype, room=room, lean=lean))
+            except torch.OutOfMemoryError as error:
+                traceback.clear_frames(error.__traceback__)  # which hold tensors
+                why = f"{format_bytes(free)} of the device are left"
+            except Unable as error:
+                traceback.clear_frames(error.__traceback__)
+                why = str(error)
+                break
+    if why:
+        say(f"evaluated on the processor, in fp32: {why}")
+    return work(HOST)
+
+
+@contextmanager
+def foreign(place: Place) -> Iterator[None]:
+    """Within, code passes that nobody has tried on the device: where it fails there, Unable is
+    raised, and it is tried on the processor."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if place.room is None:
+            raise
+        reason = next(iter(str(error).splitlines()), "")
+        raise Unable(f"{type(error).__name__} on the device: {reason}") from error
