@@ -182,6 +182,7 @@ class Arriving(TorchFunctionMode):
 
 
 def moved(tensor: Tensor, place: Place) -> Tensor:
-    """The tensor in a place, in its type if they are fractions."""
-    tensor = tensor.to(place.dtype) if tensor.is_floating_point() else tensor
+    """The tensor in a place, in its type if they are fractions of at most four bytes."""
+    narrow = tensor.is_floating_point() and tensor.itemsize <= 4
+    tensor = tensor.to(place.dtype) if narrow else tensor
     return tensor.to(place.device, non_blocking=True)
