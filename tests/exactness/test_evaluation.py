@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from workbench.model.pairs import COLUMNS
 from workbench.runs.inputs import check_inputs
 from workbench.runs.resolve import key_of
 from workbench.runs.store import Store
+from workbench.runtime.passes.visiting import Place
 from workbench.training import answered
 
 NEAR = 1e-5
@@ -130,6 +132,35 @@ def test_evaluations_are_those_of_plain_training(train, method, model, changes):
     for ours, theirs in zip(found.evaluations, want, strict=True):
         assert [name for name in HELD_OUT if name in ours] == FIGURES[model]
         for name in (*FIGURES[model], "epoch", "samples"):
+            assert ours[name] == pytest.approx(theirs[name], rel=NEAR), name
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "changes"),
+    [
+        ("stronghold", "decoder", {}),
+        ("l2l", "bert", {}),
+        ("harmony-pp", "decoder", {"ranks": 2, "microbatches": 1}),
+        later("plain", "decoder", {}),
+        later("stronghold", "t5", {}),
+        later("plain", "resnet", {}),
+    ],
+)
+def test_weights_that_visit_a_device_are_evaluated_alike(
+    train, monkeypatch, method, model, changes
+):
+    """As on a GPU, where a few weights are at a time, here with the processor as the device."""
+    want = expected(model)
+    monkeypatch.setattr("workbench.training.places.HOST", None)
+
+    def ways(device, dtype, budget):
+        yield nullcontext(Place(device=device, dtype=dtype, room=2048))
+
+    monkeypatch.setattr("workbench.training.places.ways", ways)
+    found = train(spec_of(method, model, **changes))
+    assert found.losses == pytest.approx(want.losses, rel=NEAR)
+    for ours, theirs in zip(found.evaluations, want.evaluations, strict=True):
+        for name in (*FIGURES[model], "step"):
             assert ours[name] == pytest.approx(theirs[name], rel=NEAR), name
 
 

@@ -68,14 +68,16 @@ class Evaluator:
         """Weights in the units' files of a folder."""
         return in_files(self._model, folder)
 
-    def evaluate(self, weights: ByUnit, statistics: dict[str, Tensor], steps: int) -> Evaluation:
+    def evaluate(
+        self, weights: ByUnit, statistics: dict[str, Tensor], steps: int, *, idle: bool = True
+    ) -> Evaluation:
         """Figures of the weights, and of BatchNorm's running `statistics` by their names in the
-        whole model, after so many steps: on the GPU that this process trains on, if it does.
+        whole model, after so many steps: on the GPU that this process trains on, if it is `idle`.
         Raises OSError or SafetensorError where weights cannot be read, ValueError for held-out data
         that cannot be used."""
         spec, began = self._spec, time.monotonic()
         device = torch.device("cpu")
-        if spec.device != "cpu" and torch.cuda.is_initialized():
+        if idle and spec.device != "cpu" and torch.cuda.is_initialized():
             device = torch.device("cuda", torch.cuda.current_device())
         with apart(device):
             count = min(len(self._batches), spec.eval_samples or len(self._batches))
@@ -151,7 +153,7 @@ class Written:
                 away = torch.empty(shape, dtype=self._place.dtype, device="meta")
                 stays = self._place.room is None
                 set_parameter(module, local, visits[name] if stays else away)
-                names[id(module.get_parameter(local))] = name
+                names |= {} if stays else {id(module.get_parameter(local)): name}
             units.append(module)
         model.tie(units)
         take_up(model, units, statistics)

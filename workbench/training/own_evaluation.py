@@ -65,8 +65,8 @@ class Trained:
             kind = place.dtype if own.is_floating_point() else own.dtype
             stays = place.room is None
             value = visits[name] if stays else torch.empty_like(own, dtype=kind, device="meta")
-            memo[id(own)] = nn.Parameter(value, requires_grad=False)
-            arriving[id(memo[id(own)])] = name
+            memo[id(own)] = made = nn.Parameter(value, requires_grad=False)
+            arriving |= {} if stays else {id(made): name}
         there = {name for group in groups for name in group}
         for name, own in self.module.named_buffers():
             whole = PREFIX + name

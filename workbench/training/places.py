@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from typing import TypeVar
 
 import torch
 
-from workbench.core.bytesize import format_bytes
 from workbench.runtime.memory.device_budget import lent
 from workbench.runtime.passes.visiting import Place
 
@@ -38,14 +37,13 @@ def somewhere(
     that trains. `budget`: bytes of the device that training may take. `say` hears why a GPU was not
     the place."""
     why = ""
-    for beyond, lean in product((False, True), repeat=2) if device.type == "cuda" else ():
-        with lent(device, budget, beyond=beyond) as free:
-            room = free // (LEAN_SHARE if lean else SHARE)
+    for way in ways(device, dtype, budget):
+        with way as place:
             try:
-                return work(Place(device=device, dtype=dtype, room=room, lean=lean))
+                return work(place)
             except torch.OutOfMemoryError as error:
                 traceback.clear_frames(error.__traceback__)  # which hold tensors
-                why = f"{format_bytes(free)} of the device are left"
+                why = "the device has no room beside training"
             except Unable as error:
                 traceback.clear_frames(error.__traceback__)
                 why = str(error)
@@ -53,6 +51,23 @@ def somewhere(
     if why:
         say(f"evaluated on the processor, in fp32: {why}")
     return work(HOST)
+
+
+def ways(
+    device: torch.device, dtype: torch.dtype, budget: int | None
+) -> Iterator[AbstractContextManager[Place]]:
+    """Places on a GPU, those first that take nothing which training did not."""
+    for beyond, lean in product((False, True), repeat=2) if device.type == "cuda" else ():
+        yield _way(device, dtype, budget, beyond=beyond, lean=lean)
+
+
+@contextmanager
+def _way(
+    device: torch.device, dtype: torch.dtype, budget: int | None, *, beyond: bool, lean: bool
+) -> Iterator[Place]:
+    with lent(device, budget, beyond=beyond) as free:
+        room = free // (LEAN_SHARE if lean else SHARE)
+        yield Place(device=device, dtype=dtype, room=room, lean=lean)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Snapshots:
         for target in ready:
             statistics = merged(sorted(target.glob(f"{STATISTICS}-*")))
             steps, weights = int(target.name[5:]), in_files(self._model, target)
-            work = partial(history.evaluator.evaluate, weights, statistics, steps)
+            work = partial(history.evaluator.evaluate, weights, statistics, steps, idle=False)
             history.evaluate(steps, work, report)
             rmtree(target, ignore_errors=True)
         return bool(ready)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.habits import Loss
+from workbench.core.methods import Method
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.reporter import Lines, Untold
 from workbench.model.objective import Batch, LossFunction, Objective, Weigh
@@ -23,6 +24,7 @@ class Streams(WeightsOut):
 
     _fields: Mapping[str, Any]
     _report: Lines | Untold
+    _row: Method
     _objective: Objective
     _load_from: tuple[Path, int] | None
     _weight_of: Weigh | None
@@ -53,12 +55,13 @@ class Streams(WeightsOut):
                 self._steps.pause()
                 weights = self._steps.weights()
         first, group, fields = self._peers.rank == 0, self._peers.group, self._fields
+        where = "cpu" if self._row.asynchronous else fields["device"]  # whose stages go on
 
         def figures() -> Figures:
             return evaluated(
                 Trained(module=self._shape(), weights=weights, first=self._given), loader, loss_fn,
                 weight_of=self._weight_of, weigh=self._counted, budget=fields["device_memory"],
-                device=resolve_device(fields["device"]), dtype=DTYPES[fields["dtype"]],
+                device=resolve_device(where), dtype=DTYPES[fields["dtype"]],
                 say=self._report.say,
             )  # fmt: skip
 
