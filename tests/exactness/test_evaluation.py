@@ -15,6 +15,7 @@ from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.plain import made_up_profile
 from workbench.core import methods
+from workbench.core.bytesize import format_bytes
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import HELD_OUT, Outcome
 from workbench.core.spec import RunSpec
@@ -26,6 +27,7 @@ from workbench.runs.resolve import key_of
 from workbench.runs.store import Store
 from workbench.runtime.passes.visiting import Place, Units
 from workbench.training import answered
+from workbench.training.evaluation import Evaluator
 
 NEAR = 1e-5
 MODELS = {
@@ -159,6 +161,46 @@ def test_weights_that_visit_a_device_are_evaluated_alike(train, monkeypatch, met
     for ours, theirs in zip(found.evaluations, want.evaluations, strict=True):
         for name in (*FIGURES[model], "step"):
             assert ours[name] == pytest.approx(theirs[name], rel=NEAR), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [("l2l", {"dtype": "bf16"}), ("plain", {"dtype": "bf16"}), ("l2l", {})],
+)
+def test_a_gpu_evaluates_within_the_memory_of_training(
+    train, monkeypatch, tmp_path, method, changes
+):
+    """As the processor does with these weights, and sooner; `-s` shows by how much."""
+    (text := tmp_path / "text.txt").write_text(Path(plain.__file__).read_text() * 20)
+    shape = {"layers": 6, "hidden": 1024, "heads": 16, "seq": 512, "vocab": 32000, "dropout": 0.0}
+    spec = spec_of(
+        method, "decoder", model=ModelSpec(**shape, tied=True), text=str(text), device="cuda",
+        microbatches=1, **changes,
+    )  # fmt: skip
+    real, both = Evaluator.evaluate, []
+
+    def evaluate(self, *given, **how):
+        found = real(self, *given, **how)
+        with monkeypatch.context() as patch:
+            patch.setattr("workbench.training.places.ways", lambda *_: iter(()))
+            both.append((found, real(self, *given, **how)))
+        return found
+
+    calm = train(spec.with_(eval_every=0), "calm")
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
+    found = train(spec)
+    peaks = [format_bytes(each.peak_bytes["device"]) for each in (calm, found)]
+    assert not [note for note in found.notes if "evaluated on" in note]
+    for there, here in both:
+        print(
+            f"{method} {spec.dtype}: loss {there['loss']:.5f} in {there['seconds']:.2f} s, on the "
+            f"processor {here['loss']:.5f} in {here['seconds']:.2f} s; device peak of training "
+            f"{peaks[0]}, with evaluations {peaks[1]}"
+        )
+        near = 1e-4 if spec.dtype == "fp32" else 5e-3
+        assert there["loss"] == pytest.approx(here["loss"], rel=near)
+    assert peaks[0] == peaks[1]
 
 
 def test_an_asynchronous_pipeline_does_not_drain_for_an_evaluation(train):

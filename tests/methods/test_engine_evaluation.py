@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from contextlib import nullcontext
 from functools import partial
 
@@ -36,10 +37,12 @@ def visits(monkeypatch):
     return begin
 
 
-def llama():
+def llama(hidden: int = 32, vocab: int = 20):
     transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 20}
-    config = transformers.LlamaConfig(**sizes, intermediate_size=64, tie_word_embeddings=True)
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 2 * hidden}
+    config = transformers.LlamaConfig(
+        hidden_size=hidden, vocab_size=vocab, **sizes, tie_word_embeddings=True
+    )
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(config).train()
 
@@ -91,3 +94,24 @@ def test_of_several_tensors_and_counted_labels(engine, visits) -> None:
         told = made.evaluate(others(), loss_of)
         visits()
         assert made.evaluate(others(), loss_of) == pytest.approx(told, rel=1e-6)
+
+
+@pytest.mark.gpu
+def test_a_gpu_evaluates_within_the_memory_of_training(engine) -> None:
+    """Also where logits are larger than that; `-s` shows how long it takes."""
+    model, draw = llama(512, 64000), torch.Generator().manual_seed(0)
+    ids = [torch.randint(64000, (4, 1024), generator=draw) for _ in range(2)]
+    held, train = ({"input_ids": each, "labels": each} for each in ids)
+    how = {"device": "cuda", "dtype": "bf16", "clip": None, "microbatches": 2}
+    with engine("stronghold", model, **how) as made:
+        made.step(train, of_outputs)
+        peak, began = torch.cuda.max_memory_allocated(), time.monotonic()
+        found = made.evaluate([held], of_outputs)
+        seconds = time.monotonic() - began
+        assert torch.cuda.max_memory_allocated() == peak
+        own = model.eval()
+        own.load_state_dict(made.state_dict())
+    with torch.no_grad():
+        told = of_outputs(own(**held), held).item()
+    print(f"loss {found['loss']:.5f} in {seconds:.2f} s, in fp32 {told:.5f}")
+    assert found["loss"] == pytest.approx(told, rel=5e-3)
