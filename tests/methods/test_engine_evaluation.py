@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.methods.loops import batches, by_torch, loss_of, net, of_outputs, others
+from tests.methods.loops import batches, by_torch, of_outputs
 from workbench.model.postponed import Postponed
 from workbench.runtime.passes.visiting import Place
 from workbench.training import own_evaluation, places
@@ -85,15 +85,6 @@ def test_classes_and_running_statistics(engine, visits) -> None:
         visits()
         assert made.evaluate(held, entropy) == pytest.approx(after, rel=1e-6)
     assert before["loss"] != pytest.approx(after["loss"], rel=1e-3)
-
-
-def test_of_several_tensors_and_counted_labels(engine, visits) -> None:
-    with engine("stronghold", net()) as made:
-        for batch in batches(padded=True):
-            made.step(batch, loss_of)
-        told = made.evaluate(others(), loss_of)
-        visits()
-        assert made.evaluate(others(), loss_of) == pytest.approx(told, rel=1e-6)
 
 
 @pytest.mark.gpu

@@ -42,15 +42,22 @@ def somewhere(
             try:
                 return work(place)
             except torch.OutOfMemoryError as error:
-                traceback.clear_frames(error.__traceback__)  # which hold tensors
+                _let_go(error)
                 why = "the device has no room beside training"
             except Unable as error:
-                traceback.clear_frames(error.__traceback__)
+                _let_go(error)
                 why = str(error)
                 break
     if why:
         say(f"evaluated on the processor, in fp32: {why}")
     return work(HOST)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear the frames that it has passed, which hold tensors."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 def ways(

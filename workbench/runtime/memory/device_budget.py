@@ -56,10 +56,10 @@ def lent(device: torch.device, budget: int | None, *, beyond: bool) -> Iterator[
     `beyond` that no more than a budget, None for all of it; yields the bytes that are left. What it
     keeps for later is given back before and after."""
     torch.cuda.empty_cache()
-    before = torch.cuda.get_per_process_memory_fraction(device)
+    whole = torch.cuda.get_device_properties(device).total_memory
+    before = round(torch.cuda.get_per_process_memory_fraction(device) * whole)
     held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-    most = budget or torch.cuda.get_device_properties(device).total_memory
-    free = max(0, most - held)
+    free = max(0, (budget or whole) - held)
     if not beyond:
         free = min(free, torch.cuda.max_memory_allocated(device) - used)
     confine(device, max(1, held + free))
@@ -67,7 +67,8 @@ def lent(device: torch.device, budget: int | None, *, beyond: bool) -> Iterator[
         yield free
     finally:
         torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(before, device)
+        share = min(1.0, (before + 0.5) / whole)  # of which torch takes whole bytes
+        torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 class DeviceMeter(ABC):
