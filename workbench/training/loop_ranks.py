@@ -232,12 +232,8 @@ class Ranked(Steps):
     def weights(self) -> checkpoint.ByUnit:
         self._give_back()
         flats = [layout.flat for layout in self._layouts]
-        groups, read = checkpoint.by_unit(self._model, self._rank.updates, flats)
-        kept = statistics(self._folder, self._ranks)
-        return [
-            *groups,
-            [*kept],
-        ], lambda names: read(names) | {name: kept[name] for name in names if name in kept}
+        trained = checkpoint.by_unit(self._model, self._rank.updates, flats)
+        return checkpoint.in_memory(statistics(self._folder, self._ranks), trained)
 
     def save(self, folder: Path) -> Path:
         path = folder / step_name(self.steps)

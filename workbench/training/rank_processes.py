@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from workbench.core.record import Evaluation
 from workbench.core.reporter import RANKS, Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
@@ -24,6 +26,7 @@ from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
 from workbench.training.history import History
+from workbench.training.rank_evaluation import evaluation
 from workbench.training.rank_host import RankHost, check_runs
 from workbench.training.run import load_batches, write_weights
 
@@ -108,7 +111,10 @@ class RankTraining:
                 if not running:
                     raise RankFailed(f"all ranks have ended, and step {seen} of {total} has not")
                 time.sleep(POLL_S)
-            host.pause(self.history, end, self.folder, report)
+            if self.history.evaluates_at(end):
+                self.history.evaluate(end, partial(self._evaluation, end), report)
+            if self.history.saves_at(end):
+                host.save(self.history, end, self.folder, report)
         report.phase("ending")
         while running := self._launcher.running():
             self._launcher.check(lambda: self._watchdog.late(total))
@@ -116,6 +122,12 @@ class RankTraining:
                 raise RankFailed(late)
             time.sleep(POLL_S)
         self._launcher.check()
+
+    def _evaluation(self, steps: int) -> Evaluation:
+        """The first rank's, after so many steps. Raises what made one fail."""
+        found, note = evaluation(self.folder, steps, self._launcher.check)
+        self.history.evaluator.note = note
+        return found
 
     def _await_ready(self, step: int) -> None:
         """Until all ranks may begin a step. Raises what made one fail, or who does not start."""
