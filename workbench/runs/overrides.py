@@ -26,7 +26,7 @@ WHOLE = {"model": "a model", "options": "options"}
 USUAL = {"microbatches": AUTO}
 """Values that specs have which people write, where they say none: other ones than `RunSpec` has."""
 FLAGS = {
-    "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
+    "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout", "attention"),
     "data": (
         "text", "tokenizer", "rows", "train_on", "cut_rows", "augment", "batch", "microbatches",
         "steps", "seed", "weights",
