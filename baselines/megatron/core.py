@@ -26,7 +26,12 @@ from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.runtime.checkpoint.checkpoint import KINDS, write_weights
+from workbench.runtime.checkpoint.checkpoint import (
+    KINDS,
+    ByUnit,
+    in_memory,
+    write_weights,
+)
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.storage import DTYPES
@@ -135,6 +140,10 @@ class _OneFile:
     def save(self, save: Callable[[], None]) -> None:
         """Call `save`, which asks for `write`."""
         save()
+
+    def weights(self) -> ByUnit:
+        """As `Holder.weights`."""
+        return in_memory(self._training.parameters())
 
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 """Under which a causal-LM model keeps the factor of its auxiliary loss."""
+WORDS = 1024
+"""Of a model that is shortened."""
 VISITED = ("num_experts_per_tok", "moe_topk", "moe_k")
 """Under which configurations say how many experts a token visits."""
 
@@ -145,14 +147,22 @@ class HFModel(Decoder):
         return cls.from_config(config, spec.pretrained, spec.rows, spec.attention)
 
     def shortened(self) -> HFModel:
-        """The model of the first layers only, two at least and as many as show all kinds."""
+        """The model of the first layers only, two at least and as many as show all kinds; and of
+        `WORDS` words, where it has more and transformers makes such a model."""
         layers = max(2, *(self._kinds.index(kind) + 1 for kind in {*self._kinds}))
-        if layers >= self.layers:
-            return self
+        with suppress(Exception):  # whatever its code raises
+            if self.vocab > WORDS:
+                return self._first(min(layers, self.layers), WORDS)
+        return self if layers >= self.layers else self._first(layers)
+
+    def _first(self, layers: int, words: int | None = None) -> HFModel:
+        """The model of the first layers, and words, alone."""
         source = _hollow(self.source)
+        if words:
+            source.resize_token_embeddings(words, mean_resizing=False)
         source.config.num_hidden_layers = layers
-        if types := getattr(source.config, "layer_types", None):
-            source.config.layer_types = types[:layers]
+        with suppress(AttributeError, TypeError):  # there may be no list, or one that is made
+            source.config.layer_types = source.config.layer_types[:layers]
         decoder = getattr(source, self.prefix)
         setattr(decoder, self._layers_name, getattr(decoder, self._layers_name)[:layers])
         return HFModel(source, self.rows)
