@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from tests.methods import plain, torchs
 from tests.methods.harness import assert_near, run
-from tests.methods.test_weights import CONFIGS, SIZES, Logits
+from tests.methods.test_weights import CONFIGS, LLAMA, SIZES, Logits
 from workbench import cli
-from workbench.core.model_spec import FLASH, FLEX
+from workbench.core.model_spec import FLASH, FLEX, GPU_KERNELS
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.model import make_model
@@ -26,14 +26,15 @@ transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not
 
 @pytest.fixture(scope="module")
 def spec_of(tmp_path_factory):
-    """The spec of a Llama with a kernel."""
+    """The spec of a Llama with a kernel; its heads are of 16, the least that some kernels take."""
     folder = tmp_path_factory.mktemp("llama")
-    CONFIGS["llama"]().save_pretrained(folder)
+    transformers.LlamaConfig(**LLAMA | {"hidden_size": 64}).save_pretrained(folder)
     described = spec_from_config(folder, seq=16)
 
     def made(kernel: str | None) -> RunSpec:
         model = replace(described, attention=kernel)
-        return plain.spec_for(model=model, steps=3, eps=1e-6, window=2)
+        device = "cuda" if kernel in GPU_KERNELS else "cpu"
+        return plain.spec_for(model=model, steps=3, eps=1e-6, window=2, device=device)
 
     return made
 
@@ -83,6 +84,15 @@ def test_a_kernel_of_gpus_is_tried_without_one(spec_of):
     """Its masks keep documents apart, too; it comes compiled, alone."""
     model = make_model(replace(spec_of(None).model, attention=FLEX, rows="documents"))
     assert (model.config._attn_implementation, model.compilable) == (FLEX, False)
+
+
+@pytest.mark.gpu
+def test_a_kernel_of_gpus_trains_as_the_others(spec_of, tmp_path):
+    losses = [
+        run(stronghold, spec_of(kernel).with_(device="cuda"), tmp_path / kernel)[0].history.losses
+        for kernel in (FLEX, "sdpa")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 GPTJ = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 16, "rotary_dim": 4}
