@@ -43,7 +43,6 @@ from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.checkpoint.manifest import Saved, newest, step_name, steps_in
 from workbench.runtime.memory.storage import DTYPES
 from workbench.training.continues import OtherTraining
-from workbench.training.failing import Failing
 from workbench.training.loop import OutsideRate, Steps, Task
 from workbench.training.optimizer_settings import settings_of
 from workbench.training.run import resolve_device
@@ -57,7 +56,7 @@ MANY_STEPS = 1 << 40
 """More than any loop makes: an engine does not know when the last one comes."""
 
 
-class Engine(Failing, Streams, Habits):
+class Engine(Streams, Habits):
     """Trains a module of torch's, whose own weights stay as they are."""
 
     @in_a_sentence()

@@ -197,13 +197,13 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.known())}, or all")
     store = Store(arguments.results)
     specs = [resolve(s, store.root) for s in specs_from(arguments, window=PUBLISHED_WINDOW)]
-    check_inputs(specs, store)
     check_methods(specs)
     check_modules(specs)
     weights = check_weights(specs, store)
     how = {"force": arguments.force, "timeout": arguments.timeout, "log": arguments.log}
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, **how)
+    check_inputs(specs, store)  # which keeps tokens
     for line in weights:
         Progress(sys.stderr).line(line)
     records = []

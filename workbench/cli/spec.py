@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from workbench.core import methods
 from workbench.core.fields import Field
-from workbench.core.model_spec import T5_FAMILY, ModelSpec
+from workbench.core.model_spec import OF_DECODERS, T5_FAMILY, ModelSpec
 from workbench.core.options import catalogue, takes
 from workbench.core.paths import user_path
 from workbench.core.spec import ROW_FILES, RunSpec, field_of
@@ -170,10 +170,10 @@ def specs_from(
             raise twice(name, f"{name}={changes[name]}", f"--set {name}={value}")
         changes[name] = value
     if arguments.hf_config:
-        if said := sorted(changes.keys() & MODEL - {"seq", "target_seq", "rows"}):
+        if said := sorted(changes.keys() & MODEL - {"seq", "target_seq", *OF_DECODERS}):
             raise ValueError(
                 f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
-                "of the model only seq and rows can, and target_seq of a T5"
+                f"of the model only seq, {' and '.join(OF_DECODERS)} can, and target_seq of a T5"
             )
         given = {name: changes.pop(name, None) for name in ("seq", "target_seq")}
         told = spec_from_config(arguments.hf_config, **given)

@@ -166,7 +166,7 @@ class Call:
         if name in SPLITS and own.dim in along:
             return made[dim] % (SAMPLES * max(1, own.inner)) == 0
         if name in ("cat", "stack"):
-            return equal and len(self._given) == sum(t.numel() > 0 for t in self._named["tensors"])
+            return equal and all(id(t) in self._known for t in self._named["tensors"] if t.numel())
         if name in ALONG:
             return equal and own.dim not in along and bool(along)
         if name in MATRICES or name in ("pixel_shuffle", "pixel_unshuffle"):

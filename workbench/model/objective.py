@@ -309,7 +309,7 @@ class Objective(nn.Module):
             targets=torch.zeros(EXAMPLE), frozen=frozen, foreign=True,
         )  # fmt: skip
         if self.values is not None:
-            model.trained = OneByOne(model)
+            model.trained = OneByOne(model, self.values.files)
         return model, weights
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.jsonfile import parse_json
+from workbench.core.spec import ROW_FILES
 from workbench.model.corpus import numbered_lines
 
 LINES = (".jsonl", ".ndjson")
@@ -30,6 +31,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row]]:
     pyarrow is not installed."""
     if not path.is_file():
         raise ValueError(f"there are no rows at {str(path)!r}; name a file of rows")
+    if not path.name.lower().endswith(ROW_FILES):
+        raise ValueError(f"rows lie in files {', '.join(ROW_FILES)}; {str(path)!r} is none")
     rows = _lines(path) if path.suffix.lower() in LINES else _table(path)
     if (first := next(rows, None)) is None:
         raise ValueError(f"the file {str(path)!r} has no rows")

@@ -11,6 +11,7 @@ before the run does. How much of a large model is compared, and where, bounded.p
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ COPIES = 6
 gradients, and their sums."""
 PASSES, FIRST = 24, 3
 """Forward passes that a comparison is worth, and those of them that its first part is."""
+ROOM = 1 << 30
+"""Bytes of a GPU that are left to passes; where these need more, the next place is tried."""
 CLOSE = 1e-6
 """Relative to the tensor's norm: a gradient of several layers may be added up in another order."""
 APART = 1e-3
@@ -101,6 +104,12 @@ def compare(
                 "otherwise is another training"
             ]
     return []
+
+
+def room_on(gpu: torch.device, budget: int | None) -> int:
+    """Bytes of a GPU that copies of weights may take, of those that a run may have."""
+    left = (budget or sys.maxsize) - torch.cuda.memory_allocated(gpu)
+    return min(torch.cuda.mem_get_info(gpu)[0], left) - ROOM
 
 
 @contextmanager

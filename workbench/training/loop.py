@@ -304,7 +304,7 @@ def planned(task: Task) -> Steps:
         task.report.phase("planning")
         plan = methods.load(spec.method).plan(spec, profile)
         task.report.phase("laying out memory")
-        return Training(spec, plan, task.folder, given=(model, batches))
+        return Training(spec, plan, task.folder, given=(model, batches), report=task.report)
 
     return InOneProcess(task, make)
 

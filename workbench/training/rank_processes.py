@@ -21,7 +21,6 @@ from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import POLL_S, PROCESS, RankLauncher
 from workbench.ranks.watchdog import LIMITS, Limits, Watchdog
 from workbench.runtime.executor.board import Board, Stage
-from workbench.runtime.passes.unit_modules import write_initial
 from workbench.runtime.rank import layouts_of
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
@@ -29,7 +28,7 @@ from workbench.schedule.serialize import to_json
 from workbench.training.history import History
 from workbench.training.rank_evaluation import evaluation
 from workbench.training.rank_host import RankHost, check_runs
-from workbench.training.run import load_batches
+from workbench.training.run import load_batches, write_weights
 
 END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
@@ -94,9 +93,8 @@ class RankTraining:
         report.phase(f"starting {self.schedule.mesh.processes} ranks")
         self._start(segments)
         if first == 0:  # nothing was taken up; ranks start meanwhile, and wait to be allowed to go
-            write_initial(
-                self.model, self.states, self.flats, self.spec.seed, watch=self._launcher.check
-            )
+            seed, watch = self.spec.seed, self._launcher.check
+            write_weights(report, self.model, self.states, self.flats, seed, watch)
         report.phase(RANKS)
         self._await_ready(first)
         report.phase("training")

@@ -14,20 +14,17 @@ from workbench.model.unchanged import Unchanged
 from workbench.model.weights.folder import new_folder, write_folder
 from workbench.model.weights.given import Given
 from workbench.model.weights.outgoing import Weights
-from workbench.ranks.peers import Peers
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.groups import as_one
-from workbench.training.loop import Steps, whole_state
+from workbench.training.failing import Failing
+from workbench.training.loop import whole_state
 
 AUTO = "auto"
 
 
-class WeightsOut:
+class WeightsOut(Failing):
     """Part of an engine that gives weights away."""
 
-    _peers: Peers
-    _steps: Steps | None
-    _module: nn.Module
     _given: Given
     _unchanged: Unchanged
 
@@ -96,10 +93,6 @@ class WeightsOut:
 
     def _check_open(self, *, loads: bool = False) -> None:
         """Raise ValueError where weights are gone, or half updated."""
-        raise NotImplementedError
-
-    def _settle(self) -> None:
-        """Wait until all updates of the last step are made."""
         raise NotImplementedError
 
 

@@ -121,6 +121,7 @@ class Recurrent(nn.LSTM):
         lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.InstanceNorm1d(LONG, affine=True)),
         lambda: Normed(lambda y: y.cumsum(1).topk(WIDTH).values.roll(1, 2).flip(1)),
         lambda: Normed(lambda y: torch.zeros_like(y).scatter(2, y.argsort(2), y)),
+        lambda: Normed(lambda y: torch.cat([-y[..., 3:], y[..., :3], y[..., WIDTH:]], -1)),
         lambda: Normed(lambda y: y.repeat_interleave(2, 0).view(len(y), 2, LONG, WIDTH).mean(1)),
     ],
 )  # fmt: skip
