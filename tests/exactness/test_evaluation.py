@@ -174,10 +174,8 @@ def test_a_gpu_evaluates_within_the_memory_of_training(
     """As the processor does with these weights, and sooner; `-s` shows by how much."""
     (text := tmp_path / "text.txt").write_text(Path(plain.__file__).read_text() * 20)
     shape = {"layers": 6, "hidden": 1024, "heads": 16, "seq": 512, "vocab": 32000, "dropout": 0.0}
-    spec = spec_of(
-        method, "decoder", model=ModelSpec(**shape, tied=True), text=str(text), device="cuda",
-        microbatches=1, compile="off", **changes,
-    )  # fmt: skip
+    how = {"text": str(text), "device": "cuda", "microbatches": 1, "compile": "off"}
+    spec = spec_of(method, "decoder", **how, **changes).with_(model=ModelSpec(**shape, tied=True))
     made_up = made_up_profile(spec)
     large = {"device": "cuda", "device_bytes": 1 << 36, "host_bytes": 1 << 36}
     profile = replace(made_up, hardware=replace(made_up.hardware, **large))

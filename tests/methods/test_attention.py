@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,9 +10,9 @@ from torch.nn import functional as F
 
 from tests.methods import plain, torchs
 from tests.methods.harness import assert_near, run
-from tests.methods.test_weights import CONFIGS, Logits
+from tests.methods.test_weights import CONFIGS, LLAMA, SIZES, Logits
 from workbench import cli
-from workbench.core.model_spec import FLASH, FLEX
+from workbench.core.model_spec import FLASH, FLEX, GPU_KERNELS
 from workbench.core.spec import RunSpec
 from workbench.methods import stronghold
 from workbench.model import make_model
@@ -27,14 +26,15 @@ transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not
 
 @pytest.fixture(scope="module")
 def spec_of(tmp_path_factory):
-    """The spec of a Llama with a kernel."""
+    """The spec of a Llama with a kernel; its heads are of 16, the least that some kernels take."""
     folder = tmp_path_factory.mktemp("llama")
-    CONFIGS["llama"]().save_pretrained(folder)
+    transformers.LlamaConfig(**LLAMA | {"hidden_size": 64}).save_pretrained(folder)
     described = spec_from_config(folder, seq=16)
 
-    def made(kernel: str | None, **changes) -> RunSpec:
+    def made(kernel: str | None) -> RunSpec:
         model = replace(described, attention=kernel)
-        return plain.spec_for(model=model, steps=3, eps=1e-6, window=2, **changes)
+        device = "cuda" if kernel in GPU_KERNELS else "cpu"
+        return plain.spec_for(model=model, steps=3, eps=1e-6, window=2, device=device)
 
     return made
 
@@ -86,39 +86,34 @@ def test_a_kernel_of_gpus_is_tried_without_one(spec_of):
     assert (model.config._attn_implementation, model.compilable) == (FLEX, False)
 
 
-GPTJ = {
-    "vocab_size": 64,
-    "n_layer": 2,
-    "n_embd": 32,
-    "n_head": 4,
-    "n_positions": 16,
-    "rotary_dim": 4,
-}
+@pytest.mark.gpu
+def test_a_kernel_of_gpus_trains_as_the_others(spec_of, tmp_path):
+    losses = [
+        run(stronghold, spec_of(kernel).with_(device="cuda"), tmp_path / kernel)[0].history.losses
+        for kernel in (FLEX, "sdpa")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+GPTJ = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 16, "rotary_dim": 4}
 
 
 @pytest.mark.parametrize(
     ("config", "words", "sentence"),
     [
-        ("llama", "--attention flex_attention", "trains on a GPU only, and device is cpu"),
-        ("llama", "--attention flash_attention_2", "and dtype is fp32; it takes bf16"),
-        ("llama", "--attention flash_attention_2 --dtype bf16", "trains on a GPU only"),
-        ("gptj", "--attention sdpa", "'sdpa': GPTJForCausalLM does not support"),
-        ("llama", "--attention fast", "it must be sdpa or eager or flash_attention_2 or"),
-        (
-            "",
-            "--attention sdpa",
-            "for decoders of Hugging Face (--hf-config), and the model is gpt",
-        ),
-        ("", "--attention sdpa --set family=bert", "and the model is bert"),
+        ("llama", "flex_attention", "trains on a GPU only, and device is cpu"),
+        ("llama", "flash_attention_2", "and dtype is fp32; it takes bf16"),
+        ("llama", "flash_attention_2 --dtype bf16", "trains on a GPU only"),
+        ("gptj", "sdpa", "'sdpa': GPTJForCausalLM does not support"),
+        ("", "sdpa", "is for decoders of Hugging Face (--hf-config), and the model is gpt"),
     ],
 )
 def test_refusals_write_nothing(tmp_path, capfd, config, words, sentence):
-    made = CONFIGS["llama"]() if config == "llama" else transformers.GPTJConfig(**GPTJ)
+    made = CONFIGS["llama"]() if config == "llama" else transformers.GPTJConfig(**SIZES, **GPTJ)
     made.save_pretrained(tmp_path / "model")
     given = ["--hf-config", str(tmp_path / "model"), "--seq", "16"] if config else []
-    asked = ["run", "-m", "plain", *given, *words.split(), "--results", str(tmp_path / "results")]
-    with suppress(SystemExit):
-        assert cli.main(asked) == 2
+    asked = ["run", "-m", "plain", *given, "--attention", *words.split()]
+    assert cli.main([*asked, "--results", str(tmp_path / "results")]) == 2
     said = capfd.readouterr()
     assert sentence in said.err
     assert (said.out, said.err.count("workbench: ")) == ("", 1)
@@ -128,5 +123,3 @@ def test_refusals_write_nothing(tmp_path, capfd, config, words, sentence):
 def test_a_kernel_that_is_not_installed_is_refused_before_one_is_downloaded(spec_of):
     with pytest.raises(ValueError, match="its package flash_attn is not installed"):
         make_model(replace(spec_of(None).model, attention=FLASH))
-    with pytest.raises(ValueError, match="'flash_attention_2', and dtype is fp32; it takes bf16"):
-        spec_of(FLASH, device="cuda")

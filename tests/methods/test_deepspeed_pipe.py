@@ -115,7 +115,7 @@ def test_weights_are_exported(changes, tmp_path, monkeypatch):
     assert_near(found, weights, PARAMETER_TOLERANCE if exact else 1e-2)
     for file in [] if exact else run.glob("checkpoints/*/layer_*.pt"):
         for label, rounded in torch.load(file, weights_only=True).items():
-            own = [found[name] for name in found if name.endswith(label.removeprefix("module"))]
+            own = [found[name] for name in found if name.endswith(label.removeprefix("module."))]
             assert any(torch.equal(value.bfloat16(), rounded) for value in own), label
             assert not any(torch.equal(value, rounded.float()) for value in own), label
     evil = tmp_path / "evil"

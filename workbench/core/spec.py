@@ -207,6 +207,11 @@ class RunSpec:
             )
         if kernel == FLASH and self.dtype != "bf16":
             raise ValueError(f"attention is {kernel!r}, and dtype is {self.dtype}; it takes bf16")
+        if kernel == FLASH and self.model.rows == DOCUMENTS:
+            raise ValueError(
+                f"attention is {kernel!r}, which does not keep the documents of a sample apart; "
+                "give rows padded or stream, or another kernel"
+            )
 
     def _check_eval_text(self) -> None:
         if self.eval_text and self.model.decomposed:

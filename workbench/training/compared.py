@@ -48,7 +48,7 @@ def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
     `compare` does, and where samples are others when they are read twice."""
     if spec.model.ours:
         return
-    model = make_model(spec.model.anywhere, spec.seed)  # a processor compares
+    model = make_model(spec.model.anywhere, spec.seed)  # also where a processor compares
     wanted = range(min(SAMPLES, spec.batch))
     rows = _rows(spec, model, wanted) if spec.model.custom else made_up_rows(spec.model)
     path = results / "compared" / f"{_digest(spec, rows)}.json"

@@ -57,8 +57,8 @@ class Evaluator:
 
     @cached_property
     def _model(self) -> LayeredModel:
-        """Another one than that which is trained."""
-        return make_model(self._spec.held_out.model, self._spec.seed)
+        """Another one than that which is trained, for any device."""
+        return make_model(self._spec.held_out.model.anywhere, self._spec.seed)
 
     @cached_property
     def _batches(self) -> Batches | Draws:

@@ -179,7 +179,7 @@ def _made_again(module: nn.Module) -> dict[str, Tensor]:
     bare = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if not bare:
         return {}
-    from workbench.model.hf_trial import Unfilled
+    from workbench.model.hf_attention import Unfilled
 
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), Unfilled():
         made = type(module)._from_config(copy.deepcopy(module.config), dtype=torch.float32)
