@@ -87,10 +87,9 @@ def source_digest(source: str | Path) -> str:
     path, told = Path(source), []
     try:
         if not path.is_dir():
-            fits = path.is_file() and path.stat().st_size <= most_bytes()
-            return file_digest(path) if fits else ""
+            return file_digest(path) if _fits(path) else ""
         for file in (*path.glob("*"), *path.glob("*/*")):
-            if file.parent == path and file.suffix in TEXTS and file.is_file():
+            if file.parent == path and file.suffix in TEXTS and _fits(file):
                 told.append(f"{file.name} {file_digest(file)}")
             elif file.suffix.lower() in LARGE:
                 facts = file.stat()
@@ -98,6 +97,11 @@ def source_digest(source: str | Path) -> str:
     except OSError:  # the run that reads it says so
         return ""
     return sha256("\n".join(sorted(told)).encode(errors="replace")).hexdigest()
+
+
+def _fits(path: Path) -> bool:
+    """Whether it is a file that memory holds; what reads another one refuses it."""
+    return path.is_file() and path.stat().st_size <= most_bytes()
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
