@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Train = Callable[[RunSpec, Reporter, Path], Outcome]
 Training = Callable[[RunSpec, Reporter, Path], AbstractContextManager[Any]]
 
+Read = Callable[["Saved", "LayeredModel"], "Weights"]
+
 
 def training_in(module: str) -> Train:
     """The `train` of a module that imports torch."""
@@ -49,8 +51,14 @@ def by_deepspeed(adapter: Callable[[RunSpec, Path], Adapter], work: str) -> tupl
     return train, training
 
 
-def weights_of(saved: Saved, model: LayeredModel) -> Weights:
-    """Weights of a checkpoint that ZeRO has written (zero_reading.py)."""
-    from baselines import zero_reading
+def reading_in(module: str) -> Read:
+    """The `weights_of` of a module that imports torch."""
 
-    return zero_reading.weights_of(saved, model)
+    def weights_of(saved: Saved, model: LayeredModel) -> Weights:
+        return import_module(module).weights_of(saved, model)
+
+    return weights_of
+
+
+weights_of = reading_in("baselines.zero_reading")
+"""Weights of a checkpoint that ZeRO has written."""

@@ -16,7 +16,14 @@ from torch import Tensor
 from baselines.common import named_units
 from workbench.model.base import LayeredModel
 from workbench.model.whole import Whole
-from workbench.runtime.checkpoint.checkpoint import KINDS, label_of, reader, write_unit
+from workbench.runtime.checkpoint.checkpoint import (
+    KINDS,
+    ByUnit,
+    in_memory,
+    label_of,
+    reader,
+    write_unit,
+)
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.checkpoint.together import Together
 
@@ -44,6 +51,14 @@ class ModuleHolder:
     def save(self, save: Callable[[], None]) -> None:
         """Call `save`, which asks for `write`."""
         save()
+
+    def weights(self) -> ByUnit:
+        """As `Holder.weights`."""
+        return in_memory({
+            self._model.state_name(unit, local): master
+            for unit, masters in self._masters.items()
+            for local, master in masters.items()
+        })  # fmt: skip
 
     @torch.no_grad()
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:

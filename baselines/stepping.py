@@ -20,6 +20,7 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.model.base import LayeredModel
 from workbench.model.text import Batches
+from workbench.runtime.checkpoint.checkpoint import ByUnit
 from workbench.training.history import History
 from workbench.training.run import load_batches, resolve_device
 
@@ -145,6 +146,10 @@ class Stepping:
             self.model.state_name(unit, name): self.masters[weight].detach().clone()
             for unit, name, weight in named_units(self.whole)
         }
+
+    def weights(self) -> ByUnit | None:
+        """As `Holder.weights`."""
+        return self.holder.weights()
 
     def close(self) -> None:
         """Torch gives memory back by itself."""

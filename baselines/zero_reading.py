@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pickle import UnpicklingError
 
@@ -28,39 +28,37 @@ def weights_of(saved: Saved, model: LayeredModel) -> Weights:
     """The fp32 weights, a unit's together. Raises OSError where a file is damaged or holds anything
     else."""
     saved.check(saved.manifest.files)
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # it prints
+    with plain_data():
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-        with _plain_data():
-            try:
-                state = get_fp32_state_dict_from_zero_checkpoint(
-                    str(saved.path.parent), tag=saved.path.name, lazy_mode=True
-                )
-            except (UnpicklingError, ValueError) as error:
-                raise unreadable(saved.path, error) from error
-    units = range(model.num_units)
-    groups = [[model.state_name(u, local) for local in model.shapes(u)] for u in units]
+        try:
+            state = get_fp32_state_dict_from_zero_checkpoint(
+                str(saved.path.parent), tag=saved.path.name, lazy_mode=True
+            )
+        except (UnpicklingError, ValueError) as error:
+            raise unreadable(saved.path, error) from error
 
-    def read(names: Sequence[str]) -> dict[str, Tensor]:
-        return {name: state[name].contiguous().clone() for name in names}
+    def read(unit: int, local: str) -> Tensor:
+        return state[model.state_name(unit, local)].contiguous().clone()
 
-    shapes = {name: tuple(state[name].shape) for group in groups for name in group}
-    return Weights(shapes=shapes, parameters=model.parameters_count(), groups=groups, read=read)
+    return Weights.of_units(model, read)
 
 
 @contextmanager
-def _plain_data() -> Iterator[None]:
-    """Within, `torch.load` makes tensors and plain data, whatever its caller allows."""
-    from deepspeed.runtime.fp16.loss_scaler import LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
+def plain_data() -> Iterator[None]:
+    """Within, `torch.load` makes tensors and plain data, whatever its caller allows, and DeepSpeed
+    prints nothing."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        from deepspeed.runtime.fp16.loss_scaler import LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+        from deepspeed.utils.tensor_fragment import fragment_address
 
-    before = os.environ.get(PLAIN)
-    os.environ[PLAIN] = "1"
-    try:
-        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
-            yield
-    finally:
-        del os.environ[PLAIN]
-        if before is not None:
-            os.environ[PLAIN] = before
+        before = os.environ.get(PLAIN)
+        os.environ[PLAIN] = "1"
+        try:
+            with torch.serialization.safe_globals([LossScaler, ZeroStageEnum, fragment_address]):
+                yield
+        finally:
+            del os.environ[PLAIN]
+            if before is not None:
+                os.environ[PLAIN] = before

@@ -1,9 +1,10 @@
 """Makes a folder of random weights in bf16 of any configuration, as if somebody had trained it.
 
-    python -m benchmarks.folder CONFIG OUT [--seed N]
+    python -m benchmarks.folder CONFIG OUT [--seed N] [--alike]
 
 CONFIG is a `config.json` of Hugging Face's, or a folder with one; OUT is a new folder. Files have
-at most 5 GB. Two layers are in memory at a time.
+at most 5 GB. Two layers are in memory at a time. With --alike equal layers are drawn once: numbers
+take longer than the disk.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("config", metavar="CONFIG")
     parser.add_argument("out", metavar="OUT")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--alike", action="store_true", help="equal numbers in equal layers")
     arguments = parser.parse_args(words)
     from workbench.model.weights.drawn import write_random  # imports torch
 
@@ -31,7 +33,8 @@ def main(words: Sequence[str] | None = None) -> int:
         progress.passing(f"writing: {format_bytes(done)} of {format_bytes(whole)}")
 
     try:
-        made = write_random(arguments.config, arguments.out, seed=arguments.seed, tell=tell)
+        how = {"seed": arguments.seed, "alike": arguments.alike, "tell": tell}
+        made = write_random(arguments.config, arguments.out, **how)
     except (ValueError, OSError) as error:
         print(f"folder: {error}", file=sys.stderr)
         return 2

@@ -57,8 +57,8 @@ def run(
         store = _store(results)
         _must_be("timeout", timeout, (int, float, None), "seconds")
         resolved = resolve(make_spec(_fields(spec), as_text(fields)), store.root)
-        check_inputs([resolved], store)
         check_methods([resolved])
+        check_inputs([resolved], store)
         told = {"timeout": timeout, "on_event": on_event, "log": log}
         return run_spec(resolved, store, force=force, **told)
 

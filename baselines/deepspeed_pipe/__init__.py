@@ -1,8 +1,9 @@
 """DeepSpeed's pipeline engine: 1F1B over stages, with replicas of each."""
 
 from baselines.deepspeed_pipe.planner import plan, plan_sizes
-from baselines.late import training_in
+from baselines.late import reading_in, training_in
 
-__all__ = ["plan", "plan_sizes", "train"]
+__all__ = ["plan", "plan_sizes", "train", "weights_of"]
 
 train = training_in("baselines.deepspeed_pipe.run")
+weights_of = reading_in("baselines.deepspeed_pipe.reading")

@@ -1,6 +1,6 @@
 """Megatron-LM on one device (Shoeybi et al., 2019; Narayanan et al., SC 2021)."""
 
 from baselines.megatron.planner import plan
-from baselines.megatron.run import train
+from baselines.megatron.run import train, weights_of
 
-__all__ = ["plan", "train"]
+__all__ = ["plan", "train", "weights_of"]

@@ -20,18 +20,23 @@ from torch import Tensor
 from baselines.adamw import ClippedAdamW
 from baselines.common import DeviceRows, cap_device
 from baselines.megatron import gpt
+from baselines.megatron.names import our_layout, their_name
+from baselines.megatron.reading import STATE_FILE
 from baselines.stepping import NOTHING_MOVES, Resident
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
-from workbench.runtime.checkpoint.checkpoint import KINDS, write_weights
+from workbench.runtime.checkpoint.checkpoint import (
+    KINDS,
+    ByUnit,
+    in_memory,
+    write_weights,
+)
 from workbench.runtime.checkpoint.manifest import Saved
 from workbench.runtime.executor.threads import use_device_threads
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.loopback import join
 from workbench.training.history import History
-
-STATE_FILE = "state.pt"
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -107,8 +112,8 @@ class MegatronTraining(Resident):
         """Copies of the fp32 weights by our names, in our layout."""
         masters, spec = self.named_masters(), self.spec.model
         return {
-            self.model.state_name(unit, name): gpt.our_layout(
-                name, masters[gpt.their_name(self.model, unit, name)].detach(), spec
+            self.model.state_name(unit, name): our_layout(
+                name, masters[their_name(self.model, unit, name)].detach(), spec
             ).clone()
             for unit in range(self.model.num_units)
             for name in self.model.shapes(unit)
@@ -135,6 +140,10 @@ class _OneFile:
     def save(self, save: Callable[[], None]) -> None:
         """Call `save`, which asks for `write`."""
         save()
+
+    def weights(self) -> ByUnit:
+        """As `Holder.weights`."""
+        return in_memory(self._training.parameters())
 
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`."""

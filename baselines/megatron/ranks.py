@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from baselines.common import cap_device, micro_batches
 from baselines.megatron import gpt
+from baselines.megatron.names import local_names
 from baselines.stages import share_of
 from baselines.stepping import NOTHING_MOVES, Stepping
 from workbench.core.record import Outcome
@@ -92,7 +93,7 @@ class MegatronRank(Stepping):
         model, tp, weights = self.spec.model, self.spec.options.tp, dict(shard.named_parameters())
         rank, first = groups.get_tensor_model_parallel_rank(), shard.decoder.layers[0].layer_number
         for name, value, _ in gpt.initial_weights(self.model, model, self.spec.seed, tp):
-            for local in gpt.local_names(name, first - 1, tied=model.tied) & weights.keys():
+            for local in local_names(name, first - 1, tied=model.tied) & weights.keys():
                 weight, part = weights[local], value
                 for dim, size in enumerate(weight.shape):
                     if size != value.shape[dim]:

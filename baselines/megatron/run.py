@@ -10,11 +10,17 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.core.model_spec import GPT_FAMILY
 from workbench.core.record import Outcome
 from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
+
+if TYPE_CHECKING:
+    from workbench.model.base import LayeredModel
+    from workbench.model.weights.outgoing import Weights
+    from workbench.runtime.checkpoint.manifest import Saved
 
 
 def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
@@ -28,6 +34,13 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
     outcome = train_resident(spec, report, folder)
     return replace(outcome, notes=[*outcome.notes, f"not megatron-core: {why}"])
+
+
+def weights_of(saved: Saved, model: LayeredModel) -> Weights:
+    """Weights of a checkpoint that megatron-core's training has written (reading.py)."""
+    from baselines.megatron import reading
+
+    return reading.weights_of(saved, model)
 
 
 def why_not_core(spec: RunSpec) -> str | None:

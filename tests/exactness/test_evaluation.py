@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.methods import plain
 from tests.methods.harness import Silent, fork_ranks
 from tests.methods.plain import made_up_profile
 from workbench.core import methods
+from workbench.core.bytesize import format_bytes
 from workbench.core.model_spec import ModelSpec
 from workbench.core.record import HELD_OUT, Outcome
 from workbench.core.spec import RunSpec
@@ -23,7 +25,9 @@ from workbench.model.pairs import COLUMNS
 from workbench.runs.inputs import check_inputs
 from workbench.runs.resolve import key_of
 from workbench.runs.store import Store
+from workbench.runtime.passes.visiting import Place, Units
 from workbench.training import answered
+from workbench.training.evaluation import Evaluator
 
 NEAR = 1e-5
 MODELS = {
@@ -133,6 +137,74 @@ def test_evaluations_are_those_of_plain_training(train, method, model, changes):
             assert ours[name] == pytest.approx(theirs[name], rel=NEAR), name
 
 
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ("stronghold", "decoder"),
+        ("l2l", "bert"),
+        later("plain", "decoder"),
+        later("stronghold", "t5"),
+        later("plain", "resnet"),
+    ],
+)
+def test_weights_that_visit_a_device_are_evaluated_alike(train, monkeypatch, method, model):
+    """As on a GPU, where a few weights are at a time, here with the processor as the device."""
+    want = expected(model)
+    monkeypatch.setattr("workbench.training.places.HOST", None)
+
+    def ways(device, dtype, budget):
+        yield nullcontext(Place(device=device, dtype=dtype, room=2048))
+
+    monkeypatch.setattr("workbench.training.places.ways", ways)
+    found = train(spec_of(method, model))
+    assert found.losses == pytest.approx(want.losses, rel=NEAR)
+    for ours, theirs in zip(found.evaluations, want.evaluations, strict=True):
+        for name in (*FIGURES[model], "step"):
+            assert ours[name] == pytest.approx(theirs[name], rel=NEAR), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [("l2l", {"dtype": "bf16"}), ("plain", {"dtype": "bf16"}), ("l2l", {})],
+)
+def test_a_gpu_evaluates_within_the_memory_of_training(
+    train, monkeypatch, tmp_path, method, changes
+):
+    """As the processor does with these weights, and sooner; `-s` shows by how much."""
+    (text := tmp_path / "text.txt").write_text(Path(plain.__file__).read_text() * 20)
+    shape = {"layers": 6, "hidden": 1024, "heads": 16, "seq": 512, "vocab": 32000, "dropout": 0.0}
+    how = {"text": str(text), "device": "cuda", "microbatches": 1, "compile": "off"}
+    spec = spec_of(method, "decoder", **how, **changes).with_(model=ModelSpec(**shape, tied=True))
+    made_up = made_up_profile(spec)
+    large = {"device": "cuda", "device_bytes": 1 << 36, "host_bytes": 1 << 36}
+    profile = replace(made_up, hardware=replace(made_up.hardware, **large))
+    monkeypatch.setattr("workbench.profile.store.profile_for", lambda *_: profile)
+    real, both = Evaluator.evaluate, []
+
+    def evaluate(self, *given, **how):
+        found = real(self, *given, **how)
+        with monkeypatch.context() as patch:
+            patch.setattr("workbench.training.places.ways", lambda *_: iter(()))
+            both.append((found, real(self, *given, **how)))
+        return found
+
+    calm = train(spec.with_(eval_every=0), "calm")
+    monkeypatch.setattr(Evaluator, "evaluate", evaluate)
+    found = train(spec)
+    peaks = [format_bytes(each.peak_bytes["device"]) for each in (calm, found)]
+    assert not [note for note in found.notes if "evaluated on" in note]
+    for there, here in both:
+        print(
+            f"{method} {spec.dtype}: loss {there['loss']:.5f} in {there['seconds']:.2f} s, on the "
+            f"processor {here['loss']:.5f} in {here['seconds']:.2f} s; device peak of training "
+            f"{peaks[0]}, with evaluations {peaks[1]}"
+        )
+        near = 1e-4 if spec.dtype == "fp32" else 5e-3
+        assert there["loss"] == pytest.approx(here["loss"], rel=near)
+    assert peaks[0] == peaks[1]
+
+
 def test_an_asynchronous_pipeline_does_not_drain_for_an_evaluation(train):
     """Each stage's weights are those after the same step, and losses those without evaluations."""
     one = spec_of("ftpipe", "bert", ranks=2, cut="2 2 1 1", map="0 1 0 1", steps=6, microbatches=1)
@@ -169,6 +241,26 @@ def test_evaluations_change_nothing_and_stay_with_a_run_that_goes_on(train, tmp_
     assert told == [{**one, "seconds": 0} for one in every.evaluations]
     assert [one["step"] for one in told] == [1, 2, 3, 4]
     assert not [*(tmp_path / "runs/every").glob(".evaluation*")]
+
+
+def test_killed_while_evaluating(train, monkeypatch):
+    """The same command goes on from the checkpoint before, and evaluates what was not."""
+    spec = spec_of("stronghold", "decoder", eval_every=1, save_every=1)
+    whole, real, report = train(spec, "whole"), Units.losses, Silent()
+
+    def losses(self, parts):
+        if ("evaluating", {"next_step": 3}) in report.events:
+            raise KeyboardInterrupt
+        return real(self, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Units, "losses", losses)
+        with pytest.raises(KeyboardInterrupt):
+            train(spec, report=report)
+    again = train(spec)
+    assert again.losses == whole.losses
+    told = [{**one, "seconds": 0} for one in again.evaluations]
+    assert told == [{**one, "seconds": 0} for one in whole.evaluations]
 
 
 def test_what_is_held_out_is_not_trained_on():

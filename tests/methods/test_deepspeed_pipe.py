@@ -7,14 +7,26 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from baselines import deepspeed_pipe
 from baselines.plain_training import train as train_plain
 from tests.methods import plain
-from tests.methods.harness import LOSS_TOLERANCE, Silent, fork_ranks
+from tests.methods.harness import (
+    LOSS_TOLERANCE,
+    PARAMETER_TOLERANCE,
+    Silent,
+    assert_near,
+    fork_ranks,
+)
 from tests.methods.plain import MODEL, made_up_profile
+from tests.methods.test_zero import Evil
+from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
+from workbench.runs.export import export
+from workbench.runs.store import Store
+from workbench.runtime.checkpoint.manifest import MANIFEST, Saved, publish
 from workbench.schedule import validate
 from workbench.schedule.schedule import DEVICE
 
@@ -80,6 +92,42 @@ def test_bf16_follows_plain_bf16_and_goes_on_where_it_was(device, tmp_path):
     report = Silent()
     assert deepspeed_pipe.train(spec, report, tmp_path).losses == pytest.approx(outcome.losses)
     assert [kind for kind, _ in report.events].count("step") == 2
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize(
+    "changes",
+    [{}, later(dtype="bf16", ranks=4, replicas=2), later(model=replace(MODEL, tied=False))],
+    ids=lambda changes: ", ".join(changes) or "2x1",
+)
+def test_weights_are_exported(changes, tmp_path, monkeypatch):
+    """Of bf16 the fp32 masters, of which each replica has a part."""
+    spec = spec_for(steps=2, save_every=2, microbatches=2, **changes)
+    fork_ranks(monkeypatch)
+    run = tmp_path / "runs" / "run"
+    deepspeed_pipe.train(spec, Silent(), run)
+    write_sealed(run / "spec.json", spec.to_dict())
+    made = export(run, tmp_path / "out", Store(tmp_path), dtype="fp32")
+    assert (made.parameters, made.step) == (make_model(spec.model).parameters_count(), 2)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    _, weights = plain.judge(spec.with_(ranks=1, dtype="fp32", method="plain"))
+    exact = spec.dtype == "fp32"
+    assert_near(found, weights, PARAMETER_TOLERANCE if exact else 1e-2)
+    for file in [] if exact else run.glob("checkpoints/*/layer_*.pt"):
+        for label, rounded in torch.load(file, weights_only=True).items():
+            own = [found[name] for name in found if name.endswith(label.removeprefix("module."))]
+            assert any(torch.equal(value.bfloat16(), rounded) for value in own), label
+            assert not any(torch.equal(value, rounded.float()) for value in own), label
+    evil = tmp_path / "evil"
+    (file, *_) = run.glob("checkpoints/*/layer_*.pt")
+    saved = Saved.read(file.parent)
+    torch.save(Evil(evil), file)
+    (saved.path / MANIFEST).unlink()
+    publish(saved.path.rename(saved.path.with_name(".again")), saved.manifest)
+    if exact:
+        with pytest.raises(OSError, match="step-00000002 cannot be read: layer_.*"):
+            export(run, tmp_path / "again", Store(tmp_path))
+    assert not evil.exists()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

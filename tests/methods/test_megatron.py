@@ -10,8 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from baselines.megatron import parallel
+from baselines.megatron.names import their_layout, their_name
+from baselines.megatron.reading import STATE_FILE
 from baselines.megatron.run import why_not_core
 from tests.methods.harness import Silent, assert_judged
 from tests.methods.plain import MODEL, judge, spec_for
@@ -20,9 +23,15 @@ from tests.methods.test_zero import Runs
 from tests.unit.aceso.cases import small_space
 from workbench.cli import main
 from workbench.core.model_spec import ModelSpec
+from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.grid import as_megatron, points
 from workbench.methods.aceso.options import model_of
+from workbench.model import make_model
+from workbench.model.whole import make_whole
+from workbench.runs.export import export
+from workbench.runs.store import Store
+from workbench.runtime.checkpoint.manifest import Manifest, publish
 
 TIED = replace(MODEL, dropout=0.0, vocab=257)
 """A number of words that Megatron-LM pads."""
@@ -170,3 +179,26 @@ def test_on_two_gpus(shape, tmp_path):
     norms: list[float] = []
     assert found.losses == pytest.approx(train_plainly(judged, torch.float32, norms)[0], rel=1e-4)
     assert found.grad_norms == pytest.approx(norms, rel=1e-3)
+
+
+def test_weights_are_exported(tmp_path):
+    """From the file that megatron-core's training writes, also where that is not installed."""
+    model = make_model(TIED)
+    whole = make_whole(model, seed=3).state_dict()
+    owned = {(unit, name) for unit in range(model.num_units) for name in model.shapes(unit)}
+    masters = {
+        their_name(model, *place): their_layout(place[1], whole[model.state_name(*place)], TIED)
+        for place in owned
+    }
+    run = tmp_path / "runs" / "run"
+    (part := run / "checkpoints" / "part").mkdir(parents=True)
+    torch.save({"masters": masters, "inner": {}}, part / STATE_FILE)
+    history = {"next_step": 1, "losses": [1.0], "step_seconds": [1.0], "grad_norms": [1.0]}
+    continues = {"model": TIED.to_dict(), "seed": 3, "form": "megatron-core"}
+    publish(part, Manifest(**history, updates_done=1, skipped=[], continues=continues))
+    write_sealed(run / "spec.json", BASE.to_dict())
+    made = export(run, tmp_path / "out", Store(tmp_path))
+    assert made.parameters == model.parameters_count()
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], value) for name, value in whole.items())

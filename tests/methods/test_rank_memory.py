@@ -21,7 +21,7 @@ from workbench.core.division import packs_of
 from workbench.core.model_spec import ModelSpec
 from workbench.methods.harmony.packs import Packs
 from workbench.runtime.memory.shared import host_layout
-from workbench.runtime.passes.unit_modules import WRITERS
+from workbench.runtime.passes.first_weights import WRITERS
 from workbench.training.rank_processes import RankTraining
 
 RANKS, BATCH, SIZE = 2, 4, 2

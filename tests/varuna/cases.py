@@ -107,7 +107,7 @@ def train(
 def recorded(model: StagePipeline) -> list[str]:
     """Kinds of passes of which this process has recordings."""
     stages = getattr(model._engine._passes, "_recorded", {}).values()
-    return sorted({kind for stage in stages for kind in stage._recordings})
+    return sorted({kind for stage in stages for each in stage for kind in each._recordings})
 
 
 def misuse(wrong: list[dict], others: list[dict], folder: str, **case: int) -> dict:

@@ -34,7 +34,7 @@ OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso", "export", "rows")
 """Verbs whose flags are their own business."""
 PUBLISHED_WINDOW = 4
-"""The artifact's default, for `run`; `plan` chooses by itself."""
+"""The artifact's default, for `run` of its model; the planner chooses that of others."""
 
 DESCRIPTION = """Train models that do not fit on the GPUs at hand, and compare the methods that
 do it. Exit codes: 0 done; 2 the input is wrong, or does not fit; 3 a run ended in anything but ok;
@@ -86,7 +86,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="train with one method, or with all of them",
         usage="workbench run -m METHOD [-l LAYERS] [--hidden H] [-b BATCH] [-w WINDOW] [options]",
     )
-    add_spec_flags(run, "all runs one after the other", window=f"{PUBLISHED_WINDOW}")
+    shown = f"{PUBLISHED_WINDOW}; auto for other models"
+    add_spec_flags(run, "all runs one after the other", window=shown)
     _add_store_flags(run)
     run.add_argument("--force", action="store_true", help="run although there is a record")
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run after this time")
@@ -197,13 +198,13 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.known())}, or all")
     store = Store(arguments.results)
     specs = [resolve(s, store.root) for s in specs_from(arguments, window=PUBLISHED_WINDOW)]
-    check_inputs(specs, store)
     check_methods(specs)
     check_modules(specs)
     weights = check_weights(specs, store)
     how = {"force": arguments.force, "timeout": arguments.timeout, "log": arguments.log}
     for spec in specs:  # all of them are seen to be possible before the first one starts
         Job(spec, store, **how)
+    check_inputs(specs, store)  # which keeps tokens
     for line in weights:
         Progress(sys.stderr).line(line)
     records = []

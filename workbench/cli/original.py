@@ -152,6 +152,7 @@ def _evaluate(spec: RunSpec, folder: Path) -> int:
         raise ValueError(f"there is no checkpoint to evaluate in {folder / 'checkpoints'}; train "
                          "with save_checkpoints first")  # fmt: skip
     evaluator = Evaluator(spec, folder, epoch=_samples(spec, folder))
-    found = evaluator.evaluate(saved.path, checkpoint.statistics(saved), saved.manifest.next_step)
+    weights, statistics = evaluator.in_files(saved.path), checkpoint.statistics(saved)
+    found = evaluator.evaluate(weights, statistics, saved.manifest.next_step)
     print(json.dumps(found, indent=1))
     return 0

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from workbench.core import methods
 from workbench.core.fields import Field
-from workbench.core.model_spec import T5_FAMILY, ModelSpec
+from workbench.core.model_spec import GPT_FAMILY, OF_DECODERS, T5_FAMILY, ModelSpec
 from workbench.core.options import catalogue, takes
 from workbench.core.paths import user_path
 from workbench.core.spec import ROW_FILES, RunSpec, field_of
@@ -156,8 +156,9 @@ def specs_from(
     """The specs the flags describe, one a method; raises ValueError. All methods are the paper's
     on one device; with `peers`, others as well. `refused` as of `specs_for`.
 
-    `window` is the default, cut to the number of layers, of a method that has one. Where all
-    methods are asked, each takes the options that it has.
+    `window` is the default, cut to the number of layers, of a method that has one and trains the
+    published model; the planner chooses it for others. Where all methods are asked, each takes the
+    options that it has.
     """
     data: dict[str, Any] = read_object(arguments.spec, "spec") if arguments.spec else {}
     changes = {
@@ -170,10 +171,10 @@ def specs_from(
             raise twice(name, f"{name}={changes[name]}", f"--set {name}={value}")
         changes[name] = value
     if arguments.hf_config:
-        if said := sorted(changes.keys() & MODEL - {"seq", "target_seq", "rows"}):
+        if said := sorted(changes.keys() & MODEL - {"seq", "target_seq", *OF_DECODERS}):
             raise ValueError(
                 f"{' and '.join(said)} cannot be given beside --hf-config, whose file says them; "
-                "of the model only seq and rows can, and target_seq of a T5"
+                f"of the model only seq, {' and '.join(OF_DECODERS)} can, and target_seq of a T5"
             )
         given = {name: changes.pop(name, None) for name in ("seq", "target_seq")}
         told = spec_from_config(arguments.hf_config, **given)
@@ -189,7 +190,7 @@ def specs_from(
     if window != "auto" and not {"window"} & {*changes, *data, *data.get("options", {})}:
         specs = [
             spec.with_(window=min(window, max(2, spec.model.layers)))
-            if takes(spec.method, "window")
+            if takes(spec.method, "window") and spec.model.family == GPT_FAMILY
             else spec
             for spec in specs
         ]

@@ -10,7 +10,7 @@ for 100.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from math import isqrt
 from typing import Any, Literal
@@ -27,6 +27,11 @@ ENGINE = "engine:"
 T5_FAMILY = "t5"
 T5_LIKE_GPT = "megatron-t5"
 ROWS = DOCUMENTS, PADDED, STREAM = "documents", "padded", "stream"
+KERNELS = SDPA, EAGER, FLASH, FLEX = "sdpa", "eager", "flash_attention_2", "flex_attention"
+GPU_KERNELS = (FLASH, FLEX)
+"""Kernels of attention that train on a GPU only."""
+OF_DECODERS = {"rows": ROWS, "attention": KERNELS}
+"""Fields that decoders of Hugging Face alone have -> what they may be, beside None."""
 WIDE_RESNET, VIT = "wide-resnet", "vit"
 BOTTLENECKS = "wide-resnet-imagenet"
 MODULES = {
@@ -57,7 +62,8 @@ ONLY = dict.fromkeys(T5_MOST, ANSWERING) | {
 }  # fmt: skip
 """Fields that mean something to some families alone -> these families."""
 RARE = {
-    **dict.fromkeys((*ONLY, "pretrained", "rows", "cut_rows", "eval_text")), "train_on": "answers",
+    **dict.fromkeys((*ONLY, *OF_DECODERS, "pretrained", "cut_rows", "eval_text")),
+    "train_on": "answers",
 }  # fmt: skip
 """Fields that few specs set -> what they are in the others, where that is not empty."""
 
@@ -119,15 +125,19 @@ class ModelSpec:
     each, whose positions begin anew and which do not attend to each other; ``padded`` are one row
     each; ``stream`` are windows of all rows in order. By default documents of rows, and a stream of
     a text."""
+    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] | None = None
+    """Kernel of attention in a decoder of Hugging Face, as Transformers calls it; by default the
+    one that Transformers takes, mostly ``sdpa``."""
 
     def __post_init__(self) -> None:
-        if self.rows not in (None, *ROWS):
-            raise ValueError(f"rows is {self.rows!r}; it must be one of {', '.join(ROWS)}")
-        if self.rows and (self.family == GPT_FAMILY or self.decomposed):
-            raise ValueError(
-                f"rows is {self.rows!r}; rows train decoders of Hugging Face (--hf-config), and "
-                f"the model is {self.family}"
-            )
+        for name, words in OF_DECODERS.items():
+            if (value := getattr(self, name)) not in (None, *words):
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(words)}")
+            if value and (self.family == GPT_FAMILY or self.decomposed):
+                raise ValueError(
+                    f"{name} is {value!r}; it is for decoders of Hugging Face (--hf-config), and "
+                    f"the model is {self.family}"
+                )
         if not self.family:
             raise ValueError("the model family is empty; use 'gpt' or the path of a config.json")
         for name, most in (MOST | OWN_MOST).items():
@@ -215,6 +225,11 @@ class ModelSpec:
         return FUNCTION.fullmatch(self.family) is not None
 
     @property
+    def anywhere(self) -> ModelSpec:
+        """The model with a kernel of attention that every device has."""
+        return replace(self, attention=None) if self.attention in GPU_KERNELS else self
+
+    @property
     def block_parameters(self) -> int:
         """Parameters of one block: 12 h^2 + 13 h. GPT only."""
         self._needs_formula()
@@ -237,7 +252,7 @@ class ModelSpec:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able, without the fields that other families alone have."""
         fields = asdict(self)
-        for name in ("calls", "pretrained", "rows"):  # as before there were any
+        for name in ("calls", "pretrained", *OF_DECODERS):  # as before there were any
             if not fields[name]:
                 del fields[name]
         named = fields.items()

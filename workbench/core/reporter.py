@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, Protocol
 
+from workbench.core.bytesize import format_bytes
+
 COMPILERS = ("_compile.compile_inner", "backward._backward_impl")
 """Names by which torch counts the time that its compiler takes."""
 COMPILING, RANKS = "compiling", "waiting for the ranks"
@@ -49,12 +51,16 @@ class Lines:
         self._began = 0.0
 
     def event(self, kind: str, **values: Any) -> None:
-        """Tell of an event; now and then of a ``part``: how many of `count` parts are done."""
+        """Tell of an event; now and then of a ``part``, how many of `count` parts are done, and of
+        ``bytes``."""
         now, text = time.monotonic(), values.get("text", values.get("reason"))
         if kind == "part" and now - self._spoke > QUIET_S:
             done, count = values["done"], values["count"]
             left = (now - self._began) / done * (count - done)
             text = f"{done} of {count}, about {left:.0f} s left"
+        elif kind == "bytes":
+            done, whole = format_bytes(values["done_bytes"]), format_bytes(values["all_bytes"])
+            text = f"{text}: {done} of {whole}" if now - self._spoke > QUIET_S else ""
         if text and self._began:
             self._spoke = now
             self._write(f"{text}; ")

@@ -15,7 +15,15 @@ from functools import cache
 from typing import Any, Literal
 
 from workbench.core.fields import Field, fields_of
-from workbench.core.model_spec import DOCUMENTS, GPT_FAMILY, PICTURED, STREAM, ModelSpec
+from workbench.core.model_spec import (
+    DOCUMENTS,
+    FLASH,
+    GPT_FAMILY,
+    GPU_KERNELS,
+    PICTURED,
+    STREAM,
+    ModelSpec,
+)
 from workbench.core.options import Options, catalogue, choose, options_of
 from workbench.core.schema import check_words, read_as
 
@@ -137,6 +145,7 @@ class RunSpec:
             )
         check_words(self)
         self._decide_rows()
+        self._check_attention()
         self._check_eval_text()
         if self.augment != "none" and self.model.family not in PICTURED:
             raise ValueError(
@@ -179,6 +188,21 @@ class RunSpec:
         rows = (own or DOCUMENTS) if held else None
         if rows != own:
             object.__setattr__(self, "model", replace(self.model, rows=rows))
+
+    def _check_attention(self) -> None:
+        kernel = self.model.attention
+        if kernel in GPU_KERNELS and self.device == "cpu":
+            raise ValueError(
+                f"attention is {kernel!r}, which trains on a GPU only, and device is cpu; give "
+                "sdpa or eager"
+            )
+        if kernel == FLASH and self.dtype != "bf16":
+            raise ValueError(f"attention is {kernel!r}, and dtype is {self.dtype}; it takes bf16")
+        if kernel == FLASH and self.model.rows == DOCUMENTS:
+            raise ValueError(
+                f"attention is {kernel!r}, which does not keep the documents of a sample apart; "
+                "give rows padded or stream, or another kernel"
+            )
 
     def _check_eval_text(self) -> None:
         if self.eval_text and self.model.decomposed:

@@ -15,7 +15,7 @@ unit of the kind whose weights are in the buffer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -222,18 +222,20 @@ class LayeredModel(ABC):
         seed: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        places: Mapping[str, Tensor] | None = None,
     ) -> nn.Module:
         """The unit alone with its initial weights, which depend on (seed, unit) only.
 
         Weights are drawn on the CPU in fp32, or read from the files of trained ones, whatever
         device and dtype ask for; on the meta device none are. A tied parameter has no elements: put
-        the owner's in its place.
+        the owner's in its place. `places` are memory for those that the unit owns.
         """
-        module = self._new(unit)
+        module, places = self._new(unit), places or {}
         if torch.device(device).type != "meta":
             for name, parameter in list(module.named_parameters(remove_duplicate=False)):
                 shape = torch.Size([0]) if (unit, name) in self.tied() else parameter.shape
-                set_parameter(module, name, torch.empty(shape))
+                place = places.get(name)
+                set_parameter(module, name, torch.empty(shape) if place is None else place)
             if self.trained is None:
                 self.initialize(unit, module, seed=seed)
             else:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
-from workbench.core.model_spec import DOCUMENTS, ModelSpec
+from workbench.core.model_spec import DOCUMENTS, GPU_KERNELS, ModelSpec
 from workbench.model.base import Call, Context, Part, Written
 from workbench.model.custom_data import counted, loss
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
-from workbench.model.hf_config import dropout_of, read_config, transformers_package, understood
+from workbench.model.hf_attention import anywhere, causal_lm
+from workbench.model.hf_config import dropout_of, read_config, understood
 from workbench.model.hf_head import DividedHead, divided_head
 from workbench.model.hf_layers import (
     Calls,
@@ -49,7 +50,7 @@ from workbench.model.hf_layers import (
     recorded,
     with_children,
 )
-from workbench.model.hf_trial import Unfilled, check_rows, try_out
+from workbench.model.hf_trial import check_rows, try_out
 from workbench.model.keys import key
 from workbench.model.weights.stored import Stored, find
 
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 """Under which a causal-LM model keeps the factor of its auxiliary loss."""
+WORDS = 1024
+"""Of a model that is shortened."""
 VISITED = ("num_experts_per_tok", "moe_topk", "moe_k")
 """Under which configurations say how many experts a token visits."""
 
@@ -97,7 +100,8 @@ class HFModel(Decoder):
         self._kinds = kinds(self.layers_of(source), getattr(self.config, "layer_types", None))
         self._calls = Calls(self.record, self.config.model_type)
         self._routers = Routers(decoder)
-        self._seen = try_out(self)
+        with anywhere(self.config):
+            self._seen = try_out(self)
         self._flow = Flow(self.hidden, self._seen.seats)
         self.hidden = self._flow.width
         if not self._seen.seats:
@@ -108,14 +112,12 @@ class HFModel(Decoder):
             check_rows(self)
 
     @classmethod
-    def from_config(cls, config: Any, trained: str = "", rows: str | None = None) -> HFModel:
+    def from_config(
+        cls, config: Any, trained: str = "", rows: str | None = None, attention: str | None = None
+    ) -> HFModel:
         """From a configuration object; weights are drawn by their rules, keyed per unit. Buffers
-        are those of the path `trained`, where there are any in it."""
-        transformers = transformers_package()
-        with understood(config.model_type), seeded(torch.device("cpu"), 0), Unfilled():
-            source = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False
-            )
+        are those of the path `trained`, where there are any in it; `attention` as in a spec."""
+        source = causal_lm(config, attention)
         buffers = source.state_dict().keys() - dict(source.named_parameters(remove_duplicate=False))
         if trained and buffers:
             from workbench.model.weights.converted import Converted
@@ -142,17 +144,25 @@ class HFModel(Decoder):
                 f"{spec.family} changed: its SHA-256 begins with {digest[:12]}, "
                 f"that of the file the run was made for with {spec.config_digest[:12]}"
             )
-        return cls.from_config(config, spec.pretrained, spec.rows)
+        return cls.from_config(config, spec.pretrained, spec.rows, spec.attention)
 
     def shortened(self) -> HFModel:
-        """The model of the first layers only, two at least and as many as show all kinds."""
+        """The model of the first layers only, two at least and as many as show all kinds; and of
+        `WORDS` words, where it has more and transformers makes such a model."""
         layers = max(2, *(self._kinds.index(kind) + 1 for kind in {*self._kinds}))
-        if layers >= self.layers:
-            return self
+        with suppress(Exception):  # whatever its code raises
+            if self.vocab > WORDS:
+                return self._first(min(layers, self.layers), WORDS)
+        return self if layers >= self.layers else self._first(layers)
+
+    def _first(self, layers: int, words: int | None = None) -> HFModel:
+        """The model of the first layers, and words, alone."""
         source = _hollow(self.source)
+        if words:
+            source.resize_token_embeddings(words, mean_resizing=False)
         source.config.num_hidden_layers = layers
-        if types := getattr(source.config, "layer_types", None):
-            source.config.layer_types = types[:layers]
+        with suppress(AttributeError, TypeError):  # there may be no list, or one that is made
+            source.config.layer_types = source.config.layer_types[:layers]
         decoder = getattr(source, self.prefix)
         setattr(decoder, self._layers_name, getattr(decoder, self._layers_name)[:layers])
         return HFModel(source, self.rows)
@@ -258,7 +268,8 @@ class HFModel(Decoder):
     @property
     def compilable(self) -> bool:
         varies = self._random or self.rows == DOCUMENTS or any(self.frozen[1 : self.head])
-        return self._seen.steady and not varies
+        own = self.config._attn_implementation in GPU_KERNELS  # which come compiled
+        return self._seen.steady and not varies and not own
 
     def beside(self, kind: str, x: Tensor) -> Call:
         return self._calls.common(x, [at for at, of in enumerate(self._kinds) if of == kind])

@@ -9,6 +9,7 @@ memory until they are written.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.core.model_spec import DOCUMENTS
+from workbench.core.model_spec import DOCUMENTS, FLEX
 from workbench.model.base import move_buffers, set_parameter
 from workbench.model.decompose.plan import flatten
 from workbench.model.decompose.record import Dice
@@ -29,17 +29,6 @@ SHUT = -1e4
 """A mask that is added to scores shuts out with less than this."""
 DTYPES = torch.bfloat16, torch.float32
 """In bf16 it is seen which logits stay fp32; not every unit runs in it."""
-
-
-class Unfilled(TorchDispatchMode):
-    """Within, memory that is asked for without values is on the meta device: weights take none, and
-    what a constructor computes (rotary tables, ones) is there."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if func is torch.ops.aten.empty.memory_format:
-            kwargs["device"] = torch.device("meta")
-        return func(*args, **kwargs)
 
 
 class Seen(NamedTuple):
@@ -132,19 +121,25 @@ def check_rows(model: Decoder) -> None:
     if model.rows != DOCUMENTS:
         return
     places = torch.tensor([[*range(3), *range(TOKENS - 3)]])
-    with torch.no_grad(), unset_fake_temporarily():
+    flex = model.config._attn_implementation == FLEX  # whose masks are compiled otherwise
+    plainly = torch.compiler.set_stance("force_eager") if flex else nullcontext()
+    with torch.no_grad(), unset_fake_temporarily(), plainly:
         calls = model.record(torch.zeros(1, TOKENS, model.hidden), places)
     for call in calls[: model.layers]:  # behind them is the final norm
-        leaves = (leaf for leaf in flatten(call)[0] if isinstance(leaf, Tensor))
-        masks = [leaf for leaf in leaves if leaf.shape[-3:] == (1, TOKENS, TOKENS)]
-        if not any(_is_shut(mask[0, 0, TOKENS - 1, 2]) for mask in masks):
+        if not any(map(_shuts, flatten(call)[0])):
             raise ValueError(
                 f"rows is {model.rows!r}, and the layers of {name} do not keep the documents of a "
                 "sample apart; it trains on rows that are 'padded', each by itself"
             )
 
 
-def _is_shut(score: Tensor) -> bool:
+def _shuts(leaf: Any) -> bool:
+    """Whether it is a mask that keeps the last token from one of the document before."""
+    if allows := getattr(leaf, "mask_mod", None):
+        return not allows(*map(torch.tensor, (0, 0, TOKENS - 1, 2)))
+    if not isinstance(leaf, Tensor) or leaf.shape[-3:] != (1, TOKENS, TOKENS):
+        return False
+    score = leaf[0, 0, TOKENS - 1, 2]
     return not score if score.dtype == torch.bool else float(score) < SHUT
 
 

@@ -37,7 +37,7 @@ class Ends:
         self.begins: list[int] = []
         """Among the leaves of these outputs, the places of those at which gradients come back."""
         self.further: list[int] = []
-        """Places of others that depend on parameters."""
+        """Places of others that are there and depend on parameters."""
         self.gradients: Sequence[Tensor] = ()
         """One for each of these."""
 
@@ -53,12 +53,41 @@ class Ends:
         if not self.live:
             return torch.stack([_number(leaves[n]) for n in begins]).sum()
         wide = {n: leaves[n].float() if leaves[n].itemsize < 4 else leaves[n] for n in begins}
-        cut = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        cut = [_apart(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for n, leaf in wide.items():
             cut[n] = leaf.detach()
         self.outputs, self.begins = build(form, cut), begins
-        self.further = [n for n in floats if n not in begins]
+        self.further = [n for n in floats if n not in begins and isinstance(cut[n], Tensor)]
         return _Begun.apply(self, *wide.values())
+
+
+class Unmade:
+    """Stands for logits of a training pass that were never there all at once, since the module's
+    own loss took them in parts (postponed.py). Raises ValueError wherever values are asked for."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape = shape
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._told)
+
+    def __getitem__(self, _: Any) -> Any:
+        raise ValueError(self._told)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        flat = [*args, *(kwargs or {}).values()]
+        raise ValueError(next((leaf._told for leaf in flat if isinstance(leaf, cls)), _UNMADE))
+
+    @property
+    def _told(self) -> str:
+        return f"values of {[*self.shape]} {_UNMADE}"
+
+
+_UNMADE = (
+    "were not made in this training pass, since the loss of the model took them in parts; leave "
+    "labels out and make the loss of them yourself, or call the model under torch.no_grad()"
+)
 
 
 class Called(Objective):
@@ -89,6 +118,11 @@ class _Begun(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, _: Tensor) -> tuple[Tensor | None, ...]:
         return None, *ctx.ends.gradients
+
+
+def _apart(leaf: Tensor) -> Tensor | Unmade:
+    """An output for reading."""
+    return Unmade(leaf.shape) if leaf.is_meta else leaf.detach()
 
 
 def _differentiable(leaf: Any) -> bool:

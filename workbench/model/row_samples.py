@@ -24,7 +24,7 @@ from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec
 from workbench.model.keys import place_of
 from workbench.model.row_tokens import load_rows
-from workbench.model.text import IGNORED, Batches
+from workbench.model.text import IGNORED, Batches, windows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,9 +138,17 @@ class RowStream(Batches):
 def read_samples(spec: RunSpec, vocab: int, cache: Path | None = None) -> RowSamples | RowStream:
     """The rows of a run as its samples. Raises ValueError, one sentence, for all that is wrong with
     them."""
-    found, digest = load_rows(spec.text, spec.tokenizer, spec.train_on, vocab=vocab, cache=cache)
-    table, seq = Table(found, user_path(spec.text).name), spec.model.seq
-    if spec.model.rows == STREAM:
+    name, seq = user_path(spec.text).name, spec.model.seq
+    stream = spec.model.rows == STREAM
+
+    def fits(rows: np.ndarray) -> object:
+        table = Table(rows, name)
+        return windows(len(table.ids), seq) if stream else table.fitting(seq, cut=spec.cut_rows)
+
+    how = {"vocab": vocab, "cache": cache, "fits": fits}
+    found, digest = load_rows(spec.text, spec.tokenizer, spec.train_on, **how)
+    table = Table(found, name)
+    if stream:
         return RowStream(table, seq, spec.batch, spec.seed)
     made = RowSamples(table, spec.model.rows, seq=seq, cut=spec.cut_rows, seed=spec.seed)
     made.digest = sha256(f"{digest} {spec.model.rows} {seq}".encode()).hexdigest()

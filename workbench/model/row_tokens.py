@@ -12,7 +12,7 @@ template writes its own. Neither is ever there twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from itertools import groupby, islice
 from pathlib import Path
@@ -158,18 +158,20 @@ class RowTokenizer:
 
 
 def load_rows(
-    source: str | Path, tokenizer: str, train_on: str, *, vocab: int, cache: Path | None = None
-) -> tuple[np.ndarray, str]:
+    source: str | Path, tokenizer: str, train_on: str, *, vocab: int, cache: Path | None = None,
+    fits: Callable[[np.ndarray], object] = lambda rows: None,
+) -> tuple[np.ndarray, str]:  # fmt: skip
     """Ids, labels and places of all rows, [3, n] int32, and their digest; a row begins at place 0.
 
     Raises ValueError, one sentence, for a file, a row or a tokenizer that cannot be, for a
-    tokenizer of more tokens than the model's vocabulary, and for an id beyond it.
+    tokenizer of more tokens than the model's vocabulary, for an id beyond it, and as `fits` does:
+    of rows that are refused the cache keeps nothing.
     """
     path, rows = user_path(source), RowTokenizer(tokenizer, train_on)
     check_room(rows.made.vocab, tokenizer, vocab)
     table = read_rows(path)
 
-    def make() -> tuple[np.ndarray, dict[str, Any]]:
+    def tokenized() -> np.ndarray:
         parts = [
             np.stack([ids, labels, np.arange(len(ids), dtype=np.int32)])
             for ids, labels in rows.tokens(table)
@@ -177,17 +179,26 @@ def load_rows(
         ]
         if not parts:
             raise ValueError(f"the rows of {path.name} have no tokens")
-        return np.concatenate(parts, axis=1), {}
+        return np.concatenate(parts, axis=1)
+
+    def check(found: np.ndarray) -> None:
+        worst = int(found[:2].max())
+        if worst >= vocab:
+            row = int((found[2, : int((found[:2] == worst).any(0).argmax()) + 1] == 0).sum())
+            raise ValueError(
+                f"row {row} of {path.name} has the id {worst}; the model's vocabulary of {vocab} "
+                f"has 0 to {vocab - 1}"
+            )
+        fits(found)
+
+    def make() -> tuple[np.ndarray, dict[str, Any]]:
+        check(found := tokenized())
+        return found, {}
 
     digest = sha256(f"{file_digest(path)} {rows.digest} {train_on}".encode()).hexdigest()
     found, _ = kept(cache, f"rows-{digest[:32]}", make)
-    worst = int(found[:2].max())
-    if worst >= vocab:
-        row = int((found[2, : int((found[:2] == worst).any(0).argmax()) + 1] == 0).sum())
-        raise ValueError(
-            f"row {row} of {path.name} has the id {worst}; the model's vocabulary of {vocab} has 0 "
-            f"to {vocab - 1}"
-        )
+    if isinstance(found, np.memmap):
+        check(found)
     return found, digest
 
 

@@ -71,7 +71,7 @@ def load_text(
     else:
         made, tokens = tokenize(corpus, tokenizer, cache)
     check_room(made.vocab, tokenizer, vocab)
-    _windows(len(tokens), seq)
+    windows(len(tokens), seq)
     return Text(
         name=corpus.name,
         digest=corpus.digest,
@@ -93,7 +93,7 @@ def check_text(source: str | Path, tokenizer: str, *, vocab: int, seq: int) -> N
             bpe_size(tokenizer)
         check_room(BYTES, tokenizer, vocab)
     if source != STDLIB:
-        _windows(len(read_corpus(source).data), seq)
+        windows(len(read_corpus(source).data), seq)
 
 
 def check_room(tokens: int, tokenizer: str, vocab: int) -> None:
@@ -132,7 +132,7 @@ def _read_ids(path: Path, vocab: int, seq: int) -> Text:
             f"{path} holds {tokens.dtype} of shape {tokens.shape}; token ids are whole numbers in "
             "one dimension, one after another"
         )
-    _windows(len(tokens), seq)
+    windows(len(tokens), seq)
     for worst in (int(tokens.min()), int(tokens.max())):
         if not 0 <= worst < vocab:
             raise ValueError(
@@ -152,7 +152,7 @@ class Batches:
         if batch < 1:
             raise ValueError(f"a batch of {batch} samples is none; it must be at least 1")
         self.tokens, self.seq, self.batch_size, self.seed = tokens, seq, batch, seed
-        self.windows = _windows(len(tokens), seq)
+        self.windows = windows(len(tokens), seq)
         """Samples in one epoch."""
 
     def __len__(self) -> int:
@@ -163,7 +163,7 @@ class Batches:
         """Batches of some of the tokens alone. Raises ValueError for fewer than a sample needs."""
         found = copy(self)
         found.tokens = self.tokens[tokens]
-        found.windows = _windows(len(found.tokens), self.seq)
+        found.windows = windows(len(found.tokens), self.seq)
         return found
 
     @property
@@ -197,10 +197,12 @@ class Batches:
         return self.rows(self.samples(step))
 
 
-def _windows(tokens: int, seq: int) -> int:
-    windows = (tokens - 1) // seq
-    if windows < 1:
+def windows(tokens: int, seq: int) -> int:
+    """Samples of `seq` tokens, and one more as the last target, in so many. Raises ValueError for
+    fewer than one."""
+    count = (tokens - 1) // seq
+    if count < 1:
         raise ValueError(
             f"the text has {tokens} tokens, too few for one sample of {seq}: it takes {seq + 1}"
         )
-    return windows
+    return count

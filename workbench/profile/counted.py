@@ -53,7 +53,8 @@ def unit_costs(
             per_sample = _kept(made, spec, unit, dtype)
             return {name: microbatch * nbytes for name, nbytes in per_sample.items()}
     else:
-        model = _decoder(replace(spec, **by_content(spec) | {"family": spec.family}))
+        named = by_content(spec) | {"family": spec.family}
+        model = _decoder(replace(spec.anywhere, **named))
         counted = _needs(model, microbatch, spec.seq, dtype, gpu)
 
         def needs(unit: int) -> dict[str, int]:

@@ -26,7 +26,7 @@ and whatever a method adds. The runner itself adds cached and waiting, which are
 
 
 TEXTS = ("event", "text", "reason", "message", "status", "started", "attempt", "key")
-NUMBERS = ("index", "next_step")
+NUMBERS = ("index", "next_step", "done_bytes", "all_bytes")
 OTHERS = {
     "time": float, "where": str | None, "settings": dict[str, Any], "step_seconds": float | None,
     "step_seconds_range": list[float] | None, "took": float, "grad_norm": Measured,
@@ -60,7 +60,8 @@ class Exit(TypedDict):
 KINDS = {"step": StepEvent, "exit": Exit, "evaluated": EvaluatedEvent}
 """Kind -> form, of events whose fields are looked at."""
 NEEDED = {
-    "cached": {"started"}, "damaged": {"reason"}, "evaluated": {"step", "loss"},
+    "bytes": {"text", "done_bytes", "all_bytes"}, "cached": {"started"}, "damaged": {"reason"},
+    "evaluated": {"step", "loss"},
     "evaluating": {"next_step"},
     "not_evaluated": {"reason"}, "not_saved": {"reason"}, "phase": {"text"}, "plan": {"settings"},
     "point": {"index", "key"}, "point_ended": {"index", "key", "status"}, "profile": {"text"},

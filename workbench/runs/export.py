@@ -100,15 +100,16 @@ def _came_in(kept: Kept) -> str:
 
 
 def _weights_of(kept: Kept) -> Weights:
-    """Those of the checkpoint. Raises ValueError for a library's, which nobody reads without it."""
+    """Those of the checkpoint; a library's are read by the method that wrote it. Raises ValueError
+    where that is unknown, or reads none."""
     if not kept.form:
         family = str(kept.saved.manifest.continues.get("model", {}).get("family", ""))
         return weights_of(kept.saved, PREFIX if family.startswith(ENGINE) else "")
     method = kept.spec and methods.load(kept.spec.method)
     if not hasattr(method, "weights_of"):
         raise ValueError(
-            f"the checkpoint {kept.saved.path} is of {kept.form}'s own files, of which none but a "
-            "run of ZeRO's is exported; go on under a method whose checkpoints are ours"
+            f"the checkpoint {kept.saved.path} is of {kept.form}'s own files, which are exported "
+            "from the folder of a run, whose method reads them"
         )
     return method.weights_of(kept.saved, make_model(kept.model))
 

@@ -6,10 +6,12 @@ A worker refuses them as well, since they may change; by then the run has a fold
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from workbench.core import methods
-from workbench.core.model_spec import ANSWERING, GPT_FAMILY, PICTURED
+from workbench.core.model_spec import ANSWERING, GPT_FAMILY, OF_DECODERS, PICTURED
 from workbench.core.paths import user_path
 from workbench.core.sources import config_file
 from workbench.core.spec import RunSpec
@@ -28,7 +30,24 @@ from workbench.runs.store import Store
 
 def check_inputs(specs: list[RunSpec], store: Store) -> None:
     """Raise ValueError for a model, a text, a tokenizer or a run to start from that is not there or
-    cannot be used, as far as that shows without tokenizing a text. Each is read once."""
+    cannot be used, as far as that shows without tokenizing a text. Each is read once; tokens of
+    rows, which are long in the making, are kept in the store for its runs, unless something is
+    refused."""
+    cache = store.cache
+    folders = [folder for folder in (cache, store.root) if not folder.exists()]
+    there = {*cache.glob("*")}
+    try:
+        _check_inputs(specs, store)
+    except ValueError:
+        for path in {*cache.glob("*")} - there:
+            path.unlink(missing_ok=True)
+        for folder in folders:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _check_inputs(specs: list[RunSpec], store: Store) -> None:
     for start in {spec.start_from for spec in specs} - {""}:
         run = user_path(start) if user_path(start).is_dir() else store.folder(start)
         if not run.is_dir():
@@ -48,7 +67,8 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
             continue
         if not model.decomposed:
             if model.family != GPT_FAMILY:
-                make_model(spec_from_config(model.family, seq=model.seq))
+                whole = spec_from_config(model.family, seq=model.seq)
+                make_model(replace(whole, attention=model.attention))
             check_text(text, tokenizer, vocab=model.vocab, seq=model.seq)
         elif text == DIGITS and not model.custom and model.family not in PICTURED:
             raise ValueError(f"text is {DIGITS!r}, which are pictures; {model.family} reads texts")
@@ -64,15 +84,15 @@ def check_inputs(specs: list[RunSpec], store: Store) -> None:
                 )
         elif text != STDLIB and model.family in ANSWERING:
             load_answers(text, tokenizer, vocab=model.vocab, seq=model.seq, target_seq=2, seed=0)
-    _check_rows([spec for spec in specs if spec.model.rows])
+    _check_rows([spec for spec in specs if spec.model.rows], store.cache)
     if held := [spec.held_out for spec in specs if spec.eval_text]:
         try:
-            check_inputs(held, store)
+            _check_inputs(held, store)
         except ValueError as error:
             raise ValueError(f"eval_text: {error}") from None
 
 
-def _check_rows(specs: list[RunSpec]) -> None:
+def _check_rows(specs: list[RunSpec], cache: Path) -> None:
     """Raise ValueError for rows that cannot be, and for a decoder that does not train on them. They
     are tokenized: only then is it known how long they are."""
     seen = set()
@@ -81,8 +101,9 @@ def _check_rows(specs: list[RunSpec]) -> None:
         if asked not in seen:
             seen.add(asked)
             whole = spec_from_config(spec.model.family, seq=spec.model.seq)
-            make_model(replace(whole, rows=spec.model.rows))
-            read_samples(spec, spec.model.vocab)
+            own = {name: getattr(spec.model, name) for name in OF_DECODERS}
+            make_model(replace(whole, **own))
+            read_samples(spec, spec.model.vocab, cache)
 
 
 def check_weights(specs: list[RunSpec], store: Store) -> list[str]:

@@ -24,7 +24,7 @@ MODEL = fields_of(ModelSpec).keys()
 WHOLE = {"model": "a model", "options": "options"}
 """Parts of a spec's JSON form whose fields people write beside the others."""
 FLAGS = {
-    "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout"),
+    "model": ("layers", "hidden", "heads", "seq", "vocab", "dropout", "attention"),
     "data": (
         "text", "tokenizer", "rows", "train_on", "cut_rows", "augment", "batch", "microbatches",
         "steps", "seed", "weights",

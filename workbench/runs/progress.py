@@ -155,6 +155,9 @@ class Progress:
         elif kind == "damaged" or (kind == "not_saved" and not self._unsaved):
             self.line(event["reason"])
             self._unsaved = kind == "not_saved"
+        elif kind == "bytes":
+            done, whole = format_bytes(event["done_bytes"]), format_bytes(event["all_bytes"])
+            self.passing(f"{event['text']}: {done} of {whole}")
         elif kind == "resumed" and event["next_step"]:
             self.saved = event["next_step"]
             self.line(f"going on from step {self.saved}, where a checkpoint was left")

@@ -1,6 +1,7 @@
 """The results folder: one folder a run, and the record in it that makes the run done.
 
     RESULTS/runs/<key>/   spec.json job.json events.jsonl log.txt checkpoints/ ... record.json
+    RESULTS/cache/        tokens, by digest
 
 A run is done when, and only when, ``record.json`` was renamed into place; everything else in the
 folder may be half written at any moment and nothing ever depends on it being whole. There is no
@@ -45,7 +46,7 @@ REPOSITORY_RESULTS = (_HOME if (_HOME / "pyproject.toml").is_file() else Path.cw
 """Where results go unless told otherwise: of the repository, where those that are part of the
 project lie; of an installed package, of the current folder."""
 
-RECORD = "record.json"
+RECORD, CACHE = "record.json", "cache"
 
 
 class StoreError(OSError):
@@ -67,7 +68,7 @@ class Store:
         self.root = (base / user_path(root)).resolve()
         if os.path.exists(self.root) and not self.root.is_dir():
             raise _unusable(self.root, NotADirectoryError(errno.ENOTDIR, "it is not a folder"))
-        self.runs = self.root / "runs"
+        self.runs, self.cache = self.root / "runs", self.root / CACHE
         self.problems: dict[Path, str] = {}
         """Records that cannot be used, and why, as of the last look at them."""
         self._parsed: dict[Path, tuple[tuple[int, int, int], RunRecord | None]] = {}
@@ -203,6 +204,13 @@ def write_record(folder: Path, record: RunRecord) -> None:
         flush(folder)  # a rename is only on the disk once its folder is
     except OSError as error:
         raise _unusable(folder, error) from error
+
+
+def share_tokens(folder: Path) -> None:
+    """Let a run have the tokens that its results keep, if any; else it tokenizes by itself."""
+    if (folder.parents[1] / CACHE).is_dir():
+        with suppress(OSError):  # it has a folder of its own
+            (folder / CACHE).symlink_to(Path("..", "..", CACHE))
 
 
 def set_aside(path: Path, why: str = "corrupt") -> None:

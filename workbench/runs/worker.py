@@ -44,7 +44,7 @@ from workbench.runs.jobfile import JobFile
 from workbench.runs.logged import Log
 from workbench.runs.planning import library_prediction
 from workbench.runs.starts import TOLD_S, start_of
-from workbench.runs.store import Store, StoreError, write_record
+from workbench.runs.store import Store, StoreError, share_tokens, write_record
 
 CANCELLED_EXIT = 128 + signal.SIGTERM
 STORE_EXIT = 74
@@ -146,6 +146,7 @@ def main(folder: Path) -> int:
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
         if not spec.model.ours:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
+        share_tokens(folder)
         outcome = imported(job.module).train(spec, reporter, folder)
         reporter.ended()
         reporter.curves.ended(outcome.peak_bytes)

@@ -12,7 +12,6 @@ is never the reason why a module does not train, unless it finds that the two di
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from workbench.core.spec import VALUE_BYTES, RunSpec
 from workbench.model.objective import Batch, Handed, Layered, Objective
-from workbench.training.compare import COPIES, PASSES, SAMPLES, Differs, compare
+from workbench.training.compare import COPIES, PASSES, SAMPLES, Differs, compare, room_on
 
 SECONDS = 15.0
 """Most that a comparison may take."""
@@ -38,8 +37,6 @@ WIDE = 8
 """Threads by which memory is busy."""
 COPIED_PER_S = {"cpu": 2e9, "cuda": 1e10}
 """Bytes a second of weights that are copied and read."""
-ROOM = 1 << 30
-"""Bytes of a GPU that are left to passes; where these need more, the next place is tried."""
 
 Again = Callable[[Sequence[Tensor]], Objective]
 """Makes a user's objective once more, for a first batch of these tensors."""
@@ -156,9 +153,7 @@ def _places(
     for place in dict.fromkeys((device.type, "cpu")):
         threads, room = torch.get_num_threads(), psutil.virtual_memory().available
         if place == "cuda":
-            budget = spec.device_memory or sys.maxsize
-            left = budget - torch.cuda.memory_allocated(device)
-            threads, room = 1, min(torch.cuda.mem_get_info(device)[0], left) - ROOM
+            threads, room = 1, room_on(device, spec.device_memory)
         seconds = nbytes / COPIED_PER_S[place] + PASSES * (
             flops / (FLOPS_PER_S[place] * threads) + made / (MADE_PER_S[place] * min(threads, WIDE))
         )

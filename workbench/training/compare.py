@@ -11,12 +11,14 @@ before the run does. How much of a large model is compared, and where, bounded.p
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from math import sqrt
 from time import perf_counter
 
 import numpy as np
@@ -36,8 +38,12 @@ COPIES = 6
 gradients, and their sums."""
 PASSES, FIRST = 24, 3
 """Forward passes that a comparison is worth, and those of them that its first part is."""
-CLOSE = 1e-6
-"""Relative to the tensor's norm: a gradient of several layers may be added up in another order."""
+ROOM = 1 << 30
+"""Bytes of a GPU that are left to passes; where these need more, the next place is tried."""
+CLOSE, ROUNDING = 1e-6, 2.0**-23
+"""Relative to the tensor's norm: a gradient of several layers may be added up in another order, and
+one that is a sum over positions, as a divided head's, differs by a rounding times the root of their
+number."""
 APART = 1e-3
 """Relative difference of a batch's gradients and those of its halves from which on samples are said
 to depend on each other; sums over fewer samples round otherwise."""
@@ -94,6 +100,7 @@ def compare(
         wanted = agree(
             partial(_by_author, written, rows), partial(_by_layers, layers, rows), (first, second),
             "layers", module=getattr(written.written, "module", None), seconds=seconds,
+            far=partial(_far, close=max(CLOSE, ROUNDING * sqrt(_positions(rows)))),
         )  # fmt: skip
         if len(samples) > 1 and not model.couples and _depends(layers, rows, first, wanted[0]):
             return [
@@ -101,6 +108,12 @@ def compare(
                 "otherwise is another training"
             ]
     return []
+
+
+def room_on(gpu: torch.device, budget: int | None) -> int:
+    """Bytes of a GPU that copies of weights may take, of those that a run may have."""
+    left = (budget or sys.maxsize) - torch.cuda.memory_allocated(gpu)
+    return min(torch.cuda.mem_get_info(gpu)[0], left) - ROOM
 
 
 @contextmanager
@@ -130,8 +143,14 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return found if found == found else float("inf")
 
 
-def _far(one: Tensor, other: Tensor) -> float:
-    return relative if (relative := _apart(one, other)) > CLOSE else 0.0
+def _far(one: Tensor, other: Tensor, close: float = CLOSE) -> float:
+    return relative if (relative := _apart(one, other)) > close else 0.0
+
+
+def _positions(rows: Rows) -> int:
+    """Positions of texts, or samples, that are compared."""
+    texts = (row.numel() for row in rows if row.dim() > 1 and not row.is_floating_point())
+    return max(texts, default=len(rows[-1]))
 
 
 def _same(found: Seen, expected: Seen, sentence: str, far: Far = _far) -> None:

@@ -32,8 +32,8 @@ from workbench.model.families import blank_rows
 from workbench.model.hf_config import transformers_package
 from workbench.model.modules import Decomposed
 from workbench.profile.files import write
-from workbench.training.compare import COPIES, PASSES, SAMPLES, NoNumber, Rows, compare
-from workbench.training.run import load_batches
+from workbench.training.compare import COPIES, PASSES, SAMPLES, NoNumber, Rows, compare, room_on
+from workbench.training.run import load_batches, resolve_device
 
 TOKENS = 16
 """A decoder is compared on samples of so many at most."""
@@ -48,29 +48,43 @@ def ensure(spec: RunSpec, results: Path, report: Reporter) -> None:
     `compare` does, and where samples are others when they are read twice."""
     if spec.model.ours:
         return
-    model = make_model(spec.model, spec.seed)
+    model = make_model(spec.model.anywhere, spec.seed)  # also where a processor compares
     wanted = range(min(SAMPLES, spec.batch))
     rows = _rows(spec, model, wanted) if spec.model.custom else made_up_rows(spec.model)
     path = results / "compared" / f"{_digest(spec, rows)}.json"
     notes = _known(path)
     if notes is None:
         report.phase(f"comparing the layers with the module as it is written{_time(model, rows)}")
-        notes = notes_of(spec.model, model, rows, spec.seed)
+        gpu = resolve_device(spec.device)
+        room = room_on(gpu, spec.device_memory) if gpu.type == "cuda" else 0
+        notes = notes_of(spec.model, model, rows, spec.seed, gpu_room=room)
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, {"family": spec.model.family, "notes": notes})
     for note in notes:
         report.phase(f"{spec.model.family}: {note}")
 
 
-def notes_of(spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int) -> list[str]:
-    """The notes of `compare`, or why the module is not compared."""
+def notes_of(
+    spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int, *, gpu_room: int = 0
+) -> list[str]:
+    """The notes of `compare`, or why the module is not compared. A decoder of Hugging Face's is
+    compared on a GPU that has room for so many bytes; if that fails there, the processor decides.
+    """
     told: list[str] = []
     if not spec.custom and (short := model.shortened()) is not model:
-        told = [f"compared on its first {short.layers} layers, which show every kind"]
+        words = f", with {short.vocab:,} of its words" if short.vocab < model.vocab else ""
+        told = [f"compared on its first {short.layers} layers, which show every kind{words}"]
         model = short
     if lacking := lacks_memory(model):
         return [f"not compared with the module as it is written: that {lacking}"]
     again = make_model(spec, seed) if spec.custom else model
+    if not spec.custom and _nbytes(model) <= gpu_room:
+        try:
+            return told + compare(model, again, rows, seed, device="cuda")
+        except Exception:  # whatever libraries raise, and a difference
+            told.append("the comparison on the GPU failed and was made on the processor")
+        finally:
+            torch.cuda.empty_cache()
     try:
         return told + compare(model, again, rows, seed)
     except NoNumber as error:
@@ -80,10 +94,14 @@ def notes_of(spec: ModelSpec, model: LayeredModel, rows: Rows, seed: int) -> lis
 def lacks_memory(model: LayeredModel) -> str:
     """End of a sentence that says how much memory a comparison takes and how much is free; empty
     where there is enough."""
-    wanted, free = COPIES * 4 * model.parameters_count(), psutil.virtual_memory().available
+    wanted, free = _nbytes(model), psutil.virtual_memory().available
     if wanted <= free:
         return ""
     return f"takes {format_bytes(wanted)} of memory, and {format_bytes(free)} are free"
+
+
+def _nbytes(model: LayeredModel) -> int:
+    return COPIES * 4 * model.parameters_count()
 
 
 def _time(model: LayeredModel, rows: Rows) -> str:

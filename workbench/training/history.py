@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -51,9 +52,9 @@ class History:
         """Those of the optimizer that a user's own loop changes."""
         self.evaluations: list[Evaluation] = []
         self._epoch = len(batches) if spec.evaluates else 0
-        self._evaluator: Evaluator | None = None
+        self.evaluator: Evaluator | None = None
         if spec.evaluates:
-            self._evaluator = Evaluator(spec, folder, epoch=self._epoch)
+            self.evaluator = Evaluator(spec, folder, epoch=self._epoch)
         self.updates_done = 0
         self.statistics: dict[str, Tensor] = {}
         """Running ones, of the checkpoint that the run continues."""
@@ -115,32 +116,35 @@ class History:
     ) -> None:
         """Evaluate and save, where that is due."""
         if self.evaluates_at(next_step):
-            self.evaluate(next_step, holder.write, report, statistics)
+            work = partial(self._evaluated, next_step, holder, statistics or {})
+            self.evaluate(next_step, work, report)
         if self.saves_at(next_step):
             self.save(next_step, updates_done, holder, report, statistics)
 
-    def evaluate(
-        self,
-        steps: int,
-        write: Callable[[Path, Sequence[str]], None],
-        report: Reporter,
-        statistics: dict[str, Tensor] | None = None,
-    ) -> None:
-        """Evaluate the weights that `write`, as `Holder.write`, puts into a folder. A disk that has
-        no room for them has not harmed the run, which goes on."""
+    def evaluate(self, steps: int, work: Callable[[], Evaluation], report: Reporter) -> None:
+        """Enter the evaluation that `work` makes. A disk that has no room for weights has not
+        harmed the run, which goes on."""
         report.event("evaluating", next_step=steps)
-        folder = self.folder.parent / f".evaluation-{steps}"
-        rmtree(folder, ignore_errors=True)
         try:
-            folder.mkdir(parents=True)
-            write(folder, checkpoint.WEIGHTS)
-            found = self._evaluator.evaluate(folder, statistics or {}, steps)
+            found = work()
         except (OSError, SafetensorError) as error:
             self.notes.append(f"no evaluation after {steps} steps: {error}")
             report.event("not_evaluated", next_step=steps, reason=str(error))
         else:
             self.evaluations.append(found)
             report.event("evaluated", **found)
+        if (note := self.evaluator.note) and note not in self.notes:
+            self.notes.append(note)
+
+    def _evaluated(self, steps: int, holder: Holder, statistics: dict[str, Tensor]) -> Evaluation:
+        if weights := holder.weights():
+            return self.evaluator.evaluate(weights, statistics, steps)
+        folder = self.folder.parent / f".evaluation-{steps}"
+        rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir(parents=True)
+            holder.write(folder, checkpoint.WEIGHTS)
+            return self.evaluator.evaluate(self.evaluator.in_files(folder), statistics, steps)
         finally:
             rmtree(folder, ignore_errors=True)
 

@@ -28,7 +28,7 @@ from workbench.profile.measure import kind_costs
 from workbench.profile.profile import Profile
 from workbench.profile.store import hardware
 from workbench.ranks.peers import Peers
-from workbench.runtime.checkpoint.checkpoint import ByUnit
+from workbench.runtime.checkpoint.checkpoint import ByUnit, in_memory
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.passes.statistics import clones
 from workbench.runtime.passes.unit_passes import make_room
@@ -89,8 +89,7 @@ class Steps(Protocol):
 
     def weights(self) -> ByUnit:
         """As `tensors`, to be read a few at a time."""
-        every = self.tensors()
-        return [[*every]], lambda names: {name: every[name] for name in names}
+        return in_memory(self.tensors())
 
     def save(self, folder: Path) -> Path:
         """Write ``step-N`` in a folder. Raises OSError if the disk refuses."""
@@ -271,6 +270,10 @@ class InOneProcess(Steps):
     def tensors(self) -> dict[str, Tensor]:
         return {**self._whole.parameters(), **self._whole.statistics()}
 
+    def weights(self) -> ByUnit:
+        trained = self._whole.weights()
+        return in_memory(self._whole.statistics(), trained) if trained else super().weights()
+
     def save(self, folder: Path) -> Path:
         history, path = self._whole.history, folder / step_name(self.steps)
         history.folder, history.settings = folder, self._settings()
@@ -288,18 +291,6 @@ class InOneProcess(Steps):
         self.ends.close()
 
 
-class Planned(InOneProcess):
-    """Steps under a plan, whose memory has each unit by itself."""
-
-    def weights(self) -> ByUnit:
-        groups, read = self._whole.weights()
-        kept = self._whole.statistics()
-        return [
-            *groups,
-            [*kept],
-        ], lambda names: read(names) | {name: kept[name] for name in names if name in kept}
-
-
 def planned(task: Task) -> Steps:
     """Steps under the plan of the spec's method. Raises DoesNotFit, and ValueError for what cannot
     be trained so."""
@@ -313,9 +304,9 @@ def planned(task: Task) -> Steps:
         task.report.phase("planning")
         plan = methods.load(spec.method).plan(spec, profile)
         task.report.phase("laying out memory")
-        return Training(spec, plan, task.folder, given=(model, batches))
+        return Training(spec, plan, task.folder, given=(model, batches), report=task.report)
 
-    return Planned(task, make)
+    return InOneProcess(task, make)
 
 
 def profile_of(

@@ -36,7 +36,6 @@ from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.executor.board import Board
 from workbench.runtime.executor.threads import use_rank_threads
 from workbench.runtime.memory.storage import DTYPES
-from workbench.runtime.passes.unit_modules import write_initial
 from workbench.runtime.rank import Rank, layouts_of
 from workbench.runtime.transport.groups import as_one
 from workbench.schedule.schedule import PAGE, Schedule
@@ -45,6 +44,7 @@ from workbench.training.history import History
 from workbench.training.loop import OutsideRate, Steps, Task, check_layers, profile_of
 from workbench.training.rank_host import RankHost, check_runs, statistics
 from workbench.training.ranks import up_to_room
+from workbench.training.run import write_weights
 
 NAP_S = 1e-4
 """Between two looks for all others to come."""
@@ -119,7 +119,7 @@ class Ranked(Steps):
         )  # fmt: skip
         self._ends.callback(self._rank.close)
         if self._host is not None:
-            write_initial(model, self._host.states, self._host.flats, spec.seed)
+            write_weights(task.report, model, self._host.states, self._host.flats, spec.seed)
         weights.clear()
         self._meet()
         self._rank.bring()
@@ -232,12 +232,8 @@ class Ranked(Steps):
     def weights(self) -> checkpoint.ByUnit:
         self._give_back()
         flats = [layout.flat for layout in self._layouts]
-        groups, read = checkpoint.by_unit(self._model, self._rank.updates, flats)
-        kept = statistics(self._folder, self._ranks)
-        return [
-            *groups,
-            [*kept],
-        ], lambda names: read(names) | {name: kept[name] for name in names if name in kept}
+        trained = checkpoint.by_unit(self._model, self._rank.updates, flats)
+        return checkpoint.in_memory(statistics(self._folder, self._ranks), trained)
 
     def save(self, folder: Path) -> Path:
         path = folder / step_name(self.steps)

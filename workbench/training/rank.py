@@ -13,6 +13,7 @@ from workbench.runtime.executor.executor import Perturb
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.rank import Rank
 from workbench.schedule.serialize import from_json
+from workbench.training.rank_evaluation import RankEvaluations
 from workbench.training.run import load_batches
 
 
@@ -40,13 +41,17 @@ def run_rank(context: RankContext, perturb: Perturb | None = None) -> None:
         on_failure=context.fail,
         part=context.parts.end,
     )
-    start = dict(context.parts.seconds)
+    start, evaluations = dict(context.parts.seconds), None
+    if spec.evaluates and board.rank == 0:
+        evaluations = RankEvaluations(spec, rank, model, batches, folder)
     try:
         board.come(Stage.READY)
         for first, end in order["segments"]:
             board.await_allowed(end)
             rank.run(first, end - first)
             board.drain(end)
+            if evaluations is not None:
+                evaluations.after(end, schedule.mesh.processes)
         context.tell(_measured(rank) | {"start": start})
     finally:
         rank.close()

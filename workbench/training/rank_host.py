@@ -101,10 +101,6 @@ class RankHost:
         `folder`."""
         history.save(steps, self._done(steps), self._holder, report, self._statistics(folder))
 
-    def pause(self, history: History, steps: int, folder: Path, report: Reporter) -> None:
-        """Evaluate and save, as far as that is due; as `save`."""
-        history.pause(steps, self._done(steps), self._holder, report, self._statistics(folder))
-
     def _done(self, steps: int) -> int:
         return int(self._board.total[1]) if self._spec.clip is not None else steps
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from workbench.core.record import Evaluation
 from workbench.core.reporter import RANKS, Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
@@ -19,14 +21,14 @@ from workbench.ranks.failures import RankFailed
 from workbench.ranks.launcher import POLL_S, PROCESS, RankLauncher
 from workbench.ranks.watchdog import LIMITS, Limits, Watchdog
 from workbench.runtime.executor.board import Board, Stage
-from workbench.runtime.passes.unit_modules import write_initial
 from workbench.runtime.rank import layouts_of
 from workbench.schedule.action import Kind
 from workbench.schedule.schedule import Schedule
 from workbench.schedule.serialize import to_json
 from workbench.training.history import History
+from workbench.training.rank_evaluation import evaluation
 from workbench.training.rank_host import RankHost, check_runs
-from workbench.training.run import load_batches
+from workbench.training.run import load_batches, write_weights
 
 END_S = 2.0
 """How long ranks may take to end after one has failed, before they are killed."""
@@ -91,9 +93,8 @@ class RankTraining:
         report.phase(f"starting {self.schedule.mesh.processes} ranks")
         self._start(segments)
         if first == 0:  # nothing was taken up; ranks start meanwhile, and wait to be allowed to go
-            write_initial(
-                self.model, self.states, self.flats, self.spec.seed, watch=self._launcher.check
-            )
+            seed, watch = self.spec.seed, self._launcher.check
+            write_weights(report, self.model, self.states, self.flats, seed, watch)
         report.phase(RANKS)
         self._await_ready(first)
         report.phase("training")
@@ -110,7 +111,10 @@ class RankTraining:
                 if not running:
                     raise RankFailed(f"all ranks have ended, and step {seen} of {total} has not")
                 time.sleep(POLL_S)
-            host.pause(self.history, end, self.folder, report)
+            if self.history.evaluates_at(end):
+                self.history.evaluate(end, partial(self._evaluation, end), report)
+            if self.history.saves_at(end):
+                host.save(self.history, end, self.folder, report)
         report.phase("ending")
         while running := self._launcher.running():
             self._launcher.check(lambda: self._watchdog.late(total))
@@ -118,6 +122,12 @@ class RankTraining:
                 raise RankFailed(late)
             time.sleep(POLL_S)
         self._launcher.check()
+
+    def _evaluation(self, steps: int) -> Evaluation:
+        """The first rank's, after so many steps. Raises what made one fail."""
+        found, note = evaluation(self.folder, steps, self._launcher.check)
+        self.history.evaluator.note = note
+        return found
 
     def _await_ready(self, step: int) -> None:
         """Until all ranks may begin a step. Raises what made one fail, or who does not start."""

@@ -8,7 +8,7 @@ predictions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -33,6 +33,7 @@ from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.memory import Memory
 from workbench.runtime.memory.storage import DTYPES, Flat
 from workbench.runtime.passes.engine import Engine
+from workbench.runtime.passes.first_weights import Seeded, write_initial
 from workbench.schedule import buffers
 from workbench.schedule.action import Kind
 from workbench.schedule.plan import DoesNotFit, Plan
@@ -78,6 +79,19 @@ def tell_of(model: LayeredModel, spec: RunSpec, report: Reporter, batches: Batch
         report.phase(f"{spec.model.family}: {model.num_units} layers, {count:,} parameters")
 
 
+def write_weights(
+    report: Reporter, model: LayeredModel, memory: Seeded, flats: Sequence[Flat], seed: int,
+    watch: Callable[[], object] = lambda: None,
+) -> None:  # fmt: skip
+    """Write the first weights of all units, as `write_initial`, and report of their fp32 bytes."""
+
+    def tell(done: int, whole: int) -> None:
+        report.event("bytes", text="weights", done_bytes=done, all_bytes=whole)
+
+    report.phase(f"{'reading' if model.trained else 'making'} weights")
+    write_initial(model, memory, flats, seed, watch=watch, tell=tell)
+
+
 class Training:
     """A run in progress: model, memory, engine and executor under one plan."""
 
@@ -89,8 +103,9 @@ class Training:
         *,
         perturb: Perturb | None = None,
         given: tuple[LayeredModel, Batches] | None = None,
+        report: Reporter | None = None,
     ) -> None:
-        """`given`: a model and data that the spec does not name.
+        """`given`: a model and data that the spec does not name; `report` hears of the start.
 
         Raises DoesNotFit when the plan says so, OutOfMemory when memory runs out anyway, and
         ValueError for a plan of another model or batch.
@@ -116,6 +131,7 @@ class Training:
             disk_folder=folder / "scratch",
         )
         try:
+            write_weights(report or Untold(), self.model, self.memory, self.flats, spec.seed)
             self.engine = Engine(self.model, plan.schedule, spec, self.batches, self.memory)
             self.executor = Executor(
                 plan.schedule,
@@ -291,7 +307,7 @@ def train_planned(
 ) -> Outcome:
     """Train under `plan`, leave the timeline in the run's folder, and return what was measured."""
     report.phase("laying out memory")
-    training = Training(spec, plan, folder)
+    training = Training(spec, plan, folder, report=report)
     try:
         training.run(report)
         try:

@@ -7,7 +7,7 @@ to be evaluated; the process that evaluates finds when all have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from workbench.core.reporter import Reporter
 from workbench.model.base import LayeredModel
-from workbench.runtime.checkpoint.checkpoint import file_of
+from workbench.runtime.checkpoint.checkpoint import file_of, in_files
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.passes.statistics import ReplicaStatistics, clones, merged
 from workbench.runtime.passes.unit_stage import UnitStage
@@ -60,15 +60,12 @@ class Snapshots:
         ]
         for target in ready:
             statistics = merged(sorted(target.glob(f"{STATISTICS}-*")))
-            move = partial(self._move, target)
-            history.evaluate(int(target.name[5:]), move, report, statistics)
+            steps, weights = int(target.name[5:]), in_files(self._model, target)
+            work = partial(history.evaluator.evaluate, weights, statistics, steps, idle=False)
+            history.evaluate(steps, work, report)
             rmtree(target, ignore_errors=True)
         return bool(ready)
 
     def clear(self) -> None:
         """Remove files that nobody has taken, such as an attempt before left."""
         rmtree(self._folder, ignore_errors=True)
-
-    def _move(self, target: Path, to: Path, kinds: Sequence[str]) -> None:
-        for unit in self._units:
-            (target / file_of(unit)).rename(to / file_of(unit))

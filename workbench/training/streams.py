@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from workbench.core.habits import Loss
+from workbench.core.methods import Method
 from workbench.core.mistakes import in_a_sentence
+from workbench.core.reporter import Lines, Untold
 from workbench.model.objective import Batch, LossFunction, Objective, Weigh
+from workbench.runtime.checkpoint.checkpoint import ByUnit
+from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.groups import as_one
-from workbench.training.own_evaluation import Figures, evaluated
+from workbench.training.own_evaluation import Figures, Trained, evaluated
 from workbench.training.run import resolve_device
 from workbench.training.weights_out import WeightsOut
 
@@ -21,6 +23,8 @@ class Streams(WeightsOut):
     """Part of an engine whose steps may overlap."""
 
     _fields: Mapping[str, Any]
+    _report: Lines | Untold
+    _row: Method
     _objective: Objective
     _load_from: tuple[Path, int] | None
     _weight_of: Weigh | None
@@ -39,23 +43,26 @@ class Streams(WeightsOut):
     def evaluate(self, loader: Iterable[Any], loss_fn: LossFunction) -> Figures:
         """Figures of the weights of now on held-out batches, each as `step` takes them: `samples`,
         mean `loss`, and where labels are whole numbers `accuracy` of classes or `perplexity` of
-        texts. A copy of the module passes forward in evaluation mode, without gradients, in fp32 on
-        the processor; training goes on as if nobody had asked. Between steps, or within the loop
+        texts. A copy of the module passes forward in evaluation mode, without gradients: on the GPU
+        that trains in the type of training, within the memory that training leaves, else in fp32 on
+        the processor. Training goes on as if nobody had asked. Between steps, or within the loop
         over a stream. Of several processes each calls it; the first one evaluates its batches, and
         all have the figures. Raises ValueError for batches that cannot be evaluated."""
         self._check_open()
-        trained: dict[str, Tensor] = {}
+        weights: ByUnit | None = None
         with self._peers.together("in evaluate", self._taken_up):
             if self._steps is not None:
                 self._steps.pause()
-                trained = self._steps.tensors()
-        first, group = self._peers.rank == 0, self._peers.group
+                weights = self._steps.weights()
+        first, group, fields = self._peers.rank == 0, self._peers.group, self._fields
+        where = "cpu" if self._row.asynchronous else fields["device"]  # whose stages go on
 
         def figures() -> Figures:
             return evaluated(
-                self._shape(), self._state(trained), loader, loss_fn,
-                weight_of=self._weight_of, weigh=self._counted,
-                on_gpu=resolve_device(self._fields["device"]).type == "cuda",
+                Trained(module=self._shape(), weights=weights, first=self._given), loader, loss_fn,
+                weight_of=self._weight_of, weigh=self._counted, budget=fields["device_memory"],
+                device=resolve_device(where), dtype=DTYPES[fields["dtype"]],
+                say=self._report.say,
             )  # fmt: skip
 
         with self._peers.watched("in evaluate"):

@@ -38,6 +38,19 @@ def test_from_pretrained_finds_what_a_run_would_draw(name, tmp_path: Path) -> No
         assert torch.equal(theirs[label].float(), tensor.bfloat16().float()), label
 
 
+def test_equal_layers_are_drawn_once_where_they_may_be_alike(tmp_path: Path) -> None:
+    CONFIGS["qwen3"]().save_pretrained(tmp_path / "config")
+    words = [str(tmp_path / "config"), str(tmp_path / "out")]
+    assert made_by_command.main([*words, "--alike"]) == 0
+    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(
+        words[1], output_loading_info=True
+    )
+    assert not any(told.values()), told
+    first, second = (layer.mlp.up_proj.weight for layer in loaded.model.layers[:2])
+    assert torch.equal(first, second)
+    assert first.std() > 0
+
+
 def test_the_command_refuses_in_one_sentence(tmp_path: Path, capsys) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nothing"}))
     assert made_by_command.main([str(tmp_path), str(tmp_path / "out")]) == 2

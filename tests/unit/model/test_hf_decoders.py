@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from workbench.cli.layers import looked_at
+from workbench.core.model_spec import ModelSpec
 from workbench.core.spec import RunSpec
 from workbench.model.base import Context, set_parameter
 from workbench.model.hf import HFModel
@@ -11,6 +12,7 @@ from workbench.model.hf_config import spec_from_config
 from workbench.model.whole import make_whole
 from workbench.runs.inputs import check_inputs
 from workbench.runs.store import Store
+from workbench.training.compared import notes_of
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -162,6 +164,17 @@ def test_what_the_author_does_not_train_stays_and_experts_count_as_they_are_visi
         s.numel() for s in HFModel.from_config(config("mixtral")).shapes(1).values() if len(s) > 2
     )
     assert all_four - few == 2 * 8 * experts / 2
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mixtral", "phi3", "qwen3"])
+def test_of_a_large_vocabulary_few_words_are_compared(name):
+    """Loss and gradients of the layers with them are those of the module with them."""
+    more = {"tie_word_embeddings": name == "qwen3", "vocab_size": 5000}
+    spec, model = ModelSpec(family="a.json", seq=8), HFModel.from_config(config(name, **more))
+    (told,) = notes_of(spec, model, (TOKENS % 2, TARGETS % 2), 0)
+    assert told.endswith("layers, which show every kind, with 1,024 of its words")
+    assert (model.vocab, model.shortened().vocab) == (5000, 1024)
+    assert model.shortened().tied() == model.tied()
 
 
 def test_what_cannot_be_cut_or_run_is_refused_when_the_model_is_made():

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from workbench.model.outputs import Ends, Unmade
 from workbench.model.postponed import Postponed
 
 ROWS, TOKENS, HIDDEN, WORDS = 4, 80, 8, 50
@@ -93,3 +94,19 @@ def test_loss_and_gradients_are_those_of_the_code(
         torch.testing.assert_close(
             loss_fn(head(x), none), loss_fn(head(x).detach(), none), equal_nan=True
         )
+
+
+def test_outputs_that_are_handed_out_beside_a_loss_have_no_logits() -> None:
+    """A loop that has the loss of the model would not have room for them."""
+    head, ends = nn.Linear(HIDDEN, WORDS), Ends()
+    x, labels = torch.randn(ROWS, TOKENS, HIDDEN), torch.randint(WORDS, (ROWS, TOKENS))
+    ends.live = True
+    with Postponed(most=1024) as parts:
+        logits = head(x)
+        ends({"loss": of_transformers(logits, labels), "logits": logits}, None)
+    assert parts.divided == 1
+    assert ends.outputs["loss"] == pytest.approx(of_transformers(head(x), labels).item(), rel=1e-6)
+    assert isinstance(ends.outputs["logits"], Unmade)
+    for read in (lambda z: z[0], torch.argmax, lambda z: torch.add(z, 1)):
+        with pytest.raises(ValueError, match=r"values of \[4, 80, 50\] were not made"):
+            read(ends.outputs["logits"])

@@ -41,6 +41,17 @@ def test_the_first_step_alone_says_nothing_of_the_others() -> None:
     assert "0.5 s left" in stream.getvalue()
 
 
+def test_bytes_are_told_all_the_while() -> None:
+    stream = Terminal()
+    shown = Progress(stream, SPEC)
+    for done in (1 << 30, 3 << 30):
+        shown.on_event(
+            {"event": "bytes", "text": "weights", "done_bytes": done, "all_bytes": 3 << 30}
+        )
+    assert "weights: 1 GiB of 3 GiB\r" in stream.getvalue()
+    assert stream.getvalue().endswith("weights: 3 GiB of 3 GiB")
+
+
 def test_a_checkpoint_that_was_not_saved_is_a_line() -> None:
     stream = io.StringIO()
     reason = "the checkpoint step-00000002 was not written: [Errno 28] No space left on device"

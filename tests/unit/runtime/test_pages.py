@@ -6,6 +6,9 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
+import time
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -53,12 +56,31 @@ def test_a_kernel_that_cannot_makes_them_itself(monkeypatch):
 
 
 def test_where_there_are_none_left_it_says_so_and_keeps_nothing(monkeypatch):
-    codes = iter([0, errno.ENOMEM, errno.EINVAL])
+    codes = chain([0, errno.ENOMEM, errno.EINVAL], repeat(0))
     monkeypatch.setattr(pages, "_madvise", lambda: lambda *_: next(codes))
     before = os.listdir("/proc/self/fd")
     with pytest.raises(OutOfMemory, match="Cannot allocate memory"):
         shared.make_shared(NBYTES)
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_who_brings_them_beside_stops_before_their_memory_goes(monkeypatch):
+    """Once `end` has returned, nothing is asked for any more."""
+    asked, going_on = [], threading.Event()
+
+    def touch(at, nbytes):
+        asked.append(at)
+        going_on.set()
+        time.sleep(0.01)
+        return 0
+
+    monkeypatch.setattr(pages, "_madvise", lambda: touch)
+    bringing = pages.Bringing([(0, 64 * pages.PIECE)], 3)
+    assert going_on.wait(60)
+    bringing.end()
+    seen = len(asked)
+    time.sleep(0.1)
+    assert 0 < seen == len(asked) < 64 * pages.PIECE // pages.STEP
 
 
 @pytest.mark.parametrize("nbytes", [1, 4, 5, 8, 11])

@@ -1,6 +1,8 @@
 """Tiers never pass their budgets, and slabs are in them for exactly as long as they live."""
 
+import ctypes
 import gc
+import mmap
 import threading
 from functools import partial
 
@@ -141,6 +143,13 @@ def test_free_counts_once_and_views_stay_mapped():
     assert view.sum() == 70
 
 
+def there(at: int, nbytes: int) -> bool:
+    """Whether all pages of some memory are."""
+    seen = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
+    ctypes.CDLL(None).mincore(ctypes.c_void_p(at), ctypes.c_size_t(nbytes), seen)
+    return all(page & 1 for page in seen)
+
+
 class FakeRuntime:
     """Stands in for the CUDA runtime: remembers which ranges are registered."""
 
@@ -151,6 +160,7 @@ class FakeRuntime:
     def cudaHostRegister(self, pointer: int, nbytes: int, flags: int) -> int:  # noqa: N802
         if not self.code:
             self.registered[pointer] = nbytes
+            self.there = there(pointer, nbytes)
         return self.code
 
     def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
@@ -172,6 +182,7 @@ def test_pinning_registers_exactly_the_bytes_and_undoes_it(runtime):
     made = slab(tier, "weights", 5 * 2**20, pin=True)
     assert made.pinned
     assert runtime.registered == {made.tensor.data_ptr(): 5 * 2**20}
+    assert runtime.there, "one thread would have touched each page"
     made.free()
     assert runtime.registered == {}
     slab(tier, "weights", 100, pin=True)

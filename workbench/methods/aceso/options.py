@@ -163,6 +163,9 @@ def check_llama(plan: Plan, spec: ModelSpec) -> None:
     if not is_llama(spec):
         raise ValueError(f"the plan is of {LLAMA}; its configuration is missing: give --hf-config "
                          "FILE")  # fmt: skip
+    if spec.attention:
+        raise ValueError(f"attention is {spec.attention!r}; a plan's operators have their own: "
+                         "leave it out")  # fmt: skip
     own, there = llama_shape(spec.family), dict(plan.subject.shape)
     wanted = {
         "num_layers": spec.layers, "hidden_size": spec.hidden, "num_attention_heads": spec.heads,

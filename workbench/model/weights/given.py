@@ -9,7 +9,7 @@ written into the place where a method keeps it, so no whole fp32 copy stays besi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,11 @@ class Given:
         """Whether layers are made of a twin, and values come from here."""
         every = self._module.parameters()
         return self._stored is not None or any(p.is_meta or p.dtype in NARROW for p in every)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that they are read from."""
+        return () if self._stored is None else self._stored.files
 
     @property
     def digest(self) -> str:
@@ -150,8 +155,8 @@ class Given:
 class OneByOne:
     """A `Beginning` of weights that are not in the module's own parameters."""
 
-    def __init__(self, model: LayeredModel) -> None:
-        self._model = model
+    def __init__(self, model: LayeredModel, files: Sequence[Path]) -> None:
+        self._model, self.files = model, files
 
     def fill(self, unit: int, module: nn.Module) -> None:
         """See `Beginning`."""
@@ -174,7 +179,7 @@ def _made_again(module: nn.Module) -> dict[str, Tensor]:
     bare = [name for name, buffer in module.named_buffers() if buffer.is_meta]
     if not bare:
         return {}
-    from workbench.model.hf_trial import Unfilled
+    from workbench.model.hf_attention import Unfilled
 
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), Unfilled():
         made = type(module)._from_config(copy.deepcopy(module.config), dtype=torch.float32)

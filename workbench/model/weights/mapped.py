@@ -1,8 +1,18 @@
-"""Tensors of files, mapped: pages are read when somebody copies them, and belong to no process."""
+"""Tensors of files, mapped: pages are read when somebody copies them, and belong to no process.
+
+Who copies a page that is not there waits for it and for some 100 KiB around it, so a disk is never
+busy. Threads that read the files beside that, in large pieces, leave their pages to the system.
+"""
 
 from __future__ import annotations
 
 import mmap
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -27,6 +37,35 @@ def mapped(entry: Entry) -> Tensor:
         raise ValueError(f"{entry.file} was cut off since its header was read")
     found = torch.frombuffer(whole, dtype=dtype, count=entry.numel, offset=entry.start)
     return found.view(entry.shape)
+
+
+READERS, PIECE = 4, 1 << 23
+"""Threads that read ahead, and bytes that each asks for at a time."""
+
+
+@contextmanager
+def read_ahead(files: Sequence[Path]) -> Iterator[None]:
+    """Within, files are read from the first on, so that their pages are there when somebody copies
+    them. What cannot be read is left to who asks for it."""
+    ended, here = threading.Event(), threading.local()
+
+    def read(file: Path, at: int) -> None:
+        if ended.is_set():
+            return
+        if not hasattr(here, "buffer"):
+            here.buffer = bytearray(PIECE)
+        with suppress(OSError), file.open("rb", buffering=0) as opened:
+            os.preadv(opened.fileno(), [here.buffer], at)
+
+    with ThreadPoolExecutor(READERS) as readers:
+        with suppress(OSError):
+            for file in files:
+                for at in range(0, file.stat().st_size, PIECE):
+                    readers.submit(read, file, at)
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 class Lazy:

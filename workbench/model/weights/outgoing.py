@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from workbench.model import hf_folder
 from workbench.model.weights.stored import few
+
+if TYPE_CHECKING:
+    from workbench.model.base import LayeredModel
 
 HUGGING = "PreTrainedModel"
 """The class of all models of transformers."""
@@ -33,6 +36,18 @@ class Weights:
     read: Callable[[Sequence[str]], dict[str, Tensor]]
     """Gives tensors by their names, which may lie in files until they are copied. Raises OSError
     where one is damaged."""
+
+    @classmethod
+    def of_units(cls, model: LayeredModel, read: Callable[[int, str], Tensor]) -> Weights:
+        """Those of a model, a unit's together; `read` gives one by its unit and local name."""
+        groups = [[(unit, name) for name in model.shapes(unit)] for unit in range(model.num_units)]
+        places = {model.state_name(*place): place for group in groups for place in group}
+        return cls(
+            shapes={name: tuple(model.shapes(at)[own]) for name, (at, own) in places.items()},
+            parameters=model.parameters_count(),
+            groups=[[model.state_name(*place) for place in group] for group in groups],
+            read=lambda names: {name: read(*places[name]) for name in names},
+        )
 
 
 class Outgoing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -14,6 +15,9 @@ from workbench.model.weights.stored import Stored, few
 
 class Beginning(Protocol):
     """Weights that a model begins from (trained.py)."""
+
+    files: Sequence[Path]
+    """Where they are read, in their order."""
 
     def fill(self, unit: int, module: nn.Module) -> None:
         """Write a unit's own parameters."""

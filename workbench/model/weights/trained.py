@@ -8,6 +8,7 @@ exactly.
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -27,6 +28,11 @@ class Trained:
     def stored(self) -> Stored:
         """The files. Raises ValueError as `find` does."""
         return find(self._path)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """See `Beginning`."""
+        return self.stored.files
 
     def check(self) -> Stored:
         """The files, which hold all weights of the model and no others. Raises ValueError, one

@@ -41,14 +41,28 @@ STATISTICS = "statistics.safetensors"
 FULL = re.compile(rf"(?:Errno|os error) (?:{errno.ENOSPC}|{errno.EDQUOT})\b")
 """In the words of an error of Python's, or of safetensors', whichever rank met it."""
 UNIT = re.compile(r"unit-\d{5}\.safetensors")
-ByUnit = tuple[list[list[str]], Callable[[Sequence[str]], dict[str, Tensor]]]
-"""Names of fp32 weights in the whole model, those of a unit together, and a function that gives
-tensors by their names, on the CPU; they may be memory that is trained."""
 MADE_ROOM = "the disk was full: older checkpoints were removed to make room for newer ones"
+
+
+class Read(Protocol):
+    """Interface of a function that gives weights by their names."""
+
+    def __call__(self, names: Sequence[str], *, exact: bool = True) -> dict[str, Tensor]:
+        """fp32 tensors on the CPU, which may be memory that is trained. Not `exact` ones are of the
+        type that passes take them in, and where they lie, if they are somewhere in that type."""
+        ...
+
+
+ByUnit = tuple[list[list[str]], Read]
+"""Names of weights in the whole model, those of a unit together, and who gives them."""
 
 
 class Holder(Protocol):
     """Interface of a holder of a run's weights and moments, wherever they lie."""
+
+    def weights(self) -> ByUnit | None:
+        """The weights, where this process has them all; None where files are the way to them."""
+        ...
 
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """Make all files in a new folder; of `WEIGHTS` alone `write_unit`'s, whatever form the
@@ -65,6 +79,10 @@ class MemoryHolder:
 
     def __init__(self, model: LayeredModel, memory: Memory, flats: list[Flat]) -> None:
         self._model, self._memory, self._flats = model, memory, flats
+
+    def weights(self) -> ByUnit:
+        """As `Holder.weights`. All lanes must be drained."""
+        return by_unit(self._model, self._memory, self._flats)
 
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`. All lanes must be drained."""
@@ -283,22 +301,57 @@ def parameters(model: LayeredModel, memory: Memory, flats: list[Flat]) -> dict[s
 
 
 def by_unit(model: LayeredModel, memory: Memory, flats: list[Flat]) -> ByUnit:
-    """fp32 weights of a runtime whose lanes are drained, where they lie if that is the host."""
-    groups = [
-        [model.state_name(unit, local) for local in model.shapes(unit)]
-        for unit in range(len(flats))
-    ]
+    """Weights of a runtime whose lanes are drained, where they lie if that is the host."""
+    groups = names_by_unit(model)
 
-    def read(names: Sequence[str]) -> dict[str, Tensor]:
+    def read(names: Sequence[str], *, exact: bool = True) -> dict[str, Tensor]:
         asked, found = {*names}, {}
         for unit, group in enumerate(groups):
             if not asked.intersection(group):
                 continue
-            if memory.on_disk(unit):
+            loaded = exact and memory.on_disk(unit)
+            if loaded:
                 memory.read_states(unit)
-            for local, view in flats[unit].views(memory.states(unit).master()):
+            states = memory.states(unit)
+            slab = states.master() if exact else states.weights
+            for local, view in flats[unit].views(slab):
                 if (name := model.state_name(unit, local)) in asked:
-                    found[name] = view.clone() if memory.on_disk(unit) else view.cpu()
+                    found[name] = view.clone() if loaded else view.cpu() if exact else view
         return found
 
     return groups, read
+
+
+def in_files(model: LayeredModel, folder: Path) -> ByUnit:
+    """Weights in the units' files of a folder, as `Holder.write` makes them, which lie there until
+    they are copied. Reading raises OSError or SafetensorError."""
+    groups = names_by_unit(model)
+    units = {name: unit for unit, group in enumerate(groups) for name in group}
+
+    def read(names: Sequence[str], *, exact: bool = True) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for unit in {units[name] for name in names}:
+            with safe_open(folder / file_of(unit), framework="pt") as file:
+                own = (name for name in names if units[name] == unit)
+                found |= {name: file.get_tensor(f"{WEIGHTS[0]}/{name}") for name in own}
+        return found
+
+    return groups, read
+
+
+def in_memory(tensors: Mapping[str, Tensor], others: ByUnit = ([], lambda _, **__: {})) -> ByUnit:
+    """Tensors by their names, as a unit behind the others."""
+    groups, further = others
+
+    def read(names: Sequence[str], *, exact: bool = True) -> dict[str, Tensor]:
+        own = {name: tensors[name].detach() for name in names if name in tensors}
+        found = {name: tensor.cpu() for name, tensor in own.items()} if exact else own
+        return found | further([name for name in names if name not in tensors], exact=exact)
+
+    return [*groups, [*tensors]], read
+
+
+def names_by_unit(model: LayeredModel) -> list[list[str]]:
+    """Names in the whole model of the parameters that each unit owns."""
+    units = range(model.num_units)
+    return [[model.state_name(unit, local) for local in model.shapes(unit)] for unit in units]

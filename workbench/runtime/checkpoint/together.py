@@ -34,6 +34,9 @@ class Together:
             with suppress(OSError):
                 as_one(partial(super().write, Path(folder), kinds), self._all)
 
+    def weights(self) -> None:
+        """As `Holder.weights`: there are files for that."""
+
     def write(self, folder: Path, kinds: Sequence[str] = KINDS) -> None:
         """As `Holder.write`, on the lead, inside its `save`."""
         self._told([str(folder), *kinds])

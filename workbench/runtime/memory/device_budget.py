@@ -50,6 +50,27 @@ def confine(device: torch.device, budget: int | None) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, (budget or whole) / whole), device)
 
 
+@contextmanager
+def lent(device: torch.device, budget: int | None, *, beyond: bool) -> Iterator[int]:
+    """Within, torch's allocator holds no more of a GPU than it gave out at once until now, or
+    `beyond` that no more than a budget, None for all of it; yields the bytes that are left. What it
+    keeps for later is given back before and after."""
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(device).total_memory
+    before = round(torch.cuda.get_per_process_memory_fraction(device) * whole)
+    held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+    free = max(0, (budget or whole) - held)
+    if not beyond:
+        free = min(free, torch.cuda.max_memory_allocated(device) - used)
+    confine(device, max(1, held + free))
+    try:
+        yield free
+    finally:
+        torch.cuda.empty_cache()
+        share = min(1.0, (before + 0.5) / whole)  # of which torch takes whole bytes
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 class DeviceMeter(ABC):
     """Counts device memory while a thread is inside ``with meter``; any number may be."""
 

@@ -4,6 +4,11 @@ The schedule says which units are resident, how many slots there are and in whic
 this module allocates exactly that, one slab per kind and tier, and enters it in the tiers' ledgers.
 Nothing of size is allocated later but activations. On a machine without a GPU the device tier is
 ordinary memory that the device meter counts.
+
+With a GPU, host memory that it copies from or to is page-locked. Moments and the rest of master
+weights, five sixths of a bf16 model's bytes there, are the host's alone: threads bring their pages
+while the first weights are written, and later, in case an update does not come first. New pages are
+zeros, as moments begin, so nobody writes any.
 """
 
 from __future__ import annotations
@@ -14,10 +19,12 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from workbench.runtime.executor.threads import cpu_threads
 from workbench.runtime.memory.device_budget import DeviceMeter
 from workbench.runtime.memory.disk import DiskStore
+from workbench.runtime.memory.pages import Bringing
 from workbench.runtime.memory.storage import MOMENTS, Flat, States
-from workbench.runtime.memory.tiers import Tier, slab
+from workbench.runtime.memory.tiers import Slab, Tier, slab
 from workbench.schedule import buffers as name
 from workbench.schedule.schedule import DEVICE, DISK, Schedule
 
@@ -45,7 +52,8 @@ class Memory:
         self.host = Tier("host", host_budget)
         self.disk: DiskStore | None = None
         self._flats, self._schedule = flats, schedule
-        self._slabs: list = []
+        self._slabs: list[Slab] = []
+        self._bringing: Bringing | None = None
         units = range(len(flats))
         self.resident = frozenset(
             u
@@ -116,6 +124,14 @@ class Memory:
 
     def _lay_out_host(self, disk_budget: int | None, disk_folder: Path | None) -> None:
         flats, streamed, buffers = self._flats, self.streamed, self._schedule.buffers
+        self._disk_units = frozenset(u for u in streamed if name.disk_states(u) in buffers)
+        here = {unit: flats[unit].numel for unit in streamed if unit not in self._disk_units}
+        moments = {unit: MOMENTS * numel for unit, numel in here.items()}
+        both = self._host("moments", moments, torch.float32, pin=False)
+        narrow = here if self._narrow else {}
+        rests = self._host("master weights' rest", narrow, torch.int16, pin=False)
+        ranges = [(owner.tensor.data_ptr(), owner.nbytes) for owner in self._slabs]
+        self._bringing = Bringing(ranges, cpu_threads().host) if ranges else None
         working = self._host("working weights", {u: flats[u].numel for u in streamed}, self.dtype)
         self._host_weights = working
         slots = {unit: buffers[name.host_gradients(unit)].slot for unit in streamed}
@@ -134,12 +150,8 @@ class Memory:
         }
         odd = any(nbytes % ALIGNED for nbytes in stash.values())  # one behind another lies askew
         self._activations = self._host("stashed activations", stash, torch.uint8, apart=odd)
-        self._disk_units = frozenset(u for u in streamed if name.disk_states(u) in buffers)
         if self._disk_units:
             self._lay_out_disk(disk_budget, disk_folder)
-        here = {unit: flats[unit].numel for unit in streamed if unit not in self._disk_units}
-        both = self._host("moments", {u: MOMENTS * n for u, n in here.items()}, torch.float32)
-        rests = self._host("master weights' rest", here, torch.int16) if self._narrow else {}
         for unit in here:
             exp_avg, exp_avg_sq = both[unit].view(MOMENTS, flats[unit].numel)
             self._states[unit] = States(
@@ -173,9 +185,12 @@ class Memory:
             whole = self._whole[unit] = staging[slot][: self._state_bytes(unit)]
             self._states[unit] = States.within(self._host_weights[unit], whole)
 
-    def _host(self, label: str, numels: dict, dtype: torch.dtype, *, apart: bool = False) -> dict:
-        """Pinned host memory for a dict of sizes: one slab with views, or (`apart`) a slab each."""
-        pin = self.device.type == "cuda"
+    def _host(
+        self, label: str, numels: dict, dtype: torch.dtype, *, apart: bool = False, pin: bool = True
+    ) -> dict:
+        """Host memory for a dict of sizes, which a GPU may copy (`pin`): one slab with views, or
+        (`apart`) a slab each."""
+        pin = pin and self.device.type == "cuda"
         if apart:
             owners = {
                 key: slab(self.host, f"{label} {key}", numel, dtype, pin=pin)
@@ -292,6 +307,8 @@ class Memory:
 
     def close(self) -> None:
         """Give everything back; no copy may be in flight. Does nothing the second time."""
+        if self._bringing is not None:
+            self._bringing.end()
         for tensors in (
             self._weights,
             self._gradients,

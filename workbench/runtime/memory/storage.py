@@ -95,12 +95,6 @@ class Flat:
         """The module's parameters in the order of the pieces."""
         return [module.get_parameter(piece.name) for piece in self.pieces]
 
-    def copy_in(self, module: nn.Module, slab: Tensor) -> None:
-        """Write the module's weights into `slab`."""
-        with torch.no_grad():
-            for name, view in self.views(slab):
-                view.copy_(module.get_parameter(name))
-
 
 @dataclass(slots=True)
 class States:
@@ -153,10 +147,13 @@ class States:
         if not self.weights.is_cuda:
             split.split(master, self.weights, self.rest)
             return
-        weights, rest = (torch.empty(len(master), dtype=t.dtype) for t in (self.weights, self.rest))
-        split.split(master, weights, rest)
-        self.weights.copy_(weights)
-        self.rest.copy_(rest)
+        for part, weights, rest in zip(
+            *(t.split(split.CHUNK) for t in (master, self.weights, self.rest)), strict=True
+        ):
+            halves = [torch.empty(len(part), dtype=t.dtype) for t in (weights, rest)]
+            split.split(part, *halves)
+            weights.copy_(halves[0])
+            rest.copy_(halves[1])
 
 
 def read_here(tensor: Tensor) -> None:

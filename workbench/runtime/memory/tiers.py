@@ -6,9 +6,10 @@ tier that is full raises ``OutOfMemory``, in the same way on a server and on a l
 to be one.
 
 Slabs are whole memory maps rather than allocations of torch. They start on a page (direct disk I/O
-wants that), ask for huge pages, and on CUDA are pinned by registering exactly their bytes: torch's
-own pinned allocator rounds every request up to a power of two and keeps it after it is freed (8 %
-waste for a layer of hidden size 2048, up to 100 % for others).
+wants that), ask for huge pages, and on CUDA are pinned by registering exactly their bytes, which
+several threads have touched before (pages.py): torch's own pinned allocator rounds every request up
+to a power of two and keeps it after it is freed (8 % waste for a layer of hidden size 2048, up to
+100 % for others).
 """
 
 import contextlib
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.bytesize import format_bytes
+from workbench.core.host import available_cores
+from workbench.runtime.memory.pages import bring
 
 TierName = Literal["device", "host", "disk"]
 
@@ -180,6 +183,10 @@ def slab(
         # The storage holds the pages, so a view that outlives its slab still has memory under it.
         whole = torch.frombuffer(pages, dtype=torch.uint8)
         if pin:
+            try:
+                bring([(whole.data_ptr(), nbytes)], available_cores())
+            except OSError as error:
+                raise _refused(tier, label, nbytes, error.strerror) from error
             if code := int(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), nbytes, 0)):
                 raise _refused(tier, label, nbytes, f"pinning failed with CUDA error {code}")
             undo.callback(torch.cuda.cudart().cudaHostUnregister, whole.data_ptr())

@@ -10,5 +10,5 @@ that take no longer than their launches do are recordings (replay.py), in memory
 names. A tensor that another lane reads last is free when the lane that made it has waited for that
 lane. Stages compute with 16-bit copies of their weights, cast once a step (working.py), and one
 compiled graph serves all layers of a kind (compiled.py), or all runs of divided operators that are
-alike (shard_runs.py).
+alike (shard_runs.py). Evaluations pass forward alone, with weights that come and go (visiting.py).
 """

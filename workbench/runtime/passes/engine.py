@@ -30,7 +30,6 @@ from workbench.runtime.passes.bundle import Bundle, bundled, single
 from workbench.runtime.passes.gradients import Gradients
 from workbench.runtime.passes.replay import Chain, Replays
 from workbench.runtime.passes.statistics import clones, take_up, undivided
-from workbench.runtime.passes.unit_modules import write_initial
 from workbench.runtime.passes.unit_passes import Passes, make_room
 from workbench.runtime.updates.optimizer import Optimizer, StepState
 from workbench.schedule import buffers as name
@@ -95,7 +94,6 @@ class Engine:
             Kind.SPILL: self._spill,
         }
         assert self._work.keys() == ON_ONE_DEVICE
-        write_initial(model, memory, self._flats, spec.seed)
         self._passes: dict[LayeredModel, Passes] = {}
         """Of models that had batches here, the first one's first."""
         self._take(model)

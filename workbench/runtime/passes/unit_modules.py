@@ -6,30 +6,12 @@ is a view of the slot for good, and the unit whose weights are in the slot runs 
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
-
-import torch
 from torch import Tensor, nn
 
 from workbench.model.base import LayeredModel
 from workbench.model.modules import Decomposed
 from workbench.runtime.memory.memory import Memory
 from workbench.runtime.memory.storage import Flat
-
-WRITERS = 4
-"""Units whose initial weights are written at a time; each takes its fp32 weights in memory."""
-
-
-class Seeded(Protocol):
-    """A keeper of units' first weights."""
-
-    def seed(self, unit: int, master: Tensor) -> None:
-        """Keep a unit's fp32 weights, flat; called for several units at the same time."""
-        ...
 
 
 class UnitModules:
@@ -95,49 +77,3 @@ class UnitModules:
         if not self.ends(unit):
             self._parameters[module] = flat.parameters(module)
         return module
-
-
-def write_initial(
-    model: LayeredModel,
-    memory: Seeded,
-    flats: list[Flat],
-    seed: int,
-    *,
-    watch: Callable[[], object] = lambda: None,
-) -> None:
-    """Write the initial weights of all units; `watch` is called after each, and may raise.
-
-    One unit is made at a time, for random numbers may be drawn from one generator. Units that are
-    made are written by `WRITERS` threads, for a disk, and large units, take longer than the draws.
-    Trained ones are read by one thread into the memory that they are written from, so that no more
-    than a unit is beside what a plan counts.
-    """
-    trained = model.trained
-    count = WRITERS if trained is None else 1
-
-    buffers = threading.local()  # of each writer: new memory is zeroed first, page by page
-
-    def write(unit: int, built: nn.Module | None) -> None:
-        numel = flats[unit].numel
-        held = getattr(buffers, "held", None)
-        if held is None or len(held) < numel:
-            held = buffers.held = torch.empty(numel)  # [numbers of all buffers]
-        master = held[:numel]
-        if built is None:
-            module = model.empty_module(unit)
-            flats[unit].point_weights(module, master)
-            trained.fill(unit, module)
-        else:
-            flats[unit].copy_in(built, master)
-        memory.seed(unit, master)
-
-    written: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(count) as writers:
-        for unit in range(len(flats)):
-            built = model.build(unit, seed=seed) if trained is None else None
-            written.append(writers.submit(write, unit, built))
-            while len(written) > count:
-                written.popleft().result()
-            watch()
-        for last in written:
-            last.result()
