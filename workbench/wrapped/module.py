@@ -253,7 +253,8 @@ class Wrapped(nn.Module):
 
     def _between(self) -> nn.Module:
         """The user's own module, with the weights of now unless a step has begun."""
-        return self._own if self._made or self.engine.waits else self.trained()
+        begun = self._made or self.engine.waits or self.engine.fresh
+        return self._own if begun else self.trained()
 
     def extra_repr(self) -> str:
         """The user's own module in words."""
