@@ -284,9 +284,11 @@ class Engine(Streams, Habits):
         self._report.phase("first step")
 
     def _objective_for(self, batch: Batch) -> Objective:
-        how = {"weighs": self._weight_of is not None, "no_decay": self._no_decay}
-        values = self._given if self._given.apart else None
-        return Objective(self._shape(), self._loss, batch, values=values, **how)
+        return self._made_of(batch, Objective, weighs=self._weight_of is not None)
+
+    def _made_of(self, batch: Batch, kind: type[Objective], **how: Any) -> Objective:
+        how |= {"no_decay": self._no_decay, "values": self._given if self._given.apart else None}
+        return kind(self._shape(), self._loss, batch, **how)
 
     def _again(self, tensors: Sequence[Tensor]) -> Objective:
         """The objective for batches of these tensors' shapes."""

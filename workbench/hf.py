@@ -41,7 +41,8 @@ NEVER = 1e30
 
 
 class EngineTrainer(Trainer):
-    """A Trainer whose model is trained by a method. Its own weights stay as they were."""
+    """A Trainer whose model is trained by a method. In between, `model` has the weights of the last
+    evaluation or save."""
 
     @in_a_sentence()
     def __init__(self, *args: Any, engine: Mapping[str, Any], **kwargs: Any) -> None:
@@ -84,6 +85,12 @@ class EngineTrainer(Trainer):
         self._loop: Wrapped | None = None
 
     # -- training -------------------------------------------------------------------------------
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Trainer.train`; the model has the trained weights after it."""
+        found = super().train(*args, **kwargs)
+        self._take_out()
+        return found
 
     def _move_model_to_device(self, model: nn.Module, device: Any) -> None:
         """The engine has the model's weights where the method keeps them."""
@@ -132,9 +139,13 @@ class EngineTrainer(Trainer):
     # -- weights --------------------------------------------------------------------------------
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        if self._loop is not None:
-            self._loop.trained()
+        self._take_out()
         super()._save(output_dir, state_dict)
+
+    def _take_out(self) -> None:
+        """Have the weights of now in the model; in a twin, where it has no values."""
+        if self._loop is not None:
+            self.model = self._loop.trained()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -144,7 +155,8 @@ class EngineTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        if self._loop.load(Path(checkpoint) / FOLDER, has_weights=True) is None:
+        own = all(not p.is_meta for p in self.model.parameters())
+        if self._loop.load(Path(checkpoint) / FOLDER, has_weights=own) is None:
             raise ValueError(
                 f"{checkpoint} has no folder {FOLDER!r} with weights and moments; resume from a "
                 "checkpoint that EngineTrainer has saved without save_only_model"

@@ -33,7 +33,7 @@ def trainers(tmp_path_factory, engine):
         labels = ids.where(torch.arange(8) >= number % 5, -100)
         rows.append({"input_ids": ids, "labels": labels})
 
-    def make(name, method=None, kind=EngineTrainer, engine_of=None, own=None, **how):
+    def make(name, method=None, kind=EngineTrainer, engine_of=None, own=None, of=None, **how):
         every = {"logging_steps": 1, "save_steps": 4, "eval_steps": 2, "eval_strategy": "steps"}
         args = transformers.TrainingArguments(
             str(tmp_path_factory.getbasetemp() / name), per_device_train_batch_size=2,
@@ -46,7 +46,7 @@ def trainers(tmp_path_factory, engine):
             found = {"method": method, "device": "cpu", "results": results, "quiet": True}
             given = {"engine": found | (engine_of or {})}
         given |= {"train_dataset": rows, "eval_dataset": rows[:5]} | (own or {})
-        return kind(copy.deepcopy(model), args, **given)
+        return kind(of or copy.deepcopy(model), args, **given)
 
     return make
 
@@ -71,6 +71,20 @@ def test_a_training_is_trainers_and_goes_on_from_a_checkpoint(trainers, norm, tm
         saved = type(theirs.model).from_pretrained(tmp_path).state_dict()
         for name, value in theirs.model.state_dict().items():
             torch.testing.assert_close(saved[name], value, rtol=1e-4, atol=2e-5)
+
+
+def test_a_model_without_values_has_trained_ones_after_training(trainers, tmp_path) -> None:
+    how = {"max_steps": 2, "save_strategy": "no"}
+    theirs = trainers("theirs", **how)
+    theirs.save_model(tmp_path)
+    theirs.train()
+    with torch.device("meta"):
+        hollow = type(theirs.model)(theirs.model.config)
+    ours = trainers("hollow", "l2l", of=hollow, engine_of={"weights": tmp_path}, **how)
+    ours.train()
+    found = ours.model.state_dict()
+    for name, value in theirs.model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-5)
 
 
 def test_what_it_cannot_follow_is_refused_before_a_step(trainers) -> None:

@@ -145,6 +145,10 @@ def test_a_model_of_hugging_face_has_its_own_loss_and_shape(engine, wrapped, tmp
         assert type(outputs).__name__ == "CausalLMOutputWithPast"
         assert outputs.logits.shape == (4, 6, 20)
         assert outputs.loss.item() == wanted
+        with pytest.raises(ValueError, match="others beside it are for reading: call the model"):
+            outputs.logits.sum().backward()
+        with pytest.raises(ValueError, match="the call has 'num_items_in_batch'"):
+            model(**batch, num_items_in_batch=20)
         outputs.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -158,6 +162,43 @@ def test_a_model_of_hugging_face_has_its_own_loss_and_shape(engine, wrapped, tmp
     saved = transformers.LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
     model(**given[0]).loss.backward()
+    model.close()
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_model_without_values_or_in_bf16_is_trained_and_used(wrapped, tmp_path, bare) -> None:
+    """As its fp32 twin is; evaluation draws nothing, and parts have the weights of now."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 20, "n_positions": 8}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, resid_pdrop=0.5)
+    made = transformers.GPT2LMHeadModel(config).to(torch.bfloat16)
+    made.save_pretrained(tmp_path / "first")
+    batch = {"input_ids": (ids := next(batches())["tokens"]), "labels": ids}
+
+    def trained(module, **how):
+        model, optimizer = wrapped("stronghold", module.train(), clip=CLIP, **how)
+        for _ in range(2):
+            model(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            written = [model.generate(ids, max_new_tokens=2, do_sample=False) for _ in range(2)]
+            assert torch.equal(*written)
+            model.train()
+        return model, model.state_dict()
+
+    model, wanted = trained(copy.deepcopy(made).float())
+    model.close()
+    with torch.device("meta"):
+        hollow = transformers.GPT2LMHeadModel(made.config).to(torch.bfloat16)
+    how = {"weights": tmp_path / "first"} if bare else {}
+    model, found = trained(hollow if bare else made, **how)
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    found = {name: value.to(torch.bfloat16) for name, value in found.items()}
+    assert torch.equal(model.transformer.wte.weight, found["transformer.wte.weight"])
+    model.save_pretrained(tmp_path / "last")
+    saved = type(made).from_pretrained(tmp_path / "last").state_dict()
+    assert all(torch.equal(saved[name], value) for name, value in found.items())
     model.close()
 
 
@@ -201,6 +242,7 @@ def test_what_a_loop_cannot_have_is_one_sentence(wrapped) -> None:
         ),
         "has a scheduler; make that after": lambda: workbench.wrap(module, scheduled),
         "microbatches has no place .* accumulate": partial(wrap, microbatches=2),
+        "wrapped already": lambda: workbench.wrap(*wrapped("plain")),
         "accumulate is 0; give": partial(wrap, accumulate=0),
         "harmony-pp .* give one of megatron-lm, l2l": partial(wrap, method="harmony-pp"),
         "fsdp .* give one of megatron-lm, l2l": partial(wrap, method="fsdp"),
@@ -217,9 +259,21 @@ def test_what_a_loop_cannot_have_is_one_sentence(wrapped) -> None:
         optimizer.param_groups[0]["eps"] = 0.5
         model(batch["tokens"])
 
+    def other_weights() -> None:
+        model.requires_grad_(False)
+        model(batch["tokens"])
+
+    def other_moments() -> None:
+        optimizer.load_state_dict(optimizer.state_dict())
+        model(batch["tokens"])
+
     first, loss = loss_of(model(batch["tokens"]), batch), loss_of(model(batch["tokens"]), batch)
     for words, do in {
         "no gradients have come back": optimizer.step,
+        "made of the outputs of a wrapped model alone": lambda: (
+            next(model.parameters()).sum() + loss
+        ).backward(),
+        "cannot be copied or pickled": lambda: copy.deepcopy(model),
         "or one of an earlier call, is not possible": first.backward,
         "": partial(loss.backward, retain_graph=True),
         "a second one, or": loss.backward,
@@ -232,6 +286,8 @@ def test_what_a_loop_cannot_have_is_one_sentence(wrapped) -> None:
         "is 0.5 at optimizer.step.*, and was 0.01": changed_rate,
         "other settings than at": other_settings,
         "give device and dtype to workbench.wrap": lambda: model.to("cpu"),
+        "brings no moments": other_moments,
+        "freeze before workbench.wrap": other_weights,
     }.items():
         if not words:
             do()

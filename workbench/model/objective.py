@@ -153,7 +153,7 @@ class Batch:
             if not fits or one.dtype != other.dtype:
                 advice = "leave out a last batch that is smaller"
                 if shorter:
-                    advice = "begin with the largest batch, for which all is planned"
+                    advice = "begin with the largest batch, for which all is planned, or pad to it"
                 elif self.rows == first.rows:
                     advice = "make all batches of one shape, as by padding"
                 raise ValueError(

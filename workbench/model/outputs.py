@@ -36,6 +36,8 @@ class Ends:
         """Of the last forward pass, cut from its graph."""
         self.begins: list[int] = []
         """Among the leaves of these outputs, the places of those at which gradients come back."""
+        self.further: list[int] = []
+        """Places of others that are there and depend on parameters."""
         self.gradients: Sequence[Tensor] = ()
         """One for each of these."""
 
@@ -55,6 +57,7 @@ class Ends:
         for n, leaf in wide.items():
             cut[n] = leaf.detach()
         self.outputs, self.begins = build(form, cut), begins
+        self.further = [n for n in floats if n not in begins and isinstance(cut[n], Tensor)]
         return _Begun.apply(self, *wide.values())
 
 

@@ -125,7 +125,7 @@ class RowStream(Batches):
 
     @property
     def digest(self) -> str:
-        return sha256(super().digest.encode() + np.ascontiguousarray(self.labels)).hexdigest()
+        return sha256(super().digest.encode() + self.labels.tobytes()).hexdigest()
 
     def rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
         import torch

@@ -60,6 +60,8 @@ def wrap(
     options of the method.
 
     Raises ValueError, one sentence, for what cannot be trained so."""
+    if isinstance(model, Wrapped):
+        raise ValueError("the model is wrapped already; give the module and the optimizer inside")
     row = methods.driven(method, 1)
     if row.parallel or row.sharded or int(os.environ.get("WORLD_SIZE", 1)) > 1:
         rows = [r for r in methods.known().values() if r.driven and not (r.parallel or r.sharded)]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from workbench.core.habits import instead
-from workbench.core.mistakes import in_a_sentence
 from workbench.model.decompose.plan import build, flatten
 from workbench.wrapped.optimizer import Steered
 from workbench.wrapped.passes import Passes
@@ -20,20 +19,31 @@ from workbench.wrapped.passes import Passes
 AWAY = (
     "gradients are where the method keeps them, and not at the parameters of the model: give "
     "clip=... to workbench.wrap for clipping by the global norm, whose value model.grad_norm has; "
-    "other uses of gradients between loss.backward() and optimizer.step() are not possible"
+    "other uses of gradients between loss.backward() and optimizer.step() are not possible, and a "
+    "GradScaler has no place"
 )
 PLACED = "give device and dtype to workbench.wrap, which places the weights"
+WHOLE = (
+    "a wrapped model cannot be copied or pickled: load model.state_dict() into another module, or "
+    "write model.save(folder), which has the moments, too"
+)
+
+
+USED = (
+    "a loss is made of the outputs of a wrapped model alone, and not of its parameters, whose "
+    "gradients would be lost; weight decay is the optimizer's"
+)
+READ = (
+    "the outputs have a loss, at which gradients begin, and others beside it are for reading: call "
+    "the model without labels, and make the whole loss of its outputs"
+)
 
 
 class Away(nn.Parameter):
-    """A parameter of a wrapped model: name, shape and first values; weights and gradients are where
-    the method keeps them."""
+    """A parameter of a wrapped model: name, shape, and values of the last evaluation; weights and
+    gradients are where the method keeps them."""
 
-    @property
-    @in_a_sentence()
-    def grad(self) -> None:
-        """Raises ValueError: there is none to be seen."""
-        raise ValueError(AWAY)
+    grad = property(instead(AWAY), instead(AWAY))
 
 
 class Wrapped(nn.Module):
@@ -45,8 +55,13 @@ class Wrapped(nn.Module):
         self.__dict__.update(own)  # no part of the model's: names in `state_dict` are its own
         self.accumulate = accumulate
         self._away = {id(p): _away(p) for p in module.parameters()}
+        names = module.named_parameters(remove_duplicate=False)
+        self._named = {name: self._away[id(p)] for name, p in names}
+        self._wanted = [p.requires_grad for p in module.parameters()]
         self._anchor = torch.zeros((), requires_grad=True)
         self._holds, self._stale = False, False
+        self._modes: dict[nn.Module, bool] = {}
+        """Those of the parts before evaluation."""
         self._call = 0
         """Number of the last call that passed forward for gradients."""
         self._made = 0
@@ -65,6 +80,8 @@ class Wrapped(nn.Module):
                 f"the update of the last {self._made} backward passes has begun: call "
                 "optimizer.step() before the model, or give accumulate=... to workbench.wrap"
             )
+        if [away.requires_grad for away in self._away.values()] != self._wanted:
+            raise ValueError("other parameters are to be trained: freeze before workbench.wrap")
         self._check_sums()
         self._optimizer.tell_rate()
         holds = self._holds or self._made + 1 < self.accumulate
@@ -74,9 +91,10 @@ class Wrapped(nn.Module):
         devices = (leaf.device for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor))
         to = next(devices, torch.device("cpu"))
         leaves = [leaf.to(to) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        begins = self.engine.ends.begins
-        own = [leaves[n] for n in begins]
-        for n, leaf in zip(begins, _HandedOut.apply(self, holds, self._anchor, *own), strict=True):
+        begins, further = self.engine.ends.begins, self.engine.ends.further
+        out = _HandedOut.apply(self, holds, self._anchor, *(leaves[n] for n in begins))
+        read = _Read.apply(self._anchor, *(leaves[n] for n in further)) if further else ()
+        for n, leaf in zip((*begins, *further), (*out, *read), strict=True):
             leaves[n] = leaf
         self.engine.ends.outputs = None
         return build(form, leaves)
@@ -158,7 +176,14 @@ class Wrapped(nn.Module):
     def trained(self) -> nn.Module:
         """The user's own module, with the weights of now."""
         if self._stale:
-            self._own.load_state_dict(self.engine.state_dict())
+            state, own = self.engine.state_dict(), dict(self._own.named_parameters())
+            bare = any(p.is_meta for p in own.values())
+            if bare:  # it has no values, and its twin's types are other ones
+                self.__dict__["_own"] = self.engine.twin().train(self.training)
+                state = {n: t.to(own[n].dtype) if n in own else t for n, t in state.items()}
+            self._own.load_state_dict(state, assign=bare)
+            if bare and hasattr(self._own, "tie_weights"):
+                self._own.tie_weights()
             self._stale = False
         return self._own
 
@@ -176,8 +201,9 @@ class Wrapped(nn.Module):
             self.engine.discard()
         self._made, self._updated = 0, False
         found = self.engine.load(folder)
-        self._stale = not has_weights if found is not None else self._stale
-        self._optimizer.take_up()
+        if found is not None:
+            self._stale = not has_weights
+            self._optimizer.take_up()
         return found
 
     def close(self) -> None:
@@ -185,51 +211,67 @@ class Wrapped(nn.Module):
         self.engine.close()
 
     def _evaluated(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-        module = self.trained()
-        modes = {part: part.training for part in module.modules()}
-        if not self.training:
-            module.eval()
-        try:
-            with torch.no_grad():
-                return module(*args, **kwargs)
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
+        with torch.no_grad():
+            return self.trained()(*args, **kwargs)
 
     # -- a module's habits ----------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Wrapped:
-        """Whether calls train."""
+        """Whether calls train; of parts that are in evaluation mode for themselves they do not."""
         self.training = mode
-        if mode and self.engine.fresh:
-            self._own.train()
+        if not mode and not self._modes:
+            self._modes = {part: part.training for part in self._own.modules()}
+            self._own.eval()
+        elif mode:
+            for part, before in self._modes.items():
+                part.training = before
+            self._modes = {}
+            if self.engine.fresh:
+                self._own.train()
         return self
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and shapes; gradients are away."""
-        for name, parameter in self._own.named_parameters(*args, **kwargs):
-            yield name, self._away[id(parameter)]
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names, shapes, and between steps the values of now; gradients are away."""
+        own = self._between().named_parameters("", recurse, remove_duplicate)
+        for name in [name for name, _ in own]:
+            yield f"{prefix}{'.' * bool(prefix)}{name}", self._named[name]
 
     def away(self, parameter: nn.Parameter) -> nn.Parameter:
         """The parameter as the loop sees it."""
         return self._away.get(id(parameter), parameter)
 
     def __getattr__(self, name: str) -> Any:
-        """The module's own attributes; its methods, such as `generate` or `save_pretrained`, with
-        the weights of now."""
-        found = getattr(self.__dict__["_own"], name)
-        if getattr(found, "__self__", None) is self.__dict__["_own"]:
-            self.trained()
-        return found
+        """The module's own attributes; its methods, such as `generate` or `save_pretrained`, and
+        between steps its parts have the weights of now."""
+        own = self.__dict__["_own"]
+        found = getattr(own, name)
+        if getattr(found, "__self__", None) is own:
+            return getattr(self.trained(), name)
+        return getattr(self._between(), name) if isinstance(found, nn.Module | Tensor) else found
 
-    to = cuda = cpu = float = half = bfloat16 = instead(PLACED)
+    def _between(self) -> nn.Module:
+        """The user's own module, with the weights of now unless a step has begun."""
+        begun = self._made or self.engine.waits or self.engine.fresh
+        return self._own if begun else self.trained()
+
+    def extra_repr(self) -> str:
+        """The user's own module in words."""
+        return repr(self._own)
+
+    __deepcopy__ = __reduce_ex__ = instead(WHOLE)
+    to = cuda = cpu = float = double = half = bfloat16 = type = instead(PLACED)
     load_state_dict = instead(
         "set the weights before workbench.wrap, or take up a checkpoint by model.load(folder)"
     )
 
 
 def _away(parameter: nn.Parameter) -> Away:
-    return torch.Tensor._make_subclass(Away, parameter.data, parameter.requires_grad)
+    away = torch.Tensor._make_subclass(Away, parameter.data, parameter.requires_grad)
+    if away.requires_grad:
+        away.register_hook(instead(USED))
+    return away
 
 
 class _HandedOut(torch.autograd.Function):
@@ -247,3 +289,15 @@ class _HandedOut(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[None, ...]:
         ctx.model.came_back(ctx.call, ctx.holds, gradients)
         return (None,) * (3 + len(gradients))
+
+
+class _Read(torch.autograd.Function):
+    """Outputs that are handed out beside a loss, at which no gradients may come back."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, _: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        return tuple(other.view_as(other) for other in others)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *_: Tensor) -> None:
+        raise ValueError(READ)

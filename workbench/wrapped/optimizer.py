@@ -63,6 +63,8 @@ class Steered(torch.optim.Optimizer):
         super().__init__(groups, own.defaults)
         self._first = [_but_rate(group) for group in self.param_groups]
         self._rate: float | None = None
+        self._stepped = self._lacks = False
+        """Whether there are moments, and whether settings were loaded without their moments."""
 
     @in_a_sentence()
     def step(self, closure: Callable | None = None) -> None:
@@ -71,6 +73,7 @@ class Steered(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("optimizer.step takes no closure here: the passes are made before it")
         self._model.stepped()
+        self._stepped = True
         if self._lr() != self._rate:
             raise ValueError(
                 f"the learning rate is {self._lr()} at optimizer.step(), and was {self._rate} when "
@@ -81,8 +84,22 @@ class Steered(torch.optim.Optimizer):
         """As `Wrapped.zero_grad`."""
         self._model.zero_grad()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Settings; `Wrapped.save` writes moments."""
+        return super().state_dict() | {"stepped": self._stepped}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Settings; moments are brought by `Wrapped.load`, without which no step follows."""
+        super().load_state_dict(state_dict)
+        self._lacks = bool(state_dict["state"] or state_dict.get("stepped"))
+
     def tell_rate(self) -> None:
         """Have the next update made at the rate of now. Raises ValueError for other changes."""
+        if self._lacks:
+            raise ValueError(
+                "optimizer.load_state_dict brings no moments, which are where the method keeps "
+                "them: write model.save(folder) and take that up by model.load(folder)"
+            )
         if [_but_rate(group) for group in self.param_groups] != self._first:
             raise ValueError(
                 "the optimizer has other settings than at workbench.wrap; only the learning rate "
@@ -98,7 +115,8 @@ class Steered(torch.optim.Optimizer):
 
     def take_up(self) -> None:
         """Have what a checkpoint has kept."""
-        theirs = self._model.settings
+        theirs, self._lacks = self._model.settings, False
+        self._stepped = True
         for group in self.param_groups:
             group.update({key: value for key, value in theirs.items() if key not in _KEPT})
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core.habits import instead
 from workbench.core.mistakes import in_a_sentence
-from workbench.engine import Engine
+from workbench.engine import COUNT, Engine
 from workbench.model.drawn import generators
 from workbench.model.objective import Batch
 from workbench.model.outputs import Called, Ends, given_out
@@ -30,13 +30,18 @@ class Passes(Engine):
         """Whether a part of a step has failed, with which gradients that were held are gone."""
 
     def _objective_for(self, batch: Batch) -> Called:
-        return Called(self._module, self._loss, batch, ends=self.ends, no_decay=self._no_decay)
+        return self._made_of(batch, Called, ends=self.ends)
 
     @in_a_sentence(calls_users=True)
     @torch.inference_mode(False)
     @torch.enable_grad()
     def forward_pass(self, args: tuple, kwargs: Mapping[str, Any], *, holds: bool) -> Any:
         """Outputs of the module on a batch, cut from their graph."""
+        if COUNT in kwargs:
+            raise ValueError(
+                f"the call has {COUNT!r}, which would have to be alike in all calls: leave it out, "
+                "and multiply the mean loss by the share of its labels among them"
+            )
         self._check_open()
         self.drop()
         self._catch_up()
@@ -111,6 +116,10 @@ class Passes(Engine):
     def device(self) -> torch.device:
         """Where passes are."""
         return resolve_device(self._fields["device"])
+
+    def twin(self) -> nn.Module:
+        """The module's structure, without values of parameters."""
+        return self._given.twin()
 
     step = stream = evaluate = instead(
         "call the model itself, for evaluation under torch.no_grad()"

@@ -214,6 +214,8 @@ def test_packs_are_few_and_a_stream_has_the_labels_of_its_rows() -> None:
     windows = [stream.rows((sample,)) for sample in range(2)]
     found = {int(ids[0, 0]): targets[0].tolist() for ids, targets in windows}
     assert found == {0: [IGNORED, 2, 3, IGNORED], 4: [IGNORED, 6, 7, IGNORED]}
+    digest, stream.labels = stream.digest, stream.labels * 2
+    assert stream.digest != digest
 
 
 def test_rows_are_tokenized_once(folder, tmp_path, monkeypatch) -> None:
