@@ -68,6 +68,27 @@ def test_texts_of_a_model_of_hugging_face(engine, visits, method) -> None:
     assert losses == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_each_label_weighs_alike(engine, microbatches) -> None:
+    """Whatever batch it lies in, and however a step is divided; a batch without any counts not."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 9))
+    ids = torch.randint(9, (3, 4, 6))
+    labels = torch.stack([ids[0], ids[1].where(ids[1] > 6, -100), torch.full((4, 6), -100)])
+
+    def entropy(outputs, batch):
+        return F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten())
+
+    with torch.no_grad():
+        logits = module(ids)
+        told = F.cross_entropy(logits.flatten(0, 2), labels.flatten()).item()
+    still = {"lr": 0.0, "weight_decay": 0.0}
+    with engine("stronghold", module, still, microbatches=microbatches) as made:
+        made.step((ids[0], labels[0]), entropy)
+        found = made.evaluate([*zip(ids, labels, strict=True)], entropy)
+    assert found["loss"] == pytest.approx(told, rel=1e-6)
+
+
 def test_classes_and_running_statistics(engine, visits) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(

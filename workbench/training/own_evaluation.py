@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from workbench.model.called import Widened, call_of, one_number
 from workbench.model.objective import PREFIX, Batch, LossFunction, Weigh
-from workbench.model.postponed import Postponed
+from workbench.model.postponed import Asked, Postponed
 from workbench.model.weights.given import Given
 from workbench.runtime.checkpoint.checkpoint import ByUnit, in_memory
 from workbench.runtime.passes.visiting import Arriving, Place, Visits
@@ -89,8 +91,9 @@ def evaluated(
     weigh: Callable[[Batch], float], device: torch.device, dtype: torch.dtype,
     budget: int | None, say: Callable[[str], None],
 ) -> Figures:  # fmt: skip
-    """Figures of a module: the number of `samples`, the mean `loss`, each batch weighed as `weigh`
-    does, `accuracy` of classes and `perplexity` of texts. Other arguments are `somewhere`'s. Raises
+    """Figures of a module: the number of `samples`, the mean `loss`, `accuracy` of classes and
+    `perplexity` of texts. A batch weighs by `weight_of`, by the labels of its loss where that is
+    one mean cross-entropy, else as `weigh` does. Other arguments are `somewhere`'s. Raises
     ValueError for batches that cannot be evaluated."""
     sums, whole, refused = {"samples": 0.0, "loss": 0.0}, 0.0, []
     with apart(device):
@@ -103,8 +106,10 @@ def evaluated(
 
             where = torch.device("cpu") if refused else device
             found = somewhere(judge, where, dtype, budget, refused.append)
+            loss, labels = found.pop("loss", 0.0), found.pop("labels", weight)
+            weight = labels if weight_of is None else weight
             sums["samples"] += batch.rows
-            sums["loss"] += found.pop("loss", 0.0) * weight
+            sums["loss"] += loss * weight if weight else 0.0  # the mean of nothing is no number
             whole += weight
             for name, value in found.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -130,14 +135,33 @@ def _judged(trained: Trained, batch: Batch, loss_fn: LossFunction | None, place:
         kinds = (p.dtype for p in model.parameters() if p.is_floating_point())
         dtype = next(kinds, torch.get_default_dtype())
         rounded = tree_map(lambda leaf: _to(leaf, dtype), (args, kwargs))
-        with nullcontext() if host else Postponed(), arriving:
+        with nullcontext() if host else Postponed(), arriving, Labels() as labels:
             outputs = model(*rounded[0], **rounded[1])
             taken = {id(leaf) for leaf in tree_flatten((args, kwargs))[0]}
             found = _classes(outputs, exact, taken)
             if loss_fn is not None:
                 with nullcontext() if host else Widened(outputs):
                     found["loss"] = float(one_number(loss_fn(outputs, exact), None))
+                if len(labels.counts) == 1 and labels.counts[0] is not None:
+                    found["labels"] = labels.counts[0]
     return found
+
+
+class Labels(TorchFunctionMode):
+    """Counts the labels of each cross-entropy within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[float | None] = []
+        """Labels over which one is the mean; None of a cross-entropy that is something else."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.cross_entropy:
+            asked = Asked.of(*args, **kwargs)
+            mean = asked is not None and not asked.sums
+            self.counts.append(float((asked.targets != asked.left_out).sum()) if mean else None)
+        return func(*args, **kwargs)
 
 
 def _to(leaf: Any, dtype: torch.dtype) -> Any:
