@@ -52,14 +52,14 @@ MODELS = {
     "gpt": MODEL,
     "t5": ModelSpec(family="t5", layers=1, hidden=16, heads=2, seq=8, vocab=258),
     "resnet": ModelSpec(family="resnet", layers=4, hidden=8, seq=16, vocab=10),
-    "own": ModelSpec(family="own_net:net", layers=1, hidden=16, heads=1, seq=8, vocab=256),
+    "own": ModelSpec(family="exported_net:net", layers=1, hidden=16, heads=1, seq=8, vocab=256),
 }
 
 
 def trained(folder: Path, model: ModelSpec, **changes) -> Path:
     """A run of two steps, and its checkpoints."""
     how = {"method": "plain", "steps": 2, "lr_decay_steps": 20, "save_every": 1, **changes}
-    text = {} if model.family in ("gpt", "own_net:net") else {"text": "stdlib"}
+    text = {} if model.family in ("gpt", "exported_net:net") else {"text": "stdlib"}
     spec = spec_for(model=model, **text, **how)
     torch_plain.train(spec, Silent(), folder)
     write_sealed(folder / "spec.json", spec.to_dict())
@@ -78,7 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_other_model_is_loaded_by_its_module(name, run, tmp_path, monkeypatch) -> None:
     """Tied weights, statistics and buffers, too."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_net.py").write_text(OWN)
+    (tmp_path / "exported_net.py").write_text(OWN)
     model = MODELS[name]
     run = run if name == "gpt" else trained(tmp_path / "run", model)
     made = workbench.export(run, tmp_path / "out")

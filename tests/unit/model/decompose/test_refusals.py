@@ -109,9 +109,15 @@ def test_a_list_of_modules_needs_no_tracing():
     assert chain[1].state == {"0.weight": "1.weight", "0.bias": "1.bias"}
 
 
-def test_values_cannot_be_looked_at_without_memory():
+def test_a_block_that_looks_at_values_is_one_layer_also_without_memory():
+    """It runs on zeros then; values of buffers, which code may compare, are not made up."""
+    model = Values()
+    with_values = decompose(model, (torch.randn(4, D),))
+    without = decompose(copy.deepcopy(model).to("meta"), (torch.randn(4, D),))
+    assert [layer.name for layer in without] == [layer.name for layer in with_values]
+    model.router.register_buffer("bias", torch.ones(()).to("meta"))
     with pytest.raises(ValueError, match="Router.forward, line"):
-        decompose(Values().to("meta"), (torch.randn(4, D),))
+        decompose(model, (torch.randn(4, D),))
 
 
 def test_another_computation_in_the_other_mode_fixes_the_mode():
