@@ -29,7 +29,8 @@ def test_a_finished_run_is_a_whole_record(store: Store) -> None:
     assert record.peak_bytes == {"device": 100, "host": 200, "disk": None}
     assert record.provenance["packages"]["torch"]
     assert record.provenance["device_class"].startswith("cpu:")
-    assert [e["event"] for e in events] == ["started", "step", "step", "step", "ended", "exit"]
+    steps = ["step"] * 3
+    assert [e["event"] for e in events] == ["started", "divided", *steps, "ended", "exit"]
     assert store.find(record.key) == record
     assert RunRecord.from_json(record.to_json()) == record
     told = json.loads(record.to_json())

@@ -3,7 +3,8 @@
 It is data that the methods own (methods/table.toml): modules and classes are named as text, and
 imported when used. Each module offers
 ``plan(spec, profile) -> Plan`` and ``train(spec, report, folder) -> Outcome``, and, where planning
-takes a while, ``fits(spec, profile) -> bool``. One that chooses its own micro-batches also offers
+takes a while, ``fits(spec, profile) -> bool``, and ``plan_roughly(spec, profile)``, whose plans are
+soon there to be compared. One that chooses its own micro-batches also offers
 ``plan_sizes(spec, profiles) -> Plan``, from profiles by their samples, and where that takes a while
 ``plan_soon``, which is asked how many layers fit, or ``fits``, which takes the profile of the
 smallest. One whose system had results in a form of its own offers ``results_of(record)``: name and

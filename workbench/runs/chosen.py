@@ -14,11 +14,11 @@ from pathlib import Path
 from workbench.core import methods
 from workbench.core.reporter import Reporter
 from workbench.core.spec import AUTO, RunSpec
-from workbench.profile.dividing import divisions, in_words
+from workbench.profile.dividing import best_division, divisions, in_words
 from workbench.profile.store import profile_for
 from workbench.runs.events import EventReader, of_attempt
 from workbench.runs.jobfile import JobFile
-from workbench.runs.planning import Answer, answer, chosen
+from workbench.runs.planning import Answer, answer
 from workbench.runs.store import Store
 
 KIND = "divided"
@@ -31,7 +31,9 @@ def with_parts(spec: RunSpec, folder: Path, job: JobFile, report: Reporter) -> R
     if spec.microbatches != AUTO:
         return spec
     told = told_parts(folder, job)
-    if told is None:
+    if told is None and methods.lookup(spec.method) is None:
+        told = 1  # nobody plans for it
+    elif told is None:
         report.phase("choosing micro-batches")
         told = _chosen(spec, folder, report)
     spec = spec.with_(microbatches=told)
@@ -67,26 +69,24 @@ def possible(spec: RunSpec) -> list[RunSpec]:
 
 
 def _chosen(spec: RunSpec, folder: Path, report: Reporter) -> int:
-    row = methods.lookup(spec.method)
-    if row is None:  # nobody plans for it
-        return 1
-    store = Store(folder.parents[1])
+    store, row = Store(folder.parents[1]), methods.lookup(spec.method)
     measure = getattr(methods.load(spec.method), "measure", profile_for)
     measures = row.driven == methods.PLANNED
     """Whether the method measures the layers whatever it has been told."""
 
     def ask(each: RunSpec) -> Answer:
-        found = None if measures else answer(each, store)  # raises before anything is measured
+        # Raises before anything is measured.
+        found = None if measures else answer(each, store, rough=True)
         if found and found.spares and each.microbatches == spec.ranks == 1:
             return found
         try:
             measure(each, store.root, lambda text: report.event("profile", text=text))
         except RuntimeError as error:  # out of memory is one
             raise ValueError(f"{each.microbatch} samples cannot be timed: {error}") from error
-        return answer(each, store)
+        return answer(each, store, rough=True)
 
     try:
-        return chosen(spec, ask).spec.microbatches
+        return best_division(spec, ask).spec.microbatches
     except ValueError:
         return possible(spec)[0].microbatches
     finally:

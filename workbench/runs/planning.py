@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -84,15 +85,19 @@ class Answer:
 
 
 def answer(
-    spec: RunSpec, store: Store, *, machine: str | None = None, soon: bool = False
-) -> Answer:
+    spec: RunSpec, store: Store, *, machine: str | None = None, soon: bool = False,
+    rough: bool = False,
+) -> Answer:  # fmt: skip
     """The plan of the spec's method; `fits` is False where nothing fits. Raises ValueError.
 
     `machine` names another one, or its file; None is this machine. `soon`: by a part of a search
-    that takes a while. An open number of micro-batches is chosen.
+    that takes a while. `rough`: as soon as plans can be compared, if not trained under. An open
+    number of micro-batches is chosen by rough plans.
     """
     if spec.microbatches == AUTO:
-        return chosen(spec, lambda each: answer(each, store, machine=machine, soon=soon))
+        here = partial(answer, store=store, machine=machine, soon=soon)
+        best = best_division(spec, partial(here, rough=True))
+        return replace(here(best.spec, rough=rough), chosen=True)
     check_method(spec, gpus=machine is None)
     spec = settled(spec, store.root)
     module = methods.load(spec.method)
@@ -112,7 +117,7 @@ def answer(
     possible = on_machine(spec, hardware)
     try:
         check_room(possible, profile)
-        plan = plan_from(possible, profiles, soon=soon)
+        plan = plan_from(possible, profiles, soon=soon, rough=rough)
     except DoesNotFit as refusal:
         plan = Plan(
             method=spec.method,
@@ -141,11 +146,6 @@ def answer(
             plan, spec.device_memory or hardware.device_bytes, measured=bool(profile.origin)
         ),
     )
-
-
-def chosen(spec: RunSpec, ask: Callable[[RunSpec], Answer]) -> Answer:
-    """The best of the answers for each number of micro-batches, which the spec leaves open."""
-    return replace(best_division(spec, ask), chosen=True)
 
 
 def check_room(spec: RunSpec, profile: Profile) -> None:
@@ -265,15 +265,19 @@ def measure(
             held.release()
 
 
-def plan_from(spec: RunSpec, profiles: Mapping[int, Profile], *, soon: bool = False) -> Plan:
+def plan_from(
+    spec: RunSpec, profiles: Mapping[int, Profile], *, soon: bool = False, rough: bool = False
+) -> Plan:
     """The plan of the spec's method from profiles by samples in a micro-batch; its notes say where
-    a run would have more of them. Raises ValueError, DoesNotFit where nothing fits."""
+    a run would have more of them. `soon` and `rough` as in `answer`. Raises ValueError, DoesNotFit
+    where nothing fits."""
     from workbench.profile.several import in_proportion
 
     module = methods.load(spec.method)
     if not hasattr(module, "plan_sizes"):
         (profile,) = profiles.values()
-        return module.plan(spec, profile)
+        rough = rough and hasattr(module, "plan_roughly")
+        return (module.plan_roughly if rough else module.plan)(spec, profile)
     soon = soon and hasattr(module, "plan_soon")
     plan = (module.plan_soon if soon else module.plan_sizes)(spec, profiles)
     note = in_proportion(spec, profiles)

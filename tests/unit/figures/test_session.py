@@ -73,7 +73,8 @@ def test_figure_9_with_another_batch_is_a_run_of_the_command_line(tmp_path: Path
     """Its record, title and file say so; and the table of figure 8a has those methods alone."""
     session = open_exhibit("9", "tiny", tmp_path, batch=4, window="2, 3", seed=7)
     words = (
-        "-m stronghold --layers 3 --hidden 32 --heads 2 --seq 16 --vocab 256 --steps 3 -b 4 -w 2"
+        "-m stronghold --layers 3 --hidden 32 --heads 2 --seq 16 --vocab 256 --steps 3 -b 4 -w 2 "
+        "--microbatches 1"
     )
     words += " --seed 7 --device cpu --activations recompute --set link_bytes_per_s=200e6"
     own = [each.spec for each in next(session.stages()).points]

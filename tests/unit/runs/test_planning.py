@@ -129,7 +129,7 @@ def test_why_what_is_stored_is_not_used_is_in_the_plan(tmp_path, monkeypatch):
 def test_a_hopeless_depth_is_refused_before_a_schedule_is_built(capsys, monkeypatch) -> None:
     asked: list[str] = []
 
-    def plan_from(spec, profiles, soon) -> Plan:
+    def plan_from(spec, profiles, soon, rough) -> Plan:
         asked.append(spec.activations)
         return plan_of(spec.method, None, fits=False)
 

@@ -16,6 +16,7 @@ from workbench.core.paths import user_path
 from workbench.core.spec import RunSpec, flat
 from workbench.runs.campaign import Campaign
 from workbench.runs.confines import INSIDE, confine, inside
+from workbench.runs.overrides import USUAL
 from workbench.runs.store import Store
 from workbench.ui.form import MOST_RUNS, Form
 from workbench.ui.helper_process import HelperProcess
@@ -105,7 +106,7 @@ class SweepControl:
 
     def take(self, spec: RunSpec) -> None:
         """A new sweep of this one run: what of it is not the default stands in the form."""
-        usual = flat(RunSpec(method=spec.method))
+        usual = flat(RunSpec(method=spec.method, **USUAL))
         values = {name: value for name, value in flat(spec).items() if value != usual[name]}
         self.new()
         self.form.set(method=spec.method, **values)
