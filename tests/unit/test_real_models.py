@@ -55,7 +55,7 @@ def trained(folder, *labels, code=0) -> dict:
     return {row["name"]: row for row in rows}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_engine_of_a_folder_trains_as_torch_and_a_row_that_fails_stops_none(tmp_path):
     pytest.importorskip("transformers")
     rows = ["torch-1b", "trainstream-1b/all-on-host", "ours-1b/engine-8g-m2"]
