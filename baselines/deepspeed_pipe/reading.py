@@ -45,7 +45,7 @@ def weights_of(saved: Saved, model: LayeredModel) -> Weights:
 def _masters(
     saved: Saved, model: LayeredModel, layers: list[Path], parts: list[Path]
 ) -> dict[Place, list[Tensor]]:
-    """Of each weight its pieces [n] in order; of one that two stages have, the first one's."""
+    """Weight -> its pieces [n] in order; of a weight in two stages those of the first stage."""
     between = [own for of, own in model.tied().items() if of[0] != own[0]]  # stage.py numbers them
     places = {f"tied_modules.shared {number}.weight": own for number, own in enumerate(between)}
     for unit, path in enumerate(layers):

@@ -244,7 +244,7 @@ def test_evaluations_change_nothing_and_stay_with_a_run_that_goes_on(train, tmp_
 
 
 def test_killed_while_evaluating(train, monkeypatch):
-    """The same command goes on from the checkpoint before, and evaluates what was not."""
+    """The command, given again, goes on from the last checkpoint and makes missing evaluations."""
     spec = spec_of("stronghold", "decoder", eval_every=1, save_every=1)
     whole, real, report = train(spec, "whole"), Units.losses, Silent()
 

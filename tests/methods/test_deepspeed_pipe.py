@@ -101,7 +101,7 @@ def test_bf16_follows_plain_bf16_and_goes_on_where_it_was(device, tmp_path):
     ids=lambda changes: ", ".join(changes) or "2x1",
 )
 def test_weights_are_exported(changes, tmp_path, monkeypatch):
-    """Of bf16 the fp32 masters, of which each replica has a part."""
+    """A bf16 run's fp32 masters, of which each replica has a part, are what is exported."""
     spec = spec_for(steps=2, save_every=2, microbatches=2, **changes)
     fork_ranks(monkeypatch)
     run = tmp_path / "runs" / "run"
