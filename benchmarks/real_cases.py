@@ -47,7 +47,7 @@ class Row:
     """Arguments of TrainStream's."""
     smoke: bool = False
     folder: str = ""
-    """Of the weights, and of all else that trainings share, one above."""
+    """Folder of the weights, one above which is all else that trainings share."""
     began: float = 0.0
     """When its process was started, seconds since 1970."""
 

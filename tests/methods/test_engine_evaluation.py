@@ -70,7 +70,7 @@ def test_texts_of_a_model_of_hugging_face(engine, visits, method) -> None:
 
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_each_label_weighs_alike(engine, microbatches) -> None:
-    """Whatever batch it lies in, and however a step is divided; a batch without any counts not."""
+    """Labels weigh alike in all batches and micro-batches; a batch without any does not count."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 9))
     ids = torch.randint(9, (3, 4, 6))

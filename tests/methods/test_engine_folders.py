@@ -71,7 +71,7 @@ def steps(made: Engine, batches: list) -> list[float]:
 def test_a_folder_goes_in_and_out_as_by_torchs_loop(
     engine, folder, tmp_path, monkeypatch, name, dtype, method
 ) -> None:
-    """Of a model without values, with `use_cache` as it comes, a smaller last batch, and logits
+    """A model without values trains, with `use_cache` as it comes, a smaller last batch, and logits
     that are divided as those of a large head."""
     path, read, out = folder(name, dtype), transformers.AutoModelForCausalLM, tmp_path / "out"
     batches = given((4, 4, 4) if method == "varuna" else (4, 4, 3))

@@ -140,7 +140,7 @@ def test_blocks_of_a_kind_are_compiled_once(
 
 @pytest.mark.parametrize("method", [stronghold, l2l])
 def test_equal_layers_of_a_users_module_are_compiled_once(spec_for, tmp_path, counter, method):
-    """That of a table, which all of them take, and the head are not among them."""
+    """The graphs of the table of biases, which all blocks take, and of the head are not counted."""
     own = ModelSpec(family="tests.methods.biased:net", layers=4, hidden=16, vocab=3, tied=False)
     spec = spec_for(model=own, text="stdlib", microbatches=2)
     training, found = run(method, spec, tmp_path)
