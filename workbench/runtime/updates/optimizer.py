@@ -4,13 +4,12 @@ Exactness first: every update of a step sees one snapshot of learning rate, step
 coefficient, the norm is that of all gradients, and a step whose norm is not finite changes nothing
 anywhere. Without clipping nobody waits for a norm, and such a step ends the run (`check`).
 
-Speculation. An update may run before the norm is known, with a coefficient of 1. The norm of the
+Speculation. An update may run before the norm is known, with a coefficient of 1, in `calm` weather
+only: where the step before was not clipped, since steps that are follow each other. The norm of the
 gradients seen so far is a lower bound of the global one, so speculation stops for the rest of a
 step at the first unit that lifts it over the limit (or is not finite). Whatever was speculated
 until then had gradients within the limit, so taking one back loses no more than rounding an
 ordinary update does (adam_step.py states how much). `settle` makes the update what it must be.
-States that visit the device for an update must set out before that unit's gradients are known; they
-do so in `calm` weather only, where the step before was not clipped.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class StepState:
     guessed: set[int] = field(default_factory=set)
     """Units that were."""
     calm: bool = False
-    """Whether states visit the device before the norm is known."""
+    """Whether updates may be made before the norm is known."""
     held: bool = False
     """Whether its gradients wait for those of the next step, and nothing is updated."""
     left_out: Collection[Kind] = ()
@@ -230,12 +229,13 @@ class Optimizer:
         self._host(unit, *self._verdict(unit, state))
 
     def _guesses(self, unit: int, state: StepState) -> bool:
-        """Whether a unit is updated before the norm is known.
+        """Whether a unit is updated before the norm is known: in calm weather, since steps that are
+        clipped follow each other, and while the gradients seen are within the limit.
 
         By now the norm of its gradients and all before is here. Whether the global one happens to
         be here too must not matter: equal runs give equal bits.
         """
-        if not self._seen[unit] <= self._spec.clip:  # so for what is not finite
+        if not state.calm or not self._seen[unit] <= self._spec.clip:  # so for what is not finite
             return False
         state.guessed.add(unit)
         return True
