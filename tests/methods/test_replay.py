@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -27,6 +28,7 @@ from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
 from workbench.profile.cuda_graphs import replays
+from workbench.profile.footprint import give_back_workspaces
 from workbench.profile.profile import RECORDED_BELOW_S
 from workbench.profile.server import records
 from workbench.profile.units import RECORDED_CHECKPOINT, Variant
@@ -155,6 +157,21 @@ def test_a_recorded_run_moves_what_was_planned(tmp_path, activations):
     spec = spec_for(device="cuda", model=PURE, activations=activations, steps=4, **RECORDED)
     training, _ = trained(stronghold, spec, tmp_path)
     assert training.outcome("test").moved_bytes == training.plan.moved_bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("replay", ["on", "off"])
+def test_trainings_in_one_process_leave_no_more_than_the_first_ones(tmp_path, replay):
+    """The next one takes the streams of the last, with their workspaces of matrix products."""
+    spec = spec_for(device="cuda", model=PURE, steps=2, **RECORDED | {"replay": replay})
+    give_back_workspaces(torch.device("cuda"))
+    left = []
+    for number in range(5):
+        trained(stronghold, spec, tmp_path / str(number))
+        gc.collect()
+        torch.cuda.empty_cache()
+        left.append(torch.cuda.memory_reserved())
+    assert left[4] < left[1] + (8 << 20), left
 
 
 PACKED = {

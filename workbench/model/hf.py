@@ -157,7 +157,7 @@ class HFModel(Decoder):
 
     def _first(self, layers: int, words: int | None = None) -> HFModel:
         """The model of the first layers, and words, alone."""
-        source = _hollow(self.source)
+        source = copy.deepcopy(self.source, {id(p): p for p in self.source.parameters()})
         if words:
             source.resize_token_embeddings(words, mean_resizing=False)
         source.config.num_hidden_layers = layers

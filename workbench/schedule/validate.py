@@ -8,7 +8,7 @@ every execution, whatever the durations. With it the following is exact, not a m
   it, to its rank (sources.py), and every copy of a weight is updated with the sum of all its
   gradients (replicas.py), those of units that borrow it from another rank too (loans.py);
 * a buffer is occupied throughout every use, is taken again only after it was freed, and buffers of
-  one slot never overlap (occupancy.py);
+  one slot never overlap (occupancy.py); replicas write to no memory of each other (replicas.py);
 * the bytes that can be occupied at one time stay within the budgets (peak.py).
 
 Lanes that take turns on a device (turns.py) are as free of each other here as any two lanes, so all
@@ -93,6 +93,7 @@ def steps_to_prove(schedule: Schedule) -> int:
 def validate(schedule: Schedule) -> Validation:
     """Check all rules; raises ScheduleError naming the action that breaks one."""
     _check_places(schedule)
+    replicas.check_apart(schedule)
     graph = unroll(schedule, steps_to_prove(schedule))
     _check_crossings(graph)
     order = Order(graph)

@@ -28,7 +28,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from workbench.runtime.executor import stream_pool
 from workbench.runtime.memory.device_budget import CudaMeter
+from workbench.schedule.action import COMPUTE
 
 WARM_UP = 2
 """Passes before the first recording: they compile, and libraries take their workspaces."""
@@ -93,7 +95,7 @@ class Replays:
         """`run` makes a block's output from its kind, its module and an input of the same shape, of
         which `shape` is the largest; `checkpointed` likewise, and keeps nothing but the input."""
         self._run, self._checkpointed, self._meter = run, checkpointed, meter
-        self.stream = torch.cuda.Stream(meter.device)
+        self.stream = stream_pool.take(meter.device)
         """The compute lane's."""
         size = torch.Size(shape).numel()
         self._input = meter.zeros(size, dtype).view(shape)  # [samples, ...], as a block takes it
@@ -188,6 +190,7 @@ class Replays:
         for held in (self._forward, self._chains, self._backs):
             held.clear()
         self._input = self._output_grad = None
+        stream_pool.give_back({COMPUTE: self.stream})
 
     def _enter(self, begun: tuple[Hashable, int] | None) -> None:
         """Begin a chain or a pass alone. Raises RuntimeError within a chain, whose memory it would
