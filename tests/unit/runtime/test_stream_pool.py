@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workbench.runtime.executor import stream_pool
-from workbench.runtime.executor.stream_pool import give_back, take
+from workbench.runtime.executor.stream_pool import between_steps, give_back, take
 
 
 class Stream:
@@ -21,7 +21,7 @@ class Stream:
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(stream_pool, "_free", cache(stream_pool._free.__wrapped__))
+    monkeypatch.setattr(stream_pool, "_streams", cache(stream_pool._streams.__wrapped__))
 
 
 def test_a_stream_has_one_training_at_a_time_and_lanes_of_one_kind():
@@ -33,3 +33,12 @@ def test_a_stream_has_one_training_at_a_time_and_lanes_of_one_kind():
     assert take(first, "compute.1") is passes
     assert take(first) not in (passes, copies, other)
     assert take(first, "h2d") is copies
+
+
+def test_passes_between_steps_have_the_stream_of_the_training_that_is_there():
+    device = torch.device("cuda", 0)
+    assert between_steps(device) is None
+    passes, copies = take(device), take(device, "h2d")
+    assert between_steps(device) is passes is not copies
+    give_back({"compute": passes})
+    assert between_steps(device) is None
