@@ -16,8 +16,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
 from workbench.model import make_model
+from workbench.model.hf_calls import Calls
 from workbench.model.hf_config import spec_from_config
-from workbench.model.hf_layers import Calls
 from workbench.profile.units import RECORDED, Variant
 from workbench.schedule import buffers
 
@@ -191,12 +191,9 @@ def test_which_blocks_are_functions_of_their_input(model, name, can, why):
 
 
 def test_layers_called_in_several_ways_are_refused_where_one_graph_is_for_all():
-    calls = Calls(lambda x, positions: [((), {"scale": n // 2}) for n in range(4)], "odd")
+    seen = [((), {"scale": n // 2}) for n in range(4)]
+    calls = Calls(lambda device: lambda x, positions: seen, "odd")
     x = torch.zeros(1, 2, 4)
     assert calls.common(x, [2, 3]) == ((), {"scale": 1})
     with pytest.raises(ValueError, match="odd .* of 2 tokens; compile and replay must be off"):
         calls.common(x, [1, 2])
-
-
-def test_blocks_of_documents_follow_their_positions(model):
-    assert not make_model(replace(model("llama"), rows="documents")).compilable

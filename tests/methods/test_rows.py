@@ -122,6 +122,21 @@ def test_one_device(spec_for, tmp_path, name, rows, micros) -> None:
     assert_as_torch(spec, alone.history.losses, alone.parameters())
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_documents_are_compiled_once_for_all_batches(spec_for, tmp_path, counter, name) -> None:
+    """Whatever their masks; samples of one document each have a graph without."""
+    spec = spec_for(name, microbatches=BATCH, window=2, resident=1)
+    model = make_model(spec.model)
+    batches, kinds = load_batches(spec, model), {model.kind(1 + n) for n in range(model.layers)}
+    micros = [row[None] for step in range(4) for row in batches.batch(step)[1]]
+    alone = [model.uniform((row, row)) == [True] for row in micros]
+    assert len({tuple(row[0].tolist()) for row in micros}) > 5
+    assert {True, False} == {*alone}
+    training, weights = run(stronghold, spec, tmp_path)
+    assert_as_torch(spec, training.history.losses, weights)
+    assert counter.frame_count == 2 * 2 * len(kinds)  # with autograd, and without
+
+
 @pytest.mark.parametrize(
     ("rows", "micros", "replicas", "activations"),
     [

@@ -53,7 +53,7 @@ class Engine:
     ) -> None:
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
         self.memory, self.traffic = memory, Traffic(memory.device, spec.link_bytes_per_s)
-        self._lock = threading.Lock()
+        self._lock, self._micros = threading.Lock(), schedule.num_microbatches
         self._steps: dict[int, StepState] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
         self._inputs: dict[tuple[int, int], Bundle] = {}
@@ -62,8 +62,7 @@ class Engine:
         self._flats = [Flat.of(model, unit) for unit in range(model.num_units)]
         self._gradients = Gradients(memory, schedule, self._flats, self.traffic)
         self.holds = False
-        """Whether steps that begin now leave their gradients to the next one, and update
-        nothing."""
+        """Whether steps that begin now leave their gradients to the next, and update nothing."""
         self.bare = False
         """Whether they pass nothing, and update from gradients that were left to them."""
         workers = len({a.lane for a in schedule.actions if lane_kind(a.lane) == "host"}) or 1
@@ -186,8 +185,8 @@ class Engine:
             unit: Chain.alone(kind(unit), modules[unit], modules.parameters(unit), rows)
             for unit in sorted(self._replayed)
         }
-        shape = rows, self.spec.model.seq, self.model.hidden
-        self._replays = Replays(self._template.block, shape, self.memory.dtype, self.memory.meter)
+        boundary = self._boundaries[min(chains)]
+        self._replays = Replays(self._template.block, boundary, rows, self.memory.meter)
         self._replays.record(chains, chains)
 
     def _slot(self, unit: int, turn: int = 0) -> str:
@@ -198,7 +197,8 @@ class Engine:
         memory = self.memory
         with memory.meter.on_host():
             *inputs, targets = self.batches.batch(step)
-            parts = targets.tensor_split(self.schedule.num_microbatches)
+            *first, parts = (t.tensor_split(self._micros) for t in (*inputs, targets))
+            uniform = [all(self.model.uniform(each)) for each in zip(*first, strict=True)]
             weights = weights_of(self.model, self.batches, step, parts)
             inputs = [t.to(memory.dtype) if t.is_floating_point() else t for t in inputs]
             *inputs, targets = (in_passing(t, memory.device) for t in (*inputs, targets))
@@ -210,6 +210,7 @@ class Engine:
             inputs=tuple(inputs),
             targets=targets,
             weights=[] if self.bare else weights,
+            uniform=uniform,
             samples=self.batches.samples(step),
             hyper=hyper,
             guess=hyper,
@@ -229,12 +230,12 @@ class Engine:
     # -- compute lane ---------------------------------------------------------------------------
 
     def _forward(self, action: Action, step: int) -> None:
-        unit, micro = action.unit, action.microbatch
-        state = self._steps[step]
+        unit, micro, state = action.unit, action.microbatch, self._steps[step]
         kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
         if unit in self._replayed:
-            self._inputs[unit + 1, micro] = (self._replays.forward(unit, single(x)).clone(),)
+            y = self._replays.forward((unit, state.uniform[micro]), x)
+            self._inputs[unit + 1, micro] = tuple(t.clone() for t in y)
             return
         with torch.set_grad_enabled(kept):
             y = self._run(state, unit, micro, x)
@@ -246,29 +247,29 @@ class Engine:
             self._inputs[unit + 1, micro] = tuple(t.detach() for t in y)
 
     def _recompute(self, action: Action, step: int) -> None:
-        unit, micro = action.unit, action.microbatch
-        state = self._steps[step]
-        x = self._input(state, unit, micro, grad=True)
+        unit, micro, state = action.unit, action.microbatch, self._steps[step]
         if unit in self._replayed:
-            self._replays.recompute(unit, single(x).detach())
+            self._replays.recompute((unit, state.uniform[micro]), self._inputs[unit, micro])
             return
+        x = self._input(state, unit, micro, grad=True)
         with torch.enable_grad():
             self._graphs[unit, micro] = (x, self._run(state, unit, micro, x))
 
     def _backward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
-        state, last = self._steps[step], self.schedule.num_microbatches - 1
+        state, last = self._steps[step], self._micros - 1
         x, y = ((), ()) if unit in self._replayed else self._graphs.pop((unit, micro))
         through = [t for t in x if t.requires_grad]
         above = () if unit == self.model.head else self._output_grads.pop((unit, micro))
         if unit in self._replayed:
-            input_grad, grads = self._replays.backward(unit, single(above))
+            key = unit, state.uniform[micro]
+            input_grad, grads = self._replays.backward(key, single(above))
             back = (input_grad.clone(),)
             self._take_gradients(action, state, grads)
         elif self._modules.ends(unit):
             if unit == self.model.head:
                 if state.weights[micro]:  # the mean of nothing is no number, nor are its gradients
-                    (y[0] / self.schedule.num_microbatches * state.weights[micro]).backward()
+                    (y[0] / self._micros * state.weights[micro]).backward()
             elif ends := self._ends(unit, y, above):
                 torch.autograd.backward(*zip(*ends, strict=True))
             back = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in through)
@@ -381,7 +382,8 @@ class Engine:
 
     def _run(self, state: StepState, unit: int, micro: int, x: Bundle) -> Bundle:
         rows = self._rows(state, micro)
-        ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
+        how = {"samples": state.samples[rows], "uniform": state.uniform[micro]}
+        ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, **how)
         targets = state.targets[rows] if unit == self.model.head else None
         module = self._modules[unit]
         return bundled(self._template.forward(unit, module, single(x), ctx, targets))
@@ -395,4 +397,4 @@ class Engine:
         return tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
 
     def _rows(self, state: StepState, micro: int) -> slice:
-        return slice(*even_share(len(state.samples), micro, self.schedule.num_microbatches))
+        return slice(*even_share(len(state.samples), micro, self._micros))
