@@ -163,18 +163,29 @@ def test_recordings_change_no_bit(model, tmp_path, name, method, changes, dtype)
     spec = plain.spec_for(
         model=model(name), device="cuda", dtype=dtype, steps=6, eps=EPS, replay="on", **changes
     )
+    replayed, found = assert_recorded_alike(method, spec, tmp_path)
+    if dtype == "fp32":
+        assert_equals_plain(spec, replayed, found)
+
+
+def recorded(method, spec, folder):
+    """The training with recordings, and its parameters."""
     profile = on_gpu(plain.made_up_profile(spec))
     own = (Variant(name=RECORDED, seconds=(1e-6, 1e-6, 2e-6)),)
     units = tuple(replace(cost, variants=own) for cost in profile.units)
-    replayed, found = trained_as(method, spec, replace(profile, units=units), tmp_path / "replayed")
-    launched, expected = trained_as(
-        method, spec.with_(replay="off"), profile, tmp_path / "launched"
-    )
+    replayed, found = trained_as(method, spec, replace(profile, units=units), folder)
     assert buffers.REPLAYS in replayed.plan.schedule.buffers
+    return replayed, found
+
+
+def assert_recorded_alike(method, spec, folder):
+    """With recordings and without: equal to the bit."""
+    replayed, found = recorded(method, spec, folder / "replayed")
+    profile = on_gpu(plain.made_up_profile(spec))
+    launched, expected = trained_as(method, spec.with_(replay="off"), profile, folder / "launched")
     assert replayed.history.losses == launched.history.losses
     assert all(torch.equal(found[key], value) for key, value in expected.items())
-    if dtype == "fp32":
-        assert_equals_plain(spec, replayed, found)
+    return replayed, found
 
 
 @pytest.mark.parametrize(

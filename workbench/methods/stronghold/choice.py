@@ -48,7 +48,8 @@ def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
         eager = eager_units(profile, may, set(range(layers + 1)) - kept)
         if spec.clip is None:
             eager |= on_disk
-    pulled = frozenset(range(choice.resident + 1, stay + 1))
+    pulled, replay = frozenset(range(choice.resident + 1, stay + 1)), replays(spec, profile)
+    whole = choice.resident == choice.kept == layers and not choice.hosted
     if spec.clip is not None and choice.eager != "none":
         eager = {*eager, *pulled}
     return Placement(
@@ -67,5 +68,6 @@ def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
         on_disk=on_disk,
         host_gradient_slots=spec.options.host_workers + 1 if choice.eager == "all" else None,
         host_workers=spec.options.host_workers,
-        replay=replays(spec, profile),
+        microbatch_major=replay and whole and spec.microbatches > 1,
+        replay=replay,
     )

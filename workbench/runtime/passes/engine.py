@@ -28,7 +28,7 @@ from workbench.runtime.memory.storage import Flat, read_here
 from workbench.runtime.memory.traffic import Traffic, in_passing
 from workbench.runtime.passes.bundle import Bundle, bundled, single
 from workbench.runtime.passes.gradients import Gradients
-from workbench.runtime.passes.replay import Chain, Replays
+from workbench.runtime.passes.recorded_blocks import RecordedBlocks
 from workbench.runtime.passes.statistics import clones, take_up, undivided
 from workbench.runtime.passes.unit_passes import Passes, make_room
 from workbench.runtime.updates.optimizer import Optimizer, StepState
@@ -96,11 +96,15 @@ class Engine:
         self._passes: dict[LayeredModel, Passes] = {}
         """Of models that had batches here, the first one's first."""
         self._take(model)
-        self._replays: Replays | None = None
+        self._replays: RecordedBlocks | None = None
         self._replayed: frozenset[int] = frozenset()
         """Units whose passes are recorded."""
         if name.REPLAYS in schedule.buffers:
-            self._record()
+            self._replays = RecordedBlocks(
+                model, self._modules, self._template, self._boundaries[1],
+                rows=spec.microbatch, recomputed=self._recomputed, meter=memory.meter,
+            )  # fmt: skip
+            self._replayed = self._replays.units
 
     def have(self, model: LayeredModel) -> None:
         """Have these layers pass batches of their form, from the next step on; their weights are
@@ -164,6 +168,8 @@ class Engine:
     def _forget_passes(self) -> None:
         for held in (self._steps, self._inputs, self._graphs, self._output_grads):
             held.clear()
+        if self._replays is not None:
+            self._replays.forget()
 
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
@@ -176,18 +182,6 @@ class Engine:
             self._replays = None
 
     # -- set-up ---------------------------------------------------------------------------------
-
-    def _record(self) -> None:
-        """The passes of blocks that recompute, where the schedule has memory for recordings."""
-        rows, kind, modules = self.spec.microbatch, self.model.kind, self._modules
-        self._replayed = frozenset(self._recomputed - {0})
-        chains = {
-            unit: Chain.alone(kind(unit), modules[unit], modules.parameters(unit), rows)
-            for unit in sorted(self._replayed)
-        }
-        boundary = self._boundaries[min(chains)]
-        self._replays = Replays(self._template.block, boundary, rows, self.memory.meter)
-        self._replays.record(chains, chains)
 
     def _slot(self, unit: int, turn: int = 0) -> str:
         return self.schedule.buffers[name.weights(unit, turn)].slot
@@ -231,12 +225,12 @@ class Engine:
 
     def _forward(self, action: Action, step: int) -> None:
         unit, micro, state = action.unit, action.microbatch, self._steps[step]
+        if unit in self._replayed:
+            x = self._inputs[unit, micro]
+            self._inputs[unit + 1, micro] = self._replays.forward(unit, x, state.uniform[micro])
+            return
         kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
-        if unit in self._replayed:
-            y = self._replays.forward((unit, state.uniform[micro]), x)
-            self._inputs[unit + 1, micro] = tuple(t.clone() for t in y)
-            return
         with torch.set_grad_enabled(kept):
             y = self._run(state, unit, micro, x)
         if kept:
@@ -249,7 +243,7 @@ class Engine:
     def _recompute(self, action: Action, step: int) -> None:
         unit, micro, state = action.unit, action.microbatch, self._steps[step]
         if unit in self._replayed:
-            self._replays.recompute((unit, state.uniform[micro]), self._inputs[unit, micro])
+            self._replays.recompute(unit, self._inputs[unit, micro], state.uniform[micro])
             return
         x = self._input(state, unit, micro, grad=True)
         with torch.enable_grad():
@@ -262,9 +256,7 @@ class Engine:
         through = [t for t in x if t.requires_grad]
         above = () if unit == self.model.head else self._output_grads.pop((unit, micro))
         if unit in self._replayed:
-            key = unit, state.uniform[micro]
-            input_grad, grads = self._replays.backward(key, single(above))
-            back = (input_grad.clone(),)
+            back, grads = self._replays.backward(unit, above, state.uniform[micro])
             self._take_gradients(action, state, grads)
         elif self._modules.ends(unit):
             if unit == self.model.head:

@@ -196,6 +196,10 @@ class Replays:
         back.graph.replay()
         return back.input_grad, back.grads
 
+    def forget(self) -> None:
+        """Let go of a chain that was begun; the device is done with its passes."""
+        self._begun = None
+
     def close(self) -> None:
         """Let go of all recordings and what they worked in; none may be running."""
         for held in (self._forward, self._chains, self._backs):
