@@ -50,7 +50,14 @@ class Placement:
     """Host buffers for states on their way from and to the disk."""
     microbatch_major: bool = False
     replay: bool = False
-    """Passes of blocks that recompute are recorded and launched by the GPU (passes/replay.py)."""
+    """Passes of blocks that recompute are recorded and launched by the GPU (passes/replay.py); and
+    of all blocks where these are `chained`."""
+
+    def chained(self, units: int) -> bool:
+        """Whether blocks that all keep what their backward passes need are one chain of recordings:
+        a micro-batch has passed them in both directions before the next one comes, so there is one
+        place for what is kept."""
+        return self.replay and self.microbatch_major and self.kept >= {*range(1, units - 1)}
 
     @property
     def differs_where_clipped(self) -> bool:

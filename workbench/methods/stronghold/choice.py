@@ -56,7 +56,8 @@ def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
     if choice.moments_later:
         on_host = {*streamed, *((0, layers + 1) if choice.hosted else ())} - on_disk
         later = units_in_parts(profile, on_host, recomputed, spec.microbatches)
-    pulled = frozenset(range(choice.resident + 1, stay + 1))
+    pulled, replay = frozenset(range(choice.resident + 1, stay + 1)), replays(spec, profile)
+    whole = choice.resident == choice.kept == layers and not choice.hosted
     if spec.clip is not None and choice.eager != "none":
         eager = {*eager, *pulled}
     return Placement(
@@ -76,5 +77,6 @@ def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
         on_disk=on_disk,
         host_gradient_slots=spec.options.host_workers + 1 if choice.eager == "all" else None,
         host_workers=spec.options.host_workers,
-        replay=replays(spec, profile),
+        microbatch_major=replay and whole and spec.microbatches > 1,
+        replay=replay,
     )

@@ -51,6 +51,8 @@ class StepState:
     samples: tuple[int, ...]
     weights: list[float]
     """How much the mean loss of each micro-batch weighs in that of the step, 1 on the mean."""
+    uniform: list[bool]
+    """Of each micro-batch whether its samples are (`LayeredModel.uniform`)."""
     hyper: AdamStep
     """Snapshot for this step's updates; its clip coefficient is set once the norm is known."""
     losses: list[Tensor] = field(default_factory=list)
