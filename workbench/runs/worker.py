@@ -6,7 +6,8 @@ from the text of a log. Three ends leave no record here, because they are not re
 cancelled and timed out (the runner knows which, and writes it), and a results folder that cannot be
 written.
 
-Run as ``python -m workbench.runs.worker FOLDER`` by the guard; standard output goes to log.txt.
+Run as ``python -m workbench.runs.worker FOLDER`` by the guard; standard output goes to log.txt. It
+may be started before there is a folder (ahead.py), and imports until one comes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
 from workbench.runs import legacy
+from workbench.runs.ahead import Hint, Pages, waited
 from workbench.runs.chosen import told_parts, with_parts
 from workbench.runs.events import EventLog, EventReader, evaluations_of, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
@@ -127,8 +129,8 @@ class WorkerReporter:
         self.curves.event(kind, values)
 
 
-def main(folder: Path) -> int:
-    """Returns the exit status."""
+def main(folder: Path, pages: Pages | None = None) -> int:
+    """Returns the exit status. `pages` are brought until something is measured."""
     _die_with_pipe()
     _open_log()
     job = JobFile.load(folder)
@@ -147,6 +149,8 @@ def main(folder: Path) -> int:
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
         if not spec.model.ours:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
+        if pages is not None and (brought := pages.end()):
+            reporter.event("pages", **brought)
         share_tokens(folder)
         divided = with_parts(spec, folder, job, reporter)
         outcome = imported(job.module).train(divided, reporter, folder)
@@ -352,7 +356,12 @@ def _die_with_pipe() -> None:
 
 
 if __name__ == "__main__":
-    exit_status = main(Path(sys.argv[1]))
+    if hint := Hint.among(sys.argv[1:]):
+        if (order := waited(hint)) is None:
+            sys.exit(0)
+        exit_status = main(*order)
+    else:
+        exit_status = main(Path(sys.argv[1]))
     # Libraries have been seen to hang or abort in their destructors; the record is in place by now.
     faulthandler.dump_traceback_later(TEARDOWN_S, exit=True)
     gc.freeze()  # else the end collects garbage in all that torch imported, for a third of a second
