@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -53,8 +54,8 @@ BETTER = 1.05
 HOST_COPY = "host memory copy, all host threads"
 FEW = 16
 """Tokens of a product that takes long."""
-UNSTEADY_STEPS, STEADY_STEPS = 2, 4
-"""Steps of a chain of actions: not timed, and timed."""
+UNSTEADY_STEPS, STEADY_STEPS, SAMPLES = 2, 4, 6
+"""Steps of a chain of actions: not timed, timed at once, and how often."""
 
 
 def measure_ceilings(
@@ -158,10 +159,10 @@ def _host_adam(device: torch.device, table: Table) -> tuple[int, float]:
     """The number of threads for a host update, and its rate with them."""
     most = cpu_threads(device.type).host
     rates = {}
-    for threads in sorted({*(2**k for k in range(most.bit_length())), most}):
-        name = f"host AdamW, {host_adam.backend()}, {threads} thread{'s' * (threads > 1)}"
-        with host_adam_load(device, threads) as load:
-            rates[threads] = _rate(name, load, "params/s", table)
+    with host_adam_load(device, most) as load:
+        for threads in sorted({*(2**k for k in range(most.bit_length())), most}):
+            name = f"host AdamW, {host_adam.backend()}, {threads} thread{'s' * (threads > 1)}"
+            rates[threads] = _rate(name, load.by(threads), "params/s", table)
     best = max(rates, key=rates.__getitem__)
     if rates[best] < BETTER * rates[most]:
         best = most
@@ -192,7 +193,7 @@ def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
     """Seconds per action of a chain that goes back and forth between two lanes of the executor.
 
     Of steps that follow on others: the first has threads to start, and the executor has garbage
-    collected after it, which costs a second and belongs to no action.
+    collected after it, which costs a second, once, and belongs to no action.
     """
     actions: list[Action] = []
     for unit in range(length):
@@ -201,16 +202,17 @@ def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
             actions.append(Action(kind=kind, unit=unit, lane=lane, microbatch=micro, after=after))
     chain = Schedule(name="chain", num_units=length, num_microbatches=1, actions=tuple(actions))
 
-    def once() -> Sample:
+    def steps() -> list[Sample]:
         ends: list[float] = []
         executor = Executor(
             chain, lambda *_: None, device, on_step_end=lambda _, end_s: ends.append(end_s)
         )
-        executor.run(0, UNSTEADY_STEPS + STEADY_STEPS)
-        seconds = (ends[-1] - ends[UNSTEADY_STEPS - 1]) / STEADY_STEPS / len(actions)
-        return Sample(seconds, seconds)
+        executor.run(0, UNSTEADY_STEPS + SAMPLES * STEADY_STEPS)
+        marks = ends[UNSTEADY_STEPS - 1 :: STEADY_STEPS]
+        each = [(end - begin) / STEADY_STEPS / len(actions) for begin, end in pairwise(marks)]
+        return [Sample(seconds, seconds) for seconds in each]
 
-    return table.enter("overhead of an action", sample(once, seconds=table.seconds / 2))
+    return table.enter("overhead of an action", summarize(*quietest(steps)))
 
 
 def _slowdowns(
@@ -219,14 +221,10 @@ def _slowdowns(
     """The interference table, with one host worker and with two, and on a GPU of all that meets at
     the host's memory."""
     halves = max(1, threads // 2)
-    with (
-        host_adam_load(device, threads) as alone,
-        host_adam_load(device, halves) as first,
-        host_adam_load(device, halves) as second,
-    ):
+    with host_adam_load(device, threads) as alone, host_adam_load(device, halves) as second:
         twins = {H2D: D2H} if device.type == "cpu" else {}
         slowdowns = interference({**lanes, HOST: alone}, table, twins=twins)
-        slowdowns[f"{HOST}|{HOST}"] = sharing(alone, first, second, table)
+        slowdowns[f"{HOST}|{HOST}"] = sharing(alone, alone.by(halves), second, table)
         if device.type != "cpu":  # without a GPU the device is in the same memory
             slowdowns |= crowd({HOST: alone, H2D: lanes[H2D], D2H: lanes[D2H]}, table)
     return slowdowns

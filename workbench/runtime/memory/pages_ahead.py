@@ -1,11 +1,11 @@
 """Touches memory that a run will want, so that a virtual machine has it by then.
 
-Many virtual machines get memory from their host when it is touched for the first time, at 3 to
-4 GB/s for all cores together, and keep what their processes give back. So a run that lays out
+Some virtual machines begin with little memory and get more from their host as it is touched, 3 GB
+a second however many threads ask, and keep what their processes give back. So a run that lays out
 100 GB waits half a minute, and the next one 3 s (an H200's machine). Here the bytes are touched
 while the run's process imports and its layers are compared, by a process that gives them back
 before anything is measured or laid out: one of its own, since a process that waits for pages can
-map nothing meanwhile, and to import is to map.
+map nothing meanwhile, and to import is to map. Elsewhere it costs the time of two idle cores.
 
     python -m workbench.runtime.memory.pages_ahead CONFIG DEVICE DEVICE_MEMORY HOST_MEMORY
 
@@ -36,13 +36,11 @@ ON_HOST, IN_ALL = 12, 16
 planned), and bytes of the device where all of them do."""
 LEAST, PART = 4 << 30, 1 << 30
 """Bytes that are worth a process, and that are touched before it looks around."""
-MOST, LEFT = 0.75, 0.15
-"""Shares of the host's memory: of what is touched, and of what stays free."""
-LOOKED, GIVEN = 0.25, 7e8
-"""The machine has its pages already where a share of them came at so many bytes a second and
-thread: 2e9 is usual then, 2.5e8 where it has not."""
-CORES = 4
-"""Left to others."""
+MOST, LEFT = 0.75, 0.06
+"""Shares of the host's memory: of what is touched where nobody says how much a run may have, and of
+what stays free."""
+THREADS, PATIENCE_S = 2, 2.0
+"""Seconds in which a machine that lacks memory may get some."""
 
 
 def wanted(config: str, device: str, device_memory: str, host_memory: str) -> int:
@@ -52,30 +50,34 @@ def wanted(config: str, device: str, device_memory: str, host_memory: str) -> in
     if device == "cpu" or not gpus or not weights:
         return 0
     parameters = find(weights).numel
-    if IN_ALL * parameters <= (
-        parse_bytes(device_memory) if device_memory else gpus[0].memory_bytes
-    ):
+    room = parse_bytes(device_memory) if device_memory else gpus[0].memory_bytes
+    if IN_ALL * parameters <= room:
         return 0
-    most = parse_bytes(host_memory) if host_memory else sys.maxsize
-    return min(ON_HOST * parameters, most, int(MOST * host.host_memory_bytes()))
+    most = parse_bytes(host_memory) if host_memory else int(MOST * host.host_memory_bytes())
+    return min(ON_HOST * parameters, most)
 
 
-def touch(nbytes: int, threads: int, free: int) -> None:
-    """Touch so many bytes, as long as others find `free` bytes and the machine is slow to give
-    them; prints the bytes up to now."""
+def touch(nbytes: int) -> None:
+    """Touch so many bytes, as long as there is memory to spare; prints the bytes up to now."""
     area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
-    address, began = ctypes.addressof(ctypes.c_char.from_buffer(area)), time.monotonic()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
     for at in range(0, nbytes, PART):
-        if psutil.virtual_memory().available < free + PART:
+        part = min(PART, nbytes - at)
+        if not _spares(part) or not bring([(address + at, part)], THREADS):
             return
-        if not bring([(address + at, min(PART, nbytes - at))], threads):
-            return
-        done = min(nbytes, at + PART)
-        print(done, flush=True)
-        if done >= LOOKED * nbytes and done > GIVEN * threads * (time.monotonic() - began):
-            return
+        print(at + part, flush=True)
+
+
+def _spares(nbytes: int) -> bool:
+    """Whether others find enough beside so many bytes, now or soon."""
+    until = time.monotonic() + PATIENCE_S
+    while psutil.virtual_memory().available < nbytes + LEFT * host.host_memory_bytes():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def main(words: list[str]) -> None:
@@ -85,8 +87,7 @@ def main(words: list[str]) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(ValueError, OSError):
         if (nbytes := wanted(*words)) >= LEAST:
-            threads = max(1, host.available_cores() - CORES)
-            touch(nbytes, threads, int(LEFT * host.host_memory_bytes()))
+            touch(nbytes)
 
 
 if __name__ == "__main__":
