@@ -86,6 +86,11 @@ class Ahead:
         self._guard.stdin = self._end  # whoever has the guard closes it
 
     @property
+    def waits(self) -> bool:
+        """Whether they are there, and nothing was handed to them."""
+        return self._guard is not None and self._guard.poll() is None
+
+    @property
     def before_s(self) -> float:
         """Seconds since this process, the command, was started."""
         return max(0.0, time.time() - psutil.Process().create_time())

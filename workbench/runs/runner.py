@@ -220,7 +220,9 @@ class Job(Work):
 
     def _start(self) -> None:
         folder = self._store.prepare(self.key)
-        mark, ahead = str(folder), None if self.devices else self._ahead
+        mark, ahead = str(folder), self._ahead
+        if ahead and (self.devices or not ahead.waits):
+            ahead = None
         marks = {mark}
         with suppress(OSError, ValueError):
             marks.add(JobFile.load(folder).mark)

@@ -80,7 +80,7 @@ def notes_of(
     again = make_model(spec, seed) if spec.custom else model
     if not spec.custom and _nbytes(model) <= gpu_room:
         try:
-            return told + compare(model, again, rows, seed, device="cuda")
+            return told + compare(model, again, rows, seed, device="cuda", there=not spec.custom)
         except Exception:  # whatever libraries raise, and a difference
             told.append("the comparison on the GPU failed and was made on the processor")
         finally:
