@@ -17,13 +17,15 @@ import gc
 import os
 import secrets
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Self
@@ -41,7 +43,7 @@ FILES = 8
 """Most files that come with a folder."""
 PAGES = "workbench.runtime.memory.pages_ahead"
 IDLE = ("torch._inductor.compile_fx", "triton")
-"""Imported while there is nothing else to do: a run may need them, where it compiles."""
+"""Imported while there is nothing else to do: a run needs them where it compiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,21 +172,20 @@ def waited(hint: Hint) -> tuple[Path, Pages] | None:
 
 
 def _import(hint: Hint) -> None:
-    """Make the model that the configuration describes, as the run will: what refuses it here, or
-    prints, is the command's to say."""
+    """Make the model that the configuration describes, as the run will, and what else it may need
+    while no folder comes, such as a context of the GPU, which takes a second or two. What is
+    refused here is the command's to say."""
     with suppress(Exception):
-        import_module("workbench.training.compared")
+        compared = import_module("workbench.training.compared")
         spec = import_module("workbench.model.hf_config").spec_from_config(hint.config)
         import_module("workbench.model").make_model(spec)
-    for name in IDLE:
-        if not select.select([0], [], [], 0)[0]:
+        cuda = import_module("torch").cuda
+        contexts = [cuda.synchronize] if hint.device != "cpu" and cuda.is_available() else []
+        for do in (*contexts, compared.own_code, *(partial(import_module, each) for each in IDLE)):
+            if select.select([0], [], [], 0)[0]:
+                break
             with suppress(Exception):
-                import_module(name)
-    if hint.device != "cpu" and not select.select([0], [], [], 0)[0]:
-        with suppress(Exception):  # its context alone takes a second
-            cuda = import_module("torch").cuda
-            if cuda.is_available():
-                cuda.synchronize()
+                do()
 
 
 class Pages:
@@ -199,6 +200,20 @@ class Pages:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+
+    @property
+    def there(self) -> bool:
+        """Whether the process is there: it ends where there is nothing to touch."""
+        return self._process.poll() is None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, none are touched; those that were are kept."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def end(self) -> dict[str, float]:
         """Have it give its memory back, and wait until it has; returns how many bytes it touched,

@@ -3,9 +3,10 @@
 Some virtual machines begin with little memory and get more from their host as it is touched, 3 GB
 a second however many threads ask, and keep what their processes give back. So a run that lays out
 100 GB waits half a minute, and the next one 3 s (an H200's machine). Here the bytes are touched
-while the run's process imports and its layers are compared, by a process that gives them back
-before anything is measured or laid out: one of its own, since a process that waits for pages can
-map nothing meanwhile, and to import is to map. Elsewhere it costs the time of two idle cores.
+while the run's process imports and its layers are compared and timed, by a process that gives
+them back before any are laid out: one of its own, since a process that waits for pages can map
+nothing meanwhile, and to import is to map. It rests while the machine is measured. Elsewhere it
+costs the time of two idle cores.
 
     python -m workbench.runtime.memory.pages_ahead CONFIG DEVICE DEVICE_MEMORY HOST_MEMORY
 
@@ -58,7 +59,8 @@ def wanted(config: str, device: str, device_memory: str, host_memory: str) -> in
 
 
 def touch(nbytes: int) -> None:
-    """Touch so many bytes, as long as there is memory to spare; prints the bytes up to now."""
+    """Touch so many bytes and hold them, as long as there is memory to spare; prints the bytes up
+    to now."""
     area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
@@ -68,6 +70,8 @@ def touch(nbytes: int) -> None:
         if not _spares(part) or not bring([(address + at, part)], THREADS):
             return
         print(at + part, flush=True)
+    while _spares(0):
+        time.sleep(0.1)
 
 
 def _spares(nbytes: int) -> bool:
