@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -54,8 +53,8 @@ BETTER = 1.05
 HOST_COPY = "host memory copy, all host threads"
 FEW = 16
 """Tokens of a product that takes long."""
-UNSTEADY_STEPS, STEADY_STEPS, SAMPLES = 2, 4, 6
-"""Steps of a chain of actions: not timed, timed at once, and how often."""
+UNSTEADY_STEPS, STEADY_STEPS = 2, 4
+"""Steps of a chain of actions: not timed, and timed."""
 
 
 def measure_ceilings(
@@ -193,7 +192,7 @@ def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
     """Seconds per action of a chain that goes back and forth between two lanes of the executor.
 
     Of steps that follow on others: the first has threads to start, and the executor has garbage
-    collected after it, which costs a second, once, and belongs to no action.
+    collected after it, which costs a second and belongs to no action.
     """
     actions: list[Action] = []
     for unit in range(length):
@@ -202,17 +201,16 @@ def _overhead(device: torch.device, table: Table, length: int = 100) -> float:
             actions.append(Action(kind=kind, unit=unit, lane=lane, microbatch=micro, after=after))
     chain = Schedule(name="chain", num_units=length, num_microbatches=1, actions=tuple(actions))
 
-    def steps() -> list[Sample]:
+    def once() -> Sample:
         ends: list[float] = []
         executor = Executor(
             chain, lambda *_: None, device, on_step_end=lambda _, end_s: ends.append(end_s)
         )
-        executor.run(0, UNSTEADY_STEPS + SAMPLES * STEADY_STEPS)
-        marks = ends[UNSTEADY_STEPS - 1 :: STEADY_STEPS]
-        each = [(end - begin) / STEADY_STEPS / len(actions) for begin, end in pairwise(marks)]
-        return [Sample(seconds, seconds) for seconds in each]
+        executor.run(0, UNSTEADY_STEPS + STEADY_STEPS)
+        seconds = (ends[-1] - ends[UNSTEADY_STEPS - 1]) / STEADY_STEPS / len(actions)
+        return Sample(seconds, seconds)
 
-    return table.enter("overhead of an action", summarize(*quietest(steps)))
+    return table.enter("overhead of an action", sample(once, seconds=table.seconds / 2))
 
 
 def _slowdowns(
