@@ -20,16 +20,14 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from workbench import __version__
 from workbench.cli.schedule import add_schedule_flags
 from workbench.cli.spec import Parser, add_results_flag, add_spec_flags, in_flags, specs_from
-from workbench.cli.words import parse_parameter
+from workbench.cli.words import BAD_INPUT, INTERRUPTED, NOT_OK, OK, complain, parse_parameter
 from workbench.core import methods
 from workbench.runs.store import Store
-
-OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
 ALONE = ("doctor", "page", "varuna", "partition", "results", "aceso", "export", "rows")
 """Verbs whose flags are their own business."""
@@ -61,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader of our output has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return OK
-        _complain(in_flags(" ".join(str(error).split()), arguments))
+        complain(in_flags(" ".join(str(error).split()), arguments))
         return BAD_INPUT
     except KeyboardInterrupt:
-        _complain("interrupted; everything that was running has been ended")
+        complain("interrupted; everything that was running has been ended")
         return INTERRUPTED
 
 
@@ -186,63 +184,9 @@ def _add_store_flags(parser: argparse.ArgumentParser, *default: None) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
-    from workbench.runs.kept import where_kept
-    from workbench.runs.logged import where_logged
-    from workbench.runs.progress import Progress, describe_record, describe_spec
-    from workbench.runs.resolve import resolve
-    from workbench.runs.runner import Job, run
-    from workbench.runs.starts import start_words
+    from workbench.cli.run import run_specs
 
-    if arguments.method is None and arguments.spec is None:
-        raise ValueError(f"which method? give -m with one of {', '.join(methods.known())}, or all")
-    store = Store(arguments.results)
-    specs = [resolve(s, store.root) for s in specs_from(arguments, window=PUBLISHED_WINDOW)]
-    check_methods(specs)
-    check_modules(specs)
-    weights = check_weights(specs, store)
-    how = {"force": arguments.force, "timeout": arguments.timeout, "log": arguments.log}
-    for spec in specs:  # all of them are seen to be possible before the first one starts
-        Job(spec, store, **how)
-    check_inputs(specs, store)  # which keeps tokens
-    for line in weights:
-        Progress(sys.stderr).line(line)
-    records = []
-    for spec in specs:
-        progress = Progress(sys.stderr, spec)
-        progress.line(describe_spec(spec))
-        try:
-            record = run(spec, store, on_event=progress.on_event, **how)
-        except KeyboardInterrupt:
-            progress.goes_on()
-            raise
-        finally:
-            progress.end()
-        records.append(record)
-        progress.goes_on()
-        if record.status != "ok":
-            refusal = in_flags(record.message, arguments)
-            _complain(refusal if record.refused else describe_record(record))
-        elif not arguments.json:
-            print(describe_record(record), flush=True)
-            progress.line(where_kept(spec, record.key, store))
-        if (words := start_words(record.start)) and not record.refused:
-            progress.line(f"{words}{f'; the machine was busy: {record.busy}' * bool(record.busy)}")
-        if words := where_logged(arguments.log, store.folder(record.key)):
-            progress.line(words)
-        if not arguments.json:
-            print(f"record: {store.folder(record.key) / 'record.json'}", flush=True)
-    if arguments.json:
-        printed = [json.loads(record.to_json()) for record in records]
-        print(json.dumps(printed if len(specs) > 1 else printed[0], indent=1))
-    return max(_code(record) for record in records)
-
-
-def _code(record: Any) -> int:
-    """Exit code of one record."""
-    if record.status == "ok":
-        return OK
-    return BAD_INPUT if record.refused else NOT_OK
+    return run_specs(arguments, PUBLISHED_WINDOW)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -265,19 +209,19 @@ def _plan(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         if specs[0].weights != "auto":  # a path that was named
             raise
-        _complain(in_flags(f"the plan holds, but not its run: {error}", arguments))
+        complain(in_flags(f"the plan holds, but not its run: {error}", arguments))
     usual = ("stdlib", "bytes", "", "")
     named = [s for s in specs if (s.text, s.tokenizer, s.start_from, s.eval_text) != usual]
     check_inputs(named, store)
     if arguments.measure:
         if arguments.machine is not None:
             raise ValueError(f"--measure times this machine, and --machine is {arguments.machine}")
-        measure(specs, store, _complain)
+        measure(specs, store, complain)
     elif arguments.measure is None and arguments.machine is None:
-        examine(specs, store, _complain)
+        examine(specs, store, complain)
     ask = largest if arguments.largest else fastest
     if arguments.largest and (slow := searching(specs)):
-        _complain(f"{', '.join(slow)} search at each depth: some 10 s each, or minutes")
+        complain(f"{', '.join(slow)} search at each depth: some 10 s each, or minutes")
     answers, not_planned = answer_all(specs, store, arguments.machine, ask, progress.passing)
     progress.end()
     not_planned = {m: in_flags(why, arguments) for m, why in {**refused, **not_planned}.items()}
@@ -293,7 +237,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     if not best.plan.fits:
         several = "the lines above say why" if answers[1:] and not arguments.json else ""
         found = what_would_help(answers, not_planned, store, arguments)
-        _complain(f"nothing fits: {several or best.plan.binding}; {found}")
+        complain(f"nothing fits: {several or best.plan.binding}; {found}")
         return BAD_INPUT
     return OK
 
@@ -344,9 +288,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
     )
     store = sweep.store
     for path, why in store.problems.items():
-        _complain(f"{path} is not counted: {why}")
+        complain(f"{path} is not counted: {why}")
     if file.note:
-        _complain(file.note)
+        complain(file.note)
     counts = sweep.counts()
     progress = Progress(sys.stderr, sweep=sweep)
     progress.line(
@@ -388,10 +332,6 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _complain(sentence: str) -> None:
-    print(f"workbench: {sentence}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Words of a command line that are no flags."""
+"""Words of a command line that are no flags, and its answers: exit codes and complaints."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from workbench.core.jsonfile import parse_json
+
+OK, BAD_INPUT, NOT_OK, INTERRUPTED = 0, 2, 3, 130
 
 
 def parse_parameter(text: str) -> tuple[str, Any]:
@@ -16,3 +19,8 @@ def parse_parameter(text: str) -> tuple[str, Any]:
         return name, parse_json(value, name)
     except ValueError:
         return name, value
+
+
+def complain(sentence: str) -> None:
+    """Tell people on standard error."""
+    print(f"workbench: {sentence}", file=sys.stderr, flush=True)

@@ -12,7 +12,10 @@ COMPILERS = ("_compile.compile_inner", "backward._backward_impl")
 """Names by which torch counts the time that its compiler takes."""
 COMPILING, RANKS = "compiling", "waiting for the ranks"
 """Parts of a start: torch's compiler, and until the processes of all ranks are ready."""
-
+MACHINE, DIVIDING = "measuring the machine", "choosing micro-batches"
+DATA, PROFILING = "making the model, reading the data", "profiling"
+WITHOUT_MEMORY = (MACHINE, DIVIDING, DATA, PROFILING)
+"""Parts of a start in which a run lays out none of its memory."""
 
 QUIET_S = 5.0
 """Between two lines about one phase."""

@@ -237,19 +237,23 @@ class LayeredModel(ABC):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         places: Mapping[str, Tensor] | None = None,
+        there: bool = False,
     ) -> nn.Module:
         """The unit alone with its initial weights, which depend on (seed, unit) only.
 
         Weights are drawn on the CPU in fp32, or read from the files of trained ones, whatever
         device and dtype ask for; on the meta device none are. A tied parameter has no elements: put
-        the owner's in its place. `places` are memory for those that the unit owns.
+        the owner's in its place. `places` are memory for those that the unit owns. With `there` a
+        decoder of Hugging Face draws them on the device, sooner: other numbers than a run's.
         """
         module, places = self._new(unit), places or {}
         if torch.device(device).type != "meta":
             for name, parameter in list(module.named_parameters(remove_duplicate=False)):
                 shape = torch.Size([0]) if (unit, name) in self.tied() else parameter.shape
                 place = places.get(name)
-                set_parameter(module, name, torch.empty(shape) if place is None else place)
+                if place is None:
+                    place = torch.empty(shape, device=device if there else "cpu")
+                set_parameter(module, name, place)
             if self.trained is None:
                 self.initialize(unit, module, seed=seed)
             else:

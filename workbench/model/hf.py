@@ -257,7 +257,7 @@ class HFModel(Decoder):
             elif (unit, name) not in self._tied:
                 p.detach().copy_(source[name].detach())
         if any(p.is_meta for p in self.source.parameters()):
-            with torch.no_grad(), seeded(torch.device("cpu"), key(seed, "init", unit)):
+            with torch.no_grad(), seeded(next(module.parameters()).device, key(seed, "init", unit)):
                 for part in module.modules():
                     self.source._init_weights(part)
 

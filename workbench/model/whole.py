@@ -98,12 +98,12 @@ def make_whole(
     dtype: torch.dtype = torch.float32,
     checkpoint: bool = False,
     undivided: bool = False,
+    there: bool = False,
 ) -> Whole:
-    """All units as one module, with the weights `build` gives each; `undivided` runs what its
-    author wrote in their place."""
-    units = [
-        model.build(unit, seed=seed, device=device, dtype=dtype) for unit in range(model.num_units)
-    ]
+    """All units as one module, with the weights `build` gives each, `there` or not; `undivided`
+    runs what its author wrote in their place."""
+    how = {"seed": seed, "device": device, "dtype": dtype, "there": there}
+    units = [model.build(unit, **how) for unit in range(model.num_units)]
     model.tie(units)
     return Whole(model, units, seed=seed, checkpoint=checkpoint, undivided=undivided)
 

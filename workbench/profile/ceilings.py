@@ -158,10 +158,10 @@ def _host_adam(device: torch.device, table: Table) -> tuple[int, float]:
     """The number of threads for a host update, and its rate with them."""
     most = cpu_threads(device.type).host
     rates = {}
-    for threads in sorted({*(2**k for k in range(most.bit_length())), most}):
-        name = f"host AdamW, {host_adam.backend()}, {threads} thread{'s' * (threads > 1)}"
-        with host_adam_load(device, threads) as load:
-            rates[threads] = _rate(name, load, "params/s", table)
+    with host_adam_load(device, most) as load:
+        for threads in sorted({*(2**k for k in range(most.bit_length())), most}):
+            name = f"host AdamW, {host_adam.backend()}, {threads} thread{'s' * (threads > 1)}"
+            rates[threads] = _rate(name, load.by(threads), "params/s", table)
     best = max(rates, key=rates.__getitem__)
     if rates[best] < BETTER * rates[most]:
         best = most
@@ -219,14 +219,10 @@ def _slowdowns(
     """The interference table, with one host worker and with two, and on a GPU of all that meets at
     the host's memory."""
     halves = max(1, threads // 2)
-    with (
-        host_adam_load(device, threads) as alone,
-        host_adam_load(device, halves) as first,
-        host_adam_load(device, halves) as second,
-    ):
+    with host_adam_load(device, threads) as alone, host_adam_load(device, halves) as second:
         twins = {H2D: D2H} if device.type == "cpu" else {}
         slowdowns = interference({**lanes, HOST: alone}, table, twins=twins)
-        slowdowns[f"{HOST}|{HOST}"] = sharing(alone, first, second, table)
+        slowdowns[f"{HOST}|{HOST}"] = sharing(alone, alone.by(halves), second, table)
         if device.type != "cpu":  # without a GPU the device is in the same memory
             slowdowns |= crowd({HOST: alone, H2D: lanes[H2D], D2H: lanes[D2H]}, table)
     return slowdowns

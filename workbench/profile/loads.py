@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from copy import copy
 from functools import partial
 from typing import Self
 
@@ -161,6 +162,12 @@ class Adam(Load):
         self._grads = [grad[0].fill_(1e-3) for grad in self._zeros(1, numel, dtype=dtype)]
         self._weights = [weights[0] for weights in self._zeros(1, numel, dtype=dtype)]
         self._rests = self._zeros(1, numel, dtype=torch.int16) if narrow else None
+
+    def by(self, threads: int) -> Self:
+        """The same update in the same memory by so many threads, while this one rests."""
+        other = copy(self)
+        other._kernel_threads, other._pieces, other._slabs = threads, 0, []
+        return other
 
     def _zeros(self, *shape: int, dtype: torch.dtype) -> list[Tensor]:
         """One for each piece of the ring; on the host in slabs, as the runtime's are."""

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from workbench.core import methods
-from workbench.core.reporter import Reporter
+from workbench.core.reporter import DIVIDING, Reporter
 from workbench.core.spec import AUTO, RunSpec
 from workbench.profile.dividing import best_division, divisions, in_words
 from workbench.profile.store import profile_for
@@ -34,7 +34,7 @@ def with_parts(spec: RunSpec, folder: Path, job: JobFile, report: Reporter) -> R
     if told is None and methods.lookup(spec.method) is None:
         told = 1  # nobody plans for it
     elif told is None:
-        report.phase("choosing micro-batches")
+        report.phase(DIVIDING)
         told = _chosen(spec, folder, report)
     spec = spec.with_(microbatches=told)
     report.event(KIND, microbatches=told, text=in_words(spec))

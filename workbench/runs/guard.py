@@ -16,7 +16,8 @@ key, which finds the marks) kills the rest. The guard holds a share of the key's
 run of the key starts while anything of the first one lives. What it saw goes into events.jsonl as
 the event ``exit``.
 
-Run as ``python -m workbench.runs.guard FOLDER``, standard input being the pipe.
+Run as ``python -m workbench.runs.guard FOLDER``, standard input being the pipe; or before there is
+a folder (ahead.py).
 """
 
 from __future__ import annotations
@@ -25,33 +26,49 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from workbench.core.parents import die_with_parent
+from workbench.runs.ahead import WORD, tell, told
 from workbench.runs.events import EventLog
 from workbench.runs.jobfile import JobFile
-from workbench.runs.processes import kernel_oom_kills, kill_marked
+from workbench.runs.processes import MARK, kernel_oom_kills, kill_marked
 
 GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL."""
 
 
-def main(folder: Path) -> int:
+def main(words: list[str]) -> int:
     """Returns the worker's exit status as a shell would, 128 + n for signal n."""
-    job = JobFile.load(folder)
     parent, me, wake = os.getppid(), os.getpid(), _wake_on_signals()
     oom_kills = kernel_oom_kills()
-    log = EventLog(folder / "events.jsonl")
-    deadline = time.monotonic() + job.timeout_s if job.timeout_s is not None else None
+    ours, theirs = socket.socketpair()
     worker = subprocess.Popen(
-        [sys.executable, "-m", "workbench.runs.worker", str(folder)],
-        stdin=subprocess.PIPE,
+        [sys.executable, "-m", "workbench.runs.worker", *words],
+        stdin=theirs,
         start_new_session=True,
         preexec_fn=lambda: die_with_parent(me),
     )
+    theirs.close()
+    if words[0] == WORD:
+        order = told()
+        if order is None:  # nobody wants anything
+            kill_marked(os.environ[MARK], group=worker.pid)
+            return 0
+        folder, (output, *_) = order  # the others are locks, which are held by being open
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        with contextlib.suppress(OSError):  # it has ended, as is seen below
+            tell(ours, folder, [output])
+    else:
+        folder = Path(words[0])
+    job = JobFile.load(folder)
+    log = EventLog(folder / "events.jsonl")
+    deadline = time.monotonic() + job.timeout_s if job.timeout_s is not None else None
     reason, ended = None, None
     while ended is None:
         wait_s = 0.5 if deadline is None else min(0.5, max(0.0, deadline - time.monotonic()))
@@ -107,4 +124,4 @@ def _reap(pid: int, *, block: bool = False) -> tuple[int, int] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(sys.argv[1:]))

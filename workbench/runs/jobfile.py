@@ -28,6 +28,9 @@ class JobFile:
     resume: bool
     """Whether steps of earlier attempts count, which left their checkpoints."""
     provenance: Provenance
+    before_s: float = 0.0
+    """Seconds from the command to `started`, where the worker began to import meanwhile
+    (ahead.py)."""
     log: str = ""
     """Package that the worker writes curves with, beside its events (logged.py); empty for none."""
 

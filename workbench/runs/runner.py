@@ -32,6 +32,7 @@ from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.runs import provenance
+from workbench.runs.ahead import Ahead
 from workbench.runs.chosen import told_parts
 from workbench.runs.device_locks import HeldDevices
 from workbench.runs.events import Event, EventReader
@@ -59,13 +60,14 @@ def run(
     on_event: Callable[[Event], None] | None = None,
     timeout: float | None = None,
     log: str = "",
+    ahead: Ahead | None = None,
 ) -> RunRecord:
     """Run a spec, or return its cached record. Blocks; an exception (Ctrl-C) cancels the run first.
 
-    `timeout` is in seconds of training process, `log` as of `Job`. Raises ValueError for a spec
-    that cannot run here and StoreError where the results folder cannot be written.
+    `timeout` is in seconds of training process, `log` and `ahead` as of `Job`. Raises ValueError
+    for a spec that cannot run here and StoreError where the results folder cannot be written.
     """
-    with Job(spec, store, force=force, timeout=timeout, log=log) as job:
+    with Job(spec, store, force=force, timeout=timeout, log=log, ahead=ahead) as job:
         while (record := job.poll()) is None:
             job.deliver(on_event)
             time.sleep(POLL_S)
@@ -93,6 +95,11 @@ def kernels() -> dict[str, str]:
     return {}
 
 
+def variables(mark: str) -> dict[str, str]:
+    """The environment of processes of a run."""
+    return {**ALLOCATOR, **kernels(), **os.environ, MARK: mark, **import_path()}
+
+
 class Job(Work):
     """One run in progress. Poll it until it returns the record; leave its context to cancel it."""
 
@@ -105,9 +112,11 @@ class Job(Work):
         timeout: float | None = None,
         accept: Iterable[Status] = RESULTS,
         log: str = "",
+        ahead: Ahead | None = None,
     ) -> None:
         """`accept`: statuses of an earlier record that are shown instead of run. `log` names the
-        package that writes curves (logged.py). Starts nothing.
+        package that writes curves (logged.py); `ahead` are processes that wait for a run, which
+        stay their owner's unless this one takes them. Starts nothing.
 
         Raises ValueError for an unknown method, or a device or a package that is not here.
         """
@@ -117,7 +126,7 @@ class Job(Work):
         super().__init__(store, key_of(self.spec), accept)
         self.devices: HeldDevices | None = None
         """Devices it runs on, held until it has ended; to be set before the first poll."""
-        self._timeout, self._force, self._curves = timeout, force, log
+        self._timeout, self._force, self._curves, self._ahead = timeout, force, log, ahead
         self._lock: FileLock | None = None
         self._guard: subprocess.Popen | None = None
         self._job: JobFile | None = None
@@ -211,8 +220,14 @@ class Job(Work):
 
     def _start(self) -> None:
         folder = self._store.prepare(self.key)
-        mark = str(folder)
-        kill_marked(mark)  # what an attempt left whose runner and guard were both killed
+        mark, ahead = str(folder), self._ahead
+        if ahead and (self.devices or not ahead.waits):
+            ahead = None
+        marks = {mark}
+        with suppress(OSError, ValueError):
+            marks.add(JobFile.load(folder).mark)
+        for each in marks:
+            kill_marked(each)  # what an attempt left whose runner and guard were both killed
         checkpoints = folder / "checkpoints"
         if self._force and checkpoints.exists():
             import shutil
@@ -222,7 +237,8 @@ class Job(Work):
             key=self.key,
             module=methods.find(self.spec.method).module,
             started=datetime.now(UTC).isoformat(),
-            mark=mark,
+            mark=ahead.mark if ahead else mark,
+            before_s=ahead.before_s if ahead else 0.0,
             timeout_s=self._timeout,
             resume=checkpoints.exists(),
             log=self._curves,
@@ -244,6 +260,9 @@ class Job(Work):
         held += self.devices.fds if self.devices is not None else []
         there = self.devices.environment if self.devices is not None else {}
         with log:
+            if ahead and (guard := ahead.hand(folder, [log.fileno(), *held])):
+                self._guard = guard
+                return
             self._guard = subprocess.Popen(
                 [sys.executable, "-m", "workbench.runs.guard", str(folder)],
                 stdin=subprocess.PIPE,
@@ -251,7 +270,7 @@ class Job(Work):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=held,
-                env={**ALLOCATOR, **kernels(), **os.environ, **there, MARK: mark, **import_path()},
+                env=variables(self._job.mark) | there,
             )
 
     def _follow(self) -> None:

@@ -12,6 +12,7 @@ from workbench.core.reporter import COMPILING, RANKS
 from workbench.runs.events import Event, EventReader
 from workbench.runs.jobfile import JobFile
 
+COMMAND = "checking the command, importing"
 WORKER, IMPORTS, FIRST = "starting its process", "imports", "first step"
 TOLD_S = 0.05
 """Shorter parts are not told."""
@@ -21,7 +22,9 @@ def start_of(folder: Path, job: JobFile) -> dict[str, float]:
     """The parts of a run's start, in their order; the last one where it has not done a step."""
     events, began = EventReader(folder / "events.jsonl").read(), datetime.fromisoformat(job.started)
     began_s = began.timestamp()
-    return parts_of([event for event in events if event.get("time", 0.0) >= began_s], began_s)
+    before = {COMMAND: round(job.before_s, 2)} if job.before_s >= TOLD_S else {}
+    own = [event for event in events if event.get("time", 0.0) >= began_s]
+    return before | parts_of(own, began_s)
 
 
 def parts_of(events: list[Event], began: float) -> dict[str, float]:

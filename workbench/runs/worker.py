@@ -6,7 +6,8 @@ from the text of a log. Three ends leave no record here, because they are not re
 cancelled and timed out (the runner knows which, and writes it), and a results folder that cannot be
 written.
 
-Run as ``python -m workbench.runs.worker FOLDER`` by the guard; standard output goes to log.txt.
+Run as ``python -m workbench.runs.worker FOLDER`` by the guard; standard output goes to log.txt. It
+may be started before there is a folder (ahead.py), and imports until one comes.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from workbench.core import methods
 from workbench.core.files import write_whole
 from workbench.core.methods import imported
 from workbench.core.others import read, shares
 from workbench.core.record import Outcome, Predicted, RunRecord, Status, steady_step_seconds
-from workbench.core.reporter import compile_seconds
+from workbench.core.reporter import MACHINE, WITHOUT_MEMORY, compile_seconds
 from workbench.core.sealed import read_sealed
 from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
+from workbench.profile.store import hardware
 from workbench.runs import legacy
+from workbench.runs.ahead import Hint, Pages, waited
 from workbench.runs.chosen import told_parts, with_parts
 from workbench.runs.events import EventLog, EventReader, evaluations_of, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
@@ -77,6 +81,8 @@ class WorkerReporter:
         self._readings, self._compiled_s, self._stepped = [read()], 0.0, False
         self.others: dict[str, float] = {}
         """Shares of the machine that others used during the measured steps."""
+        self.pages: Pages | None = None
+        """They are brought until the run lays out memory of its own."""
 
     def began(self, command: list[str]) -> None:
         """Write the command and the header of the log."""
@@ -89,6 +95,8 @@ class WorkerReporter:
     def phase(self, text: str) -> None:
         """Tell of a preparation."""
         self._tell_compiled()
+        if text not in WITHOUT_MEMORY:
+            self.end_pages()
         self.event("phase", text=text)
         print(legacy.phase_line(text))
 
@@ -107,6 +115,12 @@ class WorkerReporter:
         self.curves.step(step, loss, seconds, grad_norm)
         for line in self._lines.step(step, loss, seconds):
             print(line)
+
+    def end_pages(self) -> None:
+        """Have no more pages brought, and tell how many were."""
+        pages, self.pages = self.pages, None
+        if pages is not None and (brought := pages.end()):
+            self.event("pages", **brought)
 
     def _tell_compiled(self) -> None:
         """How long torch has compiled since this was told last, which parts of the start leave
@@ -127,8 +141,8 @@ class WorkerReporter:
         self.curves.event(kind, values)
 
 
-def main(folder: Path) -> int:
-    """Returns the exit status."""
+def main(folder: Path, pages: Pages | None = None) -> int:
+    """Returns the exit status. `pages` are brought until the run lays out memory."""
     _die_with_pipe()
     _open_log()
     job = JobFile.load(folder)
@@ -147,6 +161,8 @@ def main(folder: Path) -> int:
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
         if not spec.model.ours:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)
+        if pages is not None:
+            _bring_on(pages, spec, folder.parents[1], reporter)
         share_tokens(folder)
         divided = with_parts(spec, folder, job, reporter)
         outcome = imported(job.module).train(divided, reporter, folder)
@@ -185,6 +201,18 @@ def main(folder: Path) -> int:
         print(error)
         return STORE_EXIT
     return 0
+
+
+def _bring_on(pages: Pages, spec: RunSpec, results: Path, report: WorkerReporter) -> None:
+    """Measure the machine while no pages are brought, where the method's plan is from that: they
+    disturb no other measurement before the run has memory."""
+    report.pages, row = pages, methods.lookup(spec.method)
+    if row is None or row.driven != methods.PLANNED or not pages.there:
+        report.end_pages()
+        return
+    with pages.paused():
+        report.phase(MACHINE)
+        hardware(results, spec.device, lambda text: report.event("profile", text=text))
 
 
 def _write_results(folder: Path, name: str, results: dict[str, Any]) -> None:
@@ -352,7 +380,12 @@ def _die_with_pipe() -> None:
 
 
 if __name__ == "__main__":
-    exit_status = main(Path(sys.argv[1]))
+    if hint := Hint.among(sys.argv[1:]):
+        if (order := waited(hint)) is None:
+            sys.exit(0)
+        exit_status = main(*order)
+    else:
+        exit_status = main(Path(sys.argv[1]))
     # Libraries have been seen to hang or abort in their destructors; the record is in place by now.
     faulthandler.dump_traceback_later(TEARDOWN_S, exit=True)
     gc.freeze()  # else the end collects garbage in all that torch imported, for a third of a second

@@ -76,8 +76,9 @@ def compare(
     *,
     device: str = "cpu",
     seconds: float | None = None,
+    there: bool = False,
 ) -> list[str]:
-    """Notes for people; `again` is the model made once more from the seed.
+    """Notes for people; `again` is the model made once more from the seed, `there` as of `build`.
 
     Raises Differs, one sentence, where the layers would not train as the module does, with the
     first tensor that differs and the likely reason; ValueError where the module fails by itself;
@@ -86,8 +87,8 @@ def compare(
     samples = tuple(range(len(rows[-1])))
     first, second = (Context(seed=seed, step=step, unit=0, samples=samples) for step in range(2))
     with _exactly(device):
-        written = make_whole(model, seed=seed, device=device, undivided=True)
-        layers = make_whole(again, seed=seed, device=device)
+        written = make_whole(model, seed=seed, device=device, undivided=True, there=there)
+        layers = make_whole(again, seed=seed, device=device, there=there)
         if written.written is None:
             return []
         _same(

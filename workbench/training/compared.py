@@ -80,7 +80,7 @@ def notes_of(
     again = make_model(spec, seed) if spec.custom else model
     if not spec.custom and _nbytes(model) <= gpu_room:
         try:
-            return told + compare(model, again, rows, seed, device="cuda")
+            return told + compare(model, again, rows, seed, device="cuda", there=not spec.custom)
         except Exception:  # whatever libraries raise, and a difference
             told.append("the comparison on the GPU failed and was made on the processor")
         finally:
@@ -138,10 +138,16 @@ def made_up_rows(spec: ModelSpec, most: int = TOKENS) -> Rows:
     )
 
 
-def _digest(spec: RunSpec, rows: Rows) -> str:
+def own_code() -> str:
+    """Digest of this project's code that compares; a second call is quick."""
+
     def ours(name: str, _: Path) -> bool:
         return name.partition(".")[0] == "workbench" and name != methods.__name__  # it names all
 
+    return sources.imports_digest(__name__, (ROOT, *sys.path), ours)
+
+
+def _digest(spec: RunSpec, rows: Rows) -> str:
     custom = spec.model.custom
     facts: list[Any] = [
         replace(spec.model, pretrained="").to_dict() | sources.by_content(spec.model),
@@ -149,7 +155,7 @@ def _digest(spec: RunSpec, rows: Rows) -> str:
         imports_digest(spec.model.family) if custom else transformers_package().__version__,
         torch.__version__,
         [(tuple(row.shape), str(row.dtype)) for row in rows],
-        sources.imports_digest(__name__, (ROOT, *sys.path), ours),
+        own_code(),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 

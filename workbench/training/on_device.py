@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter
+from workbench.core.reporter import PROFILING, Reporter
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.profile.profile import Profile
@@ -31,7 +31,7 @@ def trained_by(
         # What cannot be trained should be said before minutes of measuring, not after.
         make_model(spec.model, spec.seed).check_shared()
         check_start(spec, folder, check_data(spec, report, folder))
-        report.phase("profiling")
+        report.phase(PROFILING)
         profile = profile_for(
             spec, folder.parents[1], lambda text: report.event("profile", text=text)
         )

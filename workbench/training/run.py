@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from workbench.core.record import Outcome
-from workbench.core.reporter import Reporter, Untold
+from workbench.core.reporter import DATA, Reporter, Untold
 from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.model import make_model
@@ -62,7 +62,7 @@ def load_batches(spec: RunSpec, model: LayeredModel, cache: Path | None = None) 
 def check_data(spec: RunSpec, report: Reporter, folder: Path) -> LayeredModel:
     """Make the model, which it returns, and read the data before anything takes long; so that of
     several ranks no two tokenize. Raises ValueError for what is wrong with either."""
-    report.phase("making the model, reading the data")
+    report.phase(DATA)
     model = make_model(spec.model, spec.seed)
     batches = load_batches(spec, model, folder / "cache")
     tell_of(model, spec, report, batches)

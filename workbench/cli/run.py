@@ -1,0 +1,126 @@
+"""``workbench run``: specs are checked, and run one after the other.
+
+Where they name a configuration of Hugging Face, to check them takes as long as to import torch and
+transformers, so the processes that train are started first (runs/ahead.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from workbench.cli.spec import in_flags, specs_from
+from workbench.cli.words import BAD_INPUT, NOT_OK, OK, complain
+from workbench.core import methods
+from workbench.core.record import RunRecord
+from workbench.core.spec import RunSpec
+from workbench.runs.ahead import Ahead, Hint, new_mark, pays
+from workbench.runs.store import Store
+
+
+def run_specs(arguments: argparse.Namespace, window: int) -> int:
+    """Exit code of the verb; `window` is the default of the published model."""
+    if arguments.method is None and arguments.spec is None:
+        raise ValueError(f"which method? give -m with one of {', '.join(methods.known())}, or all")
+    store = Store(arguments.results)
+    with _ahead(arguments, store) as ahead:
+        how = {"force": arguments.force, "timeout": arguments.timeout, "log": arguments.log}
+        with _without_collections() if ahead else nullcontext():
+            specs = _checked(arguments, window, store, how)
+        records = [_run(spec, store, arguments, {**how, "ahead": ahead}) for spec in specs]
+    if arguments.json:
+        printed = [json.loads(record.to_json()) for record in records]
+        print(json.dumps(printed if len(specs) > 1 else printed[0], indent=1))
+    return max(_code(record) for record in records)
+
+
+def _ahead(arguments: argparse.Namespace, store: Store) -> Any:
+    """Processes for the one run that is asked for, if that imports much and this machine has cores
+    for it; else None."""
+    if not arguments.hf_config or arguments.method in (None, "all") or not pays():
+        return nullcontext()
+    from workbench.runs.runner import variables
+
+    words = ("device", "device_memory", "host_memory")
+    given = {word: getattr(arguments, word) for word in words if hasattr(arguments, word)}
+    mark = new_mark(store.root)
+    return Ahead(Hint(config=str(arguments.hf_config), **given), mark, variables(mark))
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Within, nothing is collected: imports make objects that stay, and it is looked through all of
+    them again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _checked(
+    arguments: argparse.Namespace, window: int, store: Store, how: dict[str, Any]
+) -> list[RunSpec]:
+    """The specs, all of which are seen to be possible. Raises ValueError."""
+    from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
+    from workbench.runs.progress import Progress
+    from workbench.runs.resolve import resolve
+    from workbench.runs.runner import Job
+
+    specs = [resolve(s, store.root) for s in specs_from(arguments, window=window)]
+    check_methods(specs)
+    check_modules(specs)
+    weights = check_weights(specs, store)
+    for spec in specs:
+        Job(spec, store, **how)
+    check_inputs(specs, store)  # which keeps tokens
+    for line in weights:
+        Progress(sys.stderr).line(line)
+    return specs
+
+
+def _run(
+    spec: RunSpec, store: Store, arguments: argparse.Namespace, how: dict[str, Any]
+) -> RunRecord:
+    """Run one, and tell of it."""
+    from workbench.runs.kept import where_kept
+    from workbench.runs.logged import where_logged
+    from workbench.runs.progress import Progress, describe_record, describe_spec
+    from workbench.runs.runner import run
+    from workbench.runs.starts import start_words
+
+    progress = Progress(sys.stderr, spec)
+    progress.line(describe_spec(spec))
+    try:
+        record = run(spec, store, on_event=progress.on_event, **how)
+    except KeyboardInterrupt:
+        progress.goes_on()
+        raise
+    finally:
+        progress.end()
+    progress.goes_on()
+    if record.status != "ok":
+        refusal = in_flags(record.message, arguments)
+        complain(refusal if record.refused else describe_record(record))
+    elif not arguments.json:
+        print(describe_record(record), flush=True)
+        progress.line(where_kept(spec, record.key, store))
+    if (words := start_words(record.start)) and not record.refused:
+        progress.line(f"{words}{f'; the machine was busy: {record.busy}' * bool(record.busy)}")
+    if words := where_logged(arguments.log, store.folder(record.key)):
+        progress.line(words)
+    if not arguments.json:
+        print(f"record: {store.folder(record.key) / 'record.json'}", flush=True)
+    return record
+
+
+def _code(record: RunRecord) -> int:
+    """Exit code of one record."""
+    if record.status == "ok":
+        return OK
+    return BAD_INPUT if record.refused else NOT_OK
