@@ -25,7 +25,7 @@ from workbench.exhibits.aceso.base import (
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import PUBLISHED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS
 from workbench.methods.aceso.bottleneck import Shuffled, groups
 from workbench.methods.aceso.search import Effort, Search
@@ -82,8 +82,7 @@ class Ablations(AcesoExhibit):
             name = BY_SHARE if seed is None else f"{AT_RANDOM} {seed}"
             found = searched(STAGES[ORDER], size.plans, seed=seed)
             rows += _steps(ORDER, found.curve, pair=name, method=ACESO, label=MODEL)
-        columns = (*COLUMNS, "quantity")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity")
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(pick(rows, quantity=(HOPS, START)))
@@ -166,6 +165,3 @@ def _published(row: Any) -> dict[str, Any]:
         "quantity": quantity, "method": ACESO, "label": label, "x": place, "value": row.value,
         "unit": row.unit, "source": PUBLISHED, "status": "ok", "how": row.source, "note": row.note,
     }  # fmt: skip
-
-
-EXHIBIT = Ablations()

@@ -23,7 +23,7 @@ from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.plans import draw_plan, keys
-from workbench.figures.rows import COLUMNS, SIMULATED, pick, table
+from workbench.figures.rows import SIMULATED, pick
 from workbench.methods.aceso.show import cost_dict
 
 CASES = (
@@ -63,8 +63,7 @@ class Cases(AcesoExhibit):
             for row in every[every["quantity"] == RATE].itertuples()
             if row.model in ("gpt", "resnet")
         ]
-        columns = (*COLUMNS, "model", "quantity", "step", *LISTS)
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "model", "quantity", "step", *LISTS)
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(rows[rows["quantity"] == STAGE])
@@ -135,6 +134,3 @@ def _read(rows: pd.DataFrame) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     costs = [{"iteration_ms": row.value, "memory_mb": row.high} for row in stages.itertuples()]
     most = {name: max(each[name] for each in costs) for name in ("iteration_ms", "memory_mb")}
     return plan, most | {"stages": costs}
-
-
-EXHIBIT = Cases()

@@ -21,7 +21,7 @@ from workbench.exhibits.aceso.base import (
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import MEASURED, PUBLISHED, SIMULATED, pick
 from workbench.figures.style import GREY, line_look
 from workbench.published.aceso import searches
 
@@ -55,7 +55,7 @@ class Depths(AcesoExhibit):
             for row in rows
             if row["quantity"] == RATE and (known := base.get((row["x"], row["source"])))
         ]
-        return table(rows, (*COLUMNS, "quantity"), figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Three panels over the logarithm of layers."""
@@ -93,6 +93,3 @@ def _found() -> Iterator[dict[str, Any]]:
         yield kept(row, SIMULATED, quantity=RATE, value=rate, unit="samples/s", **own)
         if row.search in ("faithful", "ours"):
             yield kept(row, MEASURED, quantity=COST, value=row.cpu_seconds, unit="s", **own)
-
-
-EXHIBIT = Depths()

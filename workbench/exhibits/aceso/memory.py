@@ -27,7 +27,7 @@ from workbench.exhibits.aceso.base import (
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import PUBLISHED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, bar_look, lighter
 from workbench.published.aceso import searches
 
@@ -62,8 +62,7 @@ class Memory(AcesoExhibit):
             for row in part.itertuples()
         ]
         rows += _here()
-        columns = (*COLUMNS, "model", "quantity", "setting")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "model", "quantity", "setting")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """GPT above; Wide-ResNet and the small settings below; the limit dashed."""
@@ -139,6 +138,3 @@ def _parts(model: str, size: str, theirs: pd.Series) -> Iterator[dict[str, Any]]
             "source": SIMULATED, "status": "ok",
             "how": "the published plan, by the cost model here; the stage that was published",
         }  # fmt: skip
-
-
-EXHIBIT = Memory()

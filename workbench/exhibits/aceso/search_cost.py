@@ -31,7 +31,7 @@ from workbench.exhibits.aceso.base import (
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, PUBLISHED, one, pick, quotient, table
+from workbench.figures.rows import MEASURED, PUBLISHED, one, pick, quotient
 from workbench.published.aceso import searches
 
 COST = "search_cost"
@@ -63,7 +63,7 @@ class SearchCost(AcesoExhibit):
             if KINDS[row.search] in (ACESO, OURS)
         ]
         rows += (row | same for model in at.size.models for row in _here(model))
-        return table(rows, (*COLUMNS, "quantity", "setting"), figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity", "setting")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Large settings above, small ones below."""
@@ -104,6 +104,3 @@ def _here(model: str) -> Iterator[dict[str, Any]]:
             "note": f"{NAMES[KINDS[kind]]}: {explored} plans rated", "hardware": core(),
             "how": "processor seconds of one search over all numbers of stages",
         }  # fmt: skip
-
-
-EXHIBIT = SearchCost()

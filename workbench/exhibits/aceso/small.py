@@ -34,16 +34,7 @@ from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import Stage
 from workbench.figures import draw as drawing
-from workbench.figures.rows import (
-    COLUMNS,
-    MEASURED,
-    amounts,
-    hardware_of,
-    how_measured,
-    note_of,
-    pick,
-    table,
-)
+from workbench.figures.rows import MEASURED, amounts, hardware_of, how_measured, note_of, pick
 from workbench.figures.style import GREY, LOOKS, lighter
 from workbench.methods.aceso.options import digest, keep, narrowed, sizes_of
 from workbench.methods.aceso.plan import Plan
@@ -125,8 +116,7 @@ class Small(AcesoExhibit):
         rows = [told(row) for row in self.published().itertuples()]
         rows += found_rows(chosen, DATABASE, Effort(plans=at.size.plans), at.store.root / FOLDER)
         rows += [row for record in records for row in _measured(record, at.size)]
-        columns = (*COLUMNS, "quantity", "step")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity", "step")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Throughput above; then seconds of searches, times, memory and losses."""
@@ -206,6 +196,3 @@ def _measured(record: RunRecord, size: Any) -> Iterator[dict[str, Any]]:
         yield here | {"quantity": TIME, "unit": "ms", "value": value, "low": low, "high": high}
         held = (record.peak_bytes.get("device") or 0) / 2**20
         yield here | {"quantity": MEMORY, "unit": "MB", "value": held}
-
-
-EXHIBIT = Small()

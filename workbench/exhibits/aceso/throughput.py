@@ -25,7 +25,7 @@ from workbench.exhibits.aceso.base import (
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, SIMULATED, pick, table
+from workbench.figures.rows import SIMULATED, pick
 from workbench.figures.style import GREY
 from workbench.published.aceso import searches
 
@@ -47,7 +47,7 @@ class Throughput(AcesoExhibit):
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [told(row, label=row.model) for row in self.published().itertuples()]
         rows += _found()
-        return table(rows, (*COLUMNS, "quantity"), figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """GPT above, and the others below."""
@@ -75,6 +75,3 @@ def _found() -> Iterator[dict[str, Any]]:
         value = base[row.size] / row.iteration_ms
         own = {"quantity": "normalized_throughput", "unit": "ratio to Megatron-LM", "label": "gpt"}
         yield kept(row, SIMULATED, value=value, **own)
-
-
-EXHIBIT = Throughput()

@@ -25,7 +25,7 @@ from workbench.exhibits.aceso.base import (
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import PUBLISHED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS
 from workbench.published.aceso import searches
 
@@ -56,8 +56,7 @@ class Times(AcesoExhibit):
         little = little[little["quantity"] == TIME]
         rows += [_told(row, LITTLE, 1e-3) for row in little.itertuples()]
         rows += _here()
-        columns = (*COLUMNS, "model", "quantity", "setting")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "model", "quantity", "setting")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """GPT above; Wide-ResNet and the small settings below."""
@@ -97,6 +96,3 @@ def _here() -> Iterator[dict[str, Any]]:
     for row in every[every["search"] == "faithful"].itertuples():
         own = {"label": FOUND, "setting": LARGE, "model": "gpt", "quantity": TIME, "unit": "s"}
         yield kept(row, SIMULATED, value=row.iteration_ms / 1000, **own)
-
-
-EXHIBIT = Times()

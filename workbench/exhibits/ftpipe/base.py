@@ -123,10 +123,10 @@ def tried(*asked: Any) -> tuple[Partition | None, str]:
         return None, "package missing" if "package" in str(error) else "nothing fits"
 
 
-def mean_ms(model: str, operators: bool, devices: int = DEVICES) -> float:
+def mean_ms(model: str, operators: bool) -> float:
     """Milliseconds of the mean device."""
     every = graph(model, operators).nodes
-    return sum(node.forward_ms + node.backward_ms for node in every) / devices
+    return sum(node.forward_ms + node.backward_ms for node in every) / DEVICES
 
 
 def estimated(method: str, value: float | None, **more: Any) -> dict[str, Any]:
