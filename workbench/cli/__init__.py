@@ -392,7 +392,3 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _complain(sentence: str) -> None:
     print(f"workbench: {sentence}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
