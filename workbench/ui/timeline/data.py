@@ -197,10 +197,7 @@ def printable(text: str) -> str:
 
 
 def _block(
-    source: str,
-    events: list[Event],
-    rows: list[tuple[int, str]],
-    names: dict[tuple, int],
+    source: str, events: list[Event], rows: list[tuple[int, str]], names: dict[tuple, int]
 ) -> dict[str, Any]:
     """One timeline, in nanoseconds from its own start."""
     origin = min(event.start_s for event in events)
