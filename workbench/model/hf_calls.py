@@ -137,19 +137,21 @@ class Calls:
             record = self._recorder(x.device)
 
             def arguments(positions: Tensor) -> Call:
-                return record(torch.zeros(x.shape, dtype=x.dtype, device=x.device), positions)[
-                    layer
-                ]
+                there = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+                return record(there, positions)[layer]
 
             like = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
             try:
                 traced = make_fx(arguments, tracing_mode="fake", _allow_non_fake_inputs=True)
-                return traced(like)
+                made = traced(like)
             except Exception as error:  # whatever its code raises
                 raise ValueError(
                     f"{self._name} asks for values of positions in samples of {x.shape[1]} tokens; "
                     "compile and replay must be off"
                 ) from error
+        made.graph.eliminate_dead_code()  # hidden states, and what other kinds of layers get
+        made.recompile()
+        return made
 
     def follow(self, width: int, kinds: Collection[Sequence[int]]) -> bool:
         """Whether all layers of a kind, counted from 0, are called with one function of positions;

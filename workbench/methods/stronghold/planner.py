@@ -28,6 +28,9 @@ What is chosen:
 * which host updates are eager, and whether moments are updated later than weights where a step is
   clipped (methods/offload/updates.py).
 
+Where passes are recorded, and all layers are resident and kept, each micro-batch passes all of them
+in both directions before the next one comes: what recordings keep then has one place.
+
 Unlike the published artifact: a slot is free once compute is done, parameters are ready once
 updated (two promises, not one); clean weights are never written back; updates reach every
 element, with one snapshot of the learning rate, and clipping is by the global norm.
