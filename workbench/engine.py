@@ -42,6 +42,7 @@ from workbench.ranks.peers import Peers
 from workbench.runs.store import REPOSITORY_RESULTS
 from workbench.runtime.checkpoint.manifest import Saved, newest, step_name, steps_in
 from workbench.runtime.memory.storage import DTYPES
+from workbench.schedule.plan import Plan
 from workbench.training.continues import OtherTraining
 from workbench.training.loop import OutsideRate, Steps, Task
 from workbench.training.optimizer_settings import settings_of
@@ -151,6 +152,13 @@ class Engine(Streams, Habits):
     def grad_norm(self) -> float | None:
         """Global norm of the last step's gradients before they were clipped, where it is known."""
         return self._steps.grad_norm if self._steps else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """What the method has planned with the first batch: seconds of a step, bytes of each tier,
+        and what binds. None before, of methods that do not plan, and in other processes than the
+        first."""
+        return self._steps.plan if self._steps else None
 
     @in_a_sentence(calls_users=True)
     @torch.inference_mode(False)

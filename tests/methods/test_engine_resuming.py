@@ -96,10 +96,14 @@ def test_an_engine_says_what_it_does_unless_it_is_to_be_quiet(engine, capsys, mo
     words = ("cutting", "comparing", "profiling", "planning", "laying out", "first step")
     for how in ({}, {"quiet": True}):
         with engine("stronghold", **how) as made:
+            assert made.plan is None
             made.step(next(batches()), loss_of)
+            assert made.plan.fits
+            told = made.plan.in_words()
         said = capsys.readouterr().err.splitlines()
         found = [any(line.startswith(f"workbench: {word}") for line in said) for word in words]
         assert found == [not how] * len(words), said
+        assert len([line for line in said if f"planning ... {told}; " in line]) == (not how)
         assert all(line.endswith(" s") for line in said)
     monkeypatch.setenv("RANK", "1")
     engine("plain")._report.phase("only the first process speaks")

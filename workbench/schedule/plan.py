@@ -113,6 +113,14 @@ class Plan:
             return None
         return self.step_seconds * (1 - self.spread), self.step_seconds * (1 + self.spread)
 
+    def in_words(self) -> str:
+        """A line: seconds a step, bytes of each tier, and the constraint that decides."""
+        words = [] if self.step_seconds is None else [f"{self.step_seconds:.3g} s a step"]
+        if (clipped := self.settings.get(CLIPPED)) is not None:
+            words.append(f"{clipped:.3g} s where gradients are clipped")
+        words += (f"{format_bytes(n)} of the {tier}" for tier, n in self.peak_bytes.items() if n)
+        return f"{', '.join(words)}; bound by {self.binding}"
+
     def seconds_of(self, norms: Iterable[float | None], clip: float | None) -> float | None:
         """The predicted mean of steps with these global norms."""
         told = [norm for norm in norms if norm is not None]

@@ -33,7 +33,7 @@ from workbench.runtime.checkpoint.checkpoint import ByUnit, in_memory
 from workbench.runtime.checkpoint.manifest import step_name
 from workbench.runtime.passes.statistics import clones
 from workbench.runtime.passes.unit_passes import make_room
-from workbench.schedule.plan import DoesNotFit
+from workbench.schedule.plan import DoesNotFit, Plan
 from workbench.training.bounded import Again, compare_in_time
 from workbench.training.compare import Rows
 from workbench.training.optimizer_settings import MakeOptimizer, Settings
@@ -60,6 +60,8 @@ class Steps(Protocol):
     """Micro-batches of a step, where it was left open how many."""
     shorter: bool = False
     """Whether batches may have fewer rows than the first one, or shorter ones."""
+    plan: Plan | None = None
+    """Plan under which they are done, where there is one and this process has made it."""
 
     def step(self, batch: Batch) -> float:
         """One optimizer step on a batch; its mean loss."""
@@ -312,11 +314,15 @@ def planned(task: Task) -> Steps:
         found = best_division(spec, lambda each: _tried(task, each, model, batches))
         if task.microbatches is None:
             task.report.event("divided", text=in_words(found.spec))
+        if found.plan.fits:
+            task.report.event("planned", text=found.plan.in_words())
         task.report.phase("laying out memory")
         given = model, batches
         return Training(found.spec, found.plan, task.folder, given=given, report=task.report)
 
-    return InOneProcess(task, make)
+    steps = InOneProcess(task, make)
+    steps.plan = steps._whole.plan
+    return steps
 
 
 def _tried(task: Task, spec: RunSpec, model: Decomposed, batches: Draws) -> Tried:

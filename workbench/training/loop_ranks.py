@@ -175,7 +175,10 @@ class Ranked(Steps):
             ),
         )
         task.report.phase("planning")
-        return methods.load(spec.method).plan_sizes(spec, profiles).schedule
+        self.plan = methods.load(spec.method).plan_sizes(spec, profiles)
+        if self.plan.fits:
+            task.report.event("planned", text=self.plan.in_words())
+        return self.plan.schedule
 
     def _places(self, path: str) -> Batch:
         """The step's whole batch, as views of memory in which each process writes its rows."""

@@ -13,6 +13,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from workbench.core.habits import instead
 from workbench.model.decompose.plan import build, flatten
+from workbench.schedule.plan import Plan
 from workbench.wrapped.optimizer import Steered
 from workbench.wrapped.passes import Passes
 
@@ -159,6 +160,11 @@ class Wrapped(nn.Module):
     def settings(self) -> dict[str, Any]:
         """Of the engine's optimizer, which a step reads and a checkpoint keeps."""
         return self.engine.optimizer.param_groups[0]
+
+    @property
+    def plan(self) -> Plan | None:
+        """As `Engine.plan` tells it."""
+        return self.engine.plan
 
     @property
     def grad_norm(self) -> float | None:

@@ -58,10 +58,11 @@ def lent(device: torch.device, budget: int | None, *, beyond: bool) -> Iterator[
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(device).total_memory
     before = round(torch.cuda.get_per_process_memory_fraction(device) * whole)
-    held, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-    free = max(0, (budget or whole) - held)
-    if not beyond:
-        free = min(free, torch.cuda.max_memory_allocated(device) - used)
+    held = torch.cuda.memory_reserved(device)
+    free = (budget or whole) - held
+    if not beyond:  # gaps in what it holds are given out first
+        free = min(free, torch.cuda.max_memory_allocated(device) - held)
+    free = max(0, free)
     confine(device, max(1, held + free))
     try:
         yield free
