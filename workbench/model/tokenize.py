@@ -173,9 +173,10 @@ def _bound(cache: Path, last: Collection[Path]) -> None:
     """Remove the files that were used longest ago, and are too many beside the `last` ones. A
     process that has mapped a file keeps it; one that is about to makes it anew. Raises OSError."""
 
-    def used(path: Path) -> float:
+    def used(path: Path) -> tuple[float, int]:
         about = path.with_suffix(".json")  # which tells it for both
-        return (about if about.exists() else path).stat().st_mtime
+        found = (about if about.exists() else path).stat().st_mtime
+        return found, path.stat().st_size  # of the two the larger one decides
 
     left = CACHE_BYTES
     for path in sorted({*cache.iterdir()} - {*last}, key=used, reverse=True):
