@@ -18,6 +18,7 @@ from workbench.core import methods
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.runs.ahead import Ahead, pays
+from workbench.runs.progress import Progress
 from workbench.runs.store import Store
 
 
@@ -27,8 +28,14 @@ def run_specs(arguments: argparse.Namespace, window: int) -> int:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.known())}, or all")
     store = Store(arguments.results)
     how = {"force": arguments.force, "timeout": arguments.timeout, "log": arguments.log}
+    progress = Progress(sys.stderr)
     with _ahead(arguments, store) as ahead:
-        specs = _checked(arguments, window, store, how)
+        if arguments.hf_config and sys.stderr.isatty():
+            progress.passing(f"reading {arguments.hf_config}")
+        try:
+            specs = _checked(arguments, window, store, how)
+        finally:
+            progress.end()
         records = [_run(spec, store, arguments, {**how, "ahead": ahead}) for spec in specs]
     if arguments.json:
         printed = [json.loads(record.to_json()) for record in records]
@@ -51,7 +58,6 @@ def _checked(
 ) -> list[RunSpec]:
     """The specs, all of which are seen to be possible. Raises ValueError."""
     from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
-    from workbench.runs.progress import Progress
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job
 
@@ -73,7 +79,7 @@ def _run(
     """Run one, and tell of it."""
     from workbench.runs.kept import where_kept
     from workbench.runs.logged import where_logged
-    from workbench.runs.progress import Progress, describe_record, describe_spec
+    from workbench.runs.progress import describe_record, describe_spec
     from workbench.runs.runner import run
     from workbench.runs.starts import start_words
 
