@@ -18,8 +18,8 @@ from tests.runs.helpers import (
     start_driver,
     wait_for,
 )
-from workbench.runs.ahead import Ahead, Hint, new_mark
-from workbench.runs.runner import run, variables
+from workbench.runs.ahead import Ahead
+from workbench.runs.runner import run
 from workbench.runs.starts import COMMAND
 from workbench.runs.store import Store
 
@@ -29,6 +29,9 @@ SIZES = {
     "max_position_embeddings": 32,
 }  # fmt: skip
 
+NOTHING = ["nothing", "cpu", "", ""]
+"""Words of a command without a configuration."""
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
@@ -36,13 +39,8 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def ahead_of(store: Store) -> Ahead:
-    mark = new_mark(store.root)
-    return Ahead(Hint(config="nothing", device="cpu"), mark, variables(mark))
-
-
 def test_they_run_what_they_are_handed(store: Store) -> None:
-    with ahead_of(store) as ahead:
+    with Ahead(store.root, NOTHING) as ahead:
         (guard,) = [p.pid for p in wait_for(lambda: role("guard", store.root))]
         record = run(fake_spec("children leave"), store, ahead=ahead)
         assert (record.status, record.losses) == ("ok", [1, 1 / 2, 1 / 3])
@@ -58,7 +56,7 @@ def test_they_run_what_they_are_handed(store: Store) -> None:
 
 
 def test_a_run_whose_waiting_processes_were_killed_starts_others(store: Store) -> None:
-    with ahead_of(store) as ahead:
+    with Ahead(store.root, NOTHING) as ahead:
         wait_for(lambda: role("guard", store.root))[0].kill()
         wait_for(lambda: not processes_of(store.root))
         assert run(fake_spec("steps"), store, ahead=ahead).status == "ok"

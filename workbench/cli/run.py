@@ -7,11 +7,9 @@ transformers, so the processes that train are started first (runs/ahead.py).
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from workbench.cli.spec import in_flags, specs_from
@@ -19,7 +17,8 @@ from workbench.cli.words import BAD_INPUT, NOT_OK, OK, complain
 from workbench.core import methods
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.runs.ahead import Ahead, Hint, new_mark, pays
+from workbench.runs.ahead import Ahead, pays
+from workbench.runs.progress import Progress
 from workbench.runs.store import Store
 
 
@@ -28,10 +27,15 @@ def run_specs(arguments: argparse.Namespace, window: int) -> int:
     if arguments.method is None and arguments.spec is None:
         raise ValueError(f"which method? give -m with one of {', '.join(methods.known())}, or all")
     store = Store(arguments.results)
+    how = {"force": arguments.force, "timeout": arguments.timeout, "log": arguments.log}
+    progress = Progress(sys.stderr)
     with _ahead(arguments, store) as ahead:
-        how = {"force": arguments.force, "timeout": arguments.timeout, "log": arguments.log}
-        with _without_collections() if ahead else nullcontext():
+        if arguments.hf_config and sys.stderr.isatty():
+            progress.passing(f"reading {arguments.hf_config}")
+        try:
             specs = _checked(arguments, window, store, how)
+        finally:
+            progress.end()
         records = [_run(spec, store, arguments, {**how, "ahead": ahead}) for spec in specs]
     if arguments.json:
         printed = [json.loads(record.to_json()) for record in records]
@@ -44,23 +48,9 @@ def _ahead(arguments: argparse.Namespace, store: Store) -> Any:
     for it; else None."""
     if not arguments.hf_config or arguments.method in (None, "all") or not pays():
         return nullcontext()
-    from workbench.runs.runner import variables
-
-    words = ("device", "device_memory", "host_memory")
-    given = {word: getattr(arguments, word) for word in words if hasattr(arguments, word)}
-    mark = new_mark(store.root)
-    return Ahead(Hint(config=str(arguments.hf_config), **given), mark, variables(mark))
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Within, nothing is collected: imports make objects that stay, and it is looked through all of
-    them again and again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    usual = {"device": "auto", "device_memory": "", "host_memory": ""}
+    given = [getattr(arguments, word, value) for word, value in usual.items()]
+    return Ahead(store.root, [arguments.hf_config, *given])
 
 
 def _checked(
@@ -68,7 +58,6 @@ def _checked(
 ) -> list[RunSpec]:
     """The specs, all of which are seen to be possible. Raises ValueError."""
     from workbench.runs.inputs import check_inputs, check_methods, check_modules, check_weights
-    from workbench.runs.progress import Progress
     from workbench.runs.resolve import resolve
     from workbench.runs.runner import Job
 
@@ -90,7 +79,7 @@ def _run(
     """Run one, and tell of it."""
     from workbench.runs.kept import where_kept
     from workbench.runs.logged import where_logged
-    from workbench.runs.progress import Progress, describe_record, describe_spec
+    from workbench.runs.progress import describe_record, describe_spec
     from workbench.runs.runner import run
     from workbench.runs.starts import start_words
 

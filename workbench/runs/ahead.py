@@ -6,9 +6,9 @@ both processes first, and the worker imports while the command checks:
 
     command --socket--> guard --socket--> worker --> pages (runtime/memory/pages_ahead.py)
 
-The folder of the run comes down this way when all is well, and with it the files that the guard
-holds and writes to. Where the command refuses, or ends in any other way, its end of the socket
-closes; the guard then kills all that it started. Nothing is written before.
+The folder of the run comes down this way when all is well, and with it open files: the log, and
+locks that the guard holds. Where the command refuses, or ends in any other way, its end of the
+socket closes, and the guard kills all that it started. Nothing is written before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -33,57 +32,36 @@ from typing import Self
 import psutil
 
 from workbench.core.host import available_cores
-from workbench.runs.processes import kill_marked
+from workbench.runs.processes import kill_marked, variables
 
 WORD = "--ahead"
-"""Stands in the command lines of both processes instead of a folder."""
+"""Stands in the command lines of both processes before what the command was given, instead of a
+folder: its configuration, device, and memory of device and host, as they were written."""
 ENOUGH_CORES = 4
 """On fewer, the processes would take turns."""
-FILES = 8
-"""Most files that come with a folder."""
+MOST_BYTES, MOST_FILES = 1 << 13, 8
 PAGES = "workbench.runtime.memory.pages_ahead"
 IDLE = ("torch._inductor.compile_fx", "triton")
 """Imported while there is nothing else to do: a run needs them where it compiles."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hint:
-    """Words of a command, as they were written, that the worker can use before they are checked."""
-
-    config: str
-    device: str = "auto"
-    device_memory: str = ""
-    host_memory: str = ""
-
-    @property
-    def words(self) -> list[str]:
-        """For a command line."""
-        return [WORD, self.config, self.device, self.device_memory, self.host_memory]
-
-    @classmethod
-    def among(cls, words: Sequence[str]) -> Hint | None:
-        """The hint in a command line; None where a folder stands there."""
-        if words[:1] != [WORD]:
-            return None
-        return cls(**dict(zip(cls.__annotations__, words[1:], strict=True)))
-
-
 class Ahead:
     """The processes, in the command's hands. Leaving its context ends them, unless a folder was
-    handed to them."""
+    handed to them; until then this process collects no garbage, for imports make objects that
+    stay."""
 
-    def __init__(self, hint: Hint, mark: str, variables: dict[str, str]) -> None:
-        """`mark` is what all their environments carry, among other `variables`."""
-        self.mark = mark
+    def __init__(self, root: Path, given: Sequence[str]) -> None:
+        """`given` as of `WORD`; `root` is the folder of results."""
+        self.mark = f"{root}/ahead-{os.getpid()}-{secrets.token_hex(4)}"
         self._end, theirs = socket.socketpair()
         with theirs:
             self._guard: subprocess.Popen | None = subprocess.Popen(
-                [sys.executable, "-m", "workbench.runs.guard", *hint.words],
+                [sys.executable, "-m", "workbench.runs.guard", WORD, *given],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env=variables,
+                env=variables(self.mark),
             )
         self._guard.stdin = self._end  # whoever has the guard closes it
 
@@ -92,27 +70,20 @@ class Ahead:
         """Whether they are there, and nothing was handed to them."""
         return self._guard is not None and self._guard.poll() is None
 
-    @property
-    def before_s(self) -> float:
-        """Seconds since this process, the command, was started."""
-        return max(0.0, time.time() - psutil.Process().create_time())
-
     def hand(self, folder: Path, files: Sequence[int]) -> subprocess.Popen | None:
-        """Have them run what lies in a folder; `files` are the log's and what the guard is to hold.
-        Returns the guard; None where it is there no more, or has a folder already."""
+        """Have them run what lies in a folder, and return the guard; None where it is gone."""
+        try:
+            tell(self._end, folder, files)
+        except OSError:
+            self.close()
         guard, self._guard = self._guard, None
-        if guard is not None:
-            try:
-                tell(self._end, folder, files)
-            except OSError:
-                self._guard = guard
-                self.close()
-                return None
+        gc.enable()
         return guard
 
     def close(self) -> None:
         """End what has no folder, and wait until it is gone."""
         guard, self._guard = self._guard, None
+        gc.enable()
         if guard is not None:
             self._end.close()
             with suppress(subprocess.TimeoutExpired):
@@ -121,20 +92,21 @@ class Ahead:
             guard.wait()
 
     def __enter__(self) -> Self:
+        gc.disable()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def new_mark(root: Path) -> str:
-    """A mark for processes whose run nobody knows yet, among those of a results folder."""
-    return f"{root}/ahead-{os.getpid()}-{secrets.token_hex(4)}"
-
-
 def pays() -> bool:
     """Whether this machine has the cores for it."""
     return available_cores() >= ENOUGH_CORES
+
+
+def command_s() -> float:
+    """Seconds since this process was started."""
+    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def tell(end: socket.socket, folder: Path, files: Sequence[int]) -> None:
@@ -143,63 +115,53 @@ def tell(end: socket.socket, folder: Path, files: Sequence[int]) -> None:
 
 
 def told() -> tuple[Path, list[int]] | None:
-    """The folder and the files that come by standard input; None where it closes instead."""
+    """The folder and the files that come by standard input; None where it closes instead. The first
+    of the files takes the place of standard output and error."""
     with socket.socket(fileno=os.dup(0)) as end:
-        text, files, *_ = socket.recv_fds(end, 1 << 13, FILES)
+        text, files, *_ = socket.recv_fds(end, MOST_BYTES, MOST_FILES)
         while text and not text.endswith(b"\0"):
-            if not (more := end.recv(1 << 13)):
-                return None
-            text += more
-    return (Path(os.fsdecode(text[:-1])), files) if text else None
+            text = text + more if (more := end.recv(MOST_BYTES)) else b""
+    if not text:
+        return None
+    for stream in (1, 2):
+        os.dup2(files[0], stream)
+    return Path(os.fsdecode(text[:-1])), files
 
 
-def waited(hint: Hint) -> tuple[Path, Pages] | None:
-    """In the worker: import what the run will need, until its folder comes, and write to its log
-    from then on; also pages that are brought meanwhile. None where no folder comes."""
-    pages = Pages(hint)
-    gc.disable()  # it would look through all that is imported, a sixth of the time
-    _import(hint)
+def waited(given: Sequence[str]) -> tuple[Path, Pages] | None:
+    """In the worker: import what the run will need, until its folder comes, and bring pages. None
+    where no folder comes."""
+    pages = Pages(given)
+    gc.disable()
+    with suppress(Exception):  # the command says what it refuses
+        _import(*given)
     gc.enable()
     gc.freeze()
     order = told()
-    if order is None:
-        return None
-    folder, (log,) = order
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
-    return folder, pages
+    return (order[0], pages) if order else None
 
 
-def _import(hint: Hint) -> None:
-    """Make the model that the configuration describes, as the run will, and what else it may need
-    while no folder comes, such as a context of the GPU, which takes a second or two. What is
-    refused here is the command's to say."""
-    with suppress(Exception):
-        compared = import_module("workbench.training.compared")
-        spec = import_module("workbench.model.hf_config").spec_from_config(hint.config)
-        import_module("workbench.model").make_model(spec)
-        cuda = import_module("torch").cuda
-        contexts = [cuda.synchronize] if hint.device != "cpu" and cuda.is_available() else []
-        for do in (*contexts, compared.own_code, *(partial(import_module, each) for each in IDLE)):
-            if select.select([0], [], [], 0)[0]:
-                break
-            with suppress(Exception):
-                do()
+def _import(config: str, device: str, *_: str) -> None:
+    """Make the model of a configuration, as the run will; and what else it may need while no folder
+    comes, such as a context of the GPU, which takes a second or two."""
+    compared = import_module("workbench.training.compared")
+    spec = import_module("workbench.model.hf_config").spec_from_config(config)
+    import_module("workbench.model").make_model(spec)
+    cuda = import_module("torch").cuda
+    more = [cuda.synchronize] if device != "cpu" and cuda.is_available() else []
+    for do in (*more, compared.own_code, *(partial(import_module, name) for name in IDLE)):
+        if select.select([0], [], [], 0)[0]:
+            break
+        with suppress(Exception):
+            do()
 
 
 class Pages:
     """The process that touches as much memory as the run may want of the host."""
 
-    def __init__(self, hint: Hint) -> None:
-        words = [hint.config, hint.device, hint.device_memory, hint.host_memory]
-        self._began = time.monotonic()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", PAGES, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+    def __init__(self, given: Sequence[str]) -> None:
+        command, none = [sys.executable, "-m", PAGES, *given], subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=none, stdout=subprocess.PIPE, stderr=none)
 
     @property
     def there(self) -> bool:
@@ -215,12 +177,9 @@ class Pages:
         finally:
             self._process.send_signal(signal.SIGCONT)
 
-    def end(self) -> dict[str, float]:
-        """Have it give its memory back, and wait until it has; returns how many bytes it touched,
-        and in how many seconds at most, if there was anything to touch."""
+    def end(self) -> int:
+        """Have it give its memory back, and wait until it has; returns the bytes that it
+        touched."""
         self._process.kill()
-        told, _ = self._process.communicate()
-        lines = told.decode().split()
-        if not lines:
-            return {}
-        return {"touched_bytes": int(lines[-1]), "seconds": time.monotonic() - self._began}
+        lines, _ = self._process.communicate()
+        return int(lines.split()[-1]) if lines.split() else 0

@@ -60,8 +60,6 @@ def main(words: list[str]) -> int:
             kill_marked(os.environ[MARK], group=worker.pid)
             return 0
         folder, (output, *_) = order  # the others are locks, which are held by being open
-        for stream in (1, 2):
-            os.dup2(output, stream)
         with contextlib.suppress(OSError):  # it has ended, as is seen below
             tell(ours, folder, [output])
     else:

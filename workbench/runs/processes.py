@@ -1,4 +1,4 @@
-"""Ends every process of a run, however it was started and however it hides.
+"""Environment of the processes of a run, and the end of each, however it was started or hides.
 
 A worker's children are not ours to know: DeepSpeed starts launchers and compilers, some in sessions
 of their own. Process groups miss those, and the parent chain breaks when a parent dies first. So
@@ -15,9 +15,11 @@ import signal
 import time
 from pathlib import Path
 
+from workbench.core.paths import import_path
+
 MARK = "WORKBENCH_RUN"
-"""Environment variable whose value names the run (its folder). It identifies; it configures
-nothing."""
+"""Environment variable whose value names the run: its folder, or one of the results' where the run
+was not known yet (ahead.py). It identifies; it configures nothing."""
 
 LOAD_S = 1.0
 """Longest time in which the system loads a program."""
@@ -26,6 +28,23 @@ VSIZE, ENV_END = 23, 51
 own threads and zombies have none of, and where its environment ends."""
 
 _PROC = Path("/proc")
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""Under a cap, memory lost between segments is memory a plan counts on: for every method alike."""
+
+
+def kernels() -> dict[str, str]:
+    """Variable by which torch keeps what it compiles among the user's files: by default it does so
+    among temporary ones, which a machine that is started anew has lost."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench/inductor"
+    with contextlib.suppress(OSError):  # where nobody may write, torch's own place has to do
+        base.mkdir(parents=True, exist_ok=True)
+        return {"TORCHINDUCTOR_CACHE_DIR": str(base)}  # Triton's kernels are in it, too
+    return {}
+
+
+def variables(mark: str) -> dict[str, str]:
+    """The environment of processes of a run."""
+    return {**ALLOCATOR, **kernels(), **os.environ, MARK: mark, **import_path()}
 
 
 def marked(mark: str) -> list[int]:

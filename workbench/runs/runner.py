@@ -13,7 +13,6 @@ user interface polls it from a timer. Three rules keep the store true:
 from __future__ import annotations
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -27,12 +26,11 @@ from typing import Self
 from workbench.core import host, methods
 from workbench.core.bytesize import format_bytes
 from workbench.core.files import FileLock
-from workbench.core.paths import import_path
 from workbench.core.record import RESULTS, RunRecord, Status
 from workbench.core.sealed import write_sealed
 from workbench.core.spec import RunSpec
 from workbench.runs import provenance
-from workbench.runs.ahead import Ahead
+from workbench.runs.ahead import Ahead, command_s
 from workbench.runs.chosen import told_parts
 from workbench.runs.device_locks import HeldDevices
 from workbench.runs.events import Event, EventReader
@@ -40,7 +38,7 @@ from workbench.runs.guard import GRACE_S
 from workbench.runs.jobfile import JobFile
 from workbench.runs.logged import check_log
 from workbench.runs.one_run import Work
-from workbench.runs.processes import MARK, kill_marked
+from workbench.runs.processes import kill_marked, variables
 from workbench.runs.resolve import key_of, resolve
 from workbench.runs.starts import FIRST, start_of, start_words
 from workbench.runs.store import Store, StoreError
@@ -79,25 +77,6 @@ def check_timeout(seconds: float | None) -> None:
     """Raise ValueError for a time limit that is none."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise ValueError(f"the time limit is {seconds} seconds; it must be positive and finite")
-
-
-ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-"""Under a cap, memory lost between segments is memory a plan counts on: for every method alike."""
-
-
-def kernels() -> dict[str, str]:
-    """Variable by which torch keeps what it compiles among the user's files: by default it does so
-    among temporary ones, which a machine that is started anew has lost."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "workbench/inductor"
-    with suppress(OSError):  # where nobody may write, torch's own place has to do
-        base.mkdir(parents=True, exist_ok=True)
-        return {"TORCHINDUCTOR_CACHE_DIR": str(base)}  # Triton's kernels are in it, too
-    return {}
-
-
-def variables(mark: str) -> dict[str, str]:
-    """The environment of processes of a run."""
-    return {**ALLOCATOR, **kernels(), **os.environ, MARK: mark, **import_path()}
 
 
 class Job(Work):
@@ -238,7 +217,7 @@ class Job(Work):
             module=methods.find(self.spec.method).module,
             started=datetime.now(UTC).isoformat(),
             mark=ahead.mark if ahead else mark,
-            before_s=ahead.before_s if ahead else 0.0,
+            before_s=command_s() if ahead else 0.0,
             timeout_s=self._timeout,
             resume=checkpoints.exists(),
             log=self._curves,

@@ -42,7 +42,7 @@ from workbench.core.spec import RunSpec
 from workbench.model.custom import look_here
 from workbench.profile.store import hardware
 from workbench.runs import legacy
-from workbench.runs.ahead import Hint, Pages, waited
+from workbench.runs.ahead import WORD, Pages, waited
 from workbench.runs.chosen import told_parts, with_parts
 from workbench.runs.events import EventLog, EventReader, evaluations_of, of_attempt, steps_of
 from workbench.runs.jobfile import JobFile
@@ -119,8 +119,8 @@ class WorkerReporter:
     def end_pages(self) -> None:
         """Have no more pages brought, and tell how many were."""
         pages, self.pages = self.pages, None
-        if pages is not None and (brought := pages.end()):
-            self.event("pages", **brought)
+        if pages is not None and (nbytes := pages.end()):
+            self.event("pages", touched_bytes=nbytes)
 
     def _tell_compiled(self) -> None:
         """How long torch has compiled since this was told last, which parts of the start leave
@@ -380,12 +380,9 @@ def _die_with_pipe() -> None:
 
 
 if __name__ == "__main__":
-    if hint := Hint.among(sys.argv[1:]):
-        if (order := waited(hint)) is None:
-            sys.exit(0)
-        exit_status = main(*order)
-    else:
-        exit_status = main(Path(sys.argv[1]))
+    word, *given = sys.argv[1:]
+    order = waited(given) if word == WORD else (Path(word),)
+    exit_status = main(*order) if order else 0
     # Libraries have been seen to hang or abort in their destructors; the record is in place by now.
     faulthandler.dump_traceback_later(TEARDOWN_S, exit=True)
     gc.freeze()  # else the end collects garbage in all that torch imported, for a third of a second

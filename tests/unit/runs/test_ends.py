@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from workbench.core import host
-from workbench.runs.runner import kernels, verdict
+from workbench.runs.processes import kernels
+from workbench.runs.runner import verdict
 from workbench.runs.worker import classify
 from workbench.schedule.plan import DoesNotFit
 

@@ -1,12 +1,11 @@
 """Touches memory that a run will want, so that a virtual machine has it by then.
 
-Some virtual machines begin with little memory and get more from their host as it is touched, 3 GB
-a second however many threads ask, and keep what their processes give back. So a run that lays out
+Some virtual machines get memory from their host when it is touched for the first time, 3 GB a
+second however many threads ask, and keep what their processes give back. So a run that lays out
 100 GB waits half a minute, and the next one 3 s (an H200's machine). Here the bytes are touched
-while the run's process imports and its layers are compared and timed, by a process that gives
-them back before any are laid out: one of its own, since a process that waits for pages can map
-nothing meanwhile, and to import is to map. It rests while the machine is measured. Elsewhere it
-costs the time of two idle cores.
+while the run's process imports and its layers are compared and timed, by a process that gives them
+back before any are laid out: one of its own, since a process that waits for pages can map nothing
+meanwhile, and to import is to map. Elsewhere it costs the time of two idle cores.
 
     python -m workbench.runtime.memory.pages_ahead CONFIG DEVICE DEVICE_MEMORY HOST_MEMORY
 
@@ -40,8 +39,7 @@ LEAST, PART = 4 << 30, 1 << 30
 MOST, LEFT = 0.75, 0.06
 """Shares of the host's memory: of what is touched where nobody says how much a run may have, and of
 what stays free."""
-THREADS, PATIENCE_S = 2, 2.0
-"""Seconds in which a machine that lacks memory may get some."""
+THREADS = 2
 
 
 def wanted(config: str, device: str, device_memory: str, host_memory: str) -> int:
@@ -59,40 +57,24 @@ def wanted(config: str, device: str, device_memory: str, host_memory: str) -> in
 
 
 def touch(nbytes: int) -> None:
-    """Touch so many bytes and hold them, as long as there is memory to spare; prints the bytes up
-    to now."""
+    """Touch so many bytes, printing how many, and hold them as long as others have memory."""
     area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    for at in range(0, nbytes, PART):
-        part = min(PART, nbytes - at)
-        if not _spares(part) or not bring([(address + at, part)], THREADS):
-            return
-        print(at + part, flush=True)
-    while _spares(0):
-        time.sleep(0.1)
-
-
-def _spares(nbytes: int) -> bool:
-    """Whether others find enough beside so many bytes, now or soon."""
-    until = time.monotonic() + PATIENCE_S
-    while psutil.virtual_memory().available < nbytes + LEFT * host.host_memory_bytes():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def main(words: list[str]) -> None:
-    """Touch what is wanted, if that is much."""
-    die_with_parent(os.getppid())
-    with suppress(OSError):  # who lacks memory is to have this
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    with suppress(ValueError, OSError):
-        if (nbytes := wanted(*words)) >= LEAST:
-            touch(nbytes)
+    address, done = ctypes.addressof(ctypes.c_char.from_buffer(area)), 0
+    while psutil.virtual_memory().available > PART + LEFT * host.host_memory_bytes():
+        if part := min(PART, nbytes - done):
+            if not bring([(address + done, part)], THREADS):
+                return
+            done += part
+            print(done, flush=True)
+        else:
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    die_with_parent(os.getppid())
+    with suppress(ValueError, OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # who lacks memory is to have this
+        if (asked := wanted(*sys.argv[1:])) >= LEAST:
+            touch(asked)
