@@ -32,9 +32,10 @@ class Placement:
     the others are updated in the order of the next forward pass. Where `clipped`, an eager update
     is settled once the norm is known: it stands, or is taken back and done again with the clip
     coefficient."""
-    moments_later: frozenset[int] = frozenset()
-    """Units with states on the host whose updates, where a step is clipped, write weights alone for
-    the next forward pass, and moments after all weights, in the order of the next gradients."""
+    moments_later: bool = False
+    """Where `clipped`, updates of host states that follow the norm may write weights alone, for the
+    next forward pass, and moments in the order of the next gradients; which states stay on the
+    host until then."""
     held_gradients: bool = False
     """Gradients of resident blocks have memory for the whole run, as Megatron-LM's have, instead
     of from their backward pass to their update."""
@@ -62,7 +63,7 @@ class Placement:
     @property
     def differs_where_clipped(self) -> bool:
         """Whether a step whose gradients are clipped takes a time of its own."""
-        return self.clipped and bool(self.eager or self.moments_later)
+        return self.clipped and (bool(self.eager) or self.moments_later)
 
     def hosted(self, units: int) -> frozenset[int]:
         """The embedding and the head, if the host updates them: their weights come to the device
@@ -91,9 +92,7 @@ class Placement:
         if self.host_gradient_slots and (self.clipped or not self.eager >= {*streamed}):
             raise ValueError("gradients that wait for the norm or their turn need a buffer each")
         if self.moments_later and not self.clipped:
-            raise ValueError("moments come later than weights only where these wait for the norm")
-        if not self.moments_later <= {*streamed, *hosted} - self.on_disk:
-            raise ValueError("only moments that stay on the host can come later than weights")
+            raise ValueError("moments are written later where updates wait for the norm alone")
         if self.clipped and self.eager & self.on_disk:
             raise ValueError("updates of states on the disk cannot be taken back")
         return streamed

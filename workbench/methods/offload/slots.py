@@ -39,7 +39,7 @@ def gradients(builder: LayerStepBuilder, unit: int) -> Slot:
 
 def host_gradients(builder: LayerStepBuilder, unit: int) -> Slot:
     """The slot of a unit's gradients on the host; one each where they are not shared."""
-    free = [act(Kind.MOMENTS, unit, step=-1)] if unit in builder.placement.moments_later else []
+    free = [act(Kind.MOMENTS, unit, step=-1)] if builder.moments_later(unit) else []
     if unit in builder.hosted:
         return f"host gradients end {unit}", free
     if count := builder.placement.host_gradient_slots:

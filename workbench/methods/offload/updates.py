@@ -18,15 +18,13 @@ host's work to the link. Such a visit may be eager too. Then the schedule has tw
 the guess and one for the verdict, of which one moves nothing where the guess was right: where the
 step before was clipped nothing is guessed, and where the guess stands there is nothing to do.
 Where every step is clipped, the host has nothing to do while passes go back, and the next forward
-pass waits for all of its updates. Then weights may be updated first and moments later: two thirds
-of an update's bytes before the forward pass, and two thirds beside the next backward pass, of as
-many units as that has time for (`units_in_parts`). Steps that are not clipped update at once.
+pass waits for all of its updates. Then weights may be updated first and moments later
+(`moments_later`): two thirds of an update's bytes before the forward pass, two thirds beside it and
+the next backward pass. Steps that are not clipped make their updates in one piece.
 States on the disk come through a ring of staging slots, read ahead and written behind.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from workbench.methods.offload import slots
 from workbench.methods.offload.step_builder import LayerStepBuilder
@@ -64,7 +62,7 @@ def finish(builder: LayerStepBuilder) -> None:
         elif not builder.eager(unit):
             update(builder, unit)
     for unit in reversed(range(builder.num_units)):
-        if unit in builder.placement.moments_later:
+        if builder.moments_later(unit):
             _moments(builder, unit)
 
 
@@ -98,28 +96,6 @@ def eager_units(profile: Profile, streamed: list[int], recomputed: set[int]) -> 
     return frozenset(eager)
 
 
-def units_in_parts(
-    profile: Profile, on_host: Iterable[int], recomputed: set[int], microbatches: int
-) -> frozenset[int]:
-    """The units whose moments the host has time for during the backward pass, of those it updates.
-
-    The first ones: what is not written before their weights is not written before the weights of
-    all units after them, and their gradients come last.
-    """
-    each, found = profile.part_of_update / profile.hardware.host_adam_params_per_s, set()
-    passes = (
-        cost.backward_s + (cost.recompute_s if unit in recomputed else 0.0)
-        for unit, cost in enumerate(profile.units)
-    )
-    left = microbatches * sum(passes)
-    for unit in sorted(on_host):
-        left -= profile.units[unit].parameters * each
-        if left < 0:
-            break
-        found.add(unit)
-    return frozenset(found)
-
-
 def update(builder: LayerStepBuilder, unit: int) -> None:
     """Add the update of a unit: on the device, on a visit to it, or on the host."""
     waits = builder.placement.clipped and not builder.eager(unit)
@@ -142,7 +118,7 @@ def _on_host(builder: LayerStepBuilder, unit: int, after: list[str]) -> None:
     """Update a unit on the host. Gradients of a guess stay until its verdict, and those of weights
     until the moments are made of them, too."""
     uses, frees = [name.host_weights(unit), name.host_states(unit)], []
-    stay = builder.settled(unit) or unit in builder.placement.moments_later
+    stay = builder.settled(unit) or builder.moments_later(unit)
     (uses if stay else frees).append(name.host_gradients(unit))
     on_disk, nbytes = unit in builder.placement.on_disk, builder.state_bytes(unit)
     if on_disk:
@@ -161,7 +137,7 @@ def _settle(builder: LayerStepBuilder, unit: int) -> None:
         return
     after = [act(Kind.NORM, 0), act(Kind.UPDATE, unit)]
     uses, frees = [name.host_weights(unit), name.host_states(unit)], []
-    (uses if unit in builder.placement.moments_later else frees).append(name.host_gradients(unit))
+    (uses if builder.moments_later(unit) else frees).append(name.host_gradients(unit))
     builder.add(Kind.SETTLE, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
 
 

@@ -155,11 +155,10 @@ class Loads:
         if choice.eager == "none":
             stands = clips
         if choice.moments_later:
-            moments = min(host * self._part, backward)  # what is made later
-            lacks = moments / self._part * (1 - self._part)  # so much is not made before
-            rest = self._together(forward + update, host - lacks, loads, stores)
+            part = host * self._part
+            rest = self._together(forward + update, part, loads, stores)
             loads, stores = loads + ahead * load + recomputed * fetch, stores + streamed * leave
-            whole = self._together(work, host - lacks + moments, loads, stores)
+            whole = self._together(work, 2 * part, loads, stores)
             clips = max(back + rest, whole, disk) + ends
         return stands, clips if choice.eager != "none" or choice.moments_later else None
 

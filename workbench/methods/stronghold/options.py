@@ -31,8 +31,7 @@ class Options(HostUpdates, Clipping):
 
     moments: Auto | Literal["later", "at_once"] = "auto"
     """Whether the host, where a step is clipped, updates weights first, for the next forward pass,
-    and moments ``later``, of as many layers as the next backward pass leaves it time for. Equal to
-    the bit either way."""
+    and moments ``later``, while it has nothing else to do. Equal to the bit either way."""
 
     def check(self, spec: RunSpec) -> None:
         super().check(spec)

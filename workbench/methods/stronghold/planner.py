@@ -203,7 +203,7 @@ def _settings(placement: Placement, choice: Choice) -> dict[str, int | float | s
         "stashed_inputs": choice.stash,
         "ends_on_host": choice.hosted,
         "eager_updates": len(placement.eager),
-        "moments_later": len(placement.moments_later),
+        "moments_later": placement.moments_later,
         "disk_layers": len(placement.on_disk),
         "host_workers": placement.host_workers,
         "replayed": placement.replay,
