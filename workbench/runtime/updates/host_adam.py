@@ -4,10 +4,8 @@ The update of offloaded layers is the wall of every offloading method: it moves 
 parameter through host memory (``host_adam.cpp`` argues the count), and each further pass over a
 slab adds to that. So what would be a pass of its own happens within: a bf16 model's master weight
 is stored as the bf16 weight that transfers read and 16 more bits (``split.py``), and an update that
-was applied before its gradient scale was known is taken back and applied again at once.
-
-Where a forward pass waits for weights, one call may write these alone, and another one the moments
-later: 18 bytes each, of which 18 are waited for.
+was applied before its gradient scale was known is taken back and applied again at once. Where weights
+are waited for, one call may write these alone, and another one the moments later.
 
 STRONGHOLD (SC'22) hides updates behind the backward pass by running several layers' at once, which
 takes calls that share nothing and hold no interpreter lock. Both hold here: the kernel is a plain C
