@@ -32,10 +32,6 @@ class Placement:
     the others are updated in the order of the next forward pass. Where `clipped`, an eager update
     is settled once the norm is known: it stands, or is taken back and done again with the clip
     coefficient."""
-    moments_later: bool = False
-    """Where `clipped`, updates of host states that follow the norm may write weights alone, for the
-    next forward pass, and moments in the order of the next gradients; which states stay on the
-    host until then."""
     held_gradients: bool = False
     """Gradients of resident blocks have memory for the whole run, as Megatron-LM's have, instead
     of from their backward pass to their update."""
@@ -59,11 +55,6 @@ class Placement:
         a micro-batch has passed them in both directions before the next one comes, so there is one
         place for what is kept."""
         return self.replay and self.microbatch_major and self.kept >= {*range(1, units - 1)}
-
-    @property
-    def differs_where_clipped(self) -> bool:
-        """Whether a step whose gradients are clipped takes a time of its own."""
-        return self.clipped and (bool(self.eager) or self.moments_later)
 
     def hosted(self, units: int) -> frozenset[int]:
         """The embedding and the head, if the host updates them: their weights come to the device
@@ -91,8 +82,6 @@ class Placement:
             raise ValueError("only the states of streamed units can be on the disk")
         if self.host_gradient_slots and (self.clipped or not self.eager >= {*streamed}):
             raise ValueError("gradients that wait for the norm or their turn need a buffer each")
-        if self.moments_later and not self.clipped:
-            raise ValueError("moments are written later where updates wait for the norm alone")
         if self.clipped and self.eager & self.on_disk:
             raise ValueError("updates of states on the disk cannot be taken back")
         return streamed

@@ -39,12 +39,11 @@ def gradients(builder: LayerStepBuilder, unit: int) -> Slot:
 
 def host_gradients(builder: LayerStepBuilder, unit: int) -> Slot:
     """The slot of a unit's gradients on the host; one each where they are not shared."""
-    free = [act(Kind.MOMENTS, unit, step=-1)] if builder.moments_later(unit) else []
     if unit in builder.hosted:
-        return f"host gradients end {unit}", free
+        return f"host gradients end {unit}", []
     if count := builder.placement.host_gradient_slots:
         return _from_the_last(builder, unit, count, "host gradients", Kind.UPDATE)
-    return f"host gradients {builder.index[unit]}", free
+    return f"host gradients {builder.index[unit]}", []
 
 
 def _from_the_last(

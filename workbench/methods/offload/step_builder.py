@@ -123,12 +123,6 @@ class LayerStepBuilder(ScheduleBuilder):
         """Whether a unit's update awaits a verdict."""
         return self.placement.clipped and unit in self.placement.eager
 
-    def moments_later(self, unit: int) -> bool:
-        """Whether a unit's moments may be updated after its weights: on the host, where they
-        stay."""
-        there = self.comes(unit) and unit not in self.placement.on_disk
-        return self.placement.moments_later and there
-
     def keeps(self, unit: int) -> bool:
         """Whether the forward pass of a unit leaves what its backward pass needs."""
         return unit == self.head or unit in self.placement.kept

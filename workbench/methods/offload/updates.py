@@ -17,10 +17,6 @@ time. States may also live on the host and visit the device through a ring of sl
 host's work to the link. Such a visit may be eager too. Then the schedule has two of them, one for
 the guess and one for the verdict, of which one moves nothing where the guess was right: where the
 step before was clipped nothing is guessed, and where the guess stands there is nothing to do.
-Where every step is clipped, the host has nothing to do while passes go back, and the next forward
-pass waits for all of its updates. Then weights may be updated first and moments later
-(`moments_later`): two thirds of an update's bytes before the forward pass, two thirds beside it and
-the next backward pass. Steps that are not clipped make their updates in one piece.
 States on the disk come through a ring of staging slots, read ahead and written behind.
 """
 
@@ -54,16 +50,12 @@ def norm(builder: LayerStepBuilder) -> None:
 
 def finish(builder: LayerStepBuilder) -> None:
     """Add the updates that the backward pass left undone, in the order of the next forward pass:
-    units needed soonest come first; and then moments, in the order in which the next gradients take
-    the place of those that they are made of."""
+    units needed soonest come first."""
     for unit in range(builder.num_units):
         if builder.settled(unit):
             _settle(builder, unit)
         elif not builder.eager(unit):
             update(builder, unit)
-    for unit in reversed(range(builder.num_units)):
-        if builder.moments_later(unit):
-            _moments(builder, unit)
 
 
 def final(builder: LayerStepBuilder, unit: int, step: int = 0) -> str:
@@ -115,11 +107,9 @@ def update(builder: LayerStepBuilder, unit: int) -> None:
 
 
 def _on_host(builder: LayerStepBuilder, unit: int, after: list[str]) -> None:
-    """Update a unit on the host. Gradients of a guess stay until its verdict, and those of weights
-    until the moments are made of them, too."""
+    """Update a unit on the host. Gradients of a guess stay until its verdict."""
     uses, frees = [name.host_weights(unit), name.host_states(unit)], []
-    stay = builder.settled(unit) or builder.moments_later(unit)
-    (uses if stay else frees).append(name.host_gradients(unit))
+    (uses if builder.settled(unit) else frees).append(name.host_gradients(unit))
     on_disk, nbytes = unit in builder.placement.on_disk, builder.state_bytes(unit)
     if on_disk:
         _read(builder, unit)
@@ -136,16 +126,8 @@ def _settle(builder: LayerStepBuilder, unit: int) -> None:
         _visit(builder, unit, Kind.SETTLE, [act(Kind.UPDATE, unit)], VERDICT)
         return
     after = [act(Kind.NORM, 0), act(Kind.UPDATE, unit)]
-    uses, frees = [name.host_weights(unit), name.host_states(unit)], []
-    (uses if builder.moments_later(unit) else frees).append(name.host_gradients(unit))
+    uses, frees = [name.host_weights(unit), name.host_states(unit)], [name.host_gradients(unit)]
     builder.add(Kind.SETTLE, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
-
-
-def _moments(builder: LayerStepBuilder, unit: int) -> None:
-    """Add the rest of an update that has written weights alone."""
-    after, frees = [final(builder, unit)], [name.host_gradients(unit)]
-    uses = [name.host_states(unit)]
-    builder.add(Kind.MOMENTS, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
 
 
 def _visit(builder: LayerStepBuilder, unit: int, kind: Kind, after: list[str], turn: int) -> None:

@@ -30,8 +30,6 @@ class Choice:
     """Updates of streamed layers that run during the backward pass: ``some`` (as many as the host
     manages), ``all`` (their gradients need little host memory then) or ``none``; so with layers
     that are pulled, too, where gradients are clipped."""
-    moments_later: bool = False
-    """Where a step is clipped the host updates weights first, and moments while it is idle."""
 
 
 def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
@@ -67,7 +65,6 @@ def placement_of(spec: RunSpec, profile: Profile, choice: Choice) -> Placement:
         stash=choice.stash,
         clipped=spec.clip is not None,
         eager=frozenset(eager),
-        moments_later=choice.moments_later,
         on_disk=on_disk,
         host_gradient_slots=spec.options.host_workers + 1 if choice.eager == "all" else None,
         host_workers=spec.options.host_workers,

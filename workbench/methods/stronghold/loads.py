@@ -10,8 +10,7 @@ as fast, and nearly always errs on the low side. What is summed:
   between the backward pass of the last of their layers and the forward pass of the first; and what
   is not updated as gradients arrive is updated before the next forward pass has ended. No part of
   the step is shorter than what has to be done in it;
-* where gradients are clipped, no update is final before the backward pass has ended. Then the host
-  may move the bytes of weights before the next forward pass has ended, and those of moments later.
+* where gradients are clipped, no update is final before the backward pass has ended.
 
 What is not: that transfers and updates wait for each other layer by layer. So a search may ask here
 where to simulate (search.py), and believe the simulation.
@@ -55,7 +54,6 @@ class Loads:
         self._transfer = self._overhead + hardware.link_latency_s
         self._on_host = self._block.parameters / hardware.host_adam_params_per_s + self._overhead
         self._on_device = 1 / hardware.device_adam_params_per_s
-        self._part = profile.part_of_update
         self._disk = max(
             (1 / rate for rate in (hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s)
              if rate), default=0.0,
@@ -149,18 +147,14 @@ class Loads:
             return stands, None
         back = self._together(backward, 0.0, ahead * load + recomputed * fetch, streamed * leave)
         come = visits if choice.eager == "none" else pulled
-        loads, stores = streamed * load + come * pull, come * push + recomputed * stash
-        rest = self._together(forward + update, host, loads, stores)
+        rest = self._together(
+            forward + update,
+            host,
+            streamed * load + come * pull,
+            come * push + recomputed * stash,
+        )
         clips = max(back + rest, disk) + ends
-        if choice.eager == "none":
-            stands = clips
-        if choice.moments_later:
-            part = host * self._part
-            rest = self._together(forward + update, part, loads, stores)
-            loads, stores = loads + ahead * load + recomputed * fetch, stores + streamed * leave
-            whole = self._together(work, 2 * part, loads, stores)
-            clips = max(back + rest, whole, disk) + ends
-        return stands, clips if choice.eager != "none" or choice.moments_later else None
+        return (stands, clips) if choice.eager != "none" else (clips, None)
 
     def _ends_seconds(self) -> float:
         """From the gradients of the embedding and the head, the last of a step, to their weights,

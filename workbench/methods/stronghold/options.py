@@ -29,10 +29,6 @@ class Options(HostUpdates, Clipping):
     disk_layers: int | Auto = "auto"
     """Last layers whose optimizer states live on the disk, where `optimizer_tier` is ``auto``."""
 
-    moments: Auto | Literal["later", "at_once"] = "auto"
-    """Whether the host, where a step is clipped, updates weights first, for the next forward pass,
-    and moments ``later``, while it has nothing else to do. Equal to the bit either way."""
-
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
         deep = spec.model.deep

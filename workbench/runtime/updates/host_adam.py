@@ -4,8 +4,7 @@ The update of offloaded layers is the wall of every offloading method: it moves 
 parameter through host memory (``host_adam.cpp`` argues the count), and each further pass over a
 slab adds to that. So what would be a pass of its own happens within: a bf16 model's master weight
 is stored as the bf16 weight that transfers read and 16 more bits (``split.py``), and an update that
-was applied before its gradient scale was known is taken back and applied again at once. Where weights
-are waited for, one call may write these alone, and another one the moments later.
+was applied before its gradient scale was known is taken back and applied again at once.
 
 STRONGHOLD (SC'22) hides updates behind the backward pass by running several layers' at once, which
 takes calls that share nothing and hold no interpreter lock. Both hold here: the kernel is a plain C
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import native
-from workbench.runtime.updates.adam_step import PARTS, AdamStep, Part, check_slabs, plain_update
+from workbench.runtime.updates.adam_step import AdamStep, check_slabs, plain_update
 
 __all__ = ["AdamStep", "Call", "backend", "build", "load", "update"]
 
@@ -49,7 +48,7 @@ SCALARS = (
 )
 POINTERS = ("weights", "rest", "exp_avg", "exp_avg_sq", "grad")
 COUNTS = ("numel", "decay_split", "threads")
-FLAGS = ("niceness", "grad_bf16", "reverts", "applies", "part")
+FLAGS = ("niceness", "grad_bf16", "reverts", "applies")
 
 
 class Scalars(ctypes.Structure):
@@ -83,7 +82,6 @@ class Call(ctypes.Structure):
         undo: AdamStep | None,
         threads: int,
         niceness: int = 0,
-        part: Part = "all",
     ) -> "Call":
         """Take ``undo`` back, then apply ``hyper``; slabs are those of ``update``, checked."""
         return cls(
@@ -99,7 +97,6 @@ class Call(ctypes.Structure):
             grad_bf16=grad.dtype == torch.bfloat16,
             reverts=undo is not None,
             applies=hyper is not None,
-            part=PARTS.index(part),
             hyper=Scalars() if hyper is None else Scalars(**hyper.scalars()),
             undo=Scalars() if undo is None else Scalars(**undo.scalars()),
         )
@@ -117,7 +114,6 @@ def update(
     undo: AdamStep | None = None,
     threads: int = 1,
     niceness: int = 0,
-    part: Part = "all",
 ) -> None:
     """Update master weights and both moments (fp32) in place from ``grad`` (fp32 or bf16).
 
@@ -136,9 +132,6 @@ def update(
     values return to within about 2 ulp of the larger of old and new one; ``adam_step`` says how and
     what cannot return.
 
-    ``part`` is what is written: the weights of an update, and in a later call its moments, come to
-    the bits of both at once.
-
     Where there is no compiler, torch's fused path is taken and ignores ``threads``. Raises
     ValueError for tensors an update cannot take, and for an ``undo`` that emptied the weights.
     """
@@ -146,8 +139,7 @@ def update(
     check_slabs(*slabs, rest, decay_split, torch.device("cpu"), undo)
     if threads < 1:
         raise ValueError(f"threads is {threads}; at least 1 is needed")
-    assert part == "all" or (hyper is not None and undo is None)
-    where = {"decay_split": decay_split, "rest": rest, "undo": undo, "part": part}
+    where = {"decay_split": decay_split, "rest": rest, "undo": undo}
     if (kernel := _kernel()) is not None:
         kernel(Call.of(*slabs, hyper, **where, threads=threads, niceness=niceness))
         return
