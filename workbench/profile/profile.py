@@ -195,15 +195,21 @@ class Profile:
 class ProfileCosts:
     """The cost model of the simulator (schedule.simulate.Costs), read from a profile."""
 
-    def __init__(self, profile: Profile, *, clips: bool = False) -> None:
+    def __init__(self, profile: Profile, *, clips: bool = False, recorded: bool = False) -> None:
         """`clips`: whether gradients exceed the clipping limit, so that no guess stands. The norm
-        seen so far tells early: such a step does not even guess."""
+        seen so far tells early: such a step does not even guess. `recorded`: whether passes of
+        blocks are, where tensors that they keep have no buffer of their own."""
         self.profile, self.clips = profile, clips
+        self._recorded = [unit.as_recorded() for unit in profile.units] if recorded else ()
         self._slowdowns: dict[tuple[str, ...], float] = {}
 
     def seconds(self, action: Action) -> float:
         hardware, unit = self.profile.hardware, self.profile.units[action.unit]
         overhead = hardware.action_overhead_s
+        if self._recorded and action.microbatch is not None:
+            keeps = kept(action.unit, action.microbatch)
+            if keeps not in action.takes and keeps not in action.frees:
+                unit = self._recorded[action.unit]
         match action.kind:
             case Kind.FORWARD if kept(action.unit, action.microbatch) in action.takes:
                 return overhead + unit.recompute_s

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.profile.profile import Profile, ProfileCosts
+from workbench.profile.units import RECORDED, Variant
 from workbench.schedule.action import COMPUTE, D2H, DISK_IN, DISK_OUT, H2D, HOST, Action, Kind
 from workbench.schedule.buffers import kept
 
@@ -36,6 +37,20 @@ def action(kind: Kind, lane: str, micro: int | None = None, **values) -> Action:
 def test_seconds_of_an_action_alone(profile: Profile, what: Action, seconds: float) -> None:
     overhead = profile.hardware.action_overhead_s
     assert ProfileCosts(profile).seconds(what) == pytest.approx(seconds + overhead)
+
+
+def test_passes_that_are_recorded_take_what_recordings_took(profile: Profile) -> None:
+    """Not those whose kept tensors have a buffer: they are launched."""
+    block = replace(profile.units[1], variants=(Variant(name=RECORDED, seconds=(1.0, 2.0, 3.0)),))
+    profile = replace(profile, units=(profile.units[0], block, *profile.units[2:]))
+    costs, keeps = ProfileCosts(profile, recorded=True), kept(1, 0)
+    for kind, seconds in ((Kind.FORWARD, 1.0), (Kind.RECOMPUTE, 2.0), (Kind.BACKWARD, 3.0)):
+        first = block.gradient_s if kind is Kind.BACKWARD else 0.0
+        overhead = profile.hardware.action_overhead_s
+        what = action(kind, COMPUTE, 0)
+        assert costs.seconds(what) == pytest.approx(seconds + first + overhead)
+        launched = replace(what, **{"frees" if kind is Kind.BACKWARD else "takes": (keeps,)})
+        assert costs.seconds(launched) == ProfileCosts(profile).seconds(launched)
 
 
 def test_an_action_between_ranks_has_no_cost_here(profile: Profile) -> None:

@@ -52,11 +52,12 @@ def evaluate(placement: Placement, profile: Profile, budgets: Budgets, settings:
     peak = validate(schedule).peak_bytes[0]
     if budgets.lacking(peak) is None:
         schedule = build(placement, profile, budgets=budgets.to_dict(), settings=settings)
+    costs = ProfileCosts(profile, recorded=placement.replay)
     return Candidate(
         placement=placement,
         schedule=schedule,
         peak=peak,
-        simulation=simulate(schedule, ProfileCosts(profile), steps=STEPS),
+        simulation=simulate(schedule, costs, steps=STEPS),
     )
 
 

@@ -15,6 +15,7 @@ from workbench.methods.offload.placement import Placement
 from workbench.methods.offload.program import build
 from workbench.methods.stronghold.choice import Choice, placement_of
 from workbench.methods.stronghold.memory import device_bytes
+from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.graph import unroll
 from workbench.schedule.order import Order
@@ -42,7 +43,10 @@ class EvaluationCache:
     ) -> None:
         """`check` is called before every schedule that is built, and may raise to end the work."""
         self.spec, self.profile, self._check = spec, profile, check
-        self._costs = {clips: ProfileCosts(profile, clips=clips) for clips in (False, True)}
+        recorded = replays(spec, profile)
+        self._costs = {
+            clips: ProfileCosts(profile, clips=clips, recorded=recorded) for clips in (False, True)
+        }
         self._device: dict[Choice, int] = {}
         self._sums: dict[Choice, dict[str, int]] = {}
         self._proved: dict[tuple[Choice, str], int] = {}

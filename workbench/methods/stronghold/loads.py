@@ -23,6 +23,7 @@ from math import ceil
 
 from workbench.core.spec import RunSpec
 from workbench.methods.stronghold.choice import Choice
+from workbench.profile.cuda_graphs import replays
 from workbench.profile.profile import Profile, ProfileCosts
 from workbench.schedule.action import COMPUTE, D2H, H2D, HOST
 
@@ -42,7 +43,8 @@ class Loads:
         hardware = profile.hardware
         self._spec, self._layers, self._micros = spec, spec.model.layers, spec.microbatches
         self._workers = spec.options.host_workers
-        self._embedding, self._block, *_, self._head = profile.units
+        self._embedding, block, *_, self._head = profile.units
+        self._block = block.as_recorded() if replays(spec, profile) else block
         self._ends = self._embedding.parameters + self._head.parameters
         self._end_weights, self._end_states = (
             self._ends * each for each in (profile.weight_bytes, profile.state_bytes)

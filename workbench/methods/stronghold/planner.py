@@ -171,7 +171,7 @@ def _checked(space: SearchSpace, choice: Choice) -> Plan:
     settings = _settings(placement, choice)
     found = evaluate(placement, profile, space.budgets, settings)
     if placement.clipped and placement.eager:
-        costs = ProfileCosts(profile, clips=True)
+        costs = ProfileCosts(profile, clips=True, recorded=placement.replay)
         settings[CLIPPED] = simulate(found.schedule, costs, steps=STEPS).step_seconds
         found = replace(found, schedule=replace(found.schedule, settings=settings))
     return _plan(space, choice, found)
@@ -189,7 +189,8 @@ def _sketch(space: SearchSpace, choice: Choice) -> Plan:
     peak = cache.peaks(choice, limits)
     within = space.budgets.lacking(peak) is None
     schedule = replace(cache.schedule(choice), budgets=limits if within else {}, settings=settings)
-    simulation = simulate(schedule, ProfileCosts(space.profile), steps=SEARCH_STEPS)
+    costs = ProfileCosts(space.profile, recorded=placement.replay)
+    simulation = simulate(schedule, costs, steps=SEARCH_STEPS)
     found = Candidate(placement=placement, schedule=schedule, peak=peak, simulation=simulation)
     return _plan(space, choice, found)
 
