@@ -31,7 +31,7 @@ class RecordedBlocks:
         """Those of the units that are `recomputed`, or of all. `boundary` leads into a block, which
         takes micro-batches of so many `rows`."""
         alone = sorted(recomputed - {0})
-        self._alone, self._first, self._last = bool(alone), 1, model.head - 1
+        self._alone, self._last = bool(alone), model.head - 1
         self.units = frozenset(alone or range(1, model.head))
         chains = {
             units[0]: Chain(
@@ -82,4 +82,4 @@ class RecordedBlocks:
 
     def _place(self, unit: int, uniform: bool) -> tuple[Key, int]:
         """Key of a block's chain, and its index there."""
-        return ((unit, uniform), 0) if self._alone else ((self._first, uniform), unit - self._first)
+        return ((unit, uniform), 0) if self._alone else ((1, uniform), unit - 1)

@@ -293,9 +293,8 @@ class Replays:
     def _differentiated(
         self, kind: str, module: nn.Module, given: Bundle, checkpointed: bool = False
     ) -> tuple[Tensor, Tensor]:
-        x, run = given[0].detach().requires_grad_(), self._run
-        if checkpointed:
-            run = self._checkpointed
+        run = self._checkpointed if checkpointed else self._run
+        x = given[0].detach().requires_grad_()
         with torch.enable_grad():
             return x, run(kind, module, x, *given[1:])
 
