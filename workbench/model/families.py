@@ -25,8 +25,9 @@ A `ModelSpec` names one by its family. What its numbers mean there:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,6 +123,13 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
     ValueError for sizes that a family does not have."""
     if spec.custom:
         return custom_model.make_layered(spec, seed)
+    return copy(_decomposed(spec, torch.get_default_dtype()))
+
+
+@lru_cache(maxsize=8)
+def _decomposed(spec: ModelSpec, dtype: torch.dtype) -> Decomposed:
+    """The model of a family where `dtype` is torch's default; a run asks several times. What is
+    given out are copies, which share all but their attributes."""
     family = FAMILIES[spec.family]
     with torch.device("meta"):
         model = make_keyed(family.make(spec))

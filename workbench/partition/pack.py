@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from workbench.partition.placement import Key, Placement, better, placed
+from workbench.partition.placement import Key, Placement, better, placed, placed_within
 from workbench.partition.problem import Problem
 
 SWAPPED = 400
@@ -180,8 +180,8 @@ class _Packing:
         where[item] = target
         if back is not None:
             where[back] = home
-        placement = placed(problem, where)
-        if len(placement.device_of) > self.stages or not better(placement.key(), self.key):
+        placement = placed_within(problem, where, self.stages)
+        if placement is None or not better(placement.key(), self.key):
             return False
         self.where = where
         self._take(placement)

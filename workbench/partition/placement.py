@@ -114,7 +114,15 @@ def better(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def placed(problem: Problem, device_of: Sequence[int]) -> Placement:
-    """Make stages of the items of each device, as few as the order of passes allows.
+    """Make stages of the items of each device, as few as the order of passes allows."""
+    found = placed_within(problem, device_of, len(device_of))
+    assert found is not None
+    return found
+
+
+def placed_within(problem: Problem, device_of: Sequence[int], most: int) -> Placement | None:
+    """Stages of the items of each device, as few as the order of passes allows; None where that are
+    more than `most`.
 
     An item joins the newest stage of its device that it can join: one from which no path leads
     through another stage into the item. Otherwise it begins a stage. So sets are split exactly
@@ -132,6 +140,8 @@ def placed(problem: Problem, device_of: Sequence[int]) -> Placement:
                 chosen = stage
                 break
         else:
+            if chosen == most:
+                return None
             of_device[device].append(chosen)
             homes.append(device)
             before.append(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -25,6 +26,16 @@ def drawn(figure: str, rows: pd.DataFrame, *, same_scale: bool) -> Figure:
 def smoke_rows(figure: str) -> pd.DataFrame:
     own = find(figure).rows([record(spec) for spec in specs_of(figure, SMOKE)])
     return tidy.join(tidy.published(figure), own.assign(figure=figure, size="smoke"))
+
+
+@cache
+def at_paper_size(figure: str) -> Figure:
+    return drawn(figure, paper_rows(figure), same_scale=True)
+
+
+@cache
+def at_smoke_size(figure: str) -> Figure:
+    return drawn(figure, smoke_rows(figure), same_scale=False)
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
@@ -68,8 +79,7 @@ def test_no_two_sources_share_a_mark(series: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("figure", STRONGHOLD)
 def test_published_and_simulated_share_the_axes_at_paper_size(figure: str) -> None:
-    rows = paper_rows(figure)
-    paper = drawn(figure, rows, same_scale=True)
+    rows, paper = paper_rows(figure), at_paper_size(figure)
     text = words(paper)
     assert len(paper.axes) == 1
     assert "simulated: as published" in text
@@ -83,7 +93,7 @@ def test_published_and_simulated_share_the_axes_at_paper_size(figure: str) -> No
 
 @pytest.mark.parametrize("figure", STRONGHOLD)
 def test_at_other_sizes_ratios_stand_beside_absolute_values(figure: str) -> None:
-    paper = drawn(figure, smoke_rows(figure), same_scale=False)
+    paper = at_smoke_size(figure)
     left, right = paper.axes
     text = words(paper)
     assert "this machine" in left.get_title()
@@ -94,11 +104,8 @@ def test_at_other_sizes_ratios_stand_beside_absolute_values(figure: str) -> None
 
 @pytest.mark.parametrize("figure", STRONGHOLD)
 def test_nothing_is_drawn_outside_or_over_a_title(figure: str) -> None:
-    for rows, same_scale in (
-        (paper_rows(figure), True),
-        (smoke_rows(figure), False),
-    ):
-        assert_nothing_leaves(drawn(figure, rows, same_scale=same_scale))
+    for paper in (at_paper_size(figure), at_smoke_size(figure)):
+        assert_nothing_leaves(paper)
 
 
 def test_a_missing_value_says_why_in_its_place() -> None:
