@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.aceso_gpu import Bench, measured_profile
 from benchmarks.aceso_steps import Drawn, stepped
-from benchmarks.rows import Row, Rows
+from benchmarks.rows import Row, Rows, pairs_file
 from workbench.core.methods import imported, lookup
 from workbench.core.model_spec import T5_LIKE_GPT, ModelSpec
 from workbench.core.reporter import Untold
@@ -137,11 +137,7 @@ def _model(bench: Bench, subject: Subject) -> ModelSpec:
 
 
 def _values(bench: Bench, model: ModelSpec) -> dict[str, Any]:
-    if model.family != T5_LIKE_GPT:
-        return {}
-    pairs = bench.work / "pairs.tsv"
-    pairs.write_text("".join(f"number: {n}\t{n % 900 + 100}\n" for n in range(400)))
-    return {"text": str(pairs)}
+    return {"text": pairs_file(bench.work)} if model.family == T5_LIKE_GPT else {}
 
 
 # -- exactness -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from statistics import correlation, fmean, median
 from typing import Any
 
 from benchmarks.aceso_steps import series
-from benchmarks.rows import Row, Rows, measured_lines
+from benchmarks.rows import Row, Rows, measured_lines, pairs_file
 from workbench.core import host
 from workbench.core.files import write_whole
 from workbench.core.methods import imported, lookup
@@ -110,9 +110,7 @@ class Bench:
     def spec(self, method: str, model: ModelSpec, **values: Any) -> RunSpec:
         """A run on both devices. Raises ValueError."""
         if model.family == T5_LIKE_GPT:
-            pairs = self.work / "pairs.tsv"
-            pairs.write_text("".join(f"number: {n}\t{n % 900 + 100}\n" for n in range(400)))
-            values["text"] = str(pairs)
+            values["text"] = pairs_file(self.work)
         exact = model.family == BOTTLENECKS or self.device == "cpu"
         values |= {"steps": self.size.steps, "device": self.device, "ranks": GPUS,
                    "dtype": "fp32" if exact else "bf16"}  # fmt: skip

@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from workbench.exhibits.ftpipe.simulated import Costs
 from workbench.methods.pipeline.asynchronous import schedule
 from workbench.methods.pipeline.asynchronous_line import Asynchronous
 from workbench.methods.pipeline.ideal import IdealSizes
@@ -135,15 +136,7 @@ def mean_ms(graph: Graph, devices: int) -> float:
     return sum(node.forward_ms + node.backward_ms for node in graph.nodes) / devices
 
 
-class Costs:
-    """Seconds of passes."""
-
-    def seconds(self, action: Action) -> float:
-        times = {Kind.FORWARD: FORWARD_S, Kind.BACKWARD: BACKWARD_S}.get(action.kind)
-        return times[action.unit] if times else 0.0
-
-    def slowdown(self, lane: str, busy: Iterable[str]) -> float:
-        return 1.0
+COSTS = Costs(FORWARD_S, BACKWARD_S)
 
 
 class Sleeping(Pace):
@@ -154,7 +147,7 @@ class Sleeping(Pace):
         """When the first stage updated its weights."""
 
     def seconds(self, action: Action) -> float:
-        return Costs().seconds(action)
+        return COSTS.seconds(action)
 
     def perform(self, action: Action, step: int) -> None:
         super().perform(action, step)
@@ -169,7 +162,7 @@ def paced() -> Iterator[str]:
         samples=1, sizes=IdealSizes(),
     )  # fmt: skip
     made = schedule(line)
-    events = simulate(made, Costs(), steps=STEPS).events
+    events = simulate(made, COSTS, steps=STEPS).events
     ends = [e.end_s for e in events if e.kind == Kind.UPDATE and e.unit == 0]
     with TemporaryDirectory() as folder:
         job = Path(folder), made

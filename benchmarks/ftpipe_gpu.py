@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.delayed import Delayed
 from benchmarks.ftpipe_alone import AlikeUnits, MeasuredCosts, Shape, alone, load_ms
-from benchmarks.rows import Rows, measured_lines
+from benchmarks.rows import Rows, measured_lines, pairs_file
 from workbench.core.division import packs_of
 from workbench.core.files import write_whole
 from workbench.core.model_spec import ModelSpec
@@ -108,9 +108,7 @@ class Bench:
 
     def spec(self, model: ModelSpec, cut: str, **more: Any) -> RunSpec:
         """A run of four stages."""
-        text = self.work / "pairs.tsv"
-        text.write_text("".join(f"number: {n}\t{n % 900 + 100}\n" for n in range(400)))
-        values = {"text": str(text)} if model.family == "t5" else {}
+        values = {"text": pairs_file(self.work)} if model.family == "t5" else {}
         return RunSpec.of(
             method="ftpipe", model=model, cut=cut, batch=self.size.batch, microbatches=2,
             steps=self.size.steps, device=self.device.type, **{**values, **more},

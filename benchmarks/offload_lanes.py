@@ -22,7 +22,7 @@ from workbench.core.spec import RunSpec
 from workbench.model import make_model
 from workbench.published.here import LANES as FOLDER
 from workbench.runs.timeline import load_timeline
-from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, LANES, lane_kind
+from workbench.schedule.action import COMPUTE, D2H, H2D, HOST, LANES, Kind, lane_kind
 from workbench.schedule.simulate import Event
 
 CEILING = "host memory, all at once"
@@ -30,6 +30,8 @@ CEILING = "host memory, all at once"
 ADAM_BYTES = {"bf16": 26, "fp32": 28}
 """Bytes that a host update reads and writes per parameter (`profile.loads.Adam`): the gradient
 once, the master weight and two fp32 moments twice. A split master has 4 bytes like a whole one."""
+PART_LACKS = 8
+"""Bytes that weights alone, or moments alone, do without."""
 FASTEST = 1e12
 """Bytes per second. What would have been faster has moved nothing."""
 DIGITS = 6
@@ -71,7 +73,7 @@ def step_of(record: RunRecord, events: list[Event], rate: float | None) -> Step:
     chosen = min(sorted(steps), key=lambda step: abs(seconds[step] - usual))
     mine = [event for event in events if event.step == chosen]
     origin = min(event.start_s for event in mine if lane_kind(event.lane) == COMPUTE)
-    moved, told = HostBytes(RunSpec.from_dict(record.spec)), []
+    moved, told = HostBytes(RunSpec.from_dict(record.spec), mine), []
     for event in mine:
         start, end = (round(at - origin, DIGITS) for at in (event.start_s, event.end_s))
         told.append((event.lane, event.name, start, end, moved.of(event, end - start)))
@@ -85,13 +87,18 @@ def step_of(record: RunRecord, events: list[Event], rate: float | None) -> Step:
 class HostBytes:
     """Bytes that actions of a run move through host memory."""
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, step: list[Event]) -> None:
         self._model, self._each = make_model(spec.model), ADAM_BYTES[spec.dtype]
+        self._apart: set[int] = set()
+        """Units whose moments were updated later than their weights."""
+        moments = (event for event in step if event.kind == Kind.MOMENTS)
+        self._apart |= {each.unit for each in moments if self.of(each, each.end_s - each.start_s)}
 
     def of(self, event: Event, seconds: float) -> int:
         """Bytes of an action that took `seconds`; 0 where it had nothing to move."""
         lane = lane_kind(event.lane)
         nbytes = event.nbytes if lane in (H2D, D2H) else 0
         if lane == HOST:
-            nbytes = self._each * self._model.unit_parameters(event.unit)
+            each = self._each - PART_LACKS * (event.unit in self._apart)
+            nbytes = each * self._model.unit_parameters(event.unit)
         return nbytes if nbytes <= FASTEST * seconds else 0

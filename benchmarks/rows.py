@@ -19,6 +19,13 @@ UNTOLD = ("losses", "reference")
 """Fields that stay in the file."""
 
 
+def pairs_file(work: Path) -> str:
+    """A file of pairs of words and numbers, for models that translate."""
+    pairs = work / "pairs.tsv"
+    pairs.write_text("".join(f"number: {n}\t{n % 900 + 100}\n" for n in range(400)))
+    return str(pairs)
+
+
 def measured_lines(
     part: str, size: str, out: Path, device: str, measure: Callable[[Path], Iterable[Row]]
 ) -> Iterator[str]:

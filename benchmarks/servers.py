@@ -18,13 +18,7 @@ from benchmarks.offload_cases import OFFLOAD, cases_of, load
 from workbench.published.here import SERVERS as ROWS
 
 CASES = cases_of(load("server_cases"), OFFLOAD.settings)
-SERVERS = offload.Suite(
-    name="servers",
-    about=__doc__,
-    cases=CASES,
-    form=ROWS,
-    roof="data-parallel",
-)
+SERVERS = offload.Suite(name="servers", about=__doc__, cases=CASES, form=ROWS, roof="data-parallel")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

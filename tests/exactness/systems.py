@@ -354,7 +354,8 @@ SYSTEMS = {
         trains=lambda cell, folder: by_ranks(cell, line(cell, visit=False), folder),
         plain=plain_ranks,
         grids=[
-            LINES | {"order": ("gpipe", "1f1b", "interleaved"), "activations": AGAIN},
+            LINES | {"order": ("gpipe", "1f1b", "interleaved"), "activations":
+                     (*AGAIN, "stash")},
             LINES | {"order": ("zb-h1",), "activations": ("keep", "recompute")},
             LINES | {"order": ("varuna",), "activations": ("recompute",)},
             LINES | AROUND | {"activations": AGAIN},

@@ -43,7 +43,27 @@ def test_one_pass_finds_what_the_proof_finds(seed, clip, replay):
         eager=chance.choice(("some", "none")),
         hosted=chance.random() < 0.5,
     )
-    placement = placement_of(spec, profile, choice)
+    assert_proved(placement_of(spec, profile, choice), profile)
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+@pytest.mark.parametrize("micros", [1, 4])
+def test_where_all_blocks_keep_and_stay(clip, micros):
+    """Of several micro-batches they are one chain of recordings, which keeps what one needs."""
+    choice = Choice(resident=LAYERS, window=LAYERS, kept=LAYERS)
+    found = {}
+    for replay in ("on", "off"):
+        spec, profile = question(layers=LAYERS, batch=4, clip=clip)
+        spec = spec.with_(replay=replay, microbatches=micros)
+        found[replay] = placement_of(spec, profile, choice)
+        assert_proved(found[replay], profile)
+    chained, launched = (found[replay] for replay in ("on", "off"))
+    assert chained.chained(LAYERS + 2) is (micros > 1)
+    if micros > 1:
+        assert device_bytes(chained, profile) < device_bytes(launched, profile)
+
+
+def assert_proved(placement, profile):
     graph = unroll(build(placement, profile), STEPS)
     proved = worst_case(graph, Order(graph), DEVICE).nbytes
-    assert device_bytes(placement, profile) == proved, choice
+    assert device_bytes(placement, profile) == proved, placement

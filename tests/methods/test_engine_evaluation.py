@@ -68,20 +68,23 @@ def test_texts_of_a_model_of_hugging_face(engine, visits, method) -> None:
     assert losses == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-def test_each_label_weighs_alike(engine, microbatches) -> None:
-    """Labels weigh alike in all batches and micro-batches; a batch without any does not count."""
+@pytest.mark.parametrize(("microbatches", "classes"), [(1, 0), (2, 0), (1, 9)])
+def test_each_label_weighs_alike(engine, microbatches, classes) -> None:
+    """Labels weigh alike, or as their classes, in all batches and micro-batches; a batch without
+    any does not count."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 9))
     ids = torch.randint(9, (3, 4, 6))
     labels = torch.stack([ids[0], ids[1].where(ids[1] > 6, -100), torch.full((4, 6), -100)])
 
+    weight = torch.rand(classes) if classes else None
+
     def entropy(outputs, batch):
-        return F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten())
+        return F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten(), weight)
 
     with torch.no_grad():
         logits = module(ids)
-        told = F.cross_entropy(logits.flatten(0, 2), labels.flatten()).item()
+        told = F.cross_entropy(logits.flatten(0, 2), labels.flatten(), weight).item()
     still = {"lr": 0.0, "weight_decay": 0.0}
     with engine("stronghold", module, still, microbatches=microbatches) as made:
         made.step((ids[0], labels[0]), entropy)

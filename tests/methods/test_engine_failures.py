@@ -179,7 +179,7 @@ def test_gradients_that_nobody_waits_for_end_the_step_in_a_sentence(engine, tmp_
 
 
 def slow_in_updates(action: Any, _: int) -> None:
-    if action.kind in (Kind.UPDATE, Kind.SETTLE):
+    if action.kind in (Kind.UPDATE, Kind.SETTLE, Kind.MOMENTS):
         time.sleep(0.02)
 
 

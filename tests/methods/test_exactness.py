@@ -23,7 +23,7 @@ ANY = {
     "layers": (MODEL.layers,), "window": (2,), "resident": (0,), "pulled": (0,), "kept": (0,),
     "optimizer_tier": ("host",), "disk_layers": (0,), "activations": POLICIES,
     "host_workers": (1, 3), "microbatches": (1, 2), "clip": (0.5, None),
-    "late": (False, True), "ends": ("device", "host"),
+    "late": (False, True), "ends": ("device", "host"), "moments": ("at_once", "later"),
 }  # fmt: skip
 SMALL = {"layers": (1, 2), "window": (2,), "host_workers": (3,), "microbatches": (4,)}
 AUTO = {"activations": ("auto",), "kept": (0, 2), "clip": (0.5, 1e6, None)}

@@ -16,8 +16,8 @@ from workbench.core.model_spec import ModelSpec
 from workbench.methods import stronghold
 from workbench.methods.offload import resident
 from workbench.model import make_model
+from workbench.model.hf_calls import Calls
 from workbench.model.hf_config import spec_from_config
-from workbench.model.hf_layers import Calls
 from workbench.profile.units import RECORDED, Variant
 from workbench.schedule import buffers
 
@@ -163,18 +163,29 @@ def test_recordings_change_no_bit(model, tmp_path, name, method, changes, dtype)
     spec = plain.spec_for(
         model=model(name), device="cuda", dtype=dtype, steps=6, eps=EPS, replay="on", **changes
     )
+    replayed, found = assert_recorded_alike(method, spec, tmp_path)
+    if dtype == "fp32":
+        assert_equals_plain(spec, replayed, found)
+
+
+def recorded(method, spec, folder):
+    """The training with recordings, and its parameters."""
     profile = on_gpu(plain.made_up_profile(spec))
     own = (Variant(name=RECORDED, seconds=(1e-6, 1e-6, 2e-6)),)
     units = tuple(replace(cost, variants=own) for cost in profile.units)
-    replayed, found = trained_as(method, spec, replace(profile, units=units), tmp_path / "replayed")
-    launched, expected = trained_as(
-        method, spec.with_(replay="off"), profile, tmp_path / "launched"
-    )
+    replayed, found = trained_as(method, spec, replace(profile, units=units), folder)
     assert buffers.REPLAYS in replayed.plan.schedule.buffers
+    return replayed, found
+
+
+def assert_recorded_alike(method, spec, folder):
+    """With recordings and without: equal to the bit."""
+    replayed, found = recorded(method, spec, folder / "replayed")
+    profile = on_gpu(plain.made_up_profile(spec))
+    launched, expected = trained_as(method, spec.with_(replay="off"), profile, folder / "launched")
     assert replayed.history.losses == launched.history.losses
     assert all(torch.equal(found[key], value) for key, value in expected.items())
-    if dtype == "fp32":
-        assert_equals_plain(spec, replayed, found)
+    return replayed, found
 
 
 @pytest.mark.parametrize(
@@ -191,12 +202,9 @@ def test_which_blocks_are_functions_of_their_input(model, name, can, why):
 
 
 def test_layers_called_in_several_ways_are_refused_where_one_graph_is_for_all():
-    calls = Calls(lambda x, positions: [((), {"scale": n // 2}) for n in range(4)], "odd")
+    seen = [((), {"scale": n // 2}) for n in range(4)]
+    calls = Calls(lambda device: lambda x, positions: seen, "odd")
     x = torch.zeros(1, 2, 4)
     assert calls.common(x, [2, 3]) == ((), {"scale": 1})
     with pytest.raises(ValueError, match="odd .* of 2 tokens; compile and replay must be off"):
         calls.common(x, [1, 2])
-
-
-def test_blocks_of_documents_follow_their_positions(model):
-    assert not make_model(replace(model("llama"), rows="documents")).compilable

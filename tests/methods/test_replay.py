@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -13,7 +14,8 @@ import torch
 from baselines import l2l
 from baselines.swapping.division import build as swapping
 from baselines.swapping.division import divided
-from tests.methods.harness import Silent
+from tests.methods.harness import Silent, assert_equals_plain
+from tests.methods.launched import Launched
 from tests.methods.plain import MODEL, judge, made_up_profile, spec_for
 from tests.methods.test_planner_quick import question
 from tests.methods.test_ranks import MODEL as SMALL
@@ -27,10 +29,12 @@ from workbench.methods.pipeline.definition import Pipeline
 from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.program import Program
 from workbench.profile.cuda_graphs import replays
+from workbench.profile.footprint import give_back_workspaces
 from workbench.profile.profile import RECORDED_BELOW_S
 from workbench.profile.server import records
 from workbench.profile.units import RECORDED_CHECKPOINT, Variant
 from workbench.runtime.checkpoint import checkpoint
+from workbench.runtime.passes import recorded_blocks
 from workbench.schedule import buffers as name
 from workbench.schedule.action import Kind
 from workbench.training.rank_processes import RankTraining
@@ -80,6 +84,7 @@ def to_the_end(training):
         (stronghold, {"window": 2, "resident": 5, "pulled": 0}),
         (l2l, {"microbatches": 2}),
         (resident, {"method": "megatron-lm", "microbatches": 2}),
+        (resident, {"method": "megatron-lm", "microbatches": 2, "activations": "keep"}),
     ],
 )
 def test_results_are_equal_to_the_bit(tmp_path, method, changes, dtype):
@@ -95,6 +100,17 @@ def test_results_are_equal_to_the_bit(tmp_path, method, changes, dtype):
         losses, _ = judge(spec)
         for ours, plain in zip(replayed.history.losses, losses, strict=True):
             assert abs(ours - plain) <= 1e-6 * abs(plain)
+
+
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_blocks_that_all_keep_are_one_chain(tmp_path, monkeypatch, clip):
+    """Of a micro-batch, in the order that recordings allow."""
+    monkeypatch.setattr(recorded_blocks, "Replays", Launched)
+    stay = {"window": 5, "resident": 5, "pulled": 0, "activations": "keep"}
+    spec = spec_for(model=PURE, steps=4, clip=clip, microbatches=2, replay="on", **stay)
+    training, found = trained_as(stronghold, spec, on_gpu(made_up_profile(spec)), tmp_path)
+    assert_equals_plain(spec, training, found)
+    assert training.plan.schedule.buffers[name.REPLAYS].permanent
 
 
 RECORDED = {"window": 2, "resident": 1, "pulled": 1, "microbatches": 2, "replay": "on"}
@@ -155,6 +171,21 @@ def test_a_recorded_run_moves_what_was_planned(tmp_path, activations):
     spec = spec_for(device="cuda", model=PURE, activations=activations, steps=4, **RECORDED)
     training, _ = trained(stronghold, spec, tmp_path)
     assert training.outcome("test").moved_bytes == training.plan.moved_bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("replay", ["on", "off"])
+def test_trainings_in_one_process_leave_no_more_than_the_first_ones(tmp_path, replay):
+    """The next one takes the streams of the last, with their workspaces of matrix products."""
+    spec = spec_for(device="cuda", model=PURE, steps=2, **RECORDED | {"replay": replay})
+    give_back_workspaces(torch.device("cuda"))
+    left = []
+    for number in range(5):
+        trained(stronghold, spec, tmp_path / str(number))
+        gc.collect()
+        torch.cuda.empty_cache()
+        left.append(torch.cuda.memory_reserved())
+    assert left[4] < left[1] + (8 << 20), left
 
 
 PACKED = {

@@ -16,13 +16,21 @@ from torch.nn import functional as F
 from baselines.plain_training import PlainTraining
 from tests.methods import pipelines, plain
 from tests.methods.harness import LOSS_TOLERANCE, Silent, assert_near, run
-from tests.methods.test_hugging_face import CONFIGS, EPS
+from tests.methods.launched import Launched
+from tests.methods.test_hugging_face import CONFIGS, EPS, assert_recorded_alike, recorded
+from tests.methods.test_ranks import sizes_for
+from tests.methods.test_replay import assert_equal_to_the_bit
+from workbench.core.division import packs_of
 from workbench.core.model_spec import DOCUMENTS
 from workbench.methods import stronghold
+from workbench.methods.pipeline.definition import Pipeline
+from workbench.methods.pipeline.orders import lists
+from workbench.methods.pipeline.program import Program
 from workbench.model import make_model
 from workbench.model.hf_config import read_config, spec_from_config
 from workbench.model.text import IGNORED
 from workbench.model.whole import make_whole
+from workbench.runtime.passes import recorded_blocks
 from workbench.training import evaluation
 from workbench.training.run import load_batches
 
@@ -120,6 +128,63 @@ def test_one_device(spec_for, tmp_path, name, rows, micros) -> None:
     )
     alone.run()
     assert_as_torch(spec, alone.history.losses, alone.parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_documents_are_compiled_once_for_all_batches(spec_for, tmp_path, counter, name) -> None:
+    """Whatever their masks; samples of one document each have a graph without."""
+    spec = spec_for(name, microbatches=BATCH, window=2, resident=1)
+    model = make_model(spec.model)
+    batches, kinds = load_batches(spec, model), {model.kind(1 + n) for n in range(model.layers)}
+    micros = [row[None] for step in range(4) for row in batches.batch(step)[1]]
+    alone = [model.uniform((row, row)) == [True] for row in micros]
+    assert len({tuple(row[0].tolist()) for row in micros}) > 5
+    assert {True, False} == {*alone}
+    training, weights = run(stronghold, spec, tmp_path)
+    assert_as_torch(spec, training.history.losses, weights)
+    assert counter.frame_count == 2 * 2 * len(kinds)  # with autograd, and without
+
+
+STAY = {"window": 3, "resident": 3, "pulled": 0, "activations": "keep"}
+
+
+@pytest.mark.parametrize("how", [STAY, {"window": 2, "resident": 1}], ids=["keep", "recompute"])
+def test_documents_are_recorded(spec_for, tmp_path, monkeypatch, how) -> None:
+    """Each micro-batch as it is: with masks, or without where it is uniform."""
+    monkeypatch.setattr(recorded_blocks, "Replays", Launched)
+    spec = spec_for("llama", microbatches=BATCH, replay="on", **how)
+    training, weights = recorded(stronghold, spec, tmp_path)
+    assert_as_torch(spec, training.history.losses, weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "how"), [("llama", STAY), ("gemma3", {"window": 2, "resident": 1})]
+)
+def test_recorded_documents_change_no_bit(spec_for, tmp_path, name, how, dtype) -> None:
+    spec = spec_for(name, microbatches=BATCH, replay="on", device="cuda", dtype=dtype, **how)
+    training, weights = assert_recorded_alike(stronghold, spec, tmp_path)
+    if dtype == "fp32":
+        assert_as_torch(spec, training.history.losses, weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("order", "activations"), [("varuna", "keep"), ("1f1b", "checkpoint")])
+def test_recorded_pipelines_of_documents(spec_for, tmp_path, monkeypatch, order, activations):
+    """Equal to launched ones, to the bit."""
+    monkeypatch.setenv("TORCHINDUCTOR_DETERMINISTIC", "1")
+    spec = spec_for("llama", ranks=1, device="cuda", dtype="bf16")
+    line = Pipeline(
+        method=order, passes=lists(order, 1, BATCH, 1), stages=packs_of([5]), micro_size=1,
+        activations=activations,
+    )  # fmt: skip
+    assert line.recordable
+
+    def schedule(on):
+        return Program(replace(line, replay=on), sizes_for(spec)).schedule()
+
+    assert_equal_to_the_bit(spec, tmp_path, schedule)
 
 
 @pytest.mark.parametrize(

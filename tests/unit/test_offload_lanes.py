@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,12 @@ def step_in(path: Path) -> Run:
     return step
 
 
-def read(tmp_path: Path, run: RunRecord, rate: float | None = 1.5e11) -> Run:
+def read(
+    tmp_path: Path, run: RunRecord, rate: float | None = 1.5e11, more: Sequence[dict] = ()
+) -> Run:
     file = tmp_path / "record" / TIMELINE
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps({"events": timeline()}))
+    file.write_text(json.dumps({"events": [*timeline(), *more]}))
     return step_in(keep_lanes(tmp_path / "h200", run, file.parent, rate))
 
 
@@ -106,6 +109,9 @@ def test_bytes_are_those_of_copies_and_host_updates_that_were_made(tmp_path):
     moved = {event.name: event.nbytes for event in read(tmp_path, run_of(small)).events}
     assert moved["V3"] == 28 * (12 * 1024**2 + 13 * 1024)
     assert moved["U3"] == 0, "an update in 30 us was not made"
+    step = read(tmp_path, run_of(paper()), more=[event("M3", "host", 116.0, 0.5, 3)])
+    moved = {event.name: event.nbytes for event in step.events}
+    assert moved["V3"] == moved["M3"] == 18 * BLOCK, "weights first, and moments later"
 
 
 def test_the_file_is_replaced_by_a_later_run(tmp_path):

@@ -332,7 +332,3 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli import operators
+from workbench.core.aligned import aligned
 from workbench.core.model_spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -83,13 +84,8 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
         if first["borrows_of"] is not None:
             takes += f"; weights of unit {first['borrows_of']}"
         found.append((unit, layer, f"{first['parameters']:,}", takes))
-    wide = [max(len(row[column]) for row in found) for column in range(3)]
-    lines = [
-        f"{unit:>{wide[0]}}  {layer:{wide[1]}}  {parameters:>{wide[2]}}  {takes}"
-        for unit, layer, parameters, takes in found
-    ]
     total = sum(row["parameters"] for row in rows)
-    return [*lines, f"{len(rows)} units, {total:,} parameters"]
+    return [*aligned(found, right=(0, 2)), f"{len(rows)} units, {total:,} parameters"]
 
 
 def _looks(row: dict[str, Any]) -> tuple[Any, ...]:

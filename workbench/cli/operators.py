@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from workbench.core.aligned import aligned
 from workbench.core.model_spec import BOTTLENECKS, T5_FAMILY, T5_LIKE_GPT, ModelSpec
 from workbench.model.named import LISTS, bottlenecks_of
 from workbench.model.operators import OperatorList, operator_list
@@ -95,10 +96,4 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
             name, str(times[name]), row["kind"], f"{row['parameters']:,}",
             "yes" if row["tunable"] else "", ", ".join(row["passes_on"]),
         ))  # fmt: skip
-    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        f"{name:{wide[0]}}  {count:>{wide[1]}}  {kind:{wide[2]}}  {size:>{wide[3]}}  "
-        f"{tunable:{wide[4]}}  {beside}".rstrip()
-        for name, count, kind, size, tunable, beside in table
-    ]
-    return [*lines, f"{len(rows)} operators"]
+    return [*aligned(table, right=(1, 3)), f"{len(rows)} operators"]

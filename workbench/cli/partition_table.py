@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from workbench.core.aligned import aligned
 from workbench.core.bytesize import format_bytes
 from workbench.partition.registered import Registered
 
@@ -23,8 +24,8 @@ def lines_of(made: Registered) -> list[str]:
         own = " ".join(str(stage) for stage, at in enumerate(made.map) if at == device)
         rows.append((str(device), own, f"{load:.4g}", f"{share:.0%}", format_bytes(held)))
     return [
-        *_aligned(stages),
-        *_aligned(rows),
+        *aligned(stages),
+        *aligned(rows),
         f"slowest stage {found.objective_ms:.4g} ms a micro-batch of {made.samples}, at least "
         f"{found.bound_ms:.4g} ms on any {devices} devices ({found.gap:.2%} over)",
         f"expected of a full pipeline: {found.balance:.3g} of {devices} devices at work, "
@@ -45,9 +46,4 @@ def table_of(found: Mapping[str, Registered | str]) -> list[str]:
             how = (f"{good.objective_ms:.4g}", f"{good.gap:.1%}", " ".join(map(str, one.map)))
             rows.append((name, one.task, one.ask.method, *counts, *how))
     broken = [one for one in found.values() if isinstance(one, str)]
-    return [*(_aligned(rows) if rows[1:] else []), *broken]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, wide)).rstrip() for row in rows]
+    return [*(aligned(rows) if rows[1:] else []), *broken]

@@ -20,59 +20,59 @@ from workbench.runs.store import REPOSITORY_RESULTS, Store
 from workbench.shown import unknown_injected
 
 STRONGHOLD = {
-    "6a": "stronghold.fig6a",
-    "7a": "stronghold.fig7a",
-    "8a": "stronghold.fig8a",
-    "8b": "stronghold.fig8b",
-    "9": "stronghold.fig9",
+    "6a": "stronghold.fig6a.LargestModel",
+    "7a": "stronghold.fig7a.ThroughputAtLargest",
+    "8a": "stronghold.fig8a.Throughput",
+    "8b": "stronghold.fig8b.Depth",
+    "9": "stronghold.fig9.Window",
 }
-"""Exhibits of STRONGHOLD (SC'22), by their keys, and the module of each: it has an `EXHIBIT`."""
+"""Exhibits of STRONGHOLD (SC'22), by their keys, and the class of each."""
 HARDWARE = {
-    "here_offload": "hardware.offload",
-    "here_lanes": "hardware.lanes",
-    "here_servers": "hardware.servers",
-    "pipelines": "hardware.pipelines",
+    "here_offload": "hardware.offload.Offload",
+    "here_lanes": "hardware.lanes.LaneByLane",
+    "here_servers": "hardware.servers.Servers",
+    "pipelines": "hardware.pipelines.Pipelines",
 }
 """This project's own: what it measured on named hardware, steps of it lane by lane, what it
 measured on servers of several GPUs, and its pipelines."""
 HARMONY = {
-    "harmony_8": "harmony.fig8",
-    "harmony_10": "harmony.fig10",
-    "harmony_12": "harmony.fig12",
-    "harmony_13": "harmony.fig13",
-    "harmony_17": "harmony.fig17",
-    "harmony_18": "harmony.fig18",
-    "harmony_21": "harmony.fig21",
-    "harmony_table1": "harmony.table1",
+    "harmony_8": "harmony.fig8.Balance",
+    "harmony_10": "harmony.fig10.FourModels",
+    "harmony_12": "harmony.fig12.SwapVolume",
+    "harmony_13": "harmony.fig13.FineTuning",
+    "harmony_17": "harmony.fig17.TimePerIteration",
+    "harmony_18": "harmony.fig18.SpeedUp",
+    "harmony_21": "harmony.fig21.LanguageModelling",
+    "harmony_table1": "harmony.table1.Searches",
 }
 """Exhibits of Harmony (VLDB'22)."""
 VARUNA = {
-    "varuna_schedules": "varuna.schedules",
-    "varuna_bubbles": "varuna.bubbles",
-    "varuna_jitter": "varuna.jitter",
-    "varuna_accuracy": "varuna.accuracy",
-    "varuna_morphing": "varuna.morphing",
-    "varuna_scaling": "varuna.scaling",
+    "varuna_schedules": "varuna.schedules.Schedules",
+    "varuna_bubbles": "varuna.bubbles.Bubbles",
+    "varuna_jitter": "varuna.jitter.UnderJitter",
+    "varuna_accuracy": "varuna.accuracy.Accuracy",
+    "varuna_morphing": "varuna.morphing.Morphing",
+    "varuna_scaling": "varuna.scaling.Scaling",
 }
 """Exhibits of Varuna (EuroSys'22)."""
 FTPIPE = {
-    "ftpipe_balance": "ftpipe.balance",
-    "ftpipe_blocks": "ftpipe.blocks",
-    "ftpipe_partitions": "ftpipe.partitions",
-    "ftpipe_schedules": "ftpipe.schedules",
-    "ftpipe_quality": "ftpipe.quality",
-    "ftpipe_target": "ftpipe.target",
+    "ftpipe_balance": "ftpipe.balance.Balance",
+    "ftpipe_blocks": "ftpipe.blocks.OverBlocks",
+    "ftpipe_partitions": "ftpipe.partitions.Partitions",
+    "ftpipe_schedules": "ftpipe.schedules.Schedules",
+    "ftpipe_quality": "ftpipe.quality.Quality",
+    "ftpipe_target": "ftpipe.target.Target",
 }
 """Exhibits of FTPipe (ATC'21)."""
 ACESO = {
-    "aceso_small": "aceso.small",
-    "aceso_7": "aceso.throughput",
-    "aceso_8": "aceso.search_cost",
-    "aceso_9": "aceso.depths",
-    "aceso_15": "aceso.times",
-    "aceso_16": "aceso.memory",
-    "aceso_cases": "aceso.cases",
-    "aceso_search": "aceso.ablations",
+    "aceso_small": "aceso.small.Small",
+    "aceso_7": "aceso.throughput.Throughput",
+    "aceso_8": "aceso.search_cost.SearchCost",
+    "aceso_9": "aceso.depths.Depths",
+    "aceso_15": "aceso.times.Times",
+    "aceso_16": "aceso.memory.Memory",
+    "aceso_cases": "aceso.cases.Cases",
+    "aceso_search": "aceso.ablations.Ablations",
 }
 """Exhibits of Aceso (EuroSys'24)."""
 EXHIBITS = STRONGHOLD | HARDWARE | HARMONY | VARUNA | FTPIPE | ACESO
@@ -87,7 +87,8 @@ def find(figure: str) -> Exhibit:
     if name not in EXHIBITS:
         known = ", ".join(find(each).name for each in EXHIBITS)
         raise ValueError(f"unknown exhibit {figure!r}; known: {known}")
-    return import_module(f"{__name__}.{EXHIBITS[name]}").EXHIBIT
+    module, _, made = EXHIBITS[name].rpartition(".")
+    return getattr(import_module(f"{__name__}.{module}"), made)()
 
 
 @in_a_sentence()

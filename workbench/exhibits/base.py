@@ -26,10 +26,11 @@ from workbench.exhibits.claim_rows import Claim
 from workbench.exhibits.claims import Judge
 from workbench.exhibits.metrics import Asked, Metric
 from workbench.exhibits.opened import Opened, read
-from workbench.exhibits.preview import COLUMNS, Stage, preview_of
+from workbench.exhibits.preview import COLUMNS as PREVIEWED
+from workbench.exhibits.preview import Stage, preview_of
 from workbench.exhibits.provenance import origin
 from workbench.exhibits.words import read_words
-from workbench.figures.rows import label_of
+from workbench.figures.rows import COLUMNS, label_of, table
 from workbench.figures.style import PAGE_IN
 from workbench.figures.verdict import as_table, cannot_tell
 from workbench.model.corpus import STDLIB
@@ -76,7 +77,7 @@ class Exhibit(ABC):
     """Reads the dials of a size (`sizes.py` of the system)."""
     about: ClassVar[str] = ""
     """Where its numbers are from, if nothing runs."""
-    previewed: ClassVar[tuple[str, ...]] = COLUMNS
+    previewed: ClassVar[tuple[str, ...]] = PREVIEWED
     """Columns of its preview."""
     reference: ClassVar[str] = "published"
     """Source of the ratios beside which its own stand."""
@@ -281,6 +282,11 @@ class Exhibit(ABC):
     @abstractmethod
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         """All rows: of the records, and what is known beside them."""
+
+    def tabled(self, at: Opened, rows: Iterable[Any], *more: str, **same: Any) -> pd.DataFrame:
+        """Rows as a table of the figure and the size, with `more` columns than all have; `same` is
+        said of every row."""
+        return table([*rows], (*COLUMNS, *more), figure=self.figure, size=at.size.name, **same)
 
     def width_in(self, at: Opened) -> float:
         """Width of the figure in inches."""

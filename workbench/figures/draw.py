@@ -330,9 +330,9 @@ def daggers(rows: pd.DataFrame) -> list[str]:
 def _defects(method: str) -> str:
     from workbench.published.tables import defects, published
 
-    table = published("stronghold")
+    table = published()
     ids = " ".join(table[(table["method"] == method) & ~table["sound"]]["defects"]).split()
-    short = defects("stronghold")["short"]
+    short = defects()["short"]
     return ", ".join(words for name, words in short.items() if words and name in ids)
 
 

@@ -137,7 +137,7 @@ def published(figure: str) -> pd.DataFrame:
     """The published values of a figure: the README's table for sizes, else the logs' medians."""
     from workbench.published.tables import published as published_table
 
-    frame = published_table("stronghold").query("figure == @figure")
+    frame = published_table().query("figure == @figure")
     frame = frame[frame["origin"] == ("README table" if figure == "6a" else "artifact log")]
     spread = pd.to_numeric(frame["spread"])
     return _foreign(

@@ -40,6 +40,9 @@ class Context:
     """Global sample number of each row, counted from the start of the run."""
     training: bool = True
     """False for evaluation: nothing is dropped."""
+    uniform: bool = False
+    """Whether all its samples are (`LayeredModel.uniform`); where nobody has looked, they are not.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,13 +124,24 @@ class LayeredModel(ABC):
     @property
     def compilable(self) -> bool:
         """Whether a block is a function of its weights, its input x, and what it is called with
-        beside it, which depends on the shape of x alone."""
+        beside it, which depends on the shape of x alone, or also on a tensor that flows beside x.
+        """
         return False
 
     def beside(self, kind: str, x: Tensor) -> Call:
-        """Arguments of the blocks of a kind beside x [B, S, H], of a compilable model. Raises
-        ValueError where they are not equal for all of them."""
+        """Arguments of the blocks of a kind beside x [B, S, H], of a compilable model and uniform
+        samples. Raises ValueError where they are not equal for all of them."""
         return (), {}
+
+    def following(self, kind: str, x: Tensor) -> Callable[[Tensor], Call]:
+        """Function that gives them for any samples, of the tensor that flows beside x; of a model
+        with such a one. It makes tensors of constant shapes and asks for no values."""
+        raise NotImplementedError
+
+    def uniform(self, inputs: Sequence[Tensor]) -> list[bool]:
+        """Whether blocks are called for a sample as for any other of its length, of each sample of
+        these inputs of the model, which are on the CPU."""
+        return [True] * len(inputs[0])
 
     @property
     def num_units(self) -> int:

@@ -31,23 +31,21 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn import functional as F
 
 from workbench.core.model_spec import DOCUMENTS, GPU_KERNELS, ModelSpec
-from workbench.model.base import Call, Context, Part, Written
+from workbench.model.base import Context, Part, Written, move_buffers
 from workbench.model.custom_data import counted, loss
 from workbench.model.dropout import seeded
 from workbench.model.frozen import held
 from workbench.model.hf_attention import anywhere, causal_lm
+from workbench.model.hf_calls import Calls, Record, at_positions, recorded
 from workbench.model.hf_config import dropout_of, read_config, understood
 from workbench.model.hf_head import DividedHead, divided_head
 from workbench.model.hf_layers import (
-    Calls,
     Decoder,
     FinalNorm,
     Flow,
     Routers,
     as_written,
-    at_positions,
     kinds,
-    recorded,
     with_children,
 )
 from workbench.model.hf_trial import check_rows, try_out
@@ -98,7 +96,7 @@ class HFModel(Decoder):
         self.frozen = [[name for name, p in own if not p.requires_grad] for own in named]
         """By unit, parameters that the source does not train."""
         self._kinds = kinds(self.layers_of(source), getattr(self.config, "layer_types", None))
-        self._calls = Calls(self.record, self.config.model_type)
+        self.calls = Calls(self.recorder, self.config.model_type)
         self._routers = Routers(decoder)
         with anywhere(self.config):
             self._seen = try_out(self)
@@ -157,7 +155,7 @@ class HFModel(Decoder):
 
     def _first(self, layers: int, words: int | None = None) -> HFModel:
         """The model of the first layers, and words, alone."""
-        source = _hollow(self.source)
+        source = copy.deepcopy(self.source, {id(p): p for p in self.source.parameters()})
         if words:
             source.resize_token_embeddings(words, mean_resizing=False)
         source.config.num_hidden_layers = layers
@@ -267,12 +265,9 @@ class HFModel(Decoder):
 
     @property
     def compilable(self) -> bool:
-        varies = self._random or self.rows == DOCUMENTS or any(self.frozen[1 : self.head])
+        varies = self._random or any(self.frozen[1 : self.head])
         own = self.config._attn_implementation in GPU_KERNELS  # which come compiled
-        return self._seen.steady and not varies and not own
-
-    def beside(self, kind: str, x: Tensor) -> Call:
-        return self._calls.common(x, [at for at, of in enumerate(self._kinds) if of == kind])
+        return self._seen.steady and not varies and not own and self.follows
 
     def forward(
         self,
@@ -315,7 +310,7 @@ class HFModel(Decoder):
         self, unit: int, module: nn.Module, x: Tensor, positions: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Hidden states [B, S, H] behind a layer, and the logits of its routers."""
-        args, kwargs = self._calls.of(x, positions)[unit - 1]
+        args, kwargs = self.calls.of(x, positions)[unit - 1]
         with self._routers.heard(module) as logits:
             out = module(x, *args, **kwargs)
         return out[0] if isinstance(out, tuple) else out, logits
@@ -370,11 +365,12 @@ class HFModel(Decoder):
             return nullcontext()
         return seeded(device, key(ctx.seed, "dropout", ctx.step, ctx.samples[0], ctx.unit))
 
-    def record(self, x: Tensor, positions: Tensor | None = None) -> list[Call]:
-        """As `recorded` says, on hidden states x."""
+    def recorder(self, device: torch.device) -> Record:
+        """As `recorded` says."""
         names = {"name": self._layers_name, "norm": self._norm_name}
         decoder = _hollow(self._cut(0)).eval()
-        return recorded(decoder, x, positions, layers=self.layers, **names)
+        move_buffers(decoder, device)
+        return partial(recorded, decoder, layers=self.layers, **names)
 
     # Undivided.
 

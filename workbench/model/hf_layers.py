@@ -1,7 +1,4 @@
-"""Layers of a Hugging Face decoder: what they are called with, which are alike, and their routers.
-
-A decoder calls each layer with masks, positions and rotary tables, which depend on the shape of the
-hidden states and not on their values: recorders in the place of layers say which, once per shape.
+"""Layers of a Hugging Face decoder: which are alike, their routers, and what a decoder must tell.
 
 The auxiliary loss of a mixture of experts is made of the logits of all routers at once. They travel
 beside the hidden states, in the one tensor that every method passes on: [B, S, H] grows by a seat
@@ -18,135 +15,22 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as checkpointed
 
+from workbench.core.model_spec import DOCUMENTS
 from workbench.model.base import Call, Context, LayeredModel, Written, move_buffers, set_parameter
-from workbench.model.decompose.plan import build, flatten
 from workbench.model.frozen import held
-from workbench.model.hf_config import understood
+from workbench.model.hf_calls import Calls, Record, at_positions
 
 NUMBER = re.compile(r"layer_?(idx|id|index|num|number)")
 """Attributes that say where a layer is; it needs them to find its keys and values in a cache."""
-
-
-class Recorder(nn.Module):
-    """Stands for a layer: keeps the arguments it is called with and passes the hidden states on."""
-
-    def __init__(self, more: tuple | None) -> None:
-        super().__init__()
-        self.more = more
-        self.seen: list[tuple[Tensor, Call]] = []
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self.seen.append((hidden_states, (args, kwargs)))
-        return hidden_states if self.more is None else (hidden_states, *self.more)
-
-
-def at_positions(positions: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of a decoder that give tokens their positions; documents are apart for it where
-    these begin anew."""
-    return {} if positions is None else {"position_ids": positions}
-
-
-def recorded(
-    decoder: nn.Module, x: Tensor, positions: Tensor | None, *, layers: int, name: str, norm: str
-) -> list[Call]:
-    """With what a decoder calls each of its layers for hidden states x. The list of layers and the
-    final norm are children of these names, and replaced.
-
-    With autograd, raises ValueError where the decoder does more than to hand x from layer to layer
-    and to norm it, or hands on what was computed of x or a weight: a unit alone would not have it.
-    """
-    unread = set(decoder.get_input_embeddings().parameters())  # hidden states are given
-    for local, p in list(decoder.named_parameters()):
-        set_parameter(decoder, local, x.new_zeros(torch.Size([0]) if p in unread else p.shape))
-    move_buffers(decoder, x.device)
-    wrong: Exception = ValueError("it does more with hidden states than to pass them on")
-    for more in (None, (), (None,)):  # some decoders take the first of what a layer gives
-        recorders, last = [Recorder(more) for _ in range(layers)], Recorder(None)
-        decoder._modules |= {name: nn.ModuleList(recorders), norm: last}
-        try:
-            made = decoder(
-                inputs_embeds=x, use_cache=False, **at_positions(positions)
-            ).last_hidden_state
-        except Exception as error:  # whatever it raises
-            wrong = error
-            continue
-        if made.shape == x.shape:
-            break
-    else:
-        raise wrong
-    seen = [found for recorder in (*recorders, last) for found in recorder.seen]
-    if torch.is_grad_enabled():
-        given = (leaf for leaf in flatten([call for _, call in seen])[0])
-        if any(leaf.requires_grad for leaf in given if isinstance(leaf, Tensor)):
-            raise ValueError("its layers are given more than hidden states that weights shape")
-        alike = all(torch.equal(seen[0][0], state) for state in (made, *(h for h, _ in seen)))
-        if len(seen) != layers + 1 or not alike:
-            raise ValueError("it changes hidden states beside its layers and its final norm")
-    return [call for _, call in seen]
-
-
-class Calls:
-    """With what a decoder calls its layers, kept for the latest shape and positions."""
-
-    def __init__(self, record: Callable[[Tensor, Tensor | None], list[Call]], name: str) -> None:
-        """`record` as `Decoder.record`; `name` of the model, for people."""
-        self._record, self._name = record, name
-        self._asked: tuple | None = None
-        self._positions: Tensor | None = None
-        self._calls: list[Call] = []
-
-    def of(self, x: Tensor, positions: Tensor | None) -> list[Call]:
-        """Arguments that the decoder passes each layer beside x [B, S, H], at positions [B, S]."""
-        if positions is not None and (x.is_meta or isinstance(positions, FakeTensor)):
-            with unset_fake_temporarily():  # a document a token, which takes as large a mask
-                positions = torch.zeros(x.shape[:2], dtype=torch.int64)
-        asked, before = (x.shape, x.dtype, x.device), self._positions
-        if self._asked != asked or not _alike(before, positions):
-            # Masks follow values of positions, which tensors without values do not have.
-            real = "cpu" if x.is_meta else x.device
-            with torch.no_grad(), understood(self._name), unset_fake_temporarily():
-                there = torch.zeros(x.shape, dtype=x.dtype, device=real)
-                place = None if positions is None else positions.to(real, copy=True)
-                leaves, form = flatten(self._record(there, place))
-            moved = [leaf.to(x.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            self._asked, self._positions, self._calls = asked, place, build(form, moved)
-        return self._calls
-
-    def common(self, x: Tensor, layers: Sequence[int]) -> Call:
-        """Arguments that the decoder passes some of its layers beside x, counted from 0. Raises
-        ValueError where they are not equal for all of these."""
-        found = self.of(x, None)
-        (first, _), *others = (flatten(found[layer]) for layer in layers)
-        if not all(
-            len(leaves) == len(first) and all(map(_equal, first, leaves)) for leaves, _ in others
-        ):
-            raise ValueError(
-                f"layers of {self._name} that are alike are called in several ways for samples of "
-                f"{x.shape[1]} tokens; compile and replay must be off"
-            )
-        return found[layers[0]]
-
-
-def _equal(one: Any, other: Any) -> bool:
-    tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
-    return one is other or bool(torch.equal(one, other) if tensors else one == other)
-
-
-def _alike(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    with unset_fake_temporarily():
-        return torch.equal(one, other)
 
 
 def kinds(layers: Sequence[nn.Module], types: Sequence[str] | None) -> list[str]:
@@ -287,6 +171,8 @@ class Decoder(LayeredModel):
     """How rows make samples, as a `ModelSpec` has it."""
     frozen: list[list[str]]
     """Of each unit the parameters that stay as they are."""
+    calls: Calls
+    """Arguments of its layers."""
 
     @property
     @abstractmethod
@@ -308,8 +194,40 @@ class Decoder(LayeredModel):
         """A layer's hidden states, of (samples, tokens, hidden), and its routers' logits."""
 
     @abstractmethod
+    def recorder(self, device: torch.device) -> Record:
+        """A copy without weights, on a device, that tells with what it calls its layers."""
+
     def record(self, x: Tensor, positions: Tensor | None = None) -> list[Call]:
         """Arguments of each layer beside hidden states of a shape, at positions."""
+        return self.recorder(x.device)(x, positions)
+
+    @cached_property
+    def layers_by_kind(self) -> dict[str, list[int]]:
+        """Layers of each kind, counted from 0."""
+        found: dict[str, list[int]] = {}
+        for layer in range(self.layers):
+            found.setdefault(self.kind(layer + 1), []).append(layer)
+        return found
+
+    @cached_property
+    def follows(self) -> bool:
+        """Whether layers are called alike for all batches of a shape, or as positions say that come
+        with the batch."""
+        return self.rows != DOCUMENTS or self.calls.follow(
+            self.hidden, self.layers_by_kind.values()
+        )
+
+    def beside(self, kind: str, x: Tensor) -> Call:
+        return self.calls.common(x, self.layers_by_kind[kind])
+
+    def following(self, kind: str, x: Tensor) -> Callable[[Tensor], Call]:
+        return self.calls.following(x, self.layers_by_kind[kind][0])
+
+    def uniform(self, inputs: Sequence[Tensor]) -> list[bool]:
+        if self.rows != DOCUMENTS:
+            return super().uniform(inputs)
+        _, positions = inputs
+        return (positions == torch.arange(positions.shape[1])).all(1).tolist()
 
     @abstractmethod
     def told(self, made: Any, targets: Tensor | None) -> Tensor:

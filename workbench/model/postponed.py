@@ -141,7 +141,7 @@ class Postponed(TorchFunctionMode):
 
     def _loss(self, late: _Late, *args: Any, **kwargs: Any) -> Tensor | None:
         """The cross-entropy; None where it is none of rows and words."""
-        told = Asked.of(*args, **kwargs)
+        told = _Asked.of(*args, **kwargs)
         if told is None or args[0].dim() != 2 or args[0].dtype == torch.float16:
             return None
         x = late.x.reshape(-1, late.x.shape[-1])
@@ -193,7 +193,7 @@ class Postponed(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class Asked:
+class _Asked:
     """Arguments of a cross-entropy beside its logits."""
 
     targets: Tensor
@@ -205,7 +205,7 @@ class Asked:
         cls, _: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None,
         ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
         label_smoothing: float = 0.0,
-    ) -> Asked | None:  # fmt: skip
+    ) -> _Asked | None:  # fmt: skip
         """None for one that `linear_cross_entropy` is not."""
         plain = weight is None and size_average is None and reduce is None and not label_smoothing
         ids = target.dim() == 1 and target.dtype == torch.int64

@@ -3,11 +3,12 @@
 Both are lossless: every UTF-8 text has tokens. A BPE costs seconds to train, so what was trained,
 and the tokens it gave, are kept in a cache folder under the digest of the text; files are renamed
 into place, so that a run killed half-way leaves no half file, and are made anew where a checksum is
-not theirs.
+not theirs. A cache that grows too large loses what was used longest ago.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
@@ -35,6 +36,8 @@ LONGEST_WORD = 1024
 word, and longer ones have no other frequent pairs than their parts."""
 MOST_TOKENS = 1 << 20
 """No tokenizer in use has half as many; the library takes memory for all of them at once."""
+CACHE_BYTES = 8 << 30
+"""Bytes of a cache beside what it has kept last."""
 
 
 class Tokenizer(ABC):
@@ -152,14 +155,34 @@ def kept(
     with suppress(OSError, ValueError, KeyError):
         facts = read_sealed(about, stem, needed=True)
         if [*checksum(array)] == facts["tokens"] and facts.keys() >= {*names}:
-            return np.load(array, mmap_mode="r"), facts
+            found = np.load(array, mmap_mode="r")
+            with suppress(OSError):  # of another user
+                os.utime(about)
+            return found, facts
     made, facts = make()
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         with replacing(array) as part, part.open("wb") as file:
             np.save(file, made)
         write_sealed(about, {**facts, "tokens": checksum(array)})
+        _bound(cache, {about, array})
     return made, facts
+
+
+def _bound(cache: Path, last: Collection[Path]) -> None:
+    """Remove the files that were used longest ago, and are too many beside the `last` ones. A
+    process that has mapped a file keeps it; one that is about to makes it anew. Raises OSError."""
+
+    def used(path: Path) -> tuple[float, int]:
+        about = path.with_suffix(".json")  # which tells it for both
+        found = (about if about.exists() else path).stat().st_mtime
+        return found, path.stat().st_size  # of the two the larger one decides
+
+    left = CACHE_BYTES
+    for path in sorted({*cache.iterdir()} - {*last}, key=used, reverse=True):
+        left -= path.stat().st_size
+        if left < 0:
+            path.unlink()
 
 
 def bpe_size(tokenizer: str) -> int:

@@ -57,12 +57,7 @@ def min_max_partitions(
 
 class _Sweep:
     def __init__(
-        self,
-        seconds: Sequence[float],
-        wanted: list[int],
-        fits: Fits,
-        tolerance: float,
-        even: bool,
+        self, seconds: Sequence[float], wanted: list[int], fits: Fits, tolerance: float, even: bool
     ) -> None:
         self.layers, self.tolerance = len(seconds), tolerance
         self.wanted = wanted

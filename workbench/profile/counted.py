@@ -47,7 +47,7 @@ def unit_costs(
     """Costs of every unit on a `gpu` or a processor, one object a kind of unit. Raises ValueError
     for a model that cannot be made."""
     if spec.decomposed:
-        model = made = make_decomposed(spec)
+        model = made = (make_decomposed if spec.custom else _module)(spec)
 
         def needs(unit: int) -> dict[str, int]:
             per_sample = _kept(made, spec, unit, dtype)
@@ -99,6 +99,12 @@ def _needs(
 def _decoder(spec: ModelSpec) -> LayeredModel:
     """The decoder of a configuration, which the spec names by content, too: every method asks."""
     return make_model(spec)
+
+
+@lru_cache(maxsize=4)
+def _module(spec: ModelSpec) -> Decomposed:
+    """The layers of a family of ours."""
+    return make_decomposed(spec)
 
 
 def _kept(model: Decomposed, spec: ModelSpec, unit: int, dtype: str) -> dict[str, int]:

@@ -66,6 +66,14 @@ def block_replay_bytes(profile: Profile) -> int:
     return replay_bytes(blocks, chains)
 
 
+def chain_replay_bytes(profile: Profile) -> int:
+    """Bytes in which recordings work where all blocks are one chain. What a block keeps leaves gaps
+    beside it, until its backward pass."""
+    chain = [(cost, cost.parameters * profile.weight_bytes) for cost in profile.units[1:-1]]
+    gaps = sum(_fragments(*block) for block in chain) - max(_fragments(*block) for block in chain)
+    return replay_bytes((), [chain]) + gaps
+
+
 def _fragments(cost: UnitCost, gradients: int) -> int:
     """Bytes between the tensors of a block's recordings that no other tensor fits into."""
     return max(0, cost.recorded_bytes - _chain_bytes([(cost, gradients)]))

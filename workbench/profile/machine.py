@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from workbench.core import host
 from workbench.core.bytesize import format_bytes
@@ -74,5 +73,5 @@ def this_machine(device: str = "auto") -> Machine:
         memory_bytes=host.host_memory_bytes(),
         gpu=gpu.name if gpu else None,
         gpu_bytes=gpu.memory_bytes if gpu else 0,
-        torch=version("torch").partition("+")[0],
+        torch=host.torch_build().version.partition("+")[0],
     )

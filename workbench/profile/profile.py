@@ -11,7 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from workbench.profile.units import UnitCost
-from workbench.schedule.action import COMPUTE, D2H, GUESS, H2D, HOST, VERDICT, VISIT, Action, Kind
+from workbench.schedule.action import (
+    COMPUTE,
+    D2H,
+    GUESS,
+    H2D,
+    HOST,
+    VERDICT,
+    VISIT,
+    Action,
+    Kind,
+    format_name,
+)
 from workbench.schedule.buffers import gradients, host_gradients, kept, weights
 
 MEMORY_LANES = frozenset({H2D, D2H, HOST})
@@ -168,6 +179,13 @@ class Profile:
         weight lacks of its fp32 master."""
         return 8 if self.weight_bytes == 4 else 10
 
+    @property
+    def part_of_update(self) -> float:
+        """Share of a host update's bytes that its weights take alone, and its moments alone: either
+        part reads the gradient and both moments, and moves 8 bytes less than both together."""
+        whole = self.weight_bytes + 24  # gradient; master and two moments, read and written
+        return (whole - 8) / whole
+
     def with_link(self, bytes_per_s: float | None) -> Profile:
         """Return the profile with a slower (emulated) link; unchanged for None.
 
@@ -219,14 +237,16 @@ class ProfileCosts:
                 return overhead + (unit.halves.seconds[1] if action.unit else unit.backward_s)
             case Kind.UPDATE if self.clips and self._guesses(action):
                 return overhead
-            case Kind.SETTLE if not self.clips:
+            case Kind.SETTLE | Kind.MOMENTS if not self.clips:
                 return overhead
             case Kind.PULL | Kind.PUSH if action.turn == (GUESS if self.clips else VERDICT):
                 return overhead
             case Kind.UPDATE | Kind.SETTLE if action.lane in (COMPUTE, VISIT):
                 return overhead + unit.parameters / hardware.device_adam_params_per_s
-            case Kind.UPDATE | Kind.SETTLE:
-                return overhead + unit.parameters / hardware.host_adam_params_per_s
+            case Kind.UPDATE | Kind.SETTLE | Kind.MOMENTS:
+                in_parts = action.kind is Kind.MOMENTS or (self.clips and self._keeps(action))
+                share = self.profile.part_of_update if in_parts else 1.0
+                return overhead + share * unit.parameters / hardware.host_adam_params_per_s
             case Kind.LOAD | Kind.FETCH | Kind.PULL | Kind.SUM_IN:
                 rate = hardware.h2d_bytes_per_s
             case Kind.EVICT | Kind.STASH | Kind.GRAD_OUT | Kind.PUSH | Kind.SUM_OUT:
@@ -248,9 +268,13 @@ class ProfileCosts:
         return overhead + hardware.link_latency_s + action.nbytes / rate
 
     def _guesses(self, action: Action) -> bool:
-        """Whether an update keeps its gradients, for its verdict needs them."""
-        on_host, on_device = host_gradients(action.unit), gradients(action.unit)
-        return on_host in action.uses or (action.lane == VISIT and on_device in action.uses)
+        """Whether an update waits for no norm, and keeps gradients, for its verdict needs them."""
+        on_device = action.lane == VISIT and gradients(action.unit) in action.uses
+        return format_name(Kind.NORM, 0) not in action.after and (self._keeps(action) or on_device)
+
+    def _keeps(self, action: Action) -> bool:
+        """Whether an update leaves gradients on the host to another action."""
+        return host_gradients(action.unit) in action.uses
 
     def _gradient_s(self, action: Action) -> float:
         """Seconds that a unit's gradients cost once a step. A unit that frees its weights gives its

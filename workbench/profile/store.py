@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.core.model_spec import DOCUMENTS
 from workbench.core.others import read, shares
 from workbench.core.record import BUSY
 from workbench.core.sources import by_content
@@ -304,6 +305,8 @@ def _costs_path(spec: RunSpec, results: Path, machine: Machine) -> Path:
     parts = (spec.microbatch, spec.dtype, spec.compile)
     # Measurements whose name does not say so are of the time when only our blocks were compiled.
     parts += ("compiled",) if spec.compile != "off" and not spec.model.ours else ()
+    # And when those were not whose positions come with the batch.
+    parts += ("positions",) if spec.compile != "off" and spec.model.rows == DOCUMENTS else ()
     parts += ("halves",) if spec.options.halved else ()
     parts += ("checkpoints",) if spec.options.checkpointed else ()
     return path_of(spec, results, machine, "units", *parts)

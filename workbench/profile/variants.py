@@ -38,7 +38,7 @@ from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.passes.bundle import bytes_of
 from workbench.runtime.passes.halves import input_half
-from workbench.runtime.passes.replay import Chain, Replays
+from workbench.runtime.passes.replay import Chain, Key, Replays
 
 ROUNDS = {"seconds": 0.5, "least": 5, "most": 20, "burst": 5}
 """Of the passes of a timing (bench.timed)."""
@@ -137,20 +137,20 @@ def recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Varian
     found = [Variant(name=RECORDED, seconds=launched)]
     if cost.forward_s >= RECORDED_BELOW_S:
         return found
-    unit, (x,) = alone.unit, alone.x
-    above = torch.randn_like(x)
+    x, key = alone.x, (alone.unit, len(alone.x) == 1)
+    above = torch.randn_like(x[0])
     try:
         with _recordings(alone) as replays:
             seconds = _medians(
                 alone,
-                lambda: replays.forward(unit, x),
-                lambda: replays.recompute(unit, x),
-                lambda: replays.backward(unit, above),
+                lambda: replays.forward(key, x),
+                lambda: replays.recompute(key, x),
+                lambda: replays.backward(key, above),
             )
             found = [Variant(name=RECORDED, seconds=tuple(seconds), nbytes=replays.nbytes)]
         if checkpointed:
             with _recordings(alone, back=True) as replays:
-                found += _from_checkpoint(alone, replays, x, above)
+                found += _from_checkpoint(alone, replays, key, above)
     except (OutOfMemory, torch.OutOfMemoryError):
         torch.cuda.empty_cache()
     except torch.AcceleratorError:  # something in there waits for the GPU
@@ -158,15 +158,16 @@ def recorded(alone: Alone, cost: UnitCost, *, checkpointed: bool) -> list[Varian
     return found
 
 
-def _from_checkpoint(alone: Alone, replays: Replays, x: Tensor, above: Tensor) -> list[Variant]:
+def _from_checkpoint(alone: Alone, replays: Replays, key: Key, above: Tensor) -> list[Variant]:
     """None where the backward pass reads more of its forward pass than the input: then its
-    gradients are those of other samples than the ones it is given."""
-    unit = alone.unit
-    seconds = _medians(alone, lambda: replays.from_checkpoint(unit, x, above))
-    first, grads = replays.from_checkpoint(unit, x, above)
+    gradients are those of other samples than the ones it is given. These have positions of one
+    document each, and were recorded with a document for each token."""
+    x = (alone.x[0], *(ones.cumsum(-1) for ones in alone.x[1:]))
+    seconds = _medians(alone, lambda: replays.from_checkpoint(key, x, above))
+    first, grads = replays.from_checkpoint(key, x, above)
     made = [grad.clone() for grad in (first, *grads)]
-    replays.recompute(unit, x)
-    first, grads = replays.backward(unit, above)
+    replays.recompute(key, x)
+    first, grads = replays.backward(key, above)
     alike = all(map(_close, made, (first, *grads)))
     return [Variant(name=RECORDED_CHECKPOINT, seconds=tuple(seconds))] if alike else []
 
@@ -175,10 +176,10 @@ def _from_checkpoint(alone: Alone, replays: Replays, x: Tensor, above: Tensor) -
 def _recordings(alone: Alone, *, back: bool = False) -> Iterator[Replays]:
     """Recordings of a block as a run makes them; with `back` those of a backward pass from a
     checkpoint, too."""
-    template, (x,), device = alone.template, alone.x, alone.device
+    template, device = alone.template, alone.device
     chain = Chain.alone(alone.kind, alone.module, alone.parameters, alone.samples)
     replays = Replays(
-        template.block, x.shape, x.dtype, device_meter(device),
+        template.block, alone.boundary, alone.samples, device_meter(device),
         checkpointed=template.checkpointed_block,
     )  # fmt: skip
     try:

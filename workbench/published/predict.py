@@ -111,7 +111,7 @@ def compare(figure: str) -> pd.DataFrame:
     keys = ["method", "layers", "window", "pair"]
     ours = predict(figure)
     ours = ours[ours["variant"] == AS_PUBLISHED]
-    theirs = published("stronghold").query("figure == @figure")
+    theirs = published().query("figure == @figure")
     theirs = theirs[theirs["origin"] == ("README table" if figure == "6a" else "artifact log")]
     if figure == "6a":
         keys = ["method"]

@@ -1,4 +1,4 @@
-"""Published values as tables: one CSV a system, with the origin of each value and its soundness.
+"""STRONGHOLD's published values as a table, with the origin of each and its soundness.
 
 A value is *sound* when the run behind it trained what the figure says it trained. The column
 ``defects`` names what is wrong with a run, sound or not; ``note`` spells it out.
@@ -11,11 +11,10 @@ from pathlib import Path
 import pandas as pd
 
 FOLDER = Path(__file__).resolve().parent
-SYSTEMS = ("stronghold",)
 
 
-def published(system: str) -> pd.DataFrame:
-    """All published values of a system. Raises ValueError for an unknown one.
+def published() -> pd.DataFrame:
+    """All published values.
 
     Columns: ``figure`` (``memory`` and ``none`` for values that no figure shows), ``method``,
     ``layers``, ``window`` (missing where there is none), ``value``, ``unit``, ``statistic``,
@@ -23,13 +22,9 @@ def published(system: str) -> pd.DataFrame:
     largest model it is), ``source`` (always ``published``), ``origin`` (the table or log it was
     read from), ``sound``, ``defects``, ``note``.
     """
-    if system not in SYSTEMS:
-        raise ValueError(
-            f"no published values of {system!r}; there are some of {', '.join(SYSTEMS)}"
-        )
-    meaning = defects(system)["meaning"]
+    meaning = defects()["meaning"]
     table = pd.read_csv(
-        FOLDER / f"{system}.csv",
+        FOLDER / "stronghold.csv",
         dtype={"figure": str, "window": "Int64"},
         keep_default_na=False,
         na_values={"window": [""], "spread": [""]},
@@ -43,8 +38,8 @@ def published(system: str) -> pd.DataFrame:
     return table
 
 
-def defects(system: str) -> pd.DataFrame:
+def defects() -> pd.DataFrame:
     """What is wrong with published runs, by the names in ``defects``: their ``meaning``, and
     ``short`` for figures, empty of what does not make a run unsound."""
-    path = FOLDER / f"{system}_defects.csv"
+    path = FOLDER / "stronghold_defects.csv"
     return pd.read_csv(path, index_col="defect", keep_default_na=False)

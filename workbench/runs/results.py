@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from workbench.core.aligned import aligned
 from workbench.core.options import options_of
 from workbench.core.record import RunRecord
 
@@ -90,6 +91,4 @@ def table(rows: Sequence[Result]) -> list[str]:
         numbers = (f"{row.mean:.5g}", spread, f"{row.least:.5g}", f"{row.most:.5g}")
         shown.append((row.algorithm, str(row.batch), str(row.accumulated), row.figure,
                       str(row.runs), *numbers))  # fmt: skip
-    wide = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, wide, strict=True)).rstrip()
-            for row in shown]  # fmt: skip
+    return aligned(shown)

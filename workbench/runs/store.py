@@ -140,13 +140,10 @@ class Store:
         rows = [row(record) for record in self.records()]
         return table_of(rows, None if rows else _columns())
 
-    def published_here(self, device: str | None = None) -> pandas.DataFrame:
+    def published_here(self) -> pandas.DataFrame:
         """Rows this project measured on named hardware: ``published-here/<device>``, ``*.csv`` and
-        the rows of records in ``*.jsonl``.
-
-        All of them when `device` is None; the folder's name is the column ``hardware``. Raises
-        ValueError for an unknown one, and for a line that is no record of a benchmark.
-        """
+        the rows of records in ``*.jsonl``; the folder's name is the column ``hardware``. Raises
+        ValueError for a line that is no record of a benchmark."""
         import pandas
 
         from workbench.published.here import FOLDER, frame
@@ -154,16 +151,7 @@ class Store:
         roots = [root / FOLDER for root in {self.root, REPOSITORY_RESULTS}]
         read = {".csv": partial(pandas.read_csv, comment="#"), ".jsonl": frame}
         files = sorted(f for root in roots for f in root.glob("*/*") if f.suffix in read)
-        known = sorted({file.parent.name for file in files})
-        if device is not None and device not in known:
-            raise ValueError(
-                f"no published results for device {device!r}; known: {', '.join(known) or 'none'}"
-            )
-        tables = [
-            read[file.suffix](file).assign(hardware=file.parent.name)
-            for file in files
-            if device in (None, file.parent.name)
-        ]
+        tables = [read[f.suffix](f).assign(hardware=f.parent.name) for f in files]
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 
     def _read(self, folder: Path) -> RunRecord | None:

@@ -71,7 +71,9 @@ class Rank:
         self.meter = device_meter(device, spec.device_memory)
         if device.type == "cuda":
             self.board.pin()
-        self.host = SharedHost(host, schedule, rank, pin=device.type == "cuda")
+        self.host = SharedHost(
+            host, schedule, rank, pin=device.type == "cuda", replica=board.replica
+        )
         part("page-locking host memory")
         try:
             layouts = layouts_of(model)

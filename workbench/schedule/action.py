@@ -50,6 +50,9 @@ class Kind(StrEnum):
     SETTLE = "V"
     """Verdict on an update that did not wait for the global norm: it stands, or is taken back and
     done again with the clip coefficient."""
+    MOMENTS = "M"
+    """Moments of a unit whose update or verdict has written weights alone, since the next forward
+    pass waits for these. Where it has written all, there is nothing to do."""
     SEND = "SEND"
     """The input of a unit to the rank that computes it. Without a micro-batch: weights of it."""
     RECV = "RECV"

@@ -2,21 +2,36 @@
 
 A rank that loads a unit has the host's copy, which one rank updates or each its share. Any other
 rank that computes it has a copy of its own, and updates that itself. Where the schedule has
-replicas, every process has copies like that, and a sum over a rank is one over its processes.
+replicas, every process has copies like that, and a sum over a rank is one over its processes; and
+all of them walk the lanes at once, so that each needs host memory of its own to write to.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from workbench.schedule.action import COMPUTE, VISIT, Kind, lane_kind
+from workbench.schedule.action import COMPUTE, D2H, HOST, VISIT, Kind, lane_kind
 from workbench.schedule.buffers import gradients, on_rank, weights
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.passes import COMPUTING, Passes
 from workbench.schedule.proof import Proof
-from workbench.schedule.schedule import DEVICE, HOST_TIER
+from workbench.schedule.schedule import DEVICE, HOST_TIER, Schedule
 
 ON_DEVICE = (COMPUTE, VISIT)
+
+
+def check_apart(schedule: Schedule) -> None:
+    """Replicas write to parts of their own of the host's memory, which is one for all of them."""
+    for action in schedule.actions:
+        if lane_kind(action.lane) not in (D2H, HOST) or schedule.replicas == 1:
+            continue
+        for label in (*action.takes, *action.uses, *action.frees):
+            buffer = schedule.buffers.get(label)
+            if buffer and buffer.tier == HOST_TIER and buffer.parts != schedule.replicas:
+                raise ScheduleError(
+                    f"{action.name} writes to {label!r}, which {schedule.replicas} replicas share "
+                    f"in {buffer.parts} parts: each needs its own, or it overwrites the others'"
+                )
 
 
 def check_copies(proof: Proof) -> None:

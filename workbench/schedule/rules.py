@@ -19,7 +19,7 @@ from workbench.schedule.action import (
     Kind,
     lane_kind,
 )
-from workbench.schedule.buffers import on_rank, weights
+from workbench.schedule.buffers import host_gradients, on_rank, weights
 from workbench.schedule.graph import ScheduleError
 from workbench.schedule.passes import COMPUTING, B, Passes, R, W
 from workbench.schedule.proof import Proof
@@ -201,6 +201,28 @@ def check_settled(proof: Proof) -> None:
         pairs = zip(sorted(updates, key=rank), sorted(settles, key=rank), strict=True)
         for update, settle in pairs:
             proof.require(update, settle, "there is nothing to settle yet")
+
+
+def check_moments(proof: Proof) -> None:
+    """Moments that are written later than weights follow an update on the host, of states that stay
+    there, have its gradients, and come before the next update reads them."""
+    actions = proof.schedule.actions
+    for unit in range(proof.schedule.num_units):
+        for later in proof.find(Kind.MOMENTS, unit):
+            rank = actions[later].rank
+            for final in final_updates(proof, unit, rank):
+                if lane_kind(actions[final].lane) != HOST or proof.find(Kind.SPILL, unit):
+                    raise ScheduleError(
+                        f"{proof.name(later)} writes moments of unit {unit} on the host, where "
+                        f"they are not once {proof.name(final)} has ended"
+                    )
+                proof.require(final, later, "its weights are not updated yet")
+            for update in updates_for(proof, unit, rank):
+                proof.require(later, update, "it reads old moments", steps=1)
+            if on_rank(rank, host_gradients(unit)) not in actions[later].frees:
+                raise ScheduleError(
+                    f"{proof.name(later)} must be the one that frees the gradients of unit {unit}"
+                )
 
 
 def _require_gradients(proof: Proof, passes: Passes, unit: int, reader: int, why: str) -> None:

@@ -40,6 +40,8 @@ class Buffer:
     """Occupied for the whole run, never taken or freed."""
     copies: int = 1
     """Steps whose own it holds at a time: 1 is taken again only after it was freed."""
+    parts: int = 1
+    """Equal parts of its bytes, on the host: one for each replica, or 1 where replicas share it."""
 
     def __post_init__(self) -> None:
         if self.tier not in TIERS:
@@ -52,6 +54,10 @@ class Buffer:
             raise ValueError(
                 f"a buffer of {self.copies} copies; give 1 or more, and 1 in a slot, whose bytes "
                 "are those of one"
+            )
+        if self.parts < 1 or self.nbytes % self.parts:
+            raise ValueError(
+                f"a buffer of {self.nbytes} bytes has {self.parts} parts; give 1 or more equal ones"
             )
         if self.offset and (self.slot is None or self.offset < 0):
             raise ValueError(f"offset {self.offset} is for a place in a slot, and not negative")

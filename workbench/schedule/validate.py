@@ -8,7 +8,7 @@ every execution, whatever the durations. With it the following is exact, not a m
   it, to its rank (sources.py), and every copy of a weight is updated with the sum of all its
   gradients (replicas.py), those of units that borrow it from another rank too (loans.py);
 * a buffer is occupied throughout every use, is taken again only after it was freed, and buffers of
-  one slot never overlap (occupancy.py);
+  one slot never overlap (occupancy.py); replicas write to no memory of each other (replicas.py);
 * the bytes that can be occupied at one time stay within the budgets (peak.py).
 
 Lanes that take turns on a device (turns.py) are as free of each other here as any two lanes, so all
@@ -64,6 +64,7 @@ LANES_OF = {
     **dict.fromkeys((Kind.EVICT, Kind.STASH, Kind.GRAD_OUT, Kind.PUSH, Kind.SUM_OUT), (D2H,)),
     Kind.NORM: (COMPUTE, HOST),
     **dict.fromkeys((Kind.UPDATE, Kind.SETTLE), (COMPUTE, HOST, VISIT)),
+    Kind.MOMENTS: (HOST,),
     Kind.READ: (DISK_IN,),
     Kind.SPILL: (DISK_OUT,),
     **dict.fromkeys(SENDS, (NET_OUT,)),
@@ -93,6 +94,7 @@ def steps_to_prove(schedule: Schedule) -> int:
 def validate(schedule: Schedule) -> Validation:
     """Check all rules; raises ScheduleError naming the action that breaks one."""
     _check_places(schedule)
+    replicas.check_apart(schedule)
     graph = unroll(schedule, steps_to_prove(schedule))
     _check_crossings(graph)
     order = Order(graph)
@@ -111,6 +113,7 @@ def validate(schedule: Schedule) -> Validation:
     loans.check_loans(proof, passes)
     rules.check_norm(proof, passes)
     rules.check_settled(proof)
+    rules.check_moments(proof)
     rules.check_weights(proof)
     rules.check_states(proof)
     check_buffers(proof)

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from workbench.model.called import Widened, call_of, one_number
 from workbench.model.objective import PREFIX, Batch, LossFunction, Weigh
-from workbench.model.postponed import Asked, Postponed
+from workbench.model.postponed import Postponed
+from workbench.model.tally import labels_in
 from workbench.model.weights.given import Given
 from workbench.runtime.checkpoint.checkpoint import ByUnit, in_memory
 from workbench.runtime.passes.visiting import Arriving, Place, Visits
@@ -88,18 +89,17 @@ class Trained:
 
 def evaluated(
     trained: Trained, batches: Iterable[Any], loss_fn: LossFunction, *, weight_of: Weigh | None,
-    weigh: Callable[[Batch], float], device: torch.device, dtype: torch.dtype,
-    budget: int | None, say: Callable[[str], None],
+    device: torch.device, dtype: torch.dtype, budget: int | None, say: Callable[[str], None],
 ) -> Figures:  # fmt: skip
     """Figures of a module: the number of `samples`, the mean `loss`, `accuracy` of classes and
-    `perplexity` of texts. A batch weighs by `weight_of`, by the labels of its loss where that is
-    one mean cross-entropy, else as `weigh` does. Other arguments are `somewhere`'s. Raises
-    ValueError for batches that cannot be evaluated."""
+    `perplexity` of texts. A batch weighs by `weight_of`, by the labels of its loss where that has
+    one mean cross-entropy, else by its rows. Other arguments are `somewhere`'s. Raises ValueError
+    for batches that cannot be evaluated."""
     sums, whole, refused = {"samples": 0.0, "loss": 0.0}, 0.0, []
     with apart(device):
         for given in batches:
             batch = Batch(given, weight_of)
-            weight = weigh(batch)
+            weight = float(batch.weights.sum())
 
             def judge(place: Place, batch: Batch = batch, told: bool = bool(weight)) -> Figures:
                 return _judged(trained, batch, loss_fn if told else None, place)
@@ -153,15 +153,25 @@ class Labels(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: list[float | None] = []
-        """Labels over which one is the mean; None of a cross-entropy that is something else."""
+        """Labels over which one is the mean, by the weights of their classes; None of a
+        cross-entropy that is something else."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is F.cross_entropy:
-            asked = Asked.of(*args, **kwargs)
-            mean = asked is not None and not asked.sums
-            self.counts.append(float((asked.targets != asked.left_out).sum()) if mean else None)
+        if func in (F.cross_entropy, F.nll_loss):
+            self.counts.append(_labels(*args, **kwargs))
         return func(*args, **kwargs)
+
+
+def _labels(
+    _: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None,
+    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> float | None:  # fmt: skip
+    """As `Labels.counts`, by the arguments of a cross-entropy."""
+    if reduction != "mean" or (size_average, reduce) != (None, None) or target.is_floating_point():
+        return None
+    return float(labels_in(target, weight, ignore_index))
 
 
 def _to(leaf: Any, dtype: torch.dtype) -> Any:

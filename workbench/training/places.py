@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from workbench.runtime.executor import stream_pool
 from workbench.runtime.memory.device_budget import lent
 from workbench.runtime.passes.visiting import Place
 
@@ -72,7 +73,9 @@ def ways(
 def _way(
     device: torch.device, dtype: torch.dtype, budget: int | None, *, beyond: bool, lean: bool
 ) -> Iterator[Place]:
-    with lent(device, budget, beyond=beyond) as free:
+    # Other streams than training's would have workspaces of their own.
+    passes = torch.cuda.stream(stream_pool.between_steps(device))
+    with lent(device, budget, beyond=beyond) as free, passes:
         room = free // (LEAN_SHARE if lean else SHARE)
         yield Place(device=device, dtype=dtype, room=room, lean=lean)
 

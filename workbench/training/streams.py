@@ -10,7 +10,7 @@ from workbench.core.habits import Loss
 from workbench.core.methods import Method
 from workbench.core.mistakes import in_a_sentence
 from workbench.core.reporter import Lines, Untold
-from workbench.model.objective import Batch, LossFunction, Objective, Weigh
+from workbench.model.objective import LossFunction, Weigh
 from workbench.runtime.checkpoint.checkpoint import ByUnit
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.transport.groups import as_one
@@ -25,7 +25,6 @@ class Streams(WeightsOut):
     _fields: Mapping[str, Any]
     _report: Lines | Untold
     _row: Method
-    _objective: Objective
     _load_from: tuple[Path, int] | None
     _weight_of: Weigh | None
 
@@ -60,19 +59,13 @@ class Streams(WeightsOut):
         def figures() -> Figures:
             return evaluated(
                 Trained(module=self._shape(), weights=weights, first=self._given), loader, loss_fn,
-                weight_of=self._weight_of, weigh=self._counted, budget=fields["device_memory"],
+                weight_of=self._weight_of, budget=fields["device_memory"],
                 device=resolve_device(where), dtype=DTYPES[fields["dtype"]],
                 say=self._report.say,
             )  # fmt: skip
 
         with self._peers.watched("in evaluate"):
             return as_one(figures if first else dict, group)[0]
-
-    def _counted(self, batch: Batch) -> float:
-        """How much a batch counts: as its labels do where they are counted, else its rows."""
-        if self._weight_of is None and self._steps is not None:
-            return float(self._objective.counts(batch.tensors).sum())
-        return float(batch.weights.sum())
 
     def _taken_up(self) -> dict[str, Any]:
         """Raise ValueError where weights wait for a step."""

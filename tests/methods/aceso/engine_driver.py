@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -109,13 +110,17 @@ class Layers(nn.Module):
         return self.head(x.transpose(0, 1))
 
 
-def own(stages: Sequence[tuple[int, int, Rule]], **more: int) -> Plan:
-    """A plan of its layers."""
+@cache
+def _subject() -> Subject:
     made = Objective(Layers(), loss_of, first := Batch(batches("layers")[0]))
     model = made.layered()[0]
     name, count = layers_named(made.name, model, first), model.num_units
-    subject = Subject(model="module", size=name, layers=count, shape=(), batch=ROWS)
-    return plan(stages, subject=subject, **more)
+    return Subject(model="module", size=name, layers=count, shape=(), batch=ROWS)
+
+
+def own(stages: Sequence[tuple[int, int, Rule]], **more: int) -> Plan:
+    """A plan of its layers."""
+    return plan(stages, subject=_subject(), **more)
 
 
 def llama() -> nn.Module:

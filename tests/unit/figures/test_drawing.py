@@ -13,7 +13,6 @@ from tests.unit.figures.paper import assert_nothing_leaves, printed, words
 from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record, specs_of
 from workbench.core.methods import METHODS, known
 from workbench.exhibits import STRONGHOLD, find
-from workbench.exhibits.stronghold import fig6a, fig7a, fig8a
 from workbench.figures import draw
 from workbench.figures import rows as tidy
 from workbench.figures.style import LOOKS, as_svg, bar_look, line_look, look_of, save
@@ -103,8 +102,8 @@ def test_nothing_is_drawn_outside_or_over_a_title(figure: str) -> None:
 
 
 def test_a_missing_value_says_why_in_its_place() -> None:
-    specs = {spec.method: spec for spec in fig8a.EXHIBIT.specs(SMOKE)}
-    own = fig8a.EXHIBIT.rows([record(specs["stronghold"]), out_of_memory(specs["l2l"], "device")])
+    specs = {spec.method: spec for spec in find("8a").specs(SMOKE)}
+    own = find("8a").rows([record(specs["stronghold"]), out_of_memory(specs["l2l"], "device")])
     paper = drawn("8a", tidy.join(tidy.published("8a"), own), same_scale=False)
     assert "out of device memory" in words(paper)
 
@@ -156,7 +155,7 @@ def test_an_svg_needs_nothing_else() -> None:
 
 
 def test_pairs_are_coloured_by_method_and_named_by_baseline() -> None:
-    own = fig7a.EXHIBIT.rows([record(spec) for spec in fig7a.EXHIBIT.specs(SMOKE, {"l2l": 20})])
+    own = find("7a").rows([record(spec) for spec in find("7a").specs(SMOKE, {"l2l": 20})])
     paper = drawn("7a", own, same_scale=False)
     colors = {patch.get_edgecolor()[:3] for patch in paper.axes[0].patches}
     assert len(colors) == 2
@@ -165,7 +164,7 @@ def test_pairs_are_coloured_by_method_and_named_by_baseline() -> None:
 
 
 def test_the_planner_has_a_bar_beside_the_search() -> None:
-    specs = {spec.method: spec for spec in fig6a.EXHIBIT.specs(SMOKE)}
-    rows = tidy.join(fig6a.EXHIBIT.rows([record(specs["l2l"])]), tidy.published("6a"))
+    specs = {spec.method: spec for spec in find("6a").specs(SMOKE)}
+    rows = tidy.join(find("6a").rows([record(specs["l2l"])]), tidy.published("6a"))
     paper = drawn("6a", rows, same_scale=False)
     assert "the memory that was full" in words(paper)

@@ -12,7 +12,7 @@ from workbench.core.methods import METHODS
 from workbench.core.spec import RunSpec, flat
 from workbench.exhibits import STRONGHOLD, dials, find
 from workbench.exhibits.dials import SIZES
-from workbench.exhibits.stronghold import fig6a, fig7a, fig9, sizes
+from workbench.exhibits.stronghold import fig7a, sizes
 
 
 @pytest.mark.parametrize("size", [*SIZES, "tiny"])
@@ -57,10 +57,10 @@ def test_all_methods_of_8a_differ_in_nothing_but_the_method() -> None:
 
 
 def test_6a_shows_the_largest_that_trained_and_why_the_next_did_not() -> None:
-    spec = next(s for s in fig6a.EXHIBIT.specs(SMOKE) if s.method == "stronghold")
+    spec = next(s for s in find("6a").specs(SMOKE) if s.method == "stronghold")
     runs = [record(with_layers(spec, n)) for n in (10, 24)]
     runs += [out_of_memory(with_layers(spec, n), "host") for n in (25, 30)]
-    row = fig6a.EXHIBIT.rows(runs).iloc[0]
+    row = find("6a").rows(runs).iloc[0]
     assert row["layers"] == 24
     assert row["value"] == pytest.approx(with_layers(spec, 24).model.parameters / 1e6)
     assert row["bound"] == "host"
@@ -68,20 +68,18 @@ def test_6a_shows_the_largest_that_trained_and_why_the_next_did_not() -> None:
 
 
 def test_6a_keeps_a_method_that_nothing_fits() -> None:
-    spec = fig6a.EXHIBIT.specs(SMOKE)[0]
-    row = fig6a.EXHIBIT.rows([out_of_memory(with_layers(spec, n), "device") for n in (1, 2)]).iloc[
-        0
-    ]
+    spec = find("6a").specs(SMOKE)[0]
+    row = find("6a").rows([out_of_memory(with_layers(spec, n), "device") for n in (1, 2)]).iloc[0]
     assert (row["status"], row["layers"]) == ("oom_device", 1)
     assert row[["value"]].isna().all()
 
 
 def test_7a_pairs_each_baseline_with_stronghold_on_the_same_model() -> None:
-    specs = fig7a.EXHIBIT.specs(SMOKE, LARGEST)
+    specs = find("7a").specs(SMOKE, LARGEST)
     assert [(s.method, s.model.layers) for s in specs[:4]] == [
         ("megatron-lm", 6), ("stronghold", 6), ("l2l", 20), ("stronghold", 20),
     ]  # fmt: skip
-    rows = fig7a.EXHIBIT.rows([record(s, 0.2 if s.method == "stronghold" else 0.6) for s in specs])
+    rows = find("7a").rows([record(s, 0.2 if s.method == "stronghold" else 0.6) for s in specs])
     for method, layers in LARGEST.items():
         pair = rows[(rows["pair"] == method) & (rows["source"] == "measured")]
         assert set(pair["method"]) == {method, "stronghold"}
@@ -92,21 +90,21 @@ def test_7a_pairs_each_baseline_with_stronghold_on_the_same_model() -> None:
 
 def test_7a_serves_two_baselines_of_one_size_with_one_run_of_stronghold() -> None:
     same = {**LARGEST, "zero-infinity": LARGEST["zero-offload"]}
-    records = {(s.method, s.model.layers): record(s) for s in fig7a.EXHIBIT.specs(SMOKE, same)}
-    rows = fig7a.EXHIBIT.rows(list(records.values()))
+    records = {(s.method, s.model.layers): record(s) for s in find("7a").specs(SMOKE, same)}
+    rows = find("7a").rows(list(records.values()))
     measured = rows[rows["source"] == "measured"]
     assert len(measured) == 8
     assert len(records) == 7
 
 
 def test_7a_leaves_out_a_baseline_without_a_size() -> None:
-    methods = {spec.method for spec in fig7a.EXHIBIT.specs(SMOKE, {"l2l": 20, "megatron-lm": 0})}
+    methods = {spec.method for spec in find("7a").specs(SMOKE, {"l2l": 20, "megatron-lm": 0})}
     assert methods == {"l2l", "stronghold"}
 
 
 def test_9_is_drawn_over_the_window_that_was_asked_for() -> None:
-    runs = [record(spec, 1 / spec.options.window, window=2) for spec in fig9.EXHIBIT.specs(SMOKE)]
-    measured = fig9.EXHIBIT.rows(runs).query("source == 'measured'")
+    runs = [record(spec, 1 / spec.options.window, window=2) for spec in find("9").specs(SMOKE)]
+    measured = find("9").rows(runs).query("source == 'measured'")
     assert measured["x"].tolist() == list(SMOKE.windows)
 
 

@@ -213,7 +213,7 @@ def test_how_busy_ranks_were_is_read_from_the_timeline(tmp_path: Path) -> None:
     text = json.dumps({"events": [same | event for event in events]})
     (folder / "timeline.json").write_text(text)
     assert fig8.busy_shares(made, store) == {0: 1.0, 1: 0.25}
-    rows = tidy.pick(fig8.EXHIBIT.rows([made], store, SMOKE), quantity="busy")
+    rows = tidy.pick(find("harmony_8").rows([made], store, SMOKE), quantity="busy")
     assert rows["value"].tolist() == [1.0, 0.25]
     assert rows["setting"].tolist() == ["2/2, packs of 4"] * 2
     (folder / "timeline.json").write_text("{")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from tests.unit.figures.lanes import STEP, write_step
 from tests.unit.figures.offload import line, write
 from tests.unit.figures.paper import flat, in_report, printed
-from workbench.exhibits import open_exhibit
+from workbench.exhibits import find, open_exhibit
 from workbench.exhibits.hardware import lanes
 from workbench.exhibits.hardware.lanes_table import (
     Span,
@@ -45,7 +45,7 @@ def rows_of(folder: Path, plain: float | None = None) -> pd.DataFrame:
 
 
 def drawn(rows: pd.DataFrame, steps: list[Run]) -> Figure:
-    return printed(lanes.EXHIBIT.draw, rows, steps)
+    return printed(find("here_lanes").draw, rows, steps)
 
 
 # -- one step among its like ----------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_a_goal_is_held_against_the_bound(tmp_path: Path, plain: float, verdict:
     write_step(tmp_path)
     rows = rows_of(tmp_path, plain)
     assert rows["goal_samples_per_second"].tolist() == pytest.approx([0.8 * plain])
-    assert lanes.EXHIBIT.judged(None, rows)["so"].tolist() == [verdict]
+    assert find("here_lanes").judged(None, rows)["so"].tolist() == [verdict]
     words = lanes.reason(rows.iloc[0])
     assert ("the goal is" in words) == (verdict != "reached")
     assert verdict.removeprefix("missed, ") in words or verdict == "reached"
@@ -147,7 +147,7 @@ def test_there_is_no_goal_for_other_settings(tmp_path: Path) -> None:
     write_step(tmp_path, device_cap_gib=48.0)
     assert rows_of(tmp_path, 100.0)["goal_samples_per_second"].isna().all()
     write_step(tmp_path, layers=77)
-    assert lanes.EXHIBIT.judged(None, rows_of(tmp_path, 100.0))["so"].tolist() == ["no goal"]
+    assert find("here_lanes").judged(None, rows_of(tmp_path, 100.0))["so"].tolist() == ["no goal"]
     write_step(tmp_path)
     write_step(tmp_path / "other", device="another")
     (tmp_path / "published-here" / "made-up" / "offload.jsonl").unlink()
@@ -161,7 +161,7 @@ def test_under_smaller_caps_the_goal_is_a_share_of_the_bound(tmp_path: Path, cap
     assert row.goal_samples_per_second == pytest.approx(0.8 * row.bound_samples_per_second)
     reached = row.samples_per_second >= row.goal_samples_per_second
     assert (
-        lanes.EXHIBIT.judged(None, rows_of(tmp_path))["so"].str.startswith("reached").all()
+        find("here_lanes").judged(None, rows_of(tmp_path))["so"].str.startswith("reached").all()
         == reached
     )
 

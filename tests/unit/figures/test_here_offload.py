@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from tests.unit.figures.offload import benchmark, line, runs_of, write
 from tests.unit.figures.paper import assert_nothing_leaves, flat, in_report, printed
-from workbench.exhibits import open_exhibit
+from workbench.exhibits import find, open_exhibit
 from workbench.exhibits.claims import goals_table
 from workbench.exhibits.hardware import offload
 from workbench.exhibits.hardware.table import OFFLOAD as COLUMNS
@@ -27,12 +27,14 @@ def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
 
 
 def drawn(rows: pd.DataFrame) -> Figure:
-    return printed(offload.EXHIBIT.draw, rows)
+    return printed(find("here_offload").draw, rows)
 
 
 def judge(folder: Path, lines: list[dict]) -> dict[str, tuple[str, str]]:
     """Goal -> what was measured, and the verdict."""
-    return {g.goal: (g.measured, g.verdict) for g in offload.EXHIBIT.goals(rows_of(folder, lines))}
+    return {
+        g.goal: (g.measured, g.verdict) for g in find("here_offload").goals(rows_of(folder, lines))
+    }
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ def test_any_part_of_a_campaign_is_drawn(lines: list[dict], tmp_path: Path) -> N
     paper = drawn(rows)
     assert_nothing_leaves(paper)
     assert "Not measured" in flat(paper)
-    assert len(offload.EXHIBIT.goals(rows)) == 14
+    assert len(find("here_offload").goals(rows)) == 14
 
 
 # -- goals ----------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def test_a_whole_campaign_decides_every_goal(tmp_path: Path) -> None:
 
 
 def test_plain_training_counts_at_its_best_and_its_other_variants_are_told(tmp_path: Path) -> None:
-    first = offload.EXHIBIT.goals(rows_of(tmp_path))[0]
+    first = find("here_offload").goals(rows_of(tmp_path))[0]
     assert first.why.startswith("29.1 of 30 samples/s of plain torch (kept); ")
     assert first.why.endswith("; 121.2% of plain torch")
 
@@ -165,7 +167,7 @@ def test_plain_training_counts_at_its_best_and_its_other_variants_are_told(tmp_p
 def test_goals_at_their_limits(tmp_path: Path) -> None:
     def first(speed: float) -> str:
         lines = [line("plain", 32, cap=None, speed=100.0), line("stronghold", 32, speed=speed)]
-        return offload.EXHIBIT.goals(rows_of(tmp_path, lines))[0].verdict
+        return find("here_offload").goals(rows_of(tmp_path, lines))[0].verdict
 
     assert [first(speed) for speed in (99.0, 98.9)] == [HOLDS, FAILS]
     lines = [line("stronghold", 32, speed=100.0), line("stronghold", 32, speed=106.0, clip="")]
@@ -229,7 +231,7 @@ def test_two_methods_are_compared_in_the_last_round_that_has_both(tmp_path: Path
     for repeated, expected in ((False, ("12.00 times", MISSING)), (True, ("9.00 times", HOLDS))):
         every, rows = table(runs, COLUMNS, repeated=repeated), table(runs, COLUMNS)
         share, over = (
-            g for g in offload.EXHIBIT.goals(rows, every) if "78 layers, batch 4:" in g.goal
+            g for g in find("here_offload").goals(rows, every) if "78 layers, batch 4:" in g.goal
         )
         assert (over.measured, over.verdict) == expected
         assert (share.measured, share.verdict) == (
@@ -241,7 +243,7 @@ def test_bytes_of_the_disk_are_told(tmp_path: Path) -> None:
     run = line("stronghold-disk", 300, speed=0.5, host_cap_gib=90.0, disk_gib=150.0)
     moved = {"read": 7 * 10**10, "write": 6 * 10**10}
     rows = rows_of(tmp_path, [run | {"moved_bytes": moved}])
-    (goal,) = (g for g in offload.EXHIBIT.goals(rows) if "with a disk" in g.goal)
+    (goal,) = (g for g in find("here_offload").goals(rows) if "with a disk" in g.goal)
     assert "8 s a step, 150 GiB on the disk, of which 130 GB are read and written" in goal.why
 
 
@@ -291,9 +293,11 @@ def test_out_of_memory_fails_a_goal_and_a_broken_run_leaves_it_open(tmp_path: Pa
     plain = line("plain", 32, cap=None, speed=30.0)
 
     def first(status: str) -> str:
-        return offload.EXHIBIT.goals(
-            rows_of(tmp_path, [plain, line("stronghold", 32, status=status)])
-        )[0].verdict
+        return (
+            find("here_offload")
+            .goals(rows_of(tmp_path, [plain, line("stronghold", 32, status=status)]))[0]
+            .verdict
+        )
 
     assert [first(status) for status in ("oom_device", "error", "timeout")] == [
         FAILS, MISSING, MISSING,
@@ -325,6 +329,6 @@ def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     assert "at least 4.5 times ZeRO-Offload" in text
     assert ("data:image/svg+xml" in text) == bool(lines)
     assert ("nothing to show" in text) != bool(lines)
-    assert goals_table(offload.EXHIBIT.goals(session.rows()))["why"].iloc[0] in text.replace(
+    assert goals_table(find("here_offload").goals(session.rows()))["why"].iloc[0] in text.replace(
         "&#x27;", "'"
     )

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from tests.unit.figures.paper import assert_nothing_leaves, flat, in_report, printed
 from tests.unit.figures.servers import SPEED, benchmark, line, runs_of, ten, write
-from workbench.exhibits import open_exhibit
+from workbench.exhibits import find, open_exhibit
 from workbench.exhibits.claims import goals_table
-from workbench.exhibits.hardware import server_panels, servers
+from workbench.exhibits.hardware import server_panels
 from workbench.exhibits.hardware.table import MODEL, table
 from workbench.exhibits.hardware.table import SERVERS as COLUMNS
 from workbench.figures.style import LOOKS, PAGE_IN
@@ -29,7 +29,7 @@ def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
 
 
 def drawn(rows: pd.DataFrame) -> Figure:
-    return printed(servers.EXHIBIT.draw, rows)
+    return printed(find("here_servers").draw, rows)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_no_line_joins_runs_of_different_rounds(tmp_path: Path) -> None:
     assert "0123abc" not in words, "commits are no small print"
     (scaled,) = titled(drawn(rows_of(tmp_path, [*lines, ten(2, 3.8)])), "scaling, measured")
     assert [*scaled.lines[1].get_xdata()] == [1, 2], "those of one round alone"
-    goal = servers.EXHIBIT.goals(
+    goal = find("here_servers").goals(
         rows_of(tmp_path, [ten(1, 2.0), ten(8, 12.0) | {"commit": "9876fed"}])
     )[9]
     assert (goal.measured, goal.verdict) == ("6.00 times", MISSING)
@@ -249,7 +249,7 @@ def test_many_settings_are_several_panels_of_about_equal_width(tmp_path: Path) -
 
 def test_without_the_file_the_exhibit_says_so() -> None:
     assert "nothing to show" in flat(drawn(table([], COLUMNS)))
-    found = servers.EXHIBIT.goals(table([], COLUMNS))
+    found = find("here_servers").goals(table([], COLUMNS))
     assert {goal.verdict for goal in found} == {MISSING}
     assert all(goal.why for goal in found)
 
@@ -284,7 +284,7 @@ def test_the_report_has_its_goals(lines: list[dict], tmp_path: Path) -> None:
     assert "Harmony-PP at or above Harmony-DP" in text
     assert ("data:image/svg+xml" in text) == ("host links (weights)" in text) == bool(lines)
     assert ("nothing to show" in text) != bool(lines)
-    assert set(servers.EXHIBIT.columns) <= set(session.rows().columns)
-    assert goals_table(servers.EXHIBIT.goals(session.rows()))["why"].iloc[0] in text.replace(
+    assert set(find("here_servers").columns) <= set(session.rows().columns)
+    assert goals_table(find("here_servers").goals(session.rows()))["why"].iloc[0] in text.replace(
         "&#x27;", "'"
     )

@@ -78,8 +78,8 @@ def test_sizes_share_axes_since_budgets_are_the_same(tmp_path: Path) -> None:
 
 
 def test_sizes_of_runs_here_are_drawn_in_the_unit_of_the_published_ones() -> None:
-    spec = next(s for s in fig6a.EXHIBIT.specs(sizes.named("paper")) if s.method == "stronghold")
-    own = fig6a.EXHIBIT.rows([record(spec)])
+    spec = next(s for s in find("6a").specs(sizes.named("paper")) if s.method == "stronghold")
+    own = find("6a").rows([record(spec)])
     assert own["value"].iloc[0] == pytest.approx(spec.model.parameters / 1e6)
     both = fig6a.in_billions(tidy.join(own, tidy.published("6a")))
     assert both["value"].max() < 10

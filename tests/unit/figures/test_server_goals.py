@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.figures.servers import benchmark, line, runs_of, ten
-from workbench.exhibits.hardware.servers import EXHIBIT
+from workbench.exhibits.hardware.servers import Servers
 from workbench.exhibits.hardware.table import SERVERS, table
 from workbench.figures.verdict import FAILS, HOLDS, MISSING
 
@@ -24,12 +24,12 @@ def rows_of(folder: Path, lines: list[dict] | None = None) -> pd.DataFrame:
 
 def judge(folder: Path, lines: list[dict], place: int) -> tuple[str, str, str]:
     """(measured value, verdict, reason) of a goal."""
-    goal = EXHIBIT.goals(rows_of(folder, lines))[place]
+    goal = Servers().goals(rows_of(folder, lines))[place]
     return goal.measured, goal.verdict, goal.why
 
 
 def test_a_whole_campaign_decides_all_but_what_takes_8_gpus(tmp_path: Path) -> None:
-    found = EXHIBIT.goals(rows_of(tmp_path))
+    found = Servers().goals(rows_of(tmp_path))
     assert [goal.verdict for goal in found] == [*[HOLDS] * 9, MISSING, HOLDS, MISSING]
     assert [goal.measured for goal in found] == [
         "7.47 times", "70.0%", "5.23 times", "1.17 times", "1.17 times", "0.20%", "4.0%",
@@ -104,10 +104,10 @@ def test_two_methods_are_compared_in_the_last_round_that_has_both(tmp_path: Path
         line("harmony-pp", ranks=2, speed=1.0), line("harmony-pp", speed=40.0) | later,
     ]  # fmt: skip
     runs = runs_of(tmp_path, lines)
-    found = EXHIBIT.goals(table(runs, SERVERS), table(runs, SERVERS, repeated=True))[OVER_DP]
+    found = Servers().goals(table(runs, SERVERS), table(runs, SERVERS, repeated=True))[OVER_DP]
     assert (found.measured, found.verdict) == ("1.20 times", HOLDS)
     slower = runs_of(tmp_path, [*lines, line("harmony-dp", speed=41.0) | later])
-    found = EXHIBIT.goals(table(slower, SERVERS), table(slower, SERVERS, repeated=True))[OVER_DP]
+    found = Servers().goals(table(slower, SERVERS), table(slower, SERVERS, repeated=True))[OVER_DP]
     assert (found.measured, found.verdict) == ("0.98 times", FAILS)
 
 
@@ -119,14 +119,14 @@ def test_goals_of_gpt2_xl_are_judged_in_their_setting_only(changes: dict, tmp_pa
     lines = [line(method, speed=100.0) for method in ("harmony-pp", "harmony-dp")]
     lines.append(line("data-parallel", cap=None, speed=100.0))
     assert judge(tmp_path, lines, SHARE)[1] == judge(tmp_path, lines, OVER_DP)[1] == HOLDS
-    others = EXHIBIT.goals(rows_of(tmp_path, [row | changes for row in lines]))
+    others = Servers().goals(rows_of(tmp_path, [row | changes for row in lines]))
     assert {goal.verdict for goal in others[:5]} == {MISSING}
 
 
 def test_another_cap_or_minibatch_is_another_setting(tmp_path: Path) -> None:
     lines = [line(method, cap=24, speed=100.0) for method in ("harmony-pp", "harmony-dp")]
     lines += [line(method, batch=32, speed=100.0) for method in ("harmony-pp", "harmony-dp")]
-    assert {goal.verdict for goal in EXHIBIT.goals(rows_of(tmp_path, lines))[:5]} == {MISSING}
+    assert {goal.verdict for goal in Servers().goals(rows_of(tmp_path, lines))[:5]} == {MISSING}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from workbench.cli.spec import specs_from
 from workbench.core import host
 from workbench.exhibits import EXHIBITS, find, open_exhibit
 from workbench.exhibits.session import Session
-from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
+from workbench.exhibits.stronghold.fig9 import Window
 from workbench.published.here import OFFLOAD
 from workbench.report.page import join
 from workbench.report.sections import figures
@@ -38,7 +38,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def with_records(figure: str, folder: Path) -> Session:
     """Figure 9 at size tiny with one of its two runs done."""
     session = open_exhibit(figure, "tiny", folder)
-    spec = FIG9.specs(session.size)[0]
+    spec = Window().specs(session.size)[0]
     session.store.write(record(spec, 0.2, key=key_of(spec)))
     return session
 
@@ -48,7 +48,7 @@ def test_the_report_renews_figure_files_that_show_other_rows(tmp_path: Path) -> 
     session = with_records("9", tmp_path)
     paths = session.figure(session.rows()).paths
     before = [path.read_bytes() for path in paths]
-    spec = FIG9.specs(session.size)[0]
+    spec = Window().specs(session.size)[0]
     session.store.write(record(spec, 0.7, key=key_of(spec)))
     figures([(session, session.rows())], {})
     after = [path.read_bytes() for path in paths]

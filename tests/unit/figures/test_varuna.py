@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from workbench.exhibits import find, open_exhibit
-from workbench.exhibits.varuna.bubbles import EXHIBIT, WRONG
+from workbench.exhibits.varuna.bubbles import WRONG, Bubbles
 from workbench.figures.rows import PUBLISHED, SIMULATED, pick
 from workbench.figures.verdict import FAILS, HOLDS
 
@@ -33,7 +33,7 @@ def test_lists_give_all_points_but_the_one_that_was_cut_short(bubbles):
         for source in (PUBLISHED, SIMULATED)
     )
     apart = (theirs - ours.round(1)).abs()
-    assert [*apart[apart > EXHIBIT.claims[1].given["near"] + 1e-9].index] == [WRONG]
+    assert [*apart[apart > Bubbles.claims[1].given["near"] + 1e-9].index] == [WRONG]
     assert ours[WRONG] == pytest.approx(6.64, abs=0.005)
 
 

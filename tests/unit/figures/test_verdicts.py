@@ -7,8 +7,7 @@ import pytest
 from tests.unit.figures.paper import words
 from tests.unit.figures.records import SMOKE, out_of_memory, paper_rows, record, specs_of
 from workbench.exhibits import STRONGHOLD, find, open_exhibit
-from workbench.exhibits.stronghold import fig8a, fig8b, fig9
-from workbench.exhibits.stronghold.fig9 import EXHIBIT as FIG9
+from workbench.exhibits.stronghold.fig9 import Window
 from workbench.figures import rows as tidy
 from workbench.figures.verdict import (
     BUSY,
@@ -27,14 +26,11 @@ STEP_S = {"stronghold": 1.0, "megatron-lm": 0.9, "l2l": 3.0, "zero-offload": 2, 
 
 
 def eight_a(**changes: dict) -> list:
-    rows = fig8a.EXHIBIT.rows(
-        [
-            record(s, STEP_S[s.method], **changes.get(s.method, {}))
-            for s in fig8a.EXHIBIT.specs(SMOKE)
-        ]
+    rows = find("8a").rows(
+        [record(s, STEP_S[s.method], **changes.get(s.method, {})) for s in find("8a").specs(SMOKE)]
     )
     whole = tidy.join(tidy.published("8a"), rows)
-    return {v.claim.split()[-1]: v for v in fig8a.EXHIBIT.verdicts(whole, *MEASURED)}
+    return {v.claim.split()[-1]: v for v in find("8a").verdicts(whole, *MEASURED)}
 
 
 def test_at_least() -> None:
@@ -67,7 +63,7 @@ def test_a_busy_machine_tells_nothing_and_an_idle_one_that_a_claim_fails() -> No
 
 def test_a_busy_run_is_marked_in_its_figure(tmp_path) -> None:
     session = open_exhibit("9", "smoke", tmp_path)
-    first, *others = FIG9.specs(session.size)
+    first, *others = Window().specs(session.size)
     runs = [record(first, others={"cores": 0.34}), *map(record, others)]
     told = words(session.draw(session.rows(runs)))
     assert "\u00a7 The machine was busy: STRONGHOLD: others used 34% of the cores." in " ".join(
@@ -87,31 +83,31 @@ def test_without_a_gpu_deepspeed_is_shown_but_not_judged() -> None:
 
 
 def test_on_a_gpu_deepspeed_is_judged() -> None:
-    specs = {s.method: s.to_dict() | {"device": "cuda"} for s in fig8a.EXHIBIT.specs(SMOKE)}
+    specs = {s.method: s.to_dict() | {"device": "cuda"} for s in find("8a").specs(SMOKE)}
     verdicts = eight_a(**{method: {"spec": spec} for method, spec in specs.items()})
     assert verdicts["ZeRO-Offload"].verdict == HOLDS
 
 
 def test_a_run_without_a_value_leaves_its_claim_open() -> None:
-    specs = {s.method: s for s in fig8a.EXHIBIT.specs(SMOKE)}
-    rows = fig8a.EXHIBIT.rows([out_of_memory(specs["l2l"]), record(specs["stronghold"])])
-    verdicts = fig8a.EXHIBIT.verdicts(tidy.join(tidy.published("8a"), rows), *MEASURED)
+    specs = {s.method: s for s in find("8a").specs(SMOKE)}
+    rows = find("8a").rows([out_of_memory(specs["l2l"]), record(specs["stronghold"])])
+    verdicts = find("8a").verdicts(tidy.join(tidy.published("8a"), rows), *MEASURED)
     assert [v.verdict for v in verdicts] == [MISSING] * 4
 
 
 @pytest.mark.parametrize(("power", "verdict"), [(1, HOLDS), (3, FAILS)])
 def test_8b_holds_for_a_line_and_not_for_a_curve(power: int, verdict: str) -> None:
-    specs = fig8b.EXHIBIT.specs(SMOKE)
-    rows = fig8b.EXHIBIT.rows([record(s, s.model.layers**power) for s in specs])
-    assert fig8b.EXHIBIT.verdicts(rows, *MEASURED)[0].verdict == verdict
-    assert fig8b.EXHIBIT.verdicts(rows.head(2), *MEASURED)[0].verdict == MISSING
+    specs = find("8b").specs(SMOKE)
+    rows = find("8b").rows([record(s, s.model.layers**power) for s in specs])
+    assert find("8b").verdicts(rows, *MEASURED)[0].verdict == verdict
+    assert find("8b").verdicts(rows.head(2), *MEASURED)[0].verdict == MISSING
 
 
 def test_9_tells_no_loss_from_a_gain() -> None:
     def judge(*seconds: float) -> list[str]:
-        specs = fig9.EXHIBIT.specs(SMOKE)[: len(seconds)]
-        rows = fig9.EXHIBIT.rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
-        return [v.verdict for v in fig9.EXHIBIT.verdicts(rows, *MEASURED)]
+        specs = find("9").specs(SMOKE)[: len(seconds)]
+        rows = find("9").rows([record(s, t) for s, t in zip(specs, seconds, strict=True)])
+        return [v.verdict for v in find("9").verdicts(rows, *MEASURED)]
 
     assert judge(1.3, 1.1, 1.0) == [HOLDS, HOLDS]
     assert judge(1.0, 1.0, 1.0) == [HOLDS, FAILS]

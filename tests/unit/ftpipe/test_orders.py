@@ -7,7 +7,7 @@ import json
 import pytest
 
 from workbench.cli import main
-from workbench.methods.ftpipe.orders import depths, passes, staleness, steady, string, versions
+from workbench.methods.ftpipe.orders import depths, passes, staleness, string, versions
 
 PUBLISHED = [
     ("async-1f1b", 0, 1, "FB" * 12),
@@ -46,7 +46,7 @@ def test_the_cap_as_it_was_meant_gives_the_first_stage_one_more():
 def test_staleness_is_the_closed_form_once_the_pipeline_is_full(depth, step_every):
     made = passes("async-1f1b", depth, 60 * step_every, step_every)
     found = staleness(made)
-    wanted = [steady(depth, place, step_every) for place in range(step_every)]
+    wanted = [max(0, -(-(depth - place) // step_every)) for place in range(step_every)]
     assert found[40 * step_every : 41 * step_every] == wanted
     assert found[0] == 0  # the first weights are everybody's
     forward = versions(made, "F")

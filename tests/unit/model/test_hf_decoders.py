@@ -166,9 +166,10 @@ def test_what_the_author_does_not_train_stays_and_experts_count_as_they_are_visi
     assert all_four - few == 2 * 8 * experts / 2
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mixtral", "phi3", "qwen3"])
+@pytest.mark.parametrize("name", ["apertus", "gemma2", "gpt2", "llama", "mixtral", "phi3", "qwen3"])
 def test_of_a_large_vocabulary_few_words_are_compared(name):
-    """Loss and gradients of the layers with them are those of the module with them."""
+    """Loss and gradients of the layers with them are those of the module with them; numbers that a
+    constructor gave are there too."""
     more = {"tie_word_embeddings": name == "qwen3", "vocab_size": 5000}
     spec, model = ModelSpec(family="a.json", seq=8), HFModel.from_config(config(name, **more))
     (told,) = notes_of(spec, model, (TOKENS % 2, TARGETS % 2), 0)

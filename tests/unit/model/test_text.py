@@ -133,6 +133,32 @@ def test_bpe_is_trained_once_and_mends_a_broken_cache(story, tmp_path, monkeypat
         assert np.array_equal(first.tokens, third.tokens)
 
 
+def test_a_cache_loses_what_was_used_longest_ago(tmp_path, monkeypatch):
+    """Also what a killed run has left half; who reads a file goes on with it."""
+    many = np.arange(1000, dtype=np.int64)
+    monkeypatch.setattr(tokenize, "CACHE_BYTES", many.nbytes + 2000)
+
+    def take(stem, at):
+        found, _ = tokenize.kept(tmp_path, stem, lambda: (many, {}))
+        for path in tmp_path.glob(f"{stem}.*"):
+            os.utime(path, (at, at))
+        return found
+
+    take("first", 1), take("second", 2)
+    (tmp_path / ".left.npy.1-1.part").write_bytes(b"half")
+    os.utime(tmp_path / ".left.npy.1-1.part", (3, 3))
+    read = take("first", 4)
+    assert isinstance(read, np.memmap)
+    take("third", 5)
+    assert {path.name.strip(".").partition(".")[0] for path in tmp_path.iterdir()} == {
+        "first", "third", "left"
+    }  # fmt: skip
+    monkeypatch.setattr(tokenize, "CACHE_BYTES", 0)
+    take("last", 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.json", "last.npy"]
+    assert np.array_equal(read, many)
+
+
 def test_a_cache_that_cannot_be_written_costs_no_run(story):
     text = load_text(story, "bpe:300", vocab=300, seq=16, cache=story / "not a folder")
     assert text.tokenizer.vocab == 300

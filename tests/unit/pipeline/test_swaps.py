@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,6 +15,7 @@ from workbench.methods.pipeline.places import Places
 from workbench.methods.pipeline.program import Program
 from workbench.schedule import Kind, simulate, validate
 from workbench.schedule.action import MEETING
+from workbench.schedule.graph import ScheduleError
 from workbench.schedule.schedule import Schedule
 
 RANKS, MICROS = 3, 6
@@ -26,7 +28,9 @@ TWICE = Layers([700, *[300] * 6, 900], tied={4: 0, 7: 0})
 """The first unit's weights are used on both other ranks."""
 
 
-def schedule_of(order: str, activations: str, own: int | None, layers=LAYERS) -> Schedule:
+def schedule_of(
+    order: str, activations: str, own: int | None, layers=LAYERS, replicas: int = 1
+) -> Schedule:
     """Units of 2 or 3 stages a rank and 6 micro-batches; `own` of a rank's units have a place of
     their own, and where it is None all stay on the device with their states."""
     chunks = 2 if ORDERS[order].chunked else 1
@@ -35,7 +39,7 @@ def schedule_of(order: str, activations: str, own: int | None, layers=LAYERS) ->
     places = [] if own is None else [Places(units=each, own=own) for each in units]
     line = Pipeline(
         method=order, passes=lists(order, RANKS, MICROS, chunks), stages=stages, micro_size=1,
-        activations=activations, places=places,
+        activations=activations, places=places, replicas=replicas,
     )  # fmt: skip
     return Program(line, layers).schedule()
 
@@ -74,3 +78,15 @@ def test_a_place_more_moves_less(order):
     moved = [schedule_of(order, "keep", own).moved_bytes()["load"] for own in range(4)]
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] == sum(map(LAYERS.visit_bytes, range(8)))
+
+
+def test_replicas_have_a_part_each_of_a_stash():
+    """They write there at once, so that one that all share is refused."""
+    one, two = (schedule_of("1f1b", "stash", None, replicas=each) for each in (1, 2))
+    validate(two)
+    label = "1:hxs3"
+    (stash, *_) = (action for action in two.actions if label in action.uses)
+    assert two.buffers[label].nbytes == 2 * one.buffers[label].nbytes
+    shared = replace(two, buffers=two.buffers | {label: one.buffers[label]})
+    with pytest.raises(ScheduleError, match=f"{stash.name} writes to '{label}', which 2 replicas"):
+        validate(shared)

@@ -23,7 +23,7 @@ from workbench.schedule.validate import validate
 
 V100 = "v100-32gb"
 MIB = 2**20
-MEMORY = published("stronghold").query("figure == 'memory'")
+MEMORY = published().query("figure == 'memory'")
 
 
 @cache

@@ -67,6 +67,22 @@ def test_halves_are_updated_as_the_whole(backend, dtype):
     assert equal(whole, halves)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("halves", [False, True])
+def test_weights_first_and_moments_later_are_the_update_at_once(backend, dtype, halves):
+    numel = 100_003
+    at_once, apart = Slabs(numel, halves=halves), Slabs(numel, halves=halves)
+    for step in range(1, 6):
+        grad, now = at_once.random(numel).to(dtype), hyper(step, grad_scale=0.7)
+        before = apart.states()
+        at_once.update(grad, now, decay_split=70_001)
+        apart.update(grad, now, decay_split=70_001, part="weights", threads=2)
+        assert torch.equal(apart.master, at_once.master)
+        assert all(map(torch.equal, apart.states()[1:], before[1:]))
+        apart.update(grad, now, decay_split=70_001, part="moments", threads=2)
+        assert equal(apart, at_once)
+
+
 @pytest.mark.parametrize("numel", [1, 63, 4_097, 300_001])
 @pytest.mark.parametrize("halves", [False, True])
 def test_every_element_moves(backend, numel, halves):

@@ -49,6 +49,11 @@ def test_no_dependency_can_be_forgotten(n, window, micro, workers, norm, stash, 
     assert len(redundant(schedule)) < sum(len(action.after) for action in schedule.actions)
 
 
+def test_moments_come_after_their_weights_and_before_the_next_gradients():
+    schedule = window_schedule(4, 2, workers=2, norm=True, later=True)
+    assert not {(f"G{i}", f"M{i}@-1") for i in range(4)} & redundant(schedule)
+
+
 def test_the_redundant_ones_are_known():
     """Data dependencies that lane order implies are still written down: they say why."""
     lane_order = {(f"F{i}.0", f"F{i - 1}.0") for i in (1, 2, 3)}

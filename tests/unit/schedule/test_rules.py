@@ -24,6 +24,7 @@ from workbench.schedule.validate import validate
 
 GOOD = window_schedule(4, 2)
 FULL = window_schedule(4, 2, 2, workers=2, norm=True, stash=True, disk=True)
+LATER = window_schedule(4, 2, norm=True, later=True)
 PIPELINE = pipeline()
 REPLICAS = replicas()
 
@@ -116,6 +117,23 @@ BROKEN = {
     "an update the next forward pass does not wait for": (
         lambda: forget(GOOD, "L0", "U0@-1"),
         "F0.0 of the next step may start before U0 has ended: its weights may be stale",
+    ),
+    # moments that are updated later than weights
+    "moments before their weights": (
+        lambda: swap(forget(LATER, "M2", "U2"), "U2", "M2"),
+        "M2 may start before U2 has ended: its weights are not updated yet",
+    ),
+    "moments after the next update": (
+        lambda: edit(forget(LATER, "G2", "M2@-1"), "M2", lane="host.1"),
+        "U2 of the next step may start before M2 has ended: it reads old moments",
+    ),
+    "moments of gradients that others free": (
+        lambda: edit(LATER, "M2", frees=()),
+        "M2 must be the one that frees the gradients of unit 2",
+    ),
+    "moments that have gone to the disk": (
+        lambda: window_schedule(4, 2, norm=True, later=True, disk=True),
+        "M0 writes moments of unit 0 on the host, where they are not once U0 has ended",
     ),
     # the global norm
     "an update that does not wait for the norm": (

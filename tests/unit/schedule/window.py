@@ -15,9 +15,11 @@ WEIGHT, INPUT, KEPT, SCRATCH, STATES = 100, 10, 50, 5, 200
 
 
 def window_schedule(
-    n=4, window=2, micro=1, *, workers=1, norm=False, stash=False, disk=False, budgets=None
-):
-    """One step; options: host workers, a global norm, stashed inputs, optimizer states on disk."""
+    n=4, window=2, micro=1, *, workers=1, norm=False, stash=False, disk=False, later=False,
+    budgets=None,
+):  # fmt: skip
+    """One step; options: host workers, a global norm, stashed inputs, optimizer states on disk,
+    moments updated later than weights."""
     actions, buffers, last = [], {}, micro - 1
 
     def put(name, nbytes, tier=DEVICE, slot=None, permanent=False):
@@ -101,7 +103,7 @@ def window_schedule(
             (frees if m == last else uses).append(w)
             act(Kind.BACKWARD, i, COMPUTE, m, after=after, takes=takes, uses=uses, frees=frees)
         hg = put(b.host_gradients(i), WEIGHT, HOST_TIER)
-        after, freed = [f"B{i}.{last}"], [b.gradients(i)]
+        after, freed = [f"B{i}.{last}"] + [f"M{i}@-1"] * later, [b.gradients(i)]
         act(Kind.GRAD_OUT, i, D2H, after=after, takes=[hg], frees=freed, nbytes=WEIGHT)
 
     if norm:
@@ -121,11 +123,15 @@ def window_schedule(
             i,
             HOST + f".{worker}" * (worker > 0),
             after=[f"G{i}"] + ["N0"] * norm + [f"READ{i}"] * disk,
-            uses=[b.host_weights(i), states],
-            frees=[b.host_gradients(i)],
+            uses=[b.host_weights(i), states] + [b.host_gradients(i)] * later,
+            frees=[b.host_gradients(i)] * (not later),
         )
         if disk:
             act(Kind.SPILL, i, DISK_OUT, after=[f"U{i}"], frees=[states], nbytes=STATES)
+    for update in [a for a in actions if later and a.kind is Kind.UPDATE]:
+        i, uses = update.unit, [b.host_states(update.unit)]
+        freed = [b.host_gradients(i)]
+        act(Kind.MOMENTS, i, update.lane, after=[update.name], uses=uses, frees=freed)
 
     return Schedule(
         name=f"window {window} of {n}",

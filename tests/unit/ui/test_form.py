@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.runs.helpers import wait_for
 from workbench.core.spec import RunSpec, every_field
 from workbench.runs.axis import format_axis, parse_axis
 from workbench.runs.campaign import Campaign
 from workbench.runs.store import Store
 from workbench.runs.sweep import SweepFile
 from workbench.ui.form import MOST_RUNS, OF_SWEEP, Form, form_fields
+from workbench.ui.helper_process import HelperProcess
 from workbench.ui.sweeps.preview import Preview
 
 GIB = 2**30
@@ -247,9 +249,9 @@ def test_a_bad_file_leaves_the_form_alone(text: str, words: str, tmp_path: Path)
 
 @pytest.fixture
 def preview(tmp_path: Path):
-    made = Preview(Store(tmp_path))
-    yield made
-    made.close()
+    helper = HelperProcess()
+    yield Preview(Store(tmp_path), helper)
+    helper.close()
 
 
 def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
@@ -260,7 +262,7 @@ def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
     )  # fmt: skip
     preview.start(form.data())
     assert preview.sentences() == ["Looking at the runs ..."]
-    preview.wait()
+    wait_for(lambda: preview.advance() and preview.ended)
     assert len(preview.points) == len(preview.pending) == 4
     assert preview.ended
     assert {point.what for point in preview.cannot} == {
@@ -282,12 +284,12 @@ def test_the_planner_says_what_fits_and_what_does_not(preview: Preview) -> None:
 
 def test_what_cannot_be_previewed_is_a_sentence(preview: Preview) -> None:
     preview.start({"base": {"method": "foo"}})
-    preview.wait()
+    wait_for(lambda: preview.advance() and preview.ended)
     assert preview.text.startswith("unknown method 'foo'")
     preview.start(
         {"base": {"method": "torch-zero-bubble", "device": "cpu", "ranks": 2, "microbatches": 1}}
     )
-    preview.wait()
+    wait_for(lambda: preview.advance() and preview.ended)
     assert preview.text == ""
     assert "needs a multiple of 2 micro-batches" in preview.unplanned[0].why
     preview.start({"base": {"method": "l2l", "device": "cpu", "layers": 2}})

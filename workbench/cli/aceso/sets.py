@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.cli.spec import add_results_flag
+from workbench.core.aligned import aligned
 from workbench.core.paths import user_path
 from workbench.exhibits import open_exhibit
 from workbench.exhibits.aceso.found import (
@@ -31,7 +32,6 @@ from workbench.exhibits.aceso.found import (
 from workbench.methods.aceso.outputs import MISSING, save_plans, save_search, save_table
 from workbench.methods.aceso.search import Effort
 from workbench.methods.aceso.settings import SETS, WAYS, Interrupted, Setting, searched
-from workbench.methods.aceso.show import aligned
 from workbench.published.aceso import DATABASE
 from workbench.runs.store import Store
 

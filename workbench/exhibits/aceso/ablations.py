@@ -10,22 +10,11 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.aceso.base import (
-    ACESO,
-    KINDS,
-    MODELS,
-    NAMES,
-    OURS,
-    AcesoExhibit,
-    ask_small,
-    keys,
-    search_small,
-    sources,
-)
+from workbench.exhibits.aceso import base
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import PUBLISHED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS
 from workbench.methods.aceso.bottleneck import Shuffled, groups
 from workbench.methods.aceso.search import Effort, Search
@@ -63,7 +52,7 @@ def sooner(asked: Asked) -> Found:
     return Found(float(others["x"].mean() / own["x"]), why=why + ("; one is better" * better))
 
 
-class Ablations(AcesoExhibit):
+class Ablations(base.AcesoExhibit):
     """Four panels: curves, hops, starts, orders."""
 
     metrics = by_name(one_hop, spread, sooner)
@@ -81,9 +70,8 @@ class Ablations(AcesoExhibit):
         for seed in (None, *range(size.orders)):
             name = BY_SHARE if seed is None else f"{AT_RANDOM} {seed}"
             found = searched(STAGES[ORDER], size.plans, seed=seed)
-            rows += _steps(ORDER, found.curve, pair=name, method=ACESO, label=MODEL)
-        columns = (*COLUMNS, "quantity")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+            rows += _steps(ORDER, found.curve, pair=name, method=base.ACESO, label=MODEL)
+        return self.tabled(at, rows, "quantity")
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(pick(rows, quantity=(HOPS, START)))
@@ -94,7 +82,7 @@ class Ablations(AcesoExhibit):
         (curves, orders), (hops, starts) = figure.subplots(2, 2)
         part = pick(rows, quantity=CURVE)
         ends = part.groupby("label")["value"].min()
-        dashes = dict(zip(MODELS, ("-", "--", ":"), strict=True))
+        dashes = dict(zip(base.MODELS, ("-", "--", ":"), strict=True))
         for (model, method), line in part.groupby(["label", "method"], sort=False):
             curves.step(line["x"], line["value"] / ends[model], where="post", lw=1.1,
                         ls=dashes[model], color=LOOKS[method].color)  # fmt: skip
@@ -104,7 +92,7 @@ class Ablations(AcesoExhibit):
         for name, line in pick(rows, quantity=ORDER).groupby("pair", sort=False):
             own = name == BY_SHARE
             orders.step(line["x"], line["value"] / SECONDS, where="post", lw=1.3 if own else 0.8,
-                        color=LOOKS[ACESO].color if own else GREY, ls="-" if own else "--",
+                        color=LOOKS[base.ACESO].color if own else GREY, ls="-" if own else "--",
                         zorder=3 if own else 2)  # fmt: skip
         orders.set(xscale="symlog", xlabel="plans rated", ylabel="best plan (s)")
         drawing.title(orders, f"order of primitives: GPT, {STAGES[ORDER]} stages")
@@ -116,10 +104,12 @@ class Ablations(AcesoExhibit):
             drawing.bars(axes, part, groups_of, "best plan (s)", column="label", number="{:.1f}")
             axes.set_xlabel(words)
             drawing.title(axes, f"{words}: GPT, {STAGES[quantity]} stages")
-        kinds = [(drawing.stroke(color=GREY, ls=dashes[m], lw=1.1), MODELS[m])
+        kinds = [(drawing.stroke(color=GREY, ls=dashes[m], lw=1.1), base.MODELS[m])
                  for m in dict.fromkeys(pick(rows, quantity=CURVE)["label"])]  # fmt: skip
         random = drawing.stroke(color=GREY, ls="--", lw=0.8), "random order"
-        drawing.place_legend(figure, [*keys(ACESO, OURS), *kinds, random, *sources(rows)])
+        drawing.place_legend(
+            figure, [*base.keys(base.ACESO, base.OURS), *kinds, random, *base.sources(rows)]
+        )
         drawing.small_print(figure, self.printed())
 
 
@@ -129,7 +119,7 @@ def searched(
     seed: int | None = None,
 ) -> Searched:  # fmt: skip
     """The published search of GPT's small setting; `seed`: in random order of primitives."""
-    space = ask_small(MODEL).space()
+    space = base.ask_small(MODEL).space()
     order = groups if seed is None else Shuffled(seed)
     effort = Effort(hops=hops, plans=plans)
     return Search(space, effort, order=order).run(space.first(stages, start=start))
@@ -138,9 +128,9 @@ def searched(
 def _curves(models: Iterable[str]) -> Iterator[dict[str, Any]]:
     for model in models:
         for kind in ("faithful", "ours"):
-            found = search_small(kind, model).curve()
-            method = KINDS[kind]
-            yield from _steps(CURVE, found, pair=NAMES[method], method=method, label=model)
+            found = base.search_small(kind, model).curve()
+            method = base.KINDS[kind]
+            yield from _steps(CURVE, found, pair=base.NAMES[method], method=method, label=model)
 
 
 def _steps(quantity: str, curve: Iterable[Any], **about: Any) -> Iterator[dict[str, Any]]:
@@ -153,7 +143,7 @@ def _steps(quantity: str, curve: Iterable[Any], **about: Any) -> Iterator[dict[s
 
 def _row(quantity: str, found: Searched, **about: Any) -> dict[str, Any]:
     return about | {
-        "quantity": quantity, "method": ACESO, "value": found.best.cost.time, "unit": MS,
+        "quantity": quantity, "method": base.ACESO, "value": found.best.cost.time, "unit": MS,
         "source": SIMULATED, "status": "ok", "note": f"{found.explored} plans rated",
         "how": "the published search, done again here",
     }  # fmt: skip
@@ -163,9 +153,6 @@ def _published(row: Any) -> dict[str, Any]:
     quantity, _, label = row.series.partition(" ")
     place = int(label) if quantity == HOPS else STARTS.index(label)
     return {
-        "quantity": quantity, "method": ACESO, "label": label, "x": place, "value": row.value,
+        "quantity": quantity, "method": base.ACESO, "label": label, "x": place, "value": row.value,
         "unit": row.unit, "source": PUBLISHED, "status": "ok", "how": row.source, "note": row.note,
     }  # fmt: skip
-
-
-EXHIBIT = Ablations()

@@ -3,9 +3,9 @@ its large settings and are kept, and searches on its small ones, which are made 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -33,6 +33,8 @@ NAMES = {MEGATRON: "Megatron-LM", ALPA: "Alpa", ACESO: "Aceso", OURS: "our searc
 MODELS = {"gpt": "GPT", "t5": "T5", "resnet": "Wide-ResNet"}
 SMALL = {"gpt": ("1_3B", 512), "t5": ("770M", 512), "resnet": ("1B", 768)}
 """Model -> size and batch of the small settings."""
+LARGE, LITTLE = "large", "small"
+"""The published settings."""
 GPUS, LIMIT_MB = 4, 12000
 """Of the small settings."""
 LARGE_MB = 28000
@@ -60,15 +62,10 @@ class Size:
 class AcesoExhibit(Exhibit):
     """An exhibit in which no plan trains."""
 
-    runs = False
+    runs, dials = False, staticmethod(partial(dials.named, "aceso", Size))
     labels: ClassVar[Mapping[str, Callable[[Any], str]]] = MappingProxyType(
         {"method": NAMES.__getitem__, "size": lambda size: size.replace("_", ".")}
     )
-
-    @staticmethod
-    def dials(size: str) -> Size:
-        """A size by name; raises ValueError naming the known ones."""
-        return dials.named("aceso", Size, size)
 
     def published(self) -> pd.DataFrame:
         """Values of the artifact: figure, model, size, layers, gpus, series, quantity, value, unit,
@@ -154,11 +151,34 @@ def size_words(pair: str, gpus: float) -> str:
     return f"{size}\n{gpus:g} GPU{'s' if gpus > 1 else ''}"
 
 
-def bars(axes: Any, rows: pd.DataFrame, words: str, title: str, **more: Any) -> None:
+def bars(axes: Any, rows: pd.DataFrame, words: str, **more: Any) -> None:
     """A group of bars a size, with the number of its devices."""
     groups = {row.pair: size_words(row.pair, row.x) for row in rows.itertuples()}
     drawing.bars(axes, rows, groups, words, column="pair", **more)
-    drawing.title(axes, title)
+
+
+def panels(
+    figure: Any, rows: pd.DataFrame, *titles: str, by: str = "model", wide: float = 1.5
+) -> Iterator[tuple[Any, pd.DataFrame, str]]:
+    """Axes, rows and setting of GPT above, and of Wide-ResNet and the small settings below; models
+    are told apart `by` a column."""
+    drawing.prepare(figure, 2)
+    grid = figure.add_gridspec(2, 2, width_ratios=(wide, 1))
+    places = grid[0, :], grid[1, 0], grid[1, 1]
+    parts = {"setting": LARGE, by: "gpt"}, {"setting": LARGE, by: "resnet"}, {"setting": LITTLE}
+    for place, where, title in zip(places, parts, titles, strict=True):
+        axes = figure.add_subplot(place)
+        yield axes, pick(rows, **where), where["setting"]
+        drawing.title(axes, title)
+
+
+def never_slower(asked: Any) -> float:
+    """The least throughput of our search's plan over the published search's, of all sizes."""
+    ours, theirs = (
+        pick(asked.of_series(), method=method).set_index("pair")["value"]
+        for method in (OURS, ACESO)
+    )
+    return float((ours / theirs).min())
 
 
 def same(asked: Any) -> float:

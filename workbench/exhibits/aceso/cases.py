@@ -9,21 +9,12 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.aceso.base import (
-    FOUND,
-    KINDS,
-    LIMIT_MB,
-    NAMES,
-    AcesoExhibit,
-    published,
-    search_small,
-    told,
-)
+from workbench.exhibits.aceso import base
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.plans import draw_plan, keys
-from workbench.figures.rows import COLUMNS, SIMULATED, pick, table
+from workbench.figures.rows import SIMULATED, pick
 from workbench.methods.aceso.show import cost_dict
 
 CASES = (
@@ -50,21 +41,20 @@ def uneven(asked: Asked) -> float:
     return float(part["step"].max() / part.sort_values("x")["step"].iloc[-1])
 
 
-class Cases(AcesoExhibit):
+class Cases(base.AcesoExhibit):
     """A panel a plan; rows of stages have its operators as runs, ``1x26 0x52``."""
 
     metrics = by_name(mixed, uneven)
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [each for case in CASES for each in _planned(*case)]
-        every = published("small")
+        every = base.published("small")
         rows += [
-            told(row, model=row.model, label=NAMES[KINDS[row.series]])
+            base.told(row, model=row.model, label=base.NAMES[base.KINDS[row.series]])
             for row in every[every["quantity"] == RATE].itertuples()
             if row.model in ("gpt", "resnet")
         ]
-        columns = (*COLUMNS, "model", "quantity", "step", *LISTS)
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "model", "quantity", "step", *LISTS)
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(rows[rows["quantity"] == STAGE])
@@ -75,24 +65,25 @@ class Cases(AcesoExhibit):
         panels = figure.subplots(len(CASES), 1)
         plans = []
         for axes, (model, kind) in zip(panels, CASES, strict=True):
-            part = pick(rows, model=model, method=KINDS[kind], source=SIMULATED)
+            part = pick(rows, model=model, method=base.KINDS[kind], source=SIMULATED)
             plan, cost = _read(part)
             plans.append(plan)
-            draw_plan(axes, plan, cost, limit_mb=LIMIT_MB)
+            draw_plan(axes, plan, cost, limit_mb=base.LIMIT_MB)
             words = axes.get_title(loc="left")
-            drawing.title(axes, f"{NAMES[KINDS[kind]]}: {words}")
+            drawing.title(axes, f"{base.NAMES[base.KINDS[kind]]}: {words}")
         drawing.place_legend(figure, keys(plans))
         drawing.small_print(figure, self.printed())
 
 
 def _planned(model: str, kind: str) -> Iterator[dict[str, Any]]:
     """The best plan that a search finds: its throughput, and each stage."""
-    plan, cost = search_small(kind, model).best
+    plan, cost = base.search_small(kind, model).best
     written, costs = plan.to_dict(), cost_dict(plan, cost)
-    method = KINDS[kind]
+    method = base.KINDS[kind]
     about = {
-        "model": model, "method": method, "label": NAMES[method], "source": SIMULATED,
-        "pair": f"{written['model_name']} {written['model_size']}", "status": "ok", "how": FOUND,
+        "model": model, "method": method, "label": base.NAMES[method], "source": SIMULATED,
+        "pair": f"{written['model_name']} {written['model_size']}", "status": "ok",
+        "how": base.FOUND,
     }  # fmt: skip
     batch, micro = written["global_batch_size"], written["micro_batch_size"]
     note = f"batch {batch} in micro-batches of {micro}"
@@ -135,6 +126,3 @@ def _read(rows: pd.DataFrame) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     costs = [{"iteration_ms": row.value, "memory_mb": row.high} for row in stages.itertuples()]
     most = {name: max(each[name] for each in costs) for name in ("iteration_ms", "memory_mb")}
     return plan, most | {"stages": costs}
-
-
-EXHIBIT = Cases()

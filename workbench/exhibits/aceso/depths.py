@@ -8,20 +8,11 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.aceso.base import (
-    ACESO,
-    ALPA,
-    MEGATRON,
-    OURS,
-    AcesoExhibit,
-    kept,
-    keys,
-    told,
-)
+from workbench.exhibits.aceso import base
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import MEASURED, PUBLISHED, SIMULATED, pick
 from workbench.figures.style import GREY, line_look
 from workbench.published.aceso import searches
 
@@ -40,22 +31,24 @@ def least_at_any_depth(asked: Asked) -> float:
     return float(asked.of_series()["value"].min())
 
 
-class Depths(AcesoExhibit):
+class Depths(base.AcesoExhibit):
     """Seconds, samples a second, and these over Megatron-LM's."""
 
     metrics = by_name(planned, least_at_any_depth)
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
-        rows = [told(row, x=row.layers, layers=row.layers) for row in self.published().itertuples()]
+        rows = [
+            base.told(row, x=row.layers, layers=row.layers) for row in self.published().itertuples()
+        ]
         rows += _found()
-        base = {(r["x"], r["source"]): r["value"] for r in rows
-                if r["quantity"] == RATE and r["method"] == MEGATRON}  # fmt: skip
+        grids = {(r["x"], r["source"]): r["value"] for r in rows
+                 if r["quantity"] == RATE and r["method"] == base.MEGATRON}  # fmt: skip
         rows += [
             row | {"quantity": RATIO, "unit": "ratio", "value": row["value"] / known}
             for row in rows
-            if row["quantity"] == RATE and (known := base.get((row["x"], row["source"])))
+            if row["quantity"] == RATE and (known := grids.get((row["x"], row["source"])))
         ]
-        return table(rows, (*COLUMNS, "quantity"), figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Three panels over the logarithm of layers."""
@@ -71,7 +64,7 @@ class Depths(AcesoExhibit):
         ):  # fmt: skip
             part = pick(known, quantity=quantity)
             if quantity == RATIO:
-                part = part[part["method"] != MEGATRON]
+                part = part[part["method"] != base.MEGATRON]
                 axes.axhline(1, color=GREY, lw=0.7, ls=(0, (4, 2)))
             drawing.lines(axes, part, "layers", words, log=log, ticks=depths)
             axes.set_xticklabels([f"{x:g}" for x in depths], fontsize=5.5)
@@ -79,10 +72,12 @@ class Depths(AcesoExhibit):
         panels[2].set_ylim(0.9, None)
         of = {PUBLISHED: "published", SIMULATED: "simulated", MEASURED: "measured"}
         marks = [
-            (drawing.stroke(**line_look(ACESO, source) | {"color": GREY, "marker": "o"}), name)
+            (drawing.stroke(**line_look(base.ACESO, source) | {"color": GREY, "marker": "o"}), name)
             for source, name in of.items()
         ]
-        drawing.place_legend(figure, [*keys(MEGATRON, ALPA, ACESO, OURS), *marks])
+        drawing.place_legend(
+            figure, [*base.keys(base.MEGATRON, base.ALPA, base.ACESO, base.OURS), *marks]
+        )
         drawing.small_print(figure, self.printed())
 
 
@@ -90,9 +85,6 @@ def _found() -> Iterator[dict[str, Any]]:
     for row in searches("scale").itertuples():
         own = {"x": row.layers, "layers": row.layers, "sound": row.fits}
         rate = BATCH / row.iteration_ms * 1000
-        yield kept(row, SIMULATED, quantity=RATE, value=rate, unit="samples/s", **own)
+        yield base.kept(row, SIMULATED, quantity=RATE, value=rate, unit="samples/s", **own)
         if row.search in ("faithful", "ours"):
-            yield kept(row, MEASURED, quantity=COST, value=row.cpu_seconds, unit="s", **own)
-
-
-EXHIBIT = Depths()
+            yield base.kept(row, MEASURED, quantity=COST, value=row.cpu_seconds, unit="s", **own)

@@ -8,26 +8,11 @@ from typing import Any
 import pandas as pd
 
 from workbench.core.record import RunRecord
-from workbench.exhibits.aceso.base import (
-    ACESO,
-    GPUS,
-    LARGE_MB,
-    LIMIT_MB,
-    MODELS,
-    SMALL,
-    AcesoExhibit,
-    golden,
-    kept,
-    published,
-    same,
-    size_words,
-    sources,
-    told,
-)
+from workbench.exhibits.aceso import base
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import PUBLISHED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, bar_look, lighter
 from workbench.published.aceso import searches
 
@@ -35,10 +20,9 @@ MEMORY = "memory"
 TRAINED, NORMAL, EXTRA = "training", "predicted: normal", "predicted: extra"
 LABELS = {"actual": TRAINED, "predict (norm)": NORMAL, "predict (extra)": EXTRA}
 COLOURS = {
-    TRAINED: GREY, NORMAL: LOOKS[ACESO].color, EXTRA: lighter(LOOKS[ACESO].color, 0.45),
+    TRAINED: GREY, NORMAL: LOOKS[base.ACESO].color, EXTRA: lighter(LOOKS[base.ACESO].color, 0.45),
 }  # fmt: skip
-LARGE, LITTLE = "large", "small"
-LIMITS = {LARGE: LARGE_MB, LITTLE: LIMIT_MB}
+LIMITS = {base.LARGE: base.LARGE_MB, base.LITTLE: base.LIMIT_MB}
 GIB = 1024
 
 
@@ -48,43 +32,34 @@ def within_limit(asked: Asked) -> float:
     return LIMITS[asked.given["limit"]] / parts.groupby("pair")["value"].sum().max()
 
 
-class Memory(AcesoExhibit):
+class Memory(base.AcesoExhibit):
     """Bars of the fullest device; what is predicted is normal and extra, one on the other."""
 
-    metrics = by_name(within_limit, same)
+    metrics = by_name(within_limit, base.same)
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
-        little = published("small")
-        parts = (LARGE, self.published()), (LITTLE, little[little["quantity"] == MEMORY])
+        little = base.published("small")
+        parts = (base.LARGE, self.published()), (base.LITTLE, little[little["quantity"] == MEMORY])
         rows = [
-            told(row, label=LABELS[row.series], setting=setting, model=row.model)
+            base.told(row, label=LABELS[row.series], setting=setting, model=row.model)
             for setting, part in parts
             for row in part.itertuples()
         ]
         rows += _here()
-        columns = (*COLUMNS, "model", "quantity", "setting")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "model", "quantity", "setting")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """GPT above; Wide-ResNet and the small settings below; the limit dashed."""
-        drawing.prepare(figure, 2)
-        grid = figure.add_gridspec(2, 2, width_ratios=(1.5, 1))
-        panels = (
-            (grid[0, :], {"setting": LARGE, "model": "gpt"}, "GPT"),
-            (grid[1, 0], {"setting": LARGE, "model": "resnet"}, "Wide-ResNet"),
-            (grid[1, 1], {"setting": LITTLE}, "small settings, 4 GPUs"),
-        )
-        for place, where, title in panels:
-            axes, part = figure.add_subplot(place), pick(rows, **where)
+        titles = "GPT", "Wide-ResNet", "small settings, 4 GPUs"
+        for axes, part, setting in base.panels(figure, rows, *titles):
             _stacked(axes, part)
-            limit = LIMITS[where["setting"]] / GIB
+            limit = LIMITS[setting] / GIB
             axes.axhline(limit, color=GREY, lw=0.7, ls=(0, (4, 2)), zorder=0)
             axes.set(ylabel="memory (GiB)", ylim=(0, max(axes.get_ylim()[1], 1.12 * limit)))
-            drawing.title(axes, title)
         drawn = [(drawing.patch(facecolor=c, edgecolor=GREY, lw=0.5), n)
                  for n, c in COLOURS.items()]  # fmt: skip
         line = drawing.stroke(color=GREY, lw=0.7, ls=(0, (4, 2))), "limit of the search"
-        drawing.place_legend(figure, [*drawn, *sources(rows), line])
+        drawing.place_legend(figure, [*drawn, *base.sources(rows), line])
         drawing.small_print(figure, self.printed())
 
 
@@ -92,8 +67,10 @@ def _stacked(axes: Any, rows: pd.DataFrame) -> None:
     """A group of bars a size: training, and what each source predicts."""
     ticks = []
     for place, (pair, group) in enumerate(rows.groupby("pair", sort=False)):
-        large = LARGE in set(group["setting"])
-        ticks.append(size_words(pair, group["x"].iloc[0]) if large else MODELS[pair.split()[0]])
+        large = base.LARGE in set(group["setting"])
+        ticks.append(
+            base.size_words(pair, group["x"].iloc[0]) if large else base.MODELS[pair.split()[0]]
+        )
         columns = ((TRAINED,), PUBLISHED), ((NORMAL, EXTRA), PUBLISHED), (
             (NORMAL, EXTRA), SIMULATED)  # fmt: skip
         for i, (labels, source) in enumerate(columns):
@@ -102,7 +79,7 @@ def _stacked(axes: Any, rows: pd.DataFrame) -> None:
                 part = pick(group, label=label, source=source)["value"]
                 if part.empty:
                     continue
-                look = bar_look(GREY if label == TRAINED else LOOKS[ACESO].color, source)
+                look = bar_look(GREY if label == TRAINED else LOOKS[base.ACESO].color, source)
                 if label == EXTRA:
                     look["facecolor"] = COLOURS[EXTRA]
                 value = float(part.iloc[0]) / GIB
@@ -117,28 +94,25 @@ def _stacked(axes: Any, rows: pd.DataFrame) -> None:
 
 def _here() -> Iterator[dict[str, Any]]:
     """Memory of the published small plans, and of GPT's plans that were found here."""
-    for model, (size, _) in SMALL.items():
-        reserved = published("small")
+    for model, (size, _) in base.SMALL.items():
+        reserved = base.published("small")
         reserved = reserved[(reserved["model"] == model) & (reserved["quantity"] == MEMORY)]
         yield from _parts(model, size, reserved.set_index("series")["value"])
     every = searches("large")
     for row in every[every["search"] == "faithful"].itertuples():
         for label, value in ((NORMAL, row.normal_mb), (EXTRA, row.reserved_mb)):
-            own = {"label": label, "setting": LARGE, "model": "gpt", "quantity": MEMORY}
-            yield kept(row, SIMULATED, value=value, unit="MB", **own)
+            own = {"label": label, "setting": base.LARGE, "model": "gpt", "quantity": MEMORY}
+            yield base.kept(row, SIMULATED, value=value, unit="MB", **own)
 
 
 def _parts(model: str, size: str, theirs: pd.Series) -> Iterator[dict[str, Any]]:
     """Both parts of the stage whose memory was published: that which trained with most."""
-    stages = golden(model).cost.stages
+    stages = base.golden(model).cost.stages
     stage = min(stages, key=lambda s: abs(s.normal - theirs["predict (norm)"]))
     for label, value in ((NORMAL, stage.normal), (EXTRA, stage.reserved)):
         yield {
-            "method": ACESO, "label": label, "setting": LITTLE, "model": model, "unit": "MB",
-            "pair": f"{model} {size}", "x": GPUS, "value": value, "quantity": MEMORY,
-            "source": SIMULATED, "status": "ok",
+            "method": base.ACESO, "label": label, "setting": base.LITTLE, "model": model,
+            "unit": "MB", "pair": f"{model} {size}", "x": base.GPUS, "value": value,
+            "quantity": MEMORY, "source": SIMULATED, "status": "ok",
             "how": "the published plan, by the cost model here; the stage that was published",
         }  # fmt: skip
-
-
-EXHIBIT = Memory()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -14,36 +15,13 @@ from workbench.core.model_spec import ModelSpec
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits import dials
-from workbench.exhibits.aceso.base import (
-    ACESO,
-    ALPA,
-    GPUS,
-    LIMIT_MB,
-    MEGATRON,
-    MODELS,
-    OURS,
-    AcesoExhibit,
-    golden,
-    keys,
-    same,
-    sources,
-    told,
-)
+from workbench.exhibits.aceso import base
 from workbench.exhibits.aceso.found import ACTUAL, COST, FOLDER, MEMORY, RATE, TIME, found_rows
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import Stage
 from workbench.figures import draw as drawing
-from workbench.figures.rows import (
-    COLUMNS,
-    MEASURED,
-    amounts,
-    hardware_of,
-    how_measured,
-    note_of,
-    pick,
-    table,
-)
+from workbench.figures.rows import MEASURED, amounts, hardware_of, how_measured, note_of, pick
 from workbench.figures.style import GREY, LOOKS, lighter
 from workbench.methods.aceso.options import digest, keep, narrowed, sizes_of
 from workbench.methods.aceso.plan import Plan
@@ -55,8 +33,8 @@ from workbench.published.aceso import DATABASE
 TRAINED = "gpt"
 LOSS, PLAN, ALONE = "loss", "the plan", "one process"
 COLOURS = {
-    "actual": GREY, "predict": LOOKS[ACESO].color, "predict (norm)": LOOKS[ACESO].color,
-    "predict (extra)": lighter(LOOKS[ACESO].color), ACTUAL: LOOKS["plain"].color,
+    "actual": GREY, "predict": LOOKS[base.ACESO].color, "predict (norm)": LOOKS[base.ACESO].color,
+    "predict (extra)": lighter(LOOKS[base.ACESO].color), ACTUAL: LOOKS["plain"].color,
 }  # fmt: skip
 
 
@@ -74,15 +52,6 @@ class Size:
     """Sizes that take the places of the published ones, to train; none: published widths."""
 
 
-def never_slower(asked: Asked) -> float:
-    """The least throughput of our search's plan over the published search's."""
-    ours, theirs = (
-        pick(asked.of_series(), method=method).set_index("pair")["value"]
-        for method in (OURS, ACESO)
-    )
-    return float((ours / theirs).min())
-
-
 def as_alone(asked: Asked) -> Found:
     """The least ratio, either way, of losses under the plan and in one process."""
     plan, alone = (
@@ -92,21 +61,16 @@ def as_alone(asked: Asked) -> Found:
     return Found(float(min(ratios.min(), 1 / ratios.max())) if len(ratios) else None)
 
 
-class Small(AcesoExhibit):
+class Small(base.AcesoExhibit):
     """Throughput, seconds of searches, predictions, and losses of a plan that trains."""
 
-    runs = True
-    metrics = by_name(same, never_slower, as_alone)
-
-    @staticmethod
-    def dials(size: str) -> Size:
-        """A size by name; raises ValueError naming the known ones."""
-        return dials.named("aceso_small", Size, size)
+    runs, dials = True, staticmethod(partial(dials.named, "aceso_small", Size))
+    metrics = by_name(base.same, base.never_slower, as_alone)
 
     def specs(self, size: Any) -> list[RunSpec]:
         """The published plan of GPT; where it is made narrower, also all of it in one process.
         Nothing where there are not as many GPUs."""
-        wide, narrow = golden(TRAINED).plan, dict(size.narrow)
+        wide, narrow = base.golden(TRAINED).plan, dict(size.narrow)
         if size.device == "cuda" and len(host.gpus()) < wide.gpus:
             return []
         plan, spec = _trained(wide, narrow, size)
@@ -117,16 +81,17 @@ class Small(AcesoExhibit):
     def stages(self, at: Opened, *, force: bool = False, planned: bool = False) -> Iterator[Stage]:
         """The runs, whose plan is kept among the results."""
         if specs := self.specs(at.size):
-            keep(_trained(golden(TRAINED).plan, dict(at.size.narrow), at.size)[0], at.store.root)
+            keep(
+                _trained(base.golden(TRAINED).plan, dict(at.size.narrow), at.size)[0], at.store.root
+            )
             yield at.sweep(specs, force=force)
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         chosen = [each for each in SETS["small"] if each.model in at.size.models]
-        rows = [told(row) for row in self.published().itertuples()]
+        rows = [base.told(row) for row in self.published().itertuples()]
         rows += found_rows(chosen, DATABASE, Effort(plans=at.size.plans), at.store.root / FOLDER)
         rows += [row for record in records for row in _measured(record, at.size)]
-        columns = (*COLUMNS, "quantity", "step")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity", "step")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Throughput above; then seconds of searches, times, memory and losses."""
@@ -143,14 +108,14 @@ class Small(AcesoExhibit):
             part = pick(rows, quantity=quantity)
             _bars(axes, part, unit, words, number="{:,.0f}", colors=COLOURS)
             if quantity == MEMORY:
-                axes.axhline(LIMIT_MB, color=GREY, lw=0.7, ls=(0, (4, 2)))
+                axes.axhline(base.LIMIT_MB, color=GREY, lw=0.7, ls=(0, (4, 2)))
         axes, losses = figure.add_subplot(grid[2, 1]), pick(rows, quantity=LOSS)
         if losses["value"].notna().any():
             for (label, style), width in zip(
                 {PLAN: "-", ALONE: "--"}.items(), (2.4, 1), strict=True
             ):
                 part = pick(losses, label=label)
-                color = LOOKS[ACESO if label == PLAN else "plain"].color
+                color = LOOKS[base.ACESO if label == PLAN else "plain"].color
                 axes.plot(part["step"], part["value"], style, lw=width, color=color, label=label)
             axes.set(xlabel="step", ylabel="loss")
             axes.xaxis.get_major_locator().set_params(integer=True)
@@ -161,7 +126,12 @@ class Small(AcesoExhibit):
         shades = [(drawing.patch(color=color), label) for label, color in COLOURS.items()
                   if label in set(rows["label"])]  # fmt: skip
         dashed = drawing.stroke(color=GREY, lw=0.7, ls=(0, (4, 2))), "limit"
-        shown = [*keys(MEGATRON, ALPA, ACESO, OURS), *shades, *sources(rows), dashed]
+        shown = [
+            *base.keys(base.MEGATRON, base.ALPA, base.ACESO, base.OURS),
+            *shades,
+            *base.sources(rows),
+            dashed,
+        ]
         drawing.place_legend(figure, shown)
         drawing.small_print(figure, self.printed())
 
@@ -171,7 +141,7 @@ def _bars(axes: Any, rows: pd.DataFrame, unit: str, title: str, **more: Any) -> 
     groups = {}
     for pair in dict.fromkeys(rows["pair"]):
         model, size = pair.split()
-        groups[pair] = f"{MODELS[model]} {size.replace('_', '.')}"
+        groups[pair] = f"{base.MODELS[model]} {size.replace('_', '.')}"
     drawing.bars(axes, rows, groups, unit, column="pair", **more)
     drawing.title(axes, title)
 
@@ -182,8 +152,8 @@ def _trained(wide: Plan, narrow: dict[str, int], size: Any) -> tuple[Plan, RunSp
     sizes = sizes_of(wide)
     model = ModelSpec(**ALSO[sizes["family"]] | sizes | narrow)
     dtype = "bf16" if size.device == "cuda" and not narrow else "fp32"
-    same = {"model": model, "batch": batch, "steps": size.steps, "device": size.device}
-    spec = RunSpec.of(method="aceso", ranks=wide.gpus, dtype=dtype, **same)
+    alike = {"model": model, "batch": batch, "steps": size.steps, "device": size.device}
+    spec = RunSpec.of(method="aceso", ranks=wide.gpus, dtype=dtype, **alike)
     plan = narrowed(wide, spec)
     micros = -(-batch // plan.micro)
     return plan, spec.with_(plan=digest(plan), microbatches=micros)
@@ -193,8 +163,8 @@ def _measured(record: RunRecord, size: Any) -> Iterator[dict[str, Any]]:
     """Losses; at published widths, also time and memory."""
     planned = record.spec["method"] == "aceso"
     about = {
-        "method": ACESO if planned else "plain", "label": PLAN if planned else ALONE,
-        "pair": f"{TRAINED} 1_3B", "x": GPUS, "source": MEASURED, "how": how_measured(record),
+        "method": base.ACESO if planned else "plain", "label": PLAN if planned else ALONE,
+        "pair": f"{TRAINED} 1_3B", "x": base.GPUS, "source": MEASURED, "how": how_measured(record),
         "status": record.status, "note": note_of(record), "hardware": hardware_of(record),
         "device": size.device, "busy": record.busy, "key": record.key,
     }  # fmt: skip
@@ -206,6 +176,3 @@ def _measured(record: RunRecord, size: Any) -> Iterator[dict[str, Any]]:
         yield here | {"quantity": TIME, "unit": "ms", "value": value, "low": low, "high": high}
         held = (record.peak_bytes.get("device") or 0) / 2**20
         yield here | {"quantity": MEMORY, "unit": "MB", "value": held}
-
-
-EXHIBIT = Small()

@@ -22,7 +22,7 @@ from workbench.exhibits.ftpipe.base import (
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, pick, table
+from workbench.figures.rows import pick
 from workbench.figures.style import LOOKS
 
 MODEL = "T5-3B"
@@ -53,8 +53,7 @@ class Balance(FtpipeExhibit):
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [*_estimated(at.size.operators), *map(_told, self.published().itertuples())]
-        columns = (*COLUMNS, "quantity")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """A panel for each quantity and partition; published bars are those of the newer plot."""
@@ -95,6 +94,3 @@ def _told(row: Any) -> dict[str, Any]:
     plot = NEWER if row.variant.endswith("(B)") else "older plot"
     own = told(row, x=int(row.item), quantity=row.metric, variant=plot, unit=UNITS[row.metric])
     return own | ({"value": own["value"] * MIB / GIB} if row.metric == HELD else {})
-
-
-EXHIBIT = Balance()

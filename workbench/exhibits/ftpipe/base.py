@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -80,15 +80,10 @@ class Size:
 class FtpipeExhibit(Exhibit):
     """An exhibit that starts nothing."""
 
-    runs = False
+    runs, dials = False, staticmethod(partial(dials.named, "ftpipe", Size))
     labels: ClassVar[Mapping[str, Callable[[Any], str]]] = MappingProxyType(
         {"method": lambda name: NAMES[name].replace("\n", " ")}
     )
-
-    @staticmethod
-    def dials(size: str) -> Size:
-        """A size by name; raises ValueError naming the known ones."""
-        return dials.named("ftpipe", Size, size)
 
     def published(self) -> pd.DataFrame:
         """Values of the released code: item, variant, method, metric, value, unit, source."""
@@ -123,10 +118,10 @@ def tried(*asked: Any) -> tuple[Partition | None, str]:
         return None, "package missing" if "package" in str(error) else "nothing fits"
 
 
-def mean_ms(model: str, operators: bool, devices: int = DEVICES) -> float:
+def mean_ms(model: str, operators: bool) -> float:
     """Milliseconds of the mean device."""
     every = graph(model, operators).nodes
-    return sum(node.forward_ms + node.backward_ms for node in every) / devices
+    return sum(node.forward_ms + node.backward_ms for node in every) / DEVICES
 
 
 def estimated(method: str, value: float | None, **more: Any) -> dict[str, Any]:

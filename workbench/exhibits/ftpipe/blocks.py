@@ -20,7 +20,7 @@ from workbench.exhibits.ftpipe.base import (
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, ESTIMATED, PUBLISHED, pick, table
+from workbench.figures.rows import ESTIMATED, PUBLISHED, pick
 from workbench.figures.style import line_look
 
 MODEL = "T5-3B"
@@ -53,8 +53,7 @@ class OverBlocks(FtpipeExhibit):
         theirs = theirs[(theirs["metric"] == SPEED) & (theirs["variant"] == GRAPHS[size.operators])]
         rows = [told(row, x=float(row.item), quantity=SPEED) for row in theirs.itertuples()]
         rows += _estimated(size.operators, size.blocks)
-        columns = (*COLUMNS, "quantity", "error")
-        return table(rows, columns, figure=self.figure, size=size.name)
+        return self.tabled(at, rows, "quantity", "error")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Speed-up over L, and how far the slowest stage is from the bound, both over log L."""
@@ -96,6 +95,3 @@ def _estimated(operators: bool, blocks: tuple[int, ...]) -> Iterator[dict[str, A
             for quantity, (value, unit) in values.items():
                 own = {"quantity": quantity, "unit": unit, "error": found.gap}
                 yield estimated(method, value, **about, **own)
-
-
-EXHIBIT = OverBlocks()

@@ -24,7 +24,7 @@ from workbench.exhibits.ftpipe.base import (
 from workbench.exhibits.metrics import Asked, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, pick, table
+from workbench.figures.rows import pick
 from workbench.figures.style import GREY, LOOKS
 
 SLOWEST, PARAMETERS, BOUND = "slowest stage", "parameters", "bound"
@@ -70,8 +70,7 @@ class Partitions(FtpipeExhibit):
             told(row, pair=row.item, quantity=PARAMETERS, note=SUPPORTED if row.note else "")
             for row in sizes.itertuples()
         ]
-        columns = (*COLUMNS, "quantity")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Bars of all methods, the bound as a line in each group; below, the sizes."""
@@ -110,6 +109,3 @@ def _estimated(model: str, operators: bool) -> Iterator[dict[str, Any]]:
         yield estimated(method, value, pair=model, quantity=SLOWEST, status=status)
         if method == "exact" and found:
             yield estimated(method, found.bound_ms / mean, pair=model, quantity=BOUND)
-
-
-EXHIBIT = Partitions()

@@ -13,7 +13,7 @@ from workbench.exhibits.ftpipe.base import FtpipeExhibit, told
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, PUBLISHED, pick, table
+from workbench.figures.rows import MEASURED, PUBLISHED, pick
 from workbench.figures.style import LOOKS
 from workbench.published.tables import FOLDER
 
@@ -49,8 +49,7 @@ class Quality(FtpipeExhibit):
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [*_digits(), *map(_told, self.published().itertuples())]
-        columns = (*COLUMNS, "quantity")
-        return table(rows, columns, figure=self.figure, size=at.size.name, status="ok")
+        return self.tabled(at, rows, "quantity", status="ok")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Digits from scratch above; fine-tuned, and published ones, below."""
@@ -95,6 +94,3 @@ def _told(row: Any) -> dict[str, Any]:
     how = row.variant.removeprefix("best ")
     own = {"label": how, "pair": row.item.removeprefix("T5-3B "), "quantity": "published"}
     return told(row) | own | {"method": METHODS.get(how, "ftpipe")}
-
-
-EXHIBIT = Quality()

@@ -15,7 +15,7 @@ from workbench.exhibits.ftpipe.base import DEVICES, MIXED, FtpipeExhibit, cut, t
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import PUBLISHED, SIMULATED, pick
 from workbench.figures.style import GREY, LOOKS, bar_look, lighter
 from workbench.methods.ftpipe import orders
 from workbench.methods.pipeline.orders import B, F
@@ -54,8 +54,9 @@ class Schedules(FtpipeExhibit):
             *simulated.chart(),
             *_epochs(own[own["metric"] == "ratio"]),
         ]
-        columns = (*COLUMNS, "quantity", "rank", "kind", "micro", "start", "end")
-        return table(rows, columns, figure=self.figure, size=at.size.name, status="ok")
+        return self.tabled(
+            at, rows, "quantity", "rank", "kind", "micro", "start", "end", status="ok"
+        )
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(rows[rows["quantity"] != simulated.PASS])
@@ -117,6 +118,3 @@ def _epochs(ratios: pd.DataFrame) -> Iterator[dict[str, Any]]:
             "quantity": EPOCH, "method": "ftpipe", "label": f"{task}: {words}", "value": value,
             "pair": f"{task}: {words}", "source": SIMULATED, "how": "counted operations",
         }  # fmt: skip
-
-
-EXHIBIT = Schedules()

@@ -17,7 +17,6 @@ from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.figures import draw as drawing
 from workbench.figures.rows import (
-    COLUMNS,
     MEASURED,
     PUBLISHED,
     SIMULATED,
@@ -25,7 +24,6 @@ from workbench.figures.rows import (
     how_measured,
     note_of,
     pick,
-    table,
 )
 from workbench.figures.style import GREY, LOOKS, lighter
 from workbench.model.corpus import DIGITS
@@ -101,8 +99,7 @@ class Target(FtpipeExhibit):
         for way in at.size.digits.ways:
             rows += _measured(way, known.get(way), at.size)
         rows += map(_told, self.published().itertuples())
-        columns = (*COLUMNS, "quantity", "step", "seconds")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity", "step", "seconds")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Four panels."""
@@ -182,6 +179,3 @@ def _told(row: Any) -> dict[str, Any]:
     way = f"{system}, {'mixed' if stages == 'mixed' else 'contiguous'}"
     own = {"label": way, "pair": row.item.removeprefix("T5-3B "), "quantity": TIME}
     return told(row) | own | {"method": "ftpipe"}
-
-
-EXHIBIT = Target()

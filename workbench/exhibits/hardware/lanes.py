@@ -283,6 +283,3 @@ def _legend(figure: Any, kinds: set[str]) -> None:
         loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.2,
         borderpad=0.1,
     )  # fmt: skip
-
-
-EXHIBIT = LaneByLane()

@@ -160,6 +160,3 @@ def _bar(axes: Any, run: Any, x: float) -> None:
     words = f"{run.share:.0%}" if run.share >= 0.1 else f"{run.share:.1%}"
     words = f"{words}{marks.variant_words(run.variant)}"
     marks.bar(axes, look, x, run.share, words, pale=bool(run.variant))
-
-
-EXHIBIT = Offload()

@@ -132,6 +132,3 @@ def _draw_pairs(axes: Any, settings: list[tuple[str, Any, Any]]) -> None:
     names = [drawing.patch(color=LOOKS[name].color, label=ORDERS[name].label) for name in shown]
     axes.legend(handles=names, loc="upper left", ncols=len(names), fontsize=6, frameon=False)
     axes.set_ylabel("samples/s, measured")
-
-
-EXHIBIT = Pipelines()

@@ -145,6 +145,3 @@ def facts_of(rows: pd.DataFrame) -> dict[str, Any]:
         "lacking": " ".join(f"{words}: {'; '.join(of)}." for words, of in lists.items() if of),
         **dict.fromkeys(absent, ""),
     }
-
-
-EXHIBIT = Servers()

@@ -10,7 +10,6 @@ are kept in the results folder and shown instead.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -76,9 +75,9 @@ class HarmonyExhibit(Exhibit):
         """Measured and predicted values of those runs; `store` has their timelines."""
         return table([])
 
-    @abstractmethod
     def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
-        """Reference estimates, and plans under our simulator."""
+        """Reference estimates, and plans under our simulator; by default none is known."""
+        return table([])
 
     def absent(self, size: HarmonySize, why: str) -> pd.DataFrame:
         """A row for each thing that was not measured, and why."""

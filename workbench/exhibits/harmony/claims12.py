@@ -10,14 +10,7 @@ from workbench.core.record import BETWEEN, PARTS
 from workbench.exhibits.harmony import volumes
 from workbench.exhibits.harmony.sizes import DP, HARMONY, ONE, PP, SWAPPED
 from workbench.exhibits.metrics import Asked, Found, NoClaim, by_name
-from workbench.figures.rows import (
-    FORMULA,
-    MEASURED,
-    REFERENCE,
-    one,
-    pick,
-    quotient,
-)
+from workbench.figures.rows import FORMULA, MEASURED, REFERENCE, one, pick, quotient
 
 MODEL, GPUS = "gpt2_xl", 4
 """Model and number of GPUs of the published schedules."""
@@ -26,7 +19,6 @@ LINK = (*WEIGHTS, "activations_in", "activations_out")
 """Parts of the host link's traffic that estimates and plans name."""
 OWN = ("load", "store")
 """Parts that every runtime counts; ours also `PARTS` of it, and `BETWEEN`."""
-EQUAL = 0.01
 
 
 def totals(rows: pd.DataFrame) -> dict[tuple[str, float], float | None]:

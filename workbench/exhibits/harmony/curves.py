@@ -68,10 +68,6 @@ class Curves(HarmonyExhibit):
         trained, ranks = self.trained(size), size.most_here()
         return [size.spec(PLAIN, trained), *(size.spec(name, trained, ranks) for name in HARMONY)]
 
-    def known(self, size: HarmonySize, plans: pd.DataFrame) -> pd.DataFrame:
-        """No value of the original is known."""
-        return table([])
-
     def rows(self, records: list[RunRecord], store: Store, size: HarmonySize) -> pd.DataFrame:
         """A row a step and method."""
         out: list[dict[str, Any]] = []

@@ -8,11 +8,7 @@ import pandas as pd
 
 from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
-from workbench.exhibits.harmony.base import (
-    HarmonyExhibit,
-    not_run,
-    nothing_reduced,
-)
+from workbench.exhibits.harmony.base import HarmonyExhibit, not_run, nothing_reduced
 from workbench.exhibits.harmony.sizes import HARMONY, PEERS, PP, SWAPPED, HarmonySize
 from workbench.exhibits.harmony.table import (
     as_speed,
@@ -26,14 +22,7 @@ from workbench.exhibits.harmony.table import (
 )
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
-from workbench.figures.rows import (
-    MEASURED,
-    OUR_PLAN,
-    REFERENCE,
-    join,
-    label_of,
-    pick,
-)
+from workbench.figures.rows import MEASURED, OUR_PLAN, REFERENCE, join, label_of, pick
 from workbench.published.harmony import FOUR, MODELS
 from workbench.runs.store import Store
 
@@ -162,6 +151,3 @@ def _not_run(rows: pd.DataFrame) -> list[str]:
     if libraries:
         out.append(f"{', '.join(libraries)}: decoders only, which is what these libraries train.")
     return out
-
-
-EXHIBIT = FourModels()

@@ -225,6 +225,3 @@ def _legends(figure: Any, left: Any, right: Any, rows: pd.DataFrame) -> None:
     right.set_ylim(top=LEGEND_ROOM * right.get_ylim()[1])
     drawn = rows[rows["source"] != FORMULA].dropna(subset=["value"])
     draw.legend(figure, drawn, methods=False)
-
-
-EXHIBIT = SwapVolume()

@@ -8,6 +8,3 @@ class FineTuning(Curves):
     """The losses of BERT."""
 
     reads, form = "pairs", f"MRPC, with {' or '.join(MRPC_FILES)}"
-
-
-EXHIBIT = FineTuning()

@@ -58,6 +58,3 @@ def _plain_ticks(axes: Any, rows: pd.DataFrame) -> None:
     ticks = [n for n in SECONDS if values.min() / 2 < n < 2 * values.max()]
     axes.set_yticks(ticks, [str(n) for n in ticks])
     axes.minorticks_off()
-
-
-EXHIBIT = TimePerIteration()

@@ -46,6 +46,3 @@ class SpeedUp(Scaling):
     def panel(self, axes: Any, rows: pd.DataFrame, ticks: Sequence[float]) -> None:
         axes.plot(ticks, ticks, color="#888888", lw=0.8, ls=(0, (4, 2)), zorder=0.5)
         draw.lines(axes, rows, "devices", "speed (one device = 1)", ticks=ticks)
-
-
-EXHIBIT = SpeedUp()

@@ -8,6 +8,3 @@ class LanguageModelling(Curves):
     """The losses of GPT-2."""
 
     reads, form = "text", f"WikiText, with {' or '.join(f'wiki.train.{form}' for form in FORMS)}"
-
-
-EXHIBIT = LanguageModelling()

@@ -11,22 +11,9 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import PP, HarmonySize
-from workbench.exhibits.harmony.table import (
-    estimated,
-    measured,
-    missing,
-    planned,
-    table,
-)
+from workbench.exhibits.harmony.table import estimated, measured, missing, planned, table
 from workbench.figures import draw
-from workbench.figures.rows import (
-    MEASURED,
-    OUR_PLAN,
-    REFERENCE,
-    join,
-    one,
-    pick,
-)
+from workbench.figures.rows import MEASURED, OUR_PLAN, REFERENCE, join, one, pick
 from workbench.figures.style import LOOKS, bar_look
 from workbench.runs.store import Store
 from workbench.runs.timeline import load_timeline
@@ -159,6 +146,3 @@ def _busy(axes: Any, rows: pd.DataFrame, names: dict[str, str]) -> None:
     axes.tick_params(axis="x", length=0, labelsize=6)
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("compute, share of a step")
-
-
-EXHIBIT = Balance()

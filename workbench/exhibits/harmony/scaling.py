@@ -13,14 +13,7 @@ from workbench.core.record import RunRecord
 from workbench.core.spec import RunSpec
 from workbench.exhibits.harmony.base import HarmonyExhibit, nothing_reduced
 from workbench.exhibits.harmony.sizes import HARMONY, ZERO, HarmonySize, Trained
-from workbench.exhibits.harmony.table import (
-    both,
-    estimated,
-    missing,
-    model_label,
-    planned,
-    table,
-)
+from workbench.exhibits.harmony.table import both, estimated, missing, model_label, planned, table
 from workbench.figures import draw
 from workbench.figures.rows import MEASURED, OUR_PLAN, join, one, pick
 from workbench.runs.store import Store

@@ -15,13 +15,7 @@ from workbench.core.bytesize import format_bytes
 from workbench.exhibits.claim_rows import stated
 from workbench.exhibits.harmony.base import HarmonyExhibit
 from workbench.exhibits.harmony.sizes import DP, PP, HarmonySize
-from workbench.exhibits.harmony.table import (
-    estimated,
-    model_label,
-    planned,
-    recomputed,
-    table,
-)
+from workbench.exhibits.harmony.table import estimated, model_label, planned, recomputed, table
 from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.figures import draw
 from workbench.figures.rows import (
@@ -238,6 +232,3 @@ def compared(rows: pd.DataFrame, seconds: str = "iteration_s") -> list[tuple[str
             ratio = quotient(float(fastest["value"]), steps[key]) or 0.0
             out.append((", ".join(map(str, key)), ratio, fits))
     return out
-
-
-EXHIBIT = Searches()

@@ -98,7 +98,7 @@ class LargestModel(StrongholdExhibit):
 def searches(at: Opened, *, force: bool = False) -> list[Search]:
     """The largest-model searches of all methods at a size."""
     limit = at.size.largest.limit
-    return [at.search(spec, limit=limit, force=force) for spec in EXHIBIT.specs(at.size)]
+    return [at.search(spec, limit=limit, force=force) for spec in LargestModel().specs(at.size)]
 
 
 def _largest(records: list[RunRecord], method: str) -> dict[str, Any] | None:
@@ -147,6 +147,3 @@ def in_billions(rows: pd.DataFrame) -> pd.DataFrame:
     millions = rows["unit"] == tidy.UNITS["parameters"]
     scale = millions.map({True: 1e-3, False: 1.0})
     return rows.assign(**{name: rows[name] * scale for name in ("value", "low", "high")})
-
-
-EXHIBIT = LargestModel()

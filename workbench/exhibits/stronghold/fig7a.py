@@ -154,6 +154,3 @@ def _other_depth(rows: pd.DataFrame, source: str, variant: str, pair: str) -> st
         return ""
     there, here = int(theirs.iloc[0]), int(ours.iloc[0])
     return "" if here == there else f"at {here} layers here, at {there} in the paper"
-
-
-EXHIBIT = ThroughputAtLargest()

@@ -26,6 +26,3 @@ class Throughput(StrongholdExhibit):
 
     def absolute(self, axes: Any, rows: pd.DataFrame) -> None:
         drawing.bars(axes, rows, drawing.names_of(METHODS), "throughput (samples/s)")
-
-
-EXHIBIT = Throughput()

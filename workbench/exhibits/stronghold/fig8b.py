@@ -43,6 +43,3 @@ class Depth(Line):
         out = drawing.relative_to_first(rows)
         first = out.groupby(["source", "variant"])["x"].transform("min")
         return out.assign(x=out["x"] / first)
-
-
-EXHIBIT = Depth()

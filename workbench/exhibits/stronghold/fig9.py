@@ -28,6 +28,3 @@ class Window(Line):
         """Time over that of each series' smallest window, window as a share of the layers."""
         out = drawing.relative_to_first(rows)
         return out.assign(x=out["x"] / out["layers"])
-
-
-EXHIBIT = Window()

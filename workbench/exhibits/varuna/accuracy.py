@@ -101,8 +101,7 @@ class Accuracy(VarunaExhibit):
         rows = [row for record in records for row in _of_record(record)]
         for run in _committed(at):
             rows += _of_run(run) if at.machine in ("", run.device) else []
-        same = {"figure": self.figure, "size": at.size.name, "method": "varuna"}
-        return tidy.table(rows, (*tidy.COLUMNS, "quantity", "ranks"), **same)
+        return self.tabled(at, rows, "quantity", "ranks", method="varuna")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """For each series predicted over measured seconds, and errors by shape."""
@@ -233,6 +232,3 @@ def _look(ranks: float) -> dict[str, Any]:
     """Point of a run, darker for more ranks."""
     color = lighter(LOOKS["varuna"].color, {1: 0.35, 2: 0.65}.get(ranks, 1.0))
     return {"color": color, "marker": "o", "ms": 4.0, "ls": ""}
-
-
-EXHIBIT = Accuracy()

@@ -13,7 +13,7 @@ from workbench.exhibits.metrics import Asked, Found, by_name
 from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
-from workbench.figures.rows import PUBLISHED, SIMULATED, pick, table
+from workbench.figures.rows import PUBLISHED, SIMULATED, pick
 from workbench.figures.style import LOOKS, lighter
 from workbench.methods.pipeline.orders import varuna_quanta
 from workbench.published.tables import FOLDER
@@ -75,7 +75,7 @@ class Bubbles(VarunaExhibit):
                 )  # fmt: skip
             value = bubble_percent(depth, depth * times)
             rows.append(here | {"value": value, "source": SIMULATED, "how": "quanta of the lists"})
-        return table(rows, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows)
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Points as published, lines as the lists give them; darker for deeper pipelines."""
@@ -99,6 +99,3 @@ class Bubbles(VarunaExhibit):
         published = "Hollow: published." if PUBLISHED in set(rows["source"]) else ""
         wrong = "".join(f"{why[0].upper()}{why[1:]}." for why in {*rows["note"]} - {""})
         drawing.small_print(figure, self.printed(published=published, wrong=wrong))
-
-
-EXHIBIT = Bubbles()

@@ -18,7 +18,7 @@ from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, REFERENCE, SIMULATED, pick, table
+from workbench.figures.rows import MEASURED, REFERENCE, SIMULATED, pick
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.jitter import Jitter
 from workbench.methods.pipeline.policies import (
@@ -120,8 +120,7 @@ class UnderJitter(VarunaExhibit):
         told = told or [(spec, None) for spec in self.specs(at.size)]
         paced = (row for one in told for row in _paced(*one, self.unmeasured(at)))
         rows = [*_reference(), *_simulated(), *paced]
-        columns = (*COLUMNS, "quantity", "error")
-        return table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity", "error")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """A panel for each jitter, and one of what the policies stash."""
@@ -195,6 +194,3 @@ def _about(policy: Policy, setting: str, quantity: str) -> dict[str, Any]:
 def _spread(values: list[float]) -> dict[str, float | None]:
     ends = (min(values), max(values)) if len({*values}) > 1 else (None, None)
     return {"value": mean(values) if values else None, "low": ends[0], "high": ends[1]}
-
-
-EXHIBIT = UnderJitter()

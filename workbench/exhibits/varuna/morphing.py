@@ -16,7 +16,7 @@ from workbench.exhibits.opened import Opened
 from workbench.exhibits.preview import cached
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, hardware_of, pick, table
+from workbench.figures.rows import MEASURED, hardware_of, pick
 from workbench.figures.style import GREY, LOOKS
 from workbench.methods.varuna.replay.job import ALONE, EDITS, JOB, LOSSES, TAIL
 from workbench.published.tables import FOLDER
@@ -106,8 +106,9 @@ class Morphing(VarunaExhibit):
         rows = [row for record in records for row in _ran(record, at.store)]
         none = {"quantity": ROUND, "source": MEASURED, "status": self.unmeasured(at)}
         rows = rows or [none]
-        columns = (*COLUMNS, "quantity", "step", "seconds", "ranks", "minibatch")
-        return table(rows, columns, figure=self.figure, size=at.size.name, method="varuna")
+        return self.tabled(
+            at, rows, "quantity", "step", "seconds", "ranks", "minibatch", method="varuna"
+        )
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(rows[rows["quantity"].isin([LIST, ROUND])])
@@ -188,6 +189,3 @@ def _ran(record: RunRecord, store: Store) -> Iterator[dict[str, Any]]:
             "value": batch / seconds, "unit": "samples/s", "seconds": first["waited"],
             "how": f"median of {len(part)} steps",
         }  # fmt: skip
-
-
-EXHIBIT = Morphing()

@@ -16,7 +16,7 @@ from workbench.exhibits.hardware.table import table as rows_of
 from workbench.exhibits.opened import Opened
 from workbench.exhibits.varuna.base import VarunaExhibit
 from workbench.figures import draw as drawing
-from workbench.figures.rows import COLUMNS, MEASURED, SIMULATED, join, pick, table
+from workbench.figures.rows import MEASURED, SIMULATED, join, pick
 from workbench.figures.style import LOOKS, bar_look
 from workbench.methods.pipeline import quick
 from workbench.methods.pipeline.orders import B, F, R
@@ -49,7 +49,7 @@ class Scaling(VarunaExhibit):
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [*_measured(at), *_simulated()]
-        return table(rows, COLUMNS, figure=self.figure, size=at.size.name, status="ok")
+        return self.tabled(at, rows, status="ok")
 
     def draw(self, figure: Any, rows: pd.DataFrame) -> None:
         """Measured by method; simulated by model."""
@@ -144,6 +144,3 @@ def step_seconds(model: ModelSpec, micro: int, depth: int, micros: int, replicas
     parameters = model.parameters / depth
     ring = 2 * (replicas - 1) / replicas * parameters * VALUE_BYTES["fp32"]
     return passes + ring / machine.h2d_bytes_per_s + parameters / machine.device_adam_params_per_s
-
-
-EXHIBIT = Scaling()

@@ -82,8 +82,7 @@ class Schedules(VarunaExhibit):
         if not records:
             none = {"quantity": STEP, "method": "varuna", "source": MEASURED}
             rows.append(none | {"status": self.unmeasured(at)})
-        columns = (*tidy.COLUMNS, "quantity", "chart", "rank", "kind", "micro", "start", "end")
-        return tidy.table(rows, columns, figure=self.figure, size=at.size.name)
+        return self.tabled(at, rows, "quantity", "chart", "rank", "kind", "micro", "start", "end")
 
     def listed(self, rows: pd.DataFrame) -> pd.DataFrame:
         return super().listed(rows[rows["quantity"] != PASS])
@@ -167,6 +166,3 @@ def _step(spans: list[Span], about: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for rank, kind, micro, start, end in spans:
         span = {"rank": rank, "kind": str(kind), "micro": micro, "start": start, "end": end}
         yield about | {"quantity": PASS, "value": end - start, **span}
-
-
-EXHIBIT = Schedules()

@@ -140,8 +140,7 @@ def _spec_of(
             "of its own layers, by workbench.search(module=...)"
         )
     return model_of(
-        plan,
-        ModelSpec(vocab=len(named[head]), tied=named[head] is named.get(words), seq=side),
+        plan, ModelSpec(vocab=len(named[head]), tied=named[head] is named.get(words), seq=side)
     )
 
 

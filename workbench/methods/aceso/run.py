@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,13 +16,12 @@ from workbench.core.reporter import Reporter
 from workbench.core.spec import RunSpec
 from workbench.methods.aceso.options import check, model_of, plan_of
 from workbench.methods.aceso.stepping import PlanStepping, StepRows, places_of
-from workbench.model import make_model
-from workbench.runtime.executor.executor import Perturb
+from workbench.methods.pipeline.rank_training import RankTraining
 from workbench.runtime.memory.storage import DTYPES
 from workbench.runtime.passes.shard_stage import Key
 from workbench.training import trained_ranks
-from workbench.training.history import History, check_start
-from workbench.training.run import check_data, load_batches, resolve_device
+from workbench.training.history import check_start
+from workbench.training.run import check_data, resolve_device
 
 LIMITS = replace(trained_ranks.LIMITS, stop_s=4.0)
 """Others of a stage wait in a collective for a process that is stopped, and none can end."""
@@ -43,31 +42,19 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
     )  # fmt: skip
 
 
-@contextmanager
 def training(
     spec: RunSpec, report: trained_ranks.FileReporter, folder: Path
-) -> Iterator[PlanTraining]:
+) -> closing[PlanTraining]:
     """In a rank's process: the training of its shards."""
-    made = PlanTraining(spec, report, folder, turn=report.turn)
-    try:
-        yield made
-    finally:
-        made.close()
+    return closing(PlanTraining(spec, report, folder))
 
 
-class PlanTraining:
+class PlanTraining(RankTraining):
     """The shards of one process."""
 
-    def __init__(
-        self, spec: RunSpec, report: Reporter, folder: Path, perturb: Perturb | None = None,
-        turn: Callable[[int], None] = lambda number: None,
-    ) -> None:  # fmt: skip
-        """`turn` is told where this process is, by the numbers of `places_of` from 1 on."""
-        self._spec, self._report, self._folder = spec, report, folder
-        plan = plan_of(spec.options.plan, folder.parents[1])
-        self.model = model = make_model(spec.model, spec.seed)
-        self._batches = load_batches(spec, model, folder / "cache")
-        self.history = History(spec, folder, self._batches, model=model)
+    def __init__(self, spec: RunSpec, report: trained_ranks.FileReporter, folder: Path) -> None:
+        super().__init__(spec, report, folder)
+        model, plan = self._model, plan_of(spec.options.plan, folder.parents[1])
         report.phase("making the stages")
 
         @lru_cache(maxsize=2)
@@ -79,7 +66,7 @@ class PlanTraining:
 
         self._stepping = PlanStepping(
             spec, plan, model, initial, device=resolve_device(spec.device),
-            dtype=DTYPES[spec.dtype], perturb=perturb, turn=turn,
+            dtype=DTYPES[spec.dtype], turn=report.turn,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -106,18 +93,12 @@ class PlanTraining:
 
     def _read(self, samples: Sequence[int]) -> StepRows:
         *inputs, targets = self._batches.rows(samples)
-        counts = self.model.counted(targets) if self.model.counts_differ else None
+        counts = self._model.counted(targets) if self._model.counts_differ else None
         return StepRows(inputs, targets, counts)
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        return Outcome(
-            **self.history.measured(),
-            peak_bytes={"device": self._stepping.meter.peak, "host": 0, "disk": 0},
-            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
-            parameters=self.model.parameters_count(), engine="workbench",
-            notes=[*self.history.notes],
-        )  # fmt: skip
+        return self._measured(self._stepping.meter.peak)
 
     def close(self) -> None:
         """End what is left, and let go of all tensors."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from workbench.core.aligned import aligned
 from workbench.methods.aceso.costs import PlanCost, StageCost
 from workbench.methods.aceso.plan import Plan, Stage
 from workbench.methods.aceso.searches import Outcome
@@ -101,9 +102,3 @@ def search_lines(outcome: Outcome) -> list[str]:
             str(found.explored), "yes" if fits else "no",
         ))  # fmt: skip
     return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with columns of equal width."""
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, wide)).rstrip() for row in rows]

@@ -25,7 +25,7 @@ from workbench.methods.pipeline.orders import lists
 from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.model.base import Context, LayeredModel
 from workbench.model.operators.places import places
-from workbench.runtime.executor.executor import Executor, Perturb
+from workbench.runtime.executor.executor import Executor
 from workbench.runtime.memory.device_budget import device_meter
 from workbench.runtime.passes.layer_stage import LayerStage
 from workbench.runtime.passes.shard_ends import Crossing, crossings
@@ -91,7 +91,7 @@ class PlanStepping:
     def __init__(
         self, spec: RunSpec, plan: Plan, model: LayeredModel, weights: Callable[[Key], Tensor], *,
         device: torch.device, dtype: torch.dtype, still: Collection[str] | None = None,
-        perturb: Perturb | None = None, turn: Callable[[int], None] = lambda number: None,
+        turn: Callable[[int], None] = lambda number: None,
     ) -> None:  # fmt: skip
         """`weights` gives the initial ones of the model; `still` names those that do not decay, by
         default the model's rule says. `turn` is told where this process is, by the numbers of
@@ -149,7 +149,7 @@ class PlanStepping:
         )  # fmt: skip
         self._engine.transport.use(schedule)
         self._executor = Executor(
-            schedule, self._perform, device, rank=own, perturb=perturb, record_from=spec.steps - 1,
+            schedule, self._perform, device, rank=own, record_from=spec.steps - 1,
             announce=self._announce, together=backend == "nccl", abandon_s=ABANDON_S,
             on_failure=lambda _: self._engine.transport.stop(),
         )  # fmt: skip

@@ -5,7 +5,7 @@ What needs torch is imported when it is used.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ def train(spec: RunSpec, report: Reporter, folder: Path) -> Outcome:
 
 def training(spec: RunSpec, report: Reporter, folder: Path) -> AbstractContextManager[Any]:
     """In a rank's process: the training of its stages."""
-    from workbench.methods.ftpipe.run import training
+    from workbench.methods.ftpipe.run import FtpipeTraining
 
-    return training(spec, report, folder)
+    return closing(FtpipeTraining(spec, report, folder))
 
 
 def results_of(record: RunRecord) -> tuple[str, dict[str, Any]]:

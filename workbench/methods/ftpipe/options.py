@@ -81,10 +81,7 @@ class Options(Common):
         """Stages and map of the registered partition, where one is named."""
         if not self.partition:
             return {}
-        return {
-            "partition": "",
-            **read(results, self.partition).stages_for(spec.model, spec.ranks),
-        }
+        return {"partition": "", **read(results, self.partition).stages_for(spec.model, spec.ranks)}
 
     def positions(self, stages: int, ranks: int) -> list[int]:
         """Rank of each stage. Raises ValueError for a map of other stages or ranks."""

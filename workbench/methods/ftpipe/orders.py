@@ -107,8 +107,3 @@ def staleness(made: Sequence[Made]) -> list[int]:
     """Updates of each micro-batch between its forward and its backward pass."""
     pairs = zip(versions(made, B), versions(made, F), strict=True)
     return [back - forth for back, forth in pairs]
-
-
-def steady(depth: int, place: int, step_every: int) -> int:
-    """Staleness of the micro-batch at this place of its step, once the pipeline is full."""
-    return max(0, -(-(depth - place) // step_every))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from workbench.methods.ftpipe.planner import (
 from workbench.methods.ftpipe.stage_sizes import StageSizes
 from workbench.methods.pipeline.asynchronous_stages import AsynchronousStages, Begun
 from workbench.methods.pipeline.ideal import IdealSizes
-from workbench.model import make_model
+from workbench.methods.pipeline.rank_training import RankTraining
 from workbench.model.base import Context, LayeredModel
 from workbench.model.weighing import weights_of
 from workbench.profile.store import profile_for
@@ -47,8 +46,8 @@ from workbench.runtime.updates.step_end import Tie, agree
 from workbench.runtime.updates.weight_versions import WeightVersions
 from workbench.schedule.plan import DoesNotFit
 from workbench.training import trained_ranks
-from workbench.training.history import History, check_start
-from workbench.training.run import check_data, load_batches, resolve_device
+from workbench.training.history import check_start
+from workbench.training.run import check_data, resolve_device
 from workbench.training.snapshots import Snapshots
 
 
@@ -83,26 +82,13 @@ def stages_in(model: LayeredModel, spec: RunSpec) -> tuple[range, ...]:
     return stages_of(spec, model.num_units)
 
 
-@contextmanager
-def training(spec: RunSpec, report: Reporter, folder: Path) -> Iterator[FtpipeTraining]:
-    """In a rank's process: the training of its stages."""
-    made = FtpipeTraining(spec, report, folder)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-class FtpipeTraining:
+class FtpipeTraining(RankTraining):
     """The stages of one process."""
 
     def __init__(self, spec: RunSpec, report: Reporter, folder: Path) -> None:
-        self._spec, self._report = spec, report
-        self.rank, device = dist.get_rank(), resolve_device(spec.device)
+        super().__init__(spec, report, folder)
+        model, self.rank, device = self._model, dist.get_rank(), resolve_device(spec.device)
         self._device, self._meter = device, device_meter(device, spec.device_memory)
-        self._model = model = make_model(spec.model, spec.seed)
-        self._batches = load_batches(spec, model, folder / "cache")
-        self.history = History(spec, folder, self._batches, model=model)
         stages = stages_in(model, spec)
         line = pipeline_of(spec, stages, StageSizes(IdealSizes(), stages))
         report.phase("making the stages")
@@ -197,15 +183,7 @@ class FtpipeTraining:
 
     def outcome(self) -> Outcome:
         """The measured half of the record."""
-        notes = [*self.history.notes, *notes_of(self._stages.schedule, self._spec)]
-        return Outcome(
-            **self.history.measured(),
-            peak_bytes={"device": self._meter.peak, "host": 0, "disk": 0},
-            moved_bytes=dict.fromkeys(("load", "store", "read", "write"), 0),
-            parameters=self._model.parameters_count(),
-            engine="workbench",
-            notes=notes,
-        )
+        return self._measured(self._meter.peak, *notes_of(self._stages.schedule, self._spec))
 
     def close(self) -> None:
         """End what is left, and let go of all tensors."""

@@ -32,6 +32,9 @@ class Placement:
     the others are updated in the order of the next forward pass. Where `clipped`, an eager update
     is settled once the norm is known: it stands, or is taken back and done again with the clip
     coefficient."""
+    moments_later: frozenset[int] = frozenset()
+    """Units with states on the host whose updates, where a step is clipped, write weights alone for
+    the next forward pass, and moments after all weights, in the order of the next gradients."""
     held_gradients: bool = False
     """Gradients of resident blocks have memory for the whole run, as Megatron-LM's have, instead
     of from their backward pass to their update."""
@@ -47,7 +50,19 @@ class Placement:
     """Host buffers for states on their way from and to the disk."""
     microbatch_major: bool = False
     replay: bool = False
-    """Passes of blocks that recompute are recorded and launched by the GPU (passes/replay.py)."""
+    """Passes of blocks that recompute are recorded and launched by the GPU (passes/replay.py); and
+    of all blocks where these are `chained`."""
+
+    def chained(self, units: int) -> bool:
+        """Whether blocks that all keep what their backward passes need are one chain of recordings:
+        a micro-batch has passed them in both directions before the next one comes, so there is one
+        place for what is kept."""
+        return self.replay and self.microbatch_major and self.kept >= {*range(1, units - 1)}
+
+    @property
+    def differs_where_clipped(self) -> bool:
+        """Whether a step whose gradients are clipped takes a time of its own."""
+        return self.clipped and bool(self.eager or self.moments_later)
 
     def hosted(self, units: int) -> frozenset[int]:
         """The embedding and the head, if the host updates them: their weights come to the device
@@ -75,6 +90,10 @@ class Placement:
             raise ValueError("only the states of streamed units can be on the disk")
         if self.host_gradient_slots and (self.clipped or not self.eager >= {*streamed}):
             raise ValueError("gradients that wait for the norm or their turn need a buffer each")
+        if self.moments_later and not self.clipped:
+            raise ValueError("moments come later than weights only where these wait for the norm")
+        if not self.moments_later <= {*streamed, *hosted} - self.on_disk:
+            raise ValueError("only moments that stay on the host can come later than weights")
         if self.clipped and self.eager & self.on_disk:
             raise ValueError("updates of states on the disk cannot be taken back")
         return streamed

@@ -22,7 +22,8 @@ for. Updates that are not eager run in the order of the next forward pass and ov
 ahead of the loads.
 
 Micro-batches are layer-major (all of them pass a unit while it is loaded, as in L2L), except where
-everything is resident and micro-batch-major order saves activation memory.
+everything is resident, and micro-batch-major order saves activation memory or lets recordings keep
+what they need in one place.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _forward(builder: LayerStepBuilder, unit: int, micro: int, *, last: bool) ->
         after.append(updates.final(builder, unit, step=-1))
     if unit:
         after.append(act(F, unit - 1, micro))
-        uses.append(name.activation(unit, micro))
+        uses += [] if builder.inside(unit) else [name.activation(unit, micro)]
     if builder.comes(unit):
         after.append(act(Kind.LOAD, unit))
     if unit == micro == 0:  # gradients begin anew
@@ -159,11 +160,11 @@ def _forward(builder: LayerStepBuilder, unit: int, micro: int, *, last: bool) ->
     if not builder.replayed(unit):
         scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
         takes.append(builder.scratch(act(F, unit, micro), scratch))
-    if unit < builder.head:
+    if unit < builder.head and not builder.inside(unit + 1):
         nbytes = builder.profile.units[unit + 1].input_bytes
         takes.append(builder.buffer(name.activation(unit + 1, micro), DEVICE, nbytes))
         after += slots.before_input(builder, unit + 1, micro)
-    if unit == builder.head or (keeps and cost.kept_bytes):
+    if unit == builder.head or (keeps and cost.kept_bytes and not builder.replayed(unit)):
         takes.append(builder.buffer(name.kept(unit, micro), DEVICE, cost.kept_bytes))
     if last and builder.leaves(unit):
         frees.append(builder.weights(unit, turn=0))
@@ -211,12 +212,12 @@ def _backward(builder: LayerStepBuilder, unit: int, micro: int) -> None:
         takes.append(builder.scratch(me, scratch))
     if unit < builder.head:
         after.append(act(B, unit + 1, micro))
-        frees.append(name.output_gradient(unit, micro))
+        frees += [] if builder.inside(unit + 1) else [name.output_gradient(unit, micro)]
     if not recomputed:
         after += builder.ready(unit, micro)
     if not builder.replayed(unit) and (cost.kept_bytes or recomputed or unit == builder.head):
         frees.append(name.kept(unit, micro))
-    if unit:
+    if unit and not builder.inside(unit):
         grad = name.output_gradient(unit - 1, micro)
         takes.append(builder.buffer(grad, DEVICE, cost.input_bytes))
     if builder.comes(unit) and micro == builder.last_micro:

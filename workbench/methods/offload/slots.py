@@ -39,11 +39,12 @@ def gradients(builder: LayerStepBuilder, unit: int) -> Slot:
 
 def host_gradients(builder: LayerStepBuilder, unit: int) -> Slot:
     """The slot of a unit's gradients on the host; one each where they are not shared."""
+    free = [act(Kind.MOMENTS, unit, step=-1)] if unit in builder.placement.moments_later else []
     if unit in builder.hosted:
-        return f"host gradients end {unit}", []
+        return f"host gradients end {unit}", free
     if count := builder.placement.host_gradient_slots:
         return _from_the_last(builder, unit, count, "host gradients", Kind.UPDATE)
-    return f"host gradients {builder.index[unit]}", []
+    return f"host gradients {builder.index[unit]}", free
 
 
 def _from_the_last(

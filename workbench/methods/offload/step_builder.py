@@ -7,7 +7,7 @@ slots (slots.py) only say what happens after what.
 from __future__ import annotations
 
 from workbench.methods.offload.placement import Placement
-from workbench.profile.cuda_graphs import block_replay_bytes
+from workbench.profile.cuda_graphs import block_replay_bytes, chain_replay_bytes
 from workbench.profile.profile import Profile
 from workbench.profile.unit_costs import sample_bytes
 from workbench.schedule import buffers as name
@@ -40,6 +40,7 @@ class LayerStepBuilder(ScheduleBuilder):
         self.streamed = placement.streamed(self.num_units)
         self.index = {unit: k for k, unit in enumerate(self.streamed)}
         self.hosted = placement.hosted(self.num_units)
+        self.chained = placement.chained(self.num_units)
         self.pulled = sorted(placement.pulled, reverse=not placement.clipped)
         """In the order of their updates."""
         self._permanent_buffers()
@@ -52,7 +53,8 @@ class LayerStepBuilder(ScheduleBuilder):
         if profile.library_bytes:
             self.buffer("libraries", DEVICE, profile.library_bytes, permanent=True)
         if any(map(self.replayed, range(self.num_units))):
-            self.buffer(name.REPLAYS, DEVICE, block_replay_bytes(profile), permanent=True)
+            size = chain_replay_bytes if self.chained else block_replay_bytes
+            self.buffer(name.REPLAYS, DEVICE, size(profile), permanent=True)
         if placement.on_disk:
             self.buffer("disk bounce", HOST_TIER, name.DISK_BOUNCE_BYTES, permanent=True)
         for unit, cost in enumerate(profile.units):
@@ -128,11 +130,17 @@ class LayerStepBuilder(ScheduleBuilder):
     def holds_output(self, unit: int) -> bool:
         """Whether autograd holds what a unit put out until the unit's own backward pass: the next
         one's input, which does not wait on the host."""
-        return self.keeps(unit) and 0 <= unit < self.head and not self.stashed(unit + 1)
+        there = self.keeps(unit) and not self.replayed(unit)
+        return there and 0 <= unit < self.head and not self.stashed(unit + 1)
 
     def replayed(self, unit: int) -> bool:
         """Whether a unit's passes are recordings, which work in memory of their own."""
-        return self.placement.replay and 0 < unit < self.head and not self.keeps(unit)
+        recorded = self.chained or not self.keeps(unit)
+        return self.placement.replay and 0 < unit < self.head and recorded
+
+    def inside(self, unit: int) -> bool:
+        """Whether a unit's input and its gradient stay in the memory of a chain of recordings."""
+        return self.chained and 1 < unit < self.head
 
     def stashed(self, unit: int) -> bool:
         """Inputs of inner blocks go to the host; the backward pass begins with the last ones."""
@@ -140,7 +148,7 @@ class LayerStepBuilder(ScheduleBuilder):
 
     def inputs(self, unit: int, micro: int) -> list[str]:
         """The buffer a unit's backward visit reads its input from; none for the embedding."""
-        if unit == 0:
+        if unit == 0 or self.inside(unit):
             return []
         return [name.activation(unit, micro, 1 if self.stashed(unit) else 0)]
 

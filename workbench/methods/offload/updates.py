@@ -17,10 +17,16 @@ time. States may also live on the host and visit the device through a ring of sl
 host's work to the link. Such a visit may be eager too. Then the schedule has two of them, one for
 the guess and one for the verdict, of which one moves nothing where the guess was right: where the
 step before was clipped nothing is guessed, and where the guess stands there is nothing to do.
+Where every step is clipped, the host has nothing to do while passes go back, and the next forward
+pass waits for all of its updates. Then weights may be updated first and moments later: two thirds
+of an update's bytes before the forward pass, and two thirds beside the next backward pass, of as
+many units as that has time for (`units_in_parts`). Steps that are not clipped update at once.
 States on the disk come through a ring of staging slots, read ahead and written behind.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from workbench.methods.offload import slots
 from workbench.methods.offload.step_builder import LayerStepBuilder
@@ -50,12 +56,16 @@ def norm(builder: LayerStepBuilder) -> None:
 
 def finish(builder: LayerStepBuilder) -> None:
     """Add the updates that the backward pass left undone, in the order of the next forward pass:
-    units needed soonest come first."""
+    units needed soonest come first; and then moments, in the order in which the next gradients take
+    the place of those that they are made of."""
     for unit in range(builder.num_units):
         if builder.settled(unit):
             _settle(builder, unit)
         elif not builder.eager(unit):
             update(builder, unit)
+    for unit in reversed(range(builder.num_units)):
+        if unit in builder.placement.moments_later:
+            _moments(builder, unit)
 
 
 def final(builder: LayerStepBuilder, unit: int, step: int = 0) -> str:
@@ -88,6 +98,28 @@ def eager_units(profile: Profile, streamed: list[int], recomputed: set[int]) -> 
     return frozenset(eager)
 
 
+def units_in_parts(
+    profile: Profile, on_host: Iterable[int], recomputed: set[int], microbatches: int
+) -> frozenset[int]:
+    """The units whose moments the host has time for during the backward pass, of those it updates.
+
+    The first ones: what is not written before their weights is not written before the weights of
+    all units after them, and their gradients come last.
+    """
+    each, found = profile.part_of_update / profile.hardware.host_adam_params_per_s, set()
+    passes = (
+        cost.backward_s + (cost.recompute_s if unit in recomputed else 0.0)
+        for unit, cost in enumerate(profile.units)
+    )
+    left = microbatches * sum(passes)
+    for unit in sorted(on_host):
+        left -= profile.units[unit].parameters * each
+        if left < 0:
+            break
+        found.add(unit)
+    return frozenset(found)
+
+
 def update(builder: LayerStepBuilder, unit: int) -> None:
     """Add the update of a unit: on the device, on a visit to it, or on the host."""
     waits = builder.placement.clipped and not builder.eager(unit)
@@ -107,9 +139,11 @@ def update(builder: LayerStepBuilder, unit: int) -> None:
 
 
 def _on_host(builder: LayerStepBuilder, unit: int, after: list[str]) -> None:
-    """Update a unit on the host. Gradients of a guess stay until its verdict."""
+    """Update a unit on the host. Gradients of a guess stay until its verdict, and those of weights
+    until the moments are made of them, too."""
     uses, frees = [name.host_weights(unit), name.host_states(unit)], []
-    (uses if builder.settled(unit) else frees).append(name.host_gradients(unit))
+    stay = builder.settled(unit) or unit in builder.placement.moments_later
+    (uses if stay else frees).append(name.host_gradients(unit))
     on_disk, nbytes = unit in builder.placement.on_disk, builder.state_bytes(unit)
     if on_disk:
         _read(builder, unit)
@@ -126,8 +160,16 @@ def _settle(builder: LayerStepBuilder, unit: int) -> None:
         _visit(builder, unit, Kind.SETTLE, [act(Kind.UPDATE, unit)], VERDICT)
         return
     after = [act(Kind.NORM, 0), act(Kind.UPDATE, unit)]
-    uses, frees = [name.host_weights(unit), name.host_states(unit)], [name.host_gradients(unit)]
+    uses, frees = [name.host_weights(unit), name.host_states(unit)], []
+    (uses if unit in builder.placement.moments_later else frees).append(name.host_gradients(unit))
     builder.add(Kind.SETTLE, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
+
+
+def _moments(builder: LayerStepBuilder, unit: int) -> None:
+    """Add the rest of an update that has written weights alone."""
+    after, frees = [final(builder, unit)], [name.host_gradients(unit)]
+    uses = [name.host_states(unit)]
+    builder.add(Kind.MOMENTS, unit, _lane(builder, unit), after=after, uses=uses, frees=frees)
 
 
 def _visit(builder: LayerStepBuilder, unit: int, kind: Kind, after: list[str], turn: int) -> None:

@@ -91,9 +91,11 @@ class StepDraft:
         label = self._label(position, text)
         self.buffers[label] = Buffer(tier=DEVICE, nbytes=nbytes, rank=position, **kw)
 
-    def lay_host(self, label: str, nbytes: int) -> str:
-        """Enter a buffer of the host, by its full name; returns that."""
-        self.buffers[label] = Buffer(tier=HOST_TIER, nbytes=nbytes, permanent=True)
+    def lay_host(self, label: str, nbytes: int, parts: int = 1) -> str:
+        """Enter a buffer of the host, by its full name; returns that. `nbytes` are a part's."""
+        self.buffers[label] = Buffer(
+            tier=HOST_TIER, nbytes=nbytes * parts, permanent=True, parts=parts
+        )
         return label
 
     def _label(self, position: int, text: str) -> str:

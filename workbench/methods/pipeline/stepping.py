@@ -26,8 +26,10 @@ from workbench.methods.pipeline.orders import (
 from workbench.methods.pipeline.shares import Shares
 from workbench.methods.pipeline.stage_lines import stage_schedule
 from workbench.profile.unit_costs import Sizes
+from workbench.runtime.executor import stream_pool
 from workbench.runtime.executor.executor import Executor, Perturb
 from workbench.runtime.passes.stage_engine import StageEngine
+from workbench.schedule.action import COMPUTE
 from workbench.schedule.schedule import DEVICE, Schedule
 from workbench.schedule.simulate import Event
 from workbench.schedule.validate import validate
@@ -161,7 +163,7 @@ class Stepping:
         self._plan, self._position = plan, position
         self._proves, self._record_from = proves, 0 if records else NEVER
         self._executors: dict[tuple[int, bool], Executor] = {}
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = stream_pool.take(device) if device.type == "cuda" else None
         """Of all passes, since recordings are of one stream."""
         self._carries: tuple[int, bool] | None = None
         self._proved: set[tuple[int, bool]] = set()
@@ -217,3 +219,6 @@ class Stepping:
         for executor in self._executors.values():
             executor.close()
         self._engine.close()
+        if self._stream is not None:
+            stream_pool.give_back({COMPUTE: self._stream})
+            self._stream = None

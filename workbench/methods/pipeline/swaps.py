@@ -60,10 +60,11 @@ def _of_input(step: StepDraft, kind: Kind, lane: str, draft: ActionDraft) -> Act
     """A transfer of a pass's input to its place on the host, or from there."""
     unit, micro, position = draft.unit, draft.micro, draft.position
     label, (first, end) = name.on_rank(position, name.host_inputs(unit)), step.line.share(position)
+    nbytes, replicas = step.sizes.input_bytes(unit, end - first), step.line.replicas
     return ActionDraft(
         kind=kind, unit=unit, micro=micro, position=position, lane=lane, number=draft.number,
         nbytes=step.input_bytes(unit, position, micro),
-        host=[step.lay_host(label, step.sizes.input_bytes(unit, end - first))],
+        host=[step.lay_host(label, nbytes, replicas)],
     )  # fmt: skip
 
 

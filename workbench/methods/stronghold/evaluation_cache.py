@@ -99,7 +99,8 @@ class EvaluationCache:
         if choice not in self._seconds:
             placement, graph = self._layout(choice), unroll(self.schedule(choice), STEPS)
             stands, clips = step_seconds(graph, self._costs[False]), None
-            if placement.clipped and placement.eager and self.spec.options.clipping != "speculate":
+            sure = self.spec.options.clipping == "speculate"
+            if placement.differs_where_clipped and not sure:
                 clips = step_seconds(graph, self._costs[True])
             self._seconds[choice] = stands, clips
         return self._seconds[choice]
@@ -124,4 +125,5 @@ def _anywhere(choice: Choice) -> Choice:
     """The choice without its settings that make no difference to the device: which layers are
     updated on the host, when, and from where. States that visit come once more where their updates
     do not wait."""
-    return replace(choice, on_disk=0, eager="none" if choice.eager == "none" else "some")
+    eager = "none" if choice.eager == "none" else "some"
+    return replace(choice, on_disk=0, eager=eager, moments_later=False)

@@ -10,7 +10,8 @@ as fast, and nearly always errs on the low side. What is summed:
   between the backward pass of the last of their layers and the forward pass of the first; and what
   is not updated as gradients arrive is updated before the next forward pass has ended. No part of
   the step is shorter than what has to be done in it;
-* where gradients are clipped, no update is final before the backward pass has ended.
+* where gradients are clipped, no update is final before the backward pass has ended. Then the host
+  may move the bytes of weights before the next forward pass has ended, and those of moments later.
 
 What is not: that transfers and updates wait for each other layer by layer. So a search may ask here
 where to simulate (search.py), and believe the simulation.
@@ -54,6 +55,7 @@ class Loads:
         self._transfer = self._overhead + hardware.link_latency_s
         self._on_host = self._block.parameters / hardware.host_adam_params_per_s + self._overhead
         self._on_device = 1 / hardware.device_adam_params_per_s
+        self._part = profile.part_of_update
         self._disk = max(
             (1 / rate for rate in (hardware.disk_read_bytes_per_s, hardware.disk_write_bytes_per_s)
              if rate), default=0.0,
@@ -147,14 +149,19 @@ class Loads:
             return stands, None
         back = self._together(backward, 0.0, ahead * load + recomputed * fetch, streamed * leave)
         come = visits if choice.eager == "none" else pulled
-        rest = self._together(
-            forward + update,
-            host,
-            streamed * load + come * pull,
-            come * push + recomputed * stash,
-        )
+        loads, stores = streamed * load + come * pull, come * push + recomputed * stash
+        rest = self._together(forward + update, host, loads, stores)
         clips = max(back + rest, disk) + ends
-        return (stands, clips) if choice.eager != "none" else (clips, None)
+        if choice.eager == "none":
+            stands = clips
+        if choice.moments_later:
+            moments = min(host * self._part, backward)  # what is made later
+            lacks = moments / self._part * (1 - self._part)  # so much is not made before
+            rest = self._together(forward + update, host - lacks, loads, stores)
+            loads, stores = loads + ahead * load + recomputed * fetch, stores + streamed * leave
+            whole = self._together(work, host - lacks + moments, loads, stores)
+            clips = max(back + rest, whole, disk) + ends
+        return stands, clips if choice.eager != "none" or choice.moments_later else None
 
     def _ends_seconds(self) -> float:
         """From the gradients of the embedding and the head, the last of a step, to their weights,

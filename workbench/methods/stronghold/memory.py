@@ -10,18 +10,20 @@ compute has taken and what has surely been freed. What the search compares is pr
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from workbench.methods.offload.placement import Placement
 from workbench.methods.offload.step_builder import batch_bytes
-from workbench.profile.cuda_graphs import block_replay_bytes
+from workbench.profile.cuda_graphs import block_replay_bytes, chain_replay_bytes
 from workbench.profile.profile import Profile
 
 
 def device_bytes(placement: Placement, profile: Profile) -> int:
     """Bytes of device memory that no execution of the placement's schedule exceeds.
 
-    For placements that pass micro-batches layer by layer, hold no gradients for the whole run, and
-    whose resident blocks are the first ones, the pulled ones last among them.
+    For placements that pass micro-batches layer by layer, or are one chain of recordings, hold no
+    gradients for the whole run, and whose resident blocks are the first ones, the pulled ones last
+    among them.
     """
     return _static(placement, profile) + _Passes(placement, profile).peak
 
@@ -37,7 +39,9 @@ def _static(placement: Placement, profile: Profile) -> int:
     inner = range(1, len(units) - 1)
     streamed = [weights[unit] for unit in inner if unit not in placement.resident]
     total = sum(batch_bytes(profile, micros)) + profile.library_bytes
-    if placement.replay and not placement.kept >= {*inner}:
+    if placement.chained(len(units)):
+        total += chain_replay_bytes(profile)
+    elif placement.replay and not placement.kept >= {*inner}:
         total += block_replay_bytes(profile)
     total += weights[0] + weights[-1]  # gradients of the embedding and the head stay
     total += sum(weights[unit] for unit in placement.resident | placement.hosted(len(units)))
@@ -69,7 +73,10 @@ class _Passes:
         inner = range(1, self.head)  # a search asks for these of all units, many times
         self.streamed = frozenset(inner) - placement.resident
         kept, replay, stash = placement.kept, placement.replay, placement.stash
-        self.replayed = [False, *(replay and unit not in kept for unit in inner), False]
+        self.chained = placement.chained(len(profile.units))
+        self.replayed = [
+            False, *(self.chained or (replay and unit not in kept) for unit in inner), False
+        ]  # fmt: skip
         self.stashed = [False, *(stash and unit not in kept for unit in inner), False, False]
         self.stashed[self.head - 1] = False
         """Units whose inputs wait on the host; one more than there are."""
@@ -86,10 +93,12 @@ class _Passes:
             self._step()
 
     def _step(self) -> None:
-        for unit in range(self.head + 1):
-            self._forward(unit)
-        for unit in reversed(range(self.head)):
-            self._backward(unit)
+        every = range(self.micros)
+        for together in [[micro] for micro in every] if self.chained else [every]:
+            for unit in range(self.head + 1):
+                self._forward(unit, together)
+            for unit in reversed(range(self.head)):
+                self._backward(unit, together)
         if self.joins:
             held = self.occupied
             for unit in sorted(self.placement.resident - self.placement.pulled - {0, self.head}):
@@ -113,31 +122,37 @@ class _Passes:
         while len(self.visits) > count:
             self.occupied -= self.weights[self.visits.popleft()]
 
-    def _forward(self, unit: int) -> None:
+    def _inside(self, unit: int) -> bool:
+        """Whether the unit's input and its gradient stay in a chain of recordings."""
+        return self.chained and 1 < unit < self.head
+
+    def _forward(self, unit: int, together: Sequence[int]) -> None:
         cost, micros = self.units[unit], self.micros
         keeps = unit == self.head or unit in self.placement.kept
         scratch = cost.recompute_scratch_bytes if keeps else cost.forward_scratch_bytes
+        kept = cost.kept_bytes if keeps else 0
         if self.replayed[unit]:
-            scratch = 0
-        output = self.units[unit + 1].input_bytes if unit < self.head else 0
+            scratch = kept = 0
+        there = unit < self.head and not self._inside(unit + 1)
+        output = self.units[unit + 1].input_bytes if there else 0
         if unit in self.visits:
             self._visited_but(len(self.visits) - 1 - self.visits.index(unit))
-        for micro in range(micros):
+        for micro in together:
             earlier = (unit + 1) * micros + micro - (2 * micros + 1)
             if self.stashed[unit + 1] and earlier >= 0 and self.stashed[earlier // micros]:
                 self._left(earlier)
                 self._visited_but(0)  # their states left by the same link, before
-            self._take(output + (cost.kept_bytes if keeps else 0), scratch)
+            self._take(output + kept, scratch)
             if unit == self.head:
                 self._backward_visit(unit, micro)
             elif self.stashed[unit]:
                 self.leaving.append((unit * micros + micro, cost.input_bytes))
 
-    def _backward(self, unit: int) -> None:
+    def _backward(self, unit: int, together: Sequence[int]) -> None:
         cost, micros, placement = self.units[unit], self.micros, self.placement
         streamed = unit in self.streamed
         first_streamed_gone = unit + placement.gradient_slots < self.head
-        for micro in range(micros):
+        for micro in together:
             if self.stashed[unit]:
                 self._left(unit * micros + micro)
                 self._visited_but(placement.state_slots)  # states came by the same link, before
@@ -146,7 +161,7 @@ class _Passes:
             if streamed and micro == 0 and first_streamed_gone:
                 self._left(self.head * micros)  # before gradients that left by the same link
             self._backward_visit(unit, micro)
-        if unit and not streamed and not placement.clipped:
+        if unit and not streamed and not placement.clipped and micro == micros - 1:
             self._update(unit)
 
     def _update(self, unit: int) -> None:
@@ -159,7 +174,7 @@ class _Passes:
     def _backward_visit(self, unit: int, micro: int) -> None:
         cost, placement = self.units[unit], self.placement
         fresh = unit in placement.resident and 0 < unit < self.head
-        holds = unit in placement.kept and unit < self.head and not self.stashed[unit + 1]
+        holds = unit < self.head and self._held(unit) and not self.stashed[unit + 1]
         output = self.units[unit + 1].input_bytes if holds else 0
         scratch = cost.backward_scratch_bytes - output
         if unit in self.streamed or (fresh and micro > 0):
@@ -167,9 +182,15 @@ class _Passes:
         if self.replayed[unit]:
             scratch = 0
         gradients = self.weights[unit] if fresh and micro == 0 else 0
-        self._take(gradients + (cost.input_bytes if unit else 0), max(0, scratch))
+        outside = cost.input_bytes if unit and not self._inside(unit) else 0
+        self._take(gradients + outside, max(0, scratch))
         self.occupied -= 0 if self.replayed[unit] else cost.kept_bytes
-        if unit and not self.stashed[unit] and unit - 1 not in placement.kept:
-            self.occupied -= cost.input_bytes
+        if not self.stashed[unit] and not self._held(unit - 1):
+            self.occupied -= outside
         if unit < self.head:
-            self.occupied -= self.units[unit + 1].input_bytes + output
+            above = 0 if self._inside(unit + 1) else self.units[unit + 1].input_bytes
+            self.occupied -= above + output
+
+    def _held(self, unit: int) -> bool:
+        """Whether autograd holds what a unit put out."""
+        return unit in self.placement.kept and not self.replayed[unit]

@@ -29,6 +29,11 @@ class Options(HostUpdates, Clipping):
     disk_layers: int | Auto = "auto"
     """Last layers whose optimizer states live on the disk, where `optimizer_tier` is ``auto``."""
 
+    moments: Auto | Literal["later", "at_once"] = "auto"
+    """Whether the host, where a step is clipped, updates weights first, for the next forward pass,
+    and moments ``later``, of as many layers as the next backward pass leaves it time for. Equal to
+    the bit either way."""
+
     def check(self, spec: RunSpec) -> None:
         super().check(spec)
         deep = spec.model.deep

@@ -25,7 +25,11 @@ What is chosen:
 * whether the inputs of the other layers wait for the backward pass on the host.
 * ``on disk``: where the host has no room, the last layers' states live on the disk, as few as
   possible.
-* which host updates are eager (methods/offload/updates.py).
+* which host updates are eager, and whether moments are updated later than weights where a step is
+  clipped (methods/offload/updates.py).
+
+Where passes are recorded, and all layers are resident and kept, each micro-batch passes all of them
+in both directions before the next one comes: what recordings keep then has one place.
 
 Unlike the published artifact: a slot is free once compute is done, parameters are ready once
 updated (two promises, not one); clean weights are never written back; updates reach every
@@ -167,7 +171,7 @@ def _checked(space: SearchSpace, choice: Choice) -> Plan:
     profile, placement = space.profile, placement_of(space.spec, space.profile, choice)
     settings = _settings(placement, choice)
     found = evaluate(placement, profile, space.budgets, settings)
-    if placement.clipped and placement.eager:
+    if placement.differs_where_clipped:
         costs = ProfileCosts(profile, clips=True)
         settings[CLIPPED] = simulate(found.schedule, costs, steps=STEPS).step_seconds
         found = replace(found, schedule=replace(found.schedule, settings=settings))
@@ -180,7 +184,7 @@ def _sketch(space: SearchSpace, choice: Choice) -> Plan:
     cache, limits = space.cache, space.budgets.to_dict()
     placement = placement_of(space.spec, space.profile, choice)
     settings = _settings(placement, choice)
-    if placement.clipped and placement.eager:
+    if placement.differs_where_clipped:
         stands, clips = cache.step_seconds(choice)
         settings[CLIPPED] = stands if clips is None else clips
     peak = cache.peaks(choice, limits)
@@ -199,6 +203,7 @@ def _settings(placement: Placement, choice: Choice) -> dict[str, int | float | s
         "stashed_inputs": choice.stash,
         "ends_on_host": choice.hosted,
         "eager_updates": len(placement.eager),
+        "moments_later": len(placement.moments_later),
         "disk_layers": len(placement.on_disk),
         "host_workers": placement.host_workers,
         "replayed": placement.replay,

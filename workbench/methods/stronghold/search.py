@@ -103,6 +103,7 @@ class Estimate:
         here = self.choice
         apart = abs(here.pulled - simulated.pulled) + abs(here.kept - simulated.kept)
         unlike = (here.stash != simulated.stash) + (here.eager != simulated.eager)
+        unlike += here.moments_later != simulated.moments_later
         weight = exp(-NEAR * apart / layers - unlike)
         self.slower += weight * slower
         self.weight += weight
@@ -227,11 +228,12 @@ class Search:
     def _close_by(self, best: Choice) -> None:
         """Estimate, to the layer, choices near the best: the room that pulled and kept layers leave
         is given to resident ones, and that of resident and pulled ones to kept ones; with stashed
-        inputs or without, and with updates that wait for the norm or do not."""
+        inputs or without, with updates that wait for the norm or do not, and with moments that are
+        updated later than weights or at once."""
         space, on_disk = self.space, self.space.start().on_disk
         strides = [1 << power for power in range(self.layers.bit_length())]
-        for eager, stash in product(space.eager, space.stashes):
-            like = replace(best, stash=stash, eager=eager, on_disk=on_disk)
+        for eager, stash, later in product(space.eager, space.stashes, space.moments_later):
+            like = replace(best, stash=stash, eager=eager, moments_later=later, on_disk=on_disk)
             found = [*map(space.with_residents, space.moved(like, ("pulled", "kept"), strides))]
             for there in space.moved(like, ("resident", "pulled"), strides):
                 if space.axes["kept"] and there.resident <= space.most_resident(there):

@@ -53,7 +53,10 @@ class SearchSpace:
         may_wait = spec.clip is not None and asked.clipping == "auto"
         self.hosted = False
         """Whether the host updates the embedding and the head."""
-        self.eager = ("none", "some") if may_wait else (self.start().eager,)
+        start = self.start()
+        self.eager = ("none", "some") if may_wait else (start.eager,)
+        may_wait = start.moments_later and asked.moments == "auto"
+        self.moments_later = (True, False) if may_wait else (start.moments_later,)
         self.hosted = asked.ends == "host"
         if asked.ends == "auto":
             least = (replace(self.start(), stash=stash) for stash in self.stashes)
@@ -67,6 +70,8 @@ class SearchSpace:
         on_disk = self.layers if asked.optimizer_tier == DISK else asked.disk_layers
         waits = spec.clip is not None and asked.clipping == "wait"
         at_once = spec.clip is None and asked.optimizer_tier == DISK
+        sure = asked.clipping == "speculate"  # that no step is clipped
+        later = asked.moments == "later" or (asked.moments == "auto" and not sure)
         resident = 0 if asked.resident == "auto" else asked.resident
         return Choice(
             window=min(FIRST_WINDOW if asked.window == "auto" else asked.window, self.layers),
@@ -77,6 +82,7 @@ class SearchSpace:
             hosted=self.hosted,
             on_disk=0 if on_disk == "auto" else on_disk,
             eager="none" if waits else "all" if at_once else "some",
+            moments_later=later and spec.clip is not None,
         )
 
     def smallest(self) -> list[Choice]:

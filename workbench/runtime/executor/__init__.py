@@ -7,7 +7,8 @@ once, so ranks that wait for each other in a ring are refused before they run. A
 
 With a GPU one thread issues the compute lane and all lanes that wait for nothing on the host
 (lane_threads.py), in one order that all ranks share: a thread for each lane passes the
-interpreter's lock around, which took longer than short passes do. Where a schedule leaves an order
-of passes open, a rank has two lanes of passes and one device, and one function says which pass is
-next, here and in the simulator (device_turns.py).
+interpreter's lock around, which took longer than short passes do. Streams go from a training of a
+process to the next one (stream_pool.py). Where a schedule leaves an order of passes open, a rank
+has two lanes of passes and one device, and one function says which pass is next, here and in the
+simulator (device_turns.py).
 """

@@ -40,6 +40,7 @@ from contextlib import nullcontext, suppress
 
 import torch
 
+from workbench.runtime.executor import stream_pool
 from workbench.runtime.executor.board import Board, Failed, Stopped
 from workbench.runtime.executor.completions import Completions
 from workbench.runtime.executor.device_turns import device_turns
@@ -51,7 +52,7 @@ from workbench.runtime.executor.timings import Timings, now
 from workbench.schedule.action import COMPUTE, Action, Kind
 from workbench.schedule.schedule import Schedule
 
-CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE)
+CHANGES = (Kind.NORM, Kind.UPDATE, Kind.SETTLE, Kind.MOMENTS)
 """Actions of which the first one changes weights, moments or their count."""
 
 Work = Callable[[Action, int], None]
@@ -107,6 +108,8 @@ class Executor(Stepwise):
         self._published = found.published - beside
         """Actions that are published to other ranks by the thread that issues them."""
         self._streams = found.streams(device, compute_stream) if device.type == "cuda" else {}
+        self._own = {k: v for k, v in self._streams.items() if v is not compute_stream}
+        """Streams that this executor gives back."""
         self._depth = max([1, *(-back for waits in self._waits for back, _ in waits)])
         """Steps back that an action may wait for."""
         self._completions = Completions(i for i, a in enumerate(schedule.actions) if a.rank == rank)
@@ -182,6 +185,8 @@ class Executor(Stepwise):
         if self.goes_on:
             self._failure = None  # of steps that nobody wants any more
             self._leave(range(0))
+        stream_pool.give_back(self._own)
+        self._own = {}
 
     def _compute(self, steps: range) -> None:
         """Walk the compute lane, in the caller's thread."""
@@ -199,6 +204,8 @@ class Executor(Stepwise):
         """
         try:
             ended = self._lanes.wait(lambda: self._failure is not None)
+            if not ended:  # lanes that are left behind keep theirs
+                self._own = {}
             if self._streams and ended:
                 # A device that failed has told a lane already, and that cause is the one to raise.
                 with suppress(RuntimeError) if self._failure else nullcontext():

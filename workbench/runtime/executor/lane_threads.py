@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from workbench.runtime.executor import stream_pool
 from workbench.schedule.action import (
     COMPUTE,
     D2H,
@@ -73,10 +74,10 @@ class LaneThreads:
     ) -> dict[str, torch.cuda.Stream]:
         """Lane -> its stream; `compute`: that of the compute lane, where there is one already."""
         lanes = [lane for lane in self.lanes if lane_kind(lane) in STREAMS]
-        passes = compute or torch.cuda.Stream(device)
+        passes = compute or stream_pool.take(device)
         """Of all lanes of passes, which take turns where there are several."""
         return {
-            lane: passes if lane_kind(lane) == COMPUTE else torch.cuda.Stream(device)
+            lane: passes if lane_kind(lane) == COMPUTE else stream_pool.take(device, lane)
             for lane in lanes
             if lane not in self.publishing
         }

@@ -120,10 +120,14 @@ def _address(pages: mmap.mmap) -> int:
 class SharedHost:
     """This rank's view of the host memory of all."""
 
-    def __init__(self, paths: Sequence[Path], schedule: Schedule, rank: int, *, pin: bool) -> None:
+    def __init__(
+        self, paths: Sequence[Path], schedule: Schedule, rank: int, *, pin: bool, replica: int = 0
+    ) -> None:
         """`paths` are the files, ``/proc/PID/fd/N`` of the process that made them.
-        With `pin`, the memory that this rank's actions touch is page-locked."""
+        With `pin`, the memory that this rank's actions touch is page-locked. Of buffers in parts,
+        this process has the `replica`'s."""
         self._places, nbytes = host_layout(schedule)
+        self._buffers, self._replica = schedule.buffers, replica
         self._pinned: list[int] = []
         files: list[int] = []
         try:
@@ -165,8 +169,10 @@ class SharedHost:
             self._pinned.append(address)
 
     def view(self, label: str, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """A host buffer of the schedule, flat."""
-        at, nbytes = self._places[label]
+        """A host buffer of the schedule, or this replica's part, flat."""
+        parts = self._buffers[label].parts
+        nbytes = self._places[label][1] // parts
+        at = self._places[label][0] + (self._replica * nbytes if parts > 1 else 0)
         return self._whole[at : at + nbytes].view(dtype)  # [nbytes / size of dtype]
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from workbench.runtime.memory.storage import Flat, read_here
 from workbench.runtime.memory.traffic import Traffic, in_passing
 from workbench.runtime.passes.bundle import Bundle, bundled, single
 from workbench.runtime.passes.gradients import Gradients
-from workbench.runtime.passes.replay import Chain, Replays
+from workbench.runtime.passes.recorded_blocks import RecordedBlocks
 from workbench.runtime.passes.statistics import clones, take_up, undivided
 from workbench.runtime.passes.unit_passes import Passes, make_room
 from workbench.runtime.updates.optimizer import Optimizer, StepState
@@ -53,7 +53,7 @@ class Engine:
     ) -> None:
         self.model, self.schedule, self.spec, self.batches = model, schedule, spec, batches
         self.memory, self.traffic = memory, Traffic(memory.device, spec.link_bytes_per_s)
-        self._lock = threading.Lock()
+        self._lock, self._micros = threading.Lock(), schedule.num_microbatches
         self._steps: dict[int, StepState] = {}
         self._recomputed = {a.unit for a in schedule.actions if a.kind is Kind.RECOMPUTE}
         self._inputs: dict[tuple[int, int], Bundle] = {}
@@ -62,8 +62,7 @@ class Engine:
         self._flats = [Flat.of(model, unit) for unit in range(model.num_units)]
         self._gradients = Gradients(memory, schedule, self._flats, self.traffic)
         self.holds = False
-        """Whether steps that begin now leave their gradients to the next one, and update
-        nothing."""
+        """Whether steps that begin now leave their gradients to the next, and update nothing."""
         self.bare = False
         """Whether they pass nothing, and update from gradients that were left to them."""
         workers = len({a.lane for a in schedule.actions if lane_kind(a.lane) == "host"}) or 1
@@ -74,6 +73,7 @@ class Engine:
             self._flats,
             deferred=any(a.kind is Kind.NORM for a in schedule.actions),
             settled={a.unit for a in schedule.actions if a.kind is Kind.SETTLE},
+            later={a.unit for a in schedule.actions if a.kind is Kind.MOMENTS},
             device_threads=threads.compute,
             host_threads=max(1, threads.host // workers),
         )
@@ -88,6 +88,7 @@ class Engine:
             Kind.NORM: lambda action, step: self.optimizer.norm(self._steps[step]),
             Kind.UPDATE: self._update,
             Kind.SETTLE: self._settle,
+            Kind.MOMENTS: lambda a, step: self.optimizer.moments(a.unit, self._steps[step]),
             Kind.PULL: self._pull,
             Kind.PUSH: self._push,
             Kind.READ: self._read,
@@ -97,11 +98,15 @@ class Engine:
         self._passes: dict[LayeredModel, Passes] = {}
         """Of models that had batches here, the first one's first."""
         self._take(model)
-        self._replays: Replays | None = None
+        self._replays: RecordedBlocks | None = None
         self._replayed: frozenset[int] = frozenset()
         """Units whose passes are recorded."""
         if name.REPLAYS in schedule.buffers:
-            self._record()
+            self._replays = RecordedBlocks(
+                model, self._modules, self._template, self._boundaries[1],
+                rows=spec.microbatch, recomputed=self._recomputed, meter=memory.meter,
+            )  # fmt: skip
+            self._replayed = self._replays.units
 
     def have(self, model: LayeredModel) -> None:
         """Have these layers pass batches of their form, from the next step on; their weights are
@@ -165,6 +170,8 @@ class Engine:
     def _forget_passes(self) -> None:
         for held in (self._steps, self._inputs, self._graphs, self._output_grads):
             held.clear()
+        if self._replays is not None:
+            self._replays.forget()
 
     def close(self) -> None:
         """Let go of all memory; every lane must have ended."""
@@ -178,18 +185,6 @@ class Engine:
 
     # -- set-up ---------------------------------------------------------------------------------
 
-    def _record(self) -> None:
-        """The passes of blocks that recompute, where the schedule has memory for recordings."""
-        rows, kind, modules = self.spec.microbatch, self.model.kind, self._modules
-        self._replayed = frozenset(self._recomputed - {0})
-        chains = {
-            unit: Chain.alone(kind(unit), modules[unit], modules.parameters(unit), rows)
-            for unit in sorted(self._replayed)
-        }
-        shape = rows, self.spec.model.seq, self.model.hidden
-        self._replays = Replays(self._template.block, shape, self.memory.dtype, self.memory.meter)
-        self._replays.record(chains, chains)
-
     def _slot(self, unit: int, turn: int = 0) -> str:
         return self.schedule.buffers[name.weights(unit, turn)].slot
 
@@ -198,7 +193,8 @@ class Engine:
         memory = self.memory
         with memory.meter.on_host():
             *inputs, targets = self.batches.batch(step)
-            parts = targets.tensor_split(self.schedule.num_microbatches)
+            *first, parts = (t.tensor_split(self._micros) for t in (*inputs, targets))
+            uniform = [all(self.model.uniform(each)) for each in zip(*first, strict=True)]
             weights = weights_of(self.model, self.batches, step, parts)
             inputs = [t.to(memory.dtype) if t.is_floating_point() else t for t in inputs]
             *inputs, targets = (in_passing(t, memory.device) for t in (*inputs, targets))
@@ -210,6 +206,7 @@ class Engine:
             inputs=tuple(inputs),
             targets=targets,
             weights=[] if self.bare else weights,
+            uniform=uniform,
             samples=self.batches.samples(step),
             hyper=hyper,
             guess=hyper,
@@ -229,13 +226,13 @@ class Engine:
     # -- compute lane ---------------------------------------------------------------------------
 
     def _forward(self, action: Action, step: int) -> None:
-        unit, micro = action.unit, action.microbatch
-        state = self._steps[step]
+        unit, micro, state = action.unit, action.microbatch, self._steps[step]
+        if unit in self._replayed:
+            x = self._inputs[unit, micro]
+            self._inputs[unit + 1, micro] = self._replays.forward(unit, x, state.uniform[micro])
+            return
         kept = unit not in self._recomputed
         x = self._input(state, unit, micro, grad=kept)
-        if unit in self._replayed:
-            self._inputs[unit + 1, micro] = (self._replays.forward(unit, single(x)).clone(),)
-            return
         with torch.set_grad_enabled(kept):
             y = self._run(state, unit, micro, x)
         if kept:
@@ -246,29 +243,27 @@ class Engine:
             self._inputs[unit + 1, micro] = tuple(t.detach() for t in y)
 
     def _recompute(self, action: Action, step: int) -> None:
-        unit, micro = action.unit, action.microbatch
-        state = self._steps[step]
-        x = self._input(state, unit, micro, grad=True)
+        unit, micro, state = action.unit, action.microbatch, self._steps[step]
         if unit in self._replayed:
-            self._replays.recompute(unit, single(x).detach())
+            self._replays.recompute(unit, self._inputs[unit, micro], state.uniform[micro])
             return
+        x = self._input(state, unit, micro, grad=True)
         with torch.enable_grad():
             self._graphs[unit, micro] = (x, self._run(state, unit, micro, x))
 
     def _backward(self, action: Action, step: int) -> None:
         unit, micro = action.unit, action.microbatch
-        state, last = self._steps[step], self.schedule.num_microbatches - 1
+        state, last = self._steps[step], self._micros - 1
         x, y = ((), ()) if unit in self._replayed else self._graphs.pop((unit, micro))
         through = [t for t in x if t.requires_grad]
         above = () if unit == self.model.head else self._output_grads.pop((unit, micro))
         if unit in self._replayed:
-            input_grad, grads = self._replays.backward(unit, single(above))
-            back = (input_grad.clone(),)
+            back, grads = self._replays.backward(unit, above, state.uniform[micro])
             self._take_gradients(action, state, grads)
         elif self._modules.ends(unit):
             if unit == self.model.head:
                 if state.weights[micro]:  # the mean of nothing is no number, nor are its gradients
-                    (y[0] / self.schedule.num_microbatches * state.weights[micro]).backward()
+                    (y[0] / self._micros * state.weights[micro]).backward()
             elif ends := self._ends(unit, y, above):
                 torch.autograd.backward(*zip(*ends, strict=True))
             back = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in through)
@@ -381,7 +376,8 @@ class Engine:
 
     def _run(self, state: StepState, unit: int, micro: int, x: Bundle) -> Bundle:
         rows = self._rows(state, micro)
-        ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, samples=state.samples[rows])
+        how = {"samples": state.samples[rows], "uniform": state.uniform[micro]}
+        ctx = Context(seed=self.spec.seed, step=state.index, unit=unit, **how)
         targets = state.targets[rows] if unit == self.model.head else None
         module = self._modules[unit]
         return bundled(self._template.forward(unit, module, single(x), ctx, targets))
@@ -395,4 +391,4 @@ class Engine:
         return tuple(t.detach().requires_grad_(d) for t, d in zip(x, wanted, strict=True))
 
     def _rows(self, state: StepState, micro: int) -> slice:
-        return slice(*even_share(len(state.samples), micro, self.schedule.num_microbatches))
+        return slice(*even_share(len(state.samples), micro, self._micros))

@@ -43,6 +43,8 @@ class RankStepState:
     """How many labels of each count, where this rank runs the head."""
     weight: int
     """Labels that count in the whole minibatch."""
+    uniform: list[bool]
+    """Of each sample whether it is (`LayeredModel.uniform`)."""
     losses: list[Tensor] = field(default_factory=list)
     """Parts of the minibatch's mean loss."""
 
@@ -78,6 +80,7 @@ class RankPasses:
         compiled = not halved and compiles(spec.compile, device.type, dtype)
         self._template = Template(model, compiled=compiled)
         self._alike = Alike(boundaries)
+        self._boundaries = boundaries
         self._recorded: dict[str, RecordedPass] = {}
         """Passes that are recorded, by action."""
         self._replays: Replays | None = None
@@ -130,9 +133,9 @@ class RankPasses:
                 rows=one.rows,
             )
         most = max(one.rows for one in self._recorded.values())
-        shape = most, self._spec.model.seq, self._model.hidden
+        unit = min(unit for one in self._recorded.values() for unit in one.units)
         self._replays = Replays(
-            self._template.block, shape, self._dtype, self._meter,
+            self._template.block, self._boundaries[unit], most, self._meter,
             checkpointed=self._template.checkpointed_block,
         )  # fmt: skip
         self._replays.record(*recorded)
@@ -153,12 +156,18 @@ class RankPasses:
                     others = minibatch[:first] + minibatch[end:]
                     counts = self._model.counted(rows[-1])
                     weight = weight_of_step(self._model, self._batches, step, counts, others)
+                uniform = self._model.uniform(rows[:-1])
                 *inputs, targets = (t.to(self._device) for t in rows)
                 inputs = tuple(t.to(self._dtype) if t.is_floating_point() else t for t in inputs)
             self._steps[step] = RankStepState(
-                inputs=inputs, targets=targets, samples=samples, counts=counts, weight=weight
-            )
+                inputs=inputs, targets=targets, samples=samples, counts=counts, weight=weight,
+                uniform=uniform,
+            )  # fmt: skip
         return self._steps[step]
+
+    def _uniform(self, action: Action, step: int) -> bool:
+        first, end = action.span
+        return all(self._state(step).uniform[first - self._first : end - self._first])
 
     def _share(self, action: Action, step: int) -> float:
         """The share of a micro-batch's mean loss in that of the minibatch."""
@@ -180,7 +189,10 @@ class RankPasses:
             if unit == 0
             else self._activations.read(links.source, span)
         )
-        ctx = Context(seed=self._spec.seed, step=step, unit=unit, samples=state.samples[rows])
+        ctx = Context(
+            seed=self._spec.seed, step=step, unit=unit, samples=state.samples[rows],
+            uniform=self._uniform(action, step),
+        )  # fmt: skip
         targets = state.targets[rows] if unit == self._model.head else None
         module = self._memory.modules[links.weights]
         if keeps:
@@ -204,25 +216,27 @@ class RankPasses:
 
     def _replay_forward(self, action: Action, links: Links, step: int) -> None:
         one, span, y = self._recorded[action.name], action.span, None
-        x = single(self._activations.read(links.source, span)) if one.first else None
+        key = one.key, self._uniform(action, step)
+        x = self._activations.read(links.source, span) if one.first else None
         if one.index is None:
-            y = self._replays.forward(one.key, x)
+            y = self._replays.forward(key, x)
         else:
-            self._replays.recompute(one.key, x, one.index)
+            self._replays.recompute(key, x, one.index)
             if one.last and links.target is not None:
-                y = self._replays.output(one.key)
+                y = self._replays.output(key)
         if y is not None:
-            self._activations.write(links.target, (y,), action, borrowed=True)
+            self._activations.write(links.target, y, action, borrowed=True)
         self._activations.drop(action, step)
 
-    def _replay_backward(self, action: Action, links: Links) -> list[Tensor]:
+    def _replay_backward(self, action: Action, links: Links, step: int) -> list[Tensor]:
         one, span = self._recorded[action.name], action.span
+        key = one.key, self._uniform(action, step)
         above = single(self._activations.read(links.output_gradient, span)) if one.last else None
         if one.index is None:
-            x = single(self._activations.read(links.source, span))
-            input_grad, grads = self._replays.from_checkpoint(one.key, x, above)
+            x = self._activations.read(links.source, span)
+            input_grad, grads = self._replays.from_checkpoint(key, x, above)
         else:
-            input_grad, grads = self._replays.backward(one.key, above, one.index)
+            input_grad, grads = self._replays.backward(key, above, one.index)
         if input_grad is not None:
             self._activations.write(links.input_gradient, (input_grad,), action, borrowed=True)
         return grads
@@ -230,7 +244,7 @@ class RankPasses:
     def backward(self, action: Action, links: Links, step: int) -> None:
         """A whole backward pass."""
         if action.name in self._recorded:
-            grads = self._replay_backward(action, links)
+            grads = self._replay_backward(action, links, step)
         else:
             grads = self._differentiate(action, links, step)
         self._add(action, links, grads)

@@ -2,11 +2,16 @@
 
 Blocks of one kind differ in their weights only, so one compiled graph runs them all, whichever slab
 their parameters are views of. Tensors that they are called with beside their input, as rotary
-tables, are made once for each shape, and stay: a recording knows their addresses. A compiled block
-launches about half as many kernels as an eager one, keeps less for its backward pass, and rounds
-elsewhere: fp32 runs, which exist to be compared exactly, stay eager, and so do blocks that torch
-cannot compile. torch times variants of each kernel where it has none in its cache, and they round
-differently, too: who wants the same bits of another machine turns compiling off.
+tables, are made once for each shape, and stay: a recording knows their addresses. Where they follow
+positions that flow beside the input, as masks of documents do, the block takes the positions, of
+one shape in all batches, and makes them itself; samples that are `uniform` (model/base.py) have a
+graph of their own, without masks.
+
+A compiled block launches about half as many kernels as an eager one, keeps less for its backward
+pass, and rounds elsewhere: fp32 runs, which exist to be compared exactly, stay eager, and so do
+blocks that torch cannot compile. torch times variants of each kernel where it has none in its
+cache, and they round differently, too: who wants the same bits of another machine turns compiling
+off.
 """
 
 from __future__ import annotations
@@ -23,9 +28,12 @@ from torch.utils.checkpoint import checkpoint
 from workbench.model.base import Call, Context, LayeredModel
 from workbench.model.checkpointed import stops_early
 from workbench.model.modules import Decomposed
+from workbench.runtime.passes.bundle import Bundle, bundled, single
 from workbench.runtime.passes.compiled import Programs, allow_graphs
 
-Block = Callable[[nn.Module, Tensor, Call], Tensor]
+Given = Call | Callable[[Tensor], Call]
+"""Arguments of a block beside its input; a function of what flows there."""
+Block = Callable[..., Tensor]
 
 
 def compiles(choice: str, device_type: str, dtype: torch.dtype) -> bool:
@@ -44,7 +52,7 @@ class Template:
 
     def __init__(self, model: LayeredModel, *, compiled: bool) -> None:
         self._model = model
-        self._beside: dict[tuple[str, torch.Size], Call] = {}
+        self._given: dict[tuple[str, torch.Size, bool], Given] = {}
         self._block: Block | None = None
         self._checkpointed: Block | None = None
         self._programs: Programs | None = None
@@ -57,23 +65,25 @@ class Template:
             self._checkpointed = torch.compile(_checkpointed, dynamic=False)
 
     def forward(
-        self, unit: int, module: nn.Module, x: Tensor, ctx: Context, targets: Tensor | None
-    ) -> Tensor:
+        self, unit: int, module: nn.Module, x: Tensor | Bundle, ctx: Context, targets: Tensor | None
+    ) -> Tensor | Bundle:
         """`LayeredModel.forward`."""
         if self._block is not None and 0 < unit < self._model.head:
-            return self.block(self._model.kind(unit), module, x)
+            return self._through(self.block, unit, module, x, ctx)
         if self._programs is not None:
             module = self._programs.of(unit, module)
         return self._model.forward(unit, module, x, ctx, targets)
 
-    def checkpointed(self, unit: int, module: nn.Module, x: Tensor, ctx: Context) -> Tensor:
+    def checkpointed(
+        self, unit: int, module: nn.Module, x: Tensor | Bundle, ctx: Context
+    ) -> Tensor | Bundle:
         """A block's forward pass that keeps its input alone: its backward pass computes again what
         it needs and no more, which the last matrix product is not. In a compiled block the
         checkpoint is part of the graph."""
         if self._block is not None:
-            return self.checkpointed_block(self._model.kind(unit), module, x)
+            return self._through(self.checkpointed_block, unit, module, x, ctx)
 
-        def run(x: Tensor) -> Tensor:
+        def run(x: Tensor | Bundle) -> Tensor | Bundle:
             return self.forward(unit, module, x, ctx, None)
 
         return checkpoint(
@@ -81,15 +91,27 @@ class Template:
             early_stop=stops_early(self._model),
         )  # fmt: skip
 
-    def block(self, kind: str, module: nn.Module, x: Tensor) -> Tensor:
-        """A block of a kind, of a compilable model."""
-        return self._run(self._block, _call, module, x, self._given(kind, x))
+    def _through(
+        self, block: Block, unit: int, module: nn.Module, x: Tensor | Bundle, ctx: Context
+    ) -> Tensor | Bundle:
+        first, *beside = bundled(x)
+        made = block(self._model.kind(unit), module, first, *([] if ctx.uniform else beside))
+        return single((made, *beside))
 
-    def checkpointed_block(self, kind: str, module: nn.Module, x: Tensor) -> Tensor:
+    def block(self, kind: str, module: nn.Module, x: Tensor, *beside: Tensor) -> Tensor:
+        """A block of a kind, of a compilable model, for uniform samples or with what flows `beside`
+        the hidden states."""
+        given = self._of(kind, x, *beside)
+        return self._run(self._block, _call, module, given, x, *beside)
+
+    def checkpointed_block(
+        self, kind: str, module: nn.Module, x: Tensor, *beside: Tensor
+    ) -> Tensor:
         """Likewise, with a backward pass that begins at its input."""
         # Attention notes the state of random numbers elsewhere where it is recorded.
         eager = partial(_checkpointed, determinism_check="none")
-        return self._run(self._checkpointed, eager, module, x, self._given(kind, x))
+        given = self._of(kind, x, *beside)
+        return self._run(self._checkpointed, eager, module, given, x, *beside)
 
     def _run(self, compiled: Block | None, eager: Block, *block: Any) -> Tensor:
         if compiled is not None:
@@ -103,21 +125,23 @@ class Template:
                 self._block = self._checkpointed = None
         return eager(*block)
 
-    def _given(self, kind: str, x: Tensor) -> Call:
-        """Arguments of a block beside its input."""
-        form = kind, x.shape
-        if form not in self._beside:
-            self._beside[form] = self._model.beside(kind, x)
-        return self._beside[form]
+    def _of(self, kind: str, x: Tensor, *beside: Tensor) -> Given:
+        form = kind, x.shape, bool(beside)
+        if form not in self._given:
+            make = self._model.following if beside else self._model.beside
+            self._given[form] = make(kind, x)
+        return self._given[form]
 
 
-def _call(module: nn.Module, x: Tensor, beside: Call) -> Tensor:
-    args, kwargs = beside
+def _call(module: nn.Module, given: Given, x: Tensor, *beside: Tensor) -> Tensor:
+    args, kwargs = given(*beside) if beside else given
     made = module(x, *args, **kwargs)
     return made[0] if isinstance(made, tuple) else made
 
 
-def _checkpointed(module: nn.Module, x: Tensor, beside: Call, **how: str) -> Tensor:
+def _checkpointed(
+    module: nn.Module, given: Given, x: Tensor, *beside: Tensor, **how: str
+) -> Tensor:
     return checkpoint(
-        _call, module, x, beside, use_reentrant=False, preserve_rng_state=False, **how
+        _call, module, given, x, *beside, use_reentrant=False, preserve_rng_state=False, **how
     )

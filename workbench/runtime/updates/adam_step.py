@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Self
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ from workbench.runtime.updates.split import join, split
 PIECE = 1 << 19
 States = tuple[Tensor, Tensor, Tensor]
 """fp32 master weights, and both moments."""
+Part = Literal["all", "weights", "moments"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""Of the states, that an update writes; in the order of ``host_adam.cpp``."""
 
 
 class Diverged(ArithmeticError):
@@ -178,6 +181,7 @@ def plain_update(
     fused: bool,
     rest: Tensor | None = None,
     undo: AdamStep | None = None,
+    part: Part = "all",
 ) -> None:
     """The update by torch's operations, on any device, at most ``chunk`` elements at a time.
 
@@ -188,16 +192,18 @@ def plain_update(
 
     The caller's gradients stay as they were, and split masters take ``4 * chunk`` bytes. With
     ``undo``, what an update with it and the same gradient did is taken back first; where ``hyper``
-    is None, no more is done.
+    is None, no more is done. What is not of the ``part`` is updated in copies.
     """
+    stays = {"all": (), "weights": (1, 2), "moments": (0,)}[part]
     apply = _apply_fused if fused else _apply
-    for states, part, decays in _chunks(
+    for found, grads, decays in _chunks(
         weights, exp_avg, exp_avg_sq, grad, rest, decay_split, chunk
     ):
+        states = tuple(slab.clone() if k in stays else slab for k, slab in enumerate(found))
         if undo is not None:
-            _revert(states, part, undo, decays)
+            _revert(states, grads, undo, decays)
         if hyper is not None:
-            apply(states, part, hyper, decays)
+            apply(states, grads, hyper, decays)
 
 
 def _chunks(

@@ -6,6 +6,9 @@ slab adds to that. So what would be a pass of its own happens within: a bf16 mod
 is stored as the bf16 weight that transfers read and 16 more bits (``split.py``), and an update that
 was applied before its gradient scale was known is taken back and applied again at once.
 
+Where a forward pass waits for weights, one call may write these alone, and another one the moments
+later: 18 bytes each, of which 18 are waited for.
+
 STRONGHOLD (SC'22) hides updates behind the backward pass by running several layers' at once, which
 takes calls that share nothing and hold no interpreter lock. Both hold here: the kernel is a plain C
 function behind ctypes, and all that a call knows of the training loop is an immutable ``AdamStep``.
@@ -26,7 +29,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import native
-from workbench.runtime.updates.adam_step import AdamStep, check_slabs, plain_update
+from workbench.runtime.updates.adam_step import PARTS, AdamStep, Part, check_slabs, plain_update
 
 __all__ = ["AdamStep", "Call", "backend", "build", "load", "update"]
 
@@ -48,7 +51,7 @@ SCALARS = (
 )
 POINTERS = ("weights", "rest", "exp_avg", "exp_avg_sq", "grad")
 COUNTS = ("numel", "decay_split", "threads")
-FLAGS = ("niceness", "grad_bf16", "reverts", "applies")
+FLAGS = ("niceness", "grad_bf16", "reverts", "applies", "part")
 
 
 class Scalars(ctypes.Structure):
@@ -82,6 +85,7 @@ class Call(ctypes.Structure):
         undo: AdamStep | None,
         threads: int,
         niceness: int = 0,
+        part: Part = "all",
     ) -> "Call":
         """Take ``undo`` back, then apply ``hyper``; slabs are those of ``update``, checked."""
         return cls(
@@ -97,6 +101,7 @@ class Call(ctypes.Structure):
             grad_bf16=grad.dtype == torch.bfloat16,
             reverts=undo is not None,
             applies=hyper is not None,
+            part=PARTS.index(part),
             hyper=Scalars() if hyper is None else Scalars(**hyper.scalars()),
             undo=Scalars() if undo is None else Scalars(**undo.scalars()),
         )
@@ -114,6 +119,7 @@ def update(
     undo: AdamStep | None = None,
     threads: int = 1,
     niceness: int = 0,
+    part: Part = "all",
 ) -> None:
     """Update master weights and both moments (fp32) in place from ``grad`` (fp32 or bf16).
 
@@ -132,6 +138,9 @@ def update(
     values return to within about 2 ulp of the larger of old and new one; ``adam_step`` says how and
     what cannot return.
 
+    ``part`` is what is written: the weights of an update, and in a later call its moments, come to
+    the bits of both at once.
+
     Where there is no compiler, torch's fused path is taken and ignores ``threads``. Raises
     ValueError for tensors an update cannot take, and for an ``undo`` that emptied the weights.
     """
@@ -139,7 +148,8 @@ def update(
     check_slabs(*slabs, rest, decay_split, torch.device("cpu"), undo)
     if threads < 1:
         raise ValueError(f"threads is {threads}; at least 1 is needed")
-    where = {"decay_split": decay_split, "rest": rest, "undo": undo}
+    assert part == "all" or (hyper is not None and undo is None)
+    where = {"decay_split": decay_split, "rest": rest, "undo": undo, "part": part}
     if (kernel := _kernel()) is not None:
         kernel(Call.of(*slabs, hyper, **where, threads=threads, niceness=niceness))
         return

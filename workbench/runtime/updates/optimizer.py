@@ -4,13 +4,16 @@ Exactness first: every update of a step sees one snapshot of learning rate, step
 coefficient, the norm is that of all gradients, and a step whose norm is not finite changes nothing
 anywhere. Without clipping nobody waits for a norm, and such a step ends the run (`check`).
 
-Speculation. An update may run before the norm is known, with a coefficient of 1. The norm of the
+Speculation. An update may run before the norm is known, with a coefficient of 1, in `calm` weather
+only: where the step before was not clipped, since steps that are follow each other. The norm of the
 gradients seen so far is a lower bound of the global one, so speculation stops for the rest of a
 step at the first unit that lifts it over the limit (or is not finite). Whatever was speculated
 until then had gradients within the limit, so taking one back loses no more than rounding an
 ordinary update does (adam_step.py states how much). `settle` makes the update what it must be.
-States that visit the device for an update must set out before that unit's gradients are known; they
-do so in `calm` weather only, where the step before was not clipped.
+
+Weights first. Where every step is clipped, all updates wait for the norm, and the next forward pass
+for them. What it needs are weights. So an update on the host may write these alone, and `moments`
+makes the rest of it while the next passes run (host_adam.cpp: the same bits as at once).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from workbench.runtime.memory.storage import Flat
 from workbench.runtime.passes.bundle import Bundle
 from workbench.runtime.passes.pinned_scalars import PinnedScalars
 from workbench.runtime.updates import device_adam, host_adam
-from workbench.runtime.updates.adam_step import AdamStep, Diverged, clip_coefficient
+from workbench.runtime.updates.adam_step import AdamStep, Diverged, Part, clip_coefficient
 from workbench.runtime.updates.guesses import Settled, apply
 from workbench.schedule.action import GUESS, VERDICT, Kind
 
@@ -48,6 +51,8 @@ class StepState:
     samples: tuple[int, ...]
     weights: list[float]
     """How much the mean loss of each micro-batch weighs in that of the step, 1 on the mean."""
+    uniform: list[bool]
+    """Of each micro-batch whether its samples are (`LayeredModel.uniform`)."""
     hyper: AdamStep
     """Snapshot for this step's updates; its clip coefficient is set once the norm is known."""
     losses: list[Tensor] = field(default_factory=list)
@@ -61,8 +66,10 @@ class StepState:
     """Scalars of the updates that are made before the norm is known."""
     guessed: set[int] = field(default_factory=set)
     """Units that were."""
+    owed: set[int] = field(default_factory=set)
+    """Units whose weights are updated, and whose moments are not."""
     calm: bool = False
-    """Whether states visit the device before the norm is known."""
+    """Whether updates may be made before the norm is known."""
     held: bool = False
     """Whether its gradients wait for those of the next step, and nothing is updated."""
     left_out: Collection[Kind] = ()
@@ -86,6 +93,7 @@ class Optimizer:
         *,
         deferred: bool,
         settled: set[int],
+        later: set[int],
         device_threads: int,
         host_threads: int,
     ) -> None:
@@ -93,6 +101,8 @@ class Optimizer:
         self._deferred = deferred
         self.awaiting = frozenset(settled)
         """Units whose updates may be guesses that await a verdict."""
+        self._later = frozenset(later)
+        """Units whose moments may be updated later than their weights."""
         self._device_threads, self._host_threads = device_threads, host_threads
         self.done = 0
         """Optimizer steps applied so far; skipped steps do not count."""
@@ -221,21 +231,38 @@ class Optimizer:
         """Update a unit on the host, for good or as a guess."""
         if unit not in self.awaiting:
             if not state.skipped:
-                self._host(unit, state.hyper)
+                self._for_good(unit, state, state.hyper)
         elif self._guesses(unit, state):
             self._host(unit, state.guess)
 
     def settle(self, unit: int, state: StepState) -> None:
         """Make such an update what it must be, now that the norm is known."""
-        self._host(unit, *self._verdict(unit, state))
+        self._for_good(unit, state, *self._verdict(unit, state))
+
+    def moments(self, unit: int, state: StepState) -> None:
+        """Update the moments of a unit of which that is left to do."""
+        if unit in state.owed:
+            self._host(unit, state.hyper, part="moments")
+
+    def _for_good(
+        self, unit: int, state: StepState, hyper: AdamStep | None, undo: AdamStep | None = None
+    ) -> None:
+        """Make an update that is final. Weights come first where others wait for them: where the
+        step is clipped, so that nobody was updated before the norm."""
+        if unit in self._later and undo is None and hyper is not None and hyper.grad_scale < 1.0:
+            state.owed.add(unit)
+            self._host(unit, hyper, part="weights")
+        else:
+            self._host(unit, hyper, undo)
 
     def _guesses(self, unit: int, state: StepState) -> bool:
-        """Whether a unit is updated before the norm is known.
+        """Whether a unit is updated before the norm is known: in calm weather, since steps that are
+        clipped follow each other, and while the gradients seen are within the limit.
 
         By now the norm of its gradients and all before is here. Whether the global one happens to
         be here too must not matter: equal runs give equal bits.
         """
-        if not self._seen[unit] <= self._spec.clip:  # so for what is not finite
+        if not state.calm or not self._seen[unit] <= self._spec.clip:  # so for what is not finite
             return False
         state.guessed.add(unit)
         return True
@@ -248,8 +275,10 @@ class Optimizer:
     def _untouched(self, unit: int, state: StepState) -> bool:
         return state.skipped and unit not in state.guessed
 
-    def _host(self, unit: int, hyper: AdamStep | None, undo: AdamStep | None = None) -> None:
-        apply(host_adam, self._slabs(unit), hyper, undo, **self._settings(unit))
+    def _host(
+        self, unit: int, hyper: AdamStep | None, undo: AdamStep | None = None, part: Part = "all"
+    ) -> None:
+        apply(host_adam, self._slabs(unit), hyper, undo, part=part, **self._settings(unit))
 
     def _slabs(self, unit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         states = self._memory.states(unit)

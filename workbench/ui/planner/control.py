@@ -187,10 +187,10 @@ class Reply:
 class PlannerControl:
     """Questions and answers over one results folder. Close it, or let it end with this process."""
 
-    def __init__(self, store: Store, *, helper: HelperProcess | None = None) -> None:
-        """Start nothing. `helper` should be used by nobody else: it answers questions in order."""
+    def __init__(self, store: Store) -> None:
+        """Start nothing."""
         self.store = store
-        self._helper = HelperProcess() if helper is None else helper
+        self._helper = HelperProcess()
         self._wanted: Question | None = None
         self._sent: Question | None = None
         self._answer: HelperAnswer | None = None

@@ -50,16 +50,10 @@ ROOM = 2.0
 class PlannerPanel:
     """The planner's widgets; `planner` does their work without them."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        question: Question | None = None,
-        on_use: Callable[[RunSpec], None] | None = None,
-    ) -> None:
+    def __init__(self, store: Store, *, on_use: Callable[[RunSpec], None] | None = None) -> None:
         """`on_use` is called with a run spec when the user presses `Use this`."""
         self.planner = PlannerControl(store)
-        self.question = Question.of() if question is None else question
+        self.question = Question.of()
         """The last valid question."""
         self.spec: RunSpec | None = None
         """The run spec that was handed over last."""

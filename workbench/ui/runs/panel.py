@@ -20,7 +20,6 @@ from typing import Any
 import ipywidgets as widgets
 
 from workbench.runs.columns import plain
-from workbench.runs.index import Index
 from workbench.runs.store import Store
 from workbench.ui import html
 from workbench.ui.frame_panel import dropdown, framed
@@ -42,12 +41,10 @@ FIRST_LOOK_S, LATER_LOOK_S = 0.2, 2.0
 class RunsTablePanel:
     """A results folder, live. `close` it to end what works beside it."""
 
-    def __init__(
-        self, store: Store, *, index: Index | None = None, helper: HelperProcess | None = None
-    ) -> None:
+    def __init__(self, store: Store, *, helper: HelperProcess | None = None) -> None:
         """`helper`: a process that other panels use too; otherwise one of its own, when first
         needed."""
-        self.runs_table = RunsTable(store, index)
+        self.runs_table = RunsTable(store)
         self._own_helper = None if helper else HelperProcess()
         self._helper = helper or self._own_helper
         self._beside = ThreadPoolExecutor(1)

@@ -48,9 +48,9 @@ class _State(NamedTuple):
 class RunsTable:
     """The table of a results folder's records. Making one touches nothing."""
 
-    def __init__(self, store: Store, index: Index | None = None) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
-        self.index = Index(store) if index is None else index
+        self.index = Index(store)
         self.sweeps = Sweeps(store)
         self.sweep = ALL
         """Name of the sweep whose runs alone are rows."""

@@ -7,7 +7,6 @@ slice.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -48,14 +47,14 @@ class PreviewPoint:
 class Preview:
     """Works out what a sweep needs, one sweep at a time. Starts nothing until asked."""
 
-    def __init__(self, store: Store, helper: HelperProcess | None = None) -> None:
+    def __init__(self, store: Store, helper: HelperProcess) -> None:
         self.store = store
         self.points: list[PreviewPoint] = []
         self.text = ""
         """Why there is no preview, in a sentence."""
         self.ended = True
         """Whether nothing more will be said of this sweep."""
-        self._helper = helper or HelperProcess()
+        self._helper = helper
         self._data: dict[str, Any] = {}
         self._question, self._answer = "", HelperAnswer()
         self._known = False
@@ -88,21 +87,9 @@ class Preview:
             self._next()
         return True
 
-    def wait(self, limit_seconds: float = 60.0) -> None:
-        """Block until all is known, or that long."""
-        until = time.monotonic() + limit_seconds
-        while not self.ended and time.monotonic() < until:
-            if not self.advance():
-                time.sleep(0.01)
-
     def stop(self) -> None:
         """Ask no more."""
         self.ended = True
-
-    def close(self) -> None:
-        """End the process."""
-        self.stop()
-        self._helper.close()
 
     @property
     def pending(self) -> list[PreviewPoint]:

@@ -75,6 +75,7 @@ PHRASES = {
     Kind.NORM: "global gradient norm",
     Kind.UPDATE: "update of {unit}",
     Kind.SETTLE: "update of {unit} kept, or redone clipped, once the norm is known",
+    Kind.MOMENTS: "moments of {unit}, whose weights were updated first",
     Kind.SEND: "message of {unit} sent",
     Kind.RECV: "message of {unit} received",
     Kind.SEND_GRAD: "input gradient of {unit} sent",
@@ -196,10 +197,7 @@ def printable(text: str) -> str:
 
 
 def _block(
-    source: str,
-    events: list[Event],
-    rows: list[tuple[int, str]],
-    names: dict[tuple, int],
+    source: str, events: list[Event], rows: list[tuple[int, str]], names: dict[tuple, int]
 ) -> dict[str, Any]:
     """One timeline, in nanoseconds from its own start."""
     origin = min(event.start_s for event in events)

@@ -1,0 +1,85 @@
+"""Recordings of the blocks of a single device, in the forms that its schedules have.
+
+Blocks that compute their passes again are chains of their own (replay.py): recomputation and
+backward pass follow each other. Where no block does, each micro-batch passes all of them forward
+and backward before the next one comes, and they are one chain, with the head's passes, which are
+launched, in its middle. What the chain keeps has one place, however many micro-batches there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from torch import Tensor
+
+from workbench.model.base import LayeredModel
+from workbench.runtime.memory.device_budget import CudaMeter
+from workbench.runtime.passes.bundle import Boundary, Bundle, single
+from workbench.runtime.passes.replay import Chain, Key, Replays
+from workbench.runtime.passes.template import Template
+from workbench.runtime.passes.unit_modules import UnitModules
+
+
+class RecordedBlocks:
+    """Passes of recorded blocks over micro-batches of one size."""
+
+    def __init__(
+        self, model: LayeredModel, modules: UnitModules, template: Template, boundary: Boundary,
+        *, rows: int, recomputed: Set[int], meter: CudaMeter,
+    ) -> None:  # fmt: skip
+        """Those of the units that are `recomputed`, or of all. `boundary` leads into a block, which
+        takes micro-batches of so many `rows`."""
+        alone = sorted(recomputed - {0})
+        self._alone, self._first, self._last = bool(alone), 1, model.head - 1
+        self.units = frozenset(alone or range(1, model.head))
+        chains = {
+            units[0]: Chain(
+                kinds=tuple(map(model.kind, units)),
+                modules=tuple(map(modules.__getitem__, units)),
+                parameters=tuple(map(modules.parameters, units)),
+                rows=rows,
+            )
+            for units in ([[unit] for unit in alone] or [sorted(self.units)])
+        }
+        self._replays = Replays(template.block, boundary, rows, meter)
+        self._replays.record(chains if alone else {}, chains)
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """Stream on which they were recorded."""
+        return self._replays.stream
+
+    def forward(self, unit: int, x: Bundle, uniform: bool) -> Bundle:
+        """A block's output; none where the next block of a chain has it. `x` is not read where the
+        block before has left it in the chain."""
+        key, index = self._place(unit, uniform)
+        if self._alone:
+            y = self._replays.forward(key, x)
+        else:
+            self._replays.recompute(key, x, index)
+            y = self._replays.output(key) if unit == self._last else ()
+        return tuple(t.clone() for t in y)
+
+    def recompute(self, unit: int, x: Bundle, uniform: bool) -> None:
+        """The pass of a block alone that keeps what its backward pass needs, which is next."""
+        self._replays.recompute(self._place(unit, uniform)[0], x)
+
+    def backward(self, unit: int, above: Bundle, uniform: bool) -> tuple[Bundle, list[Tensor]]:
+        """Gradient of a block's input, none within a chain; and gradients of its parameters, which
+        are there until the next recorded pass."""
+        key, index = self._place(unit, uniform)
+        input_grad, grads = self._replays.backward(key, single(above), index)
+        return () if input_grad is None else (input_grad.clone(),), grads
+
+    def forget(self) -> None:
+        """Let go of passes that were begun and are not ended."""
+        self._replays.forget()
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self._replays.close()
+
+    def _place(self, unit: int, uniform: bool) -> tuple[Key, int]:
+        """Key of a block's chain, and its index there."""
+        return ((unit, uniform), 0) if self._alone else ((self._first, uniform), unit - self._first)
