@@ -32,6 +32,7 @@ from typing import Self
 import psutil
 
 from workbench.core.host import available_cores
+from workbench.core.native import triton_works
 from workbench.runs.processes import kill_marked, variables
 
 WORD = "--ahead"
@@ -41,8 +42,8 @@ ENOUGH_CORES = 4
 """On fewer, the processes would take turns."""
 MOST_BYTES, MOST_FILES = 1 << 13, 8
 PAGES = "workbench.runtime.memory.pages_ahead"
-IDLE = ("torch._inductor.compile_fx", "triton")
-"""Imported while there is nothing else to do: a run needs them where it compiles."""
+COMPILER = "torch._inductor.compile_fx"
+"""Imported while there is nothing else to do."""
 
 
 class Ahead:
@@ -148,8 +149,8 @@ def _import(config: str, device: str, *_: str) -> None:
     spec = import_module("workbench.model.hf_config").spec_from_config(config)
     import_module("workbench.model").make_model(spec)
     cuda = import_module("torch").cuda
-    more = [cuda.synchronize] if device != "cpu" and cuda.is_available() else []
-    for do in (*more, compared.own_code, *(partial(import_module, name) for name in IDLE)):
+    on_gpu = [cuda.synchronize, triton_works] if device != "cpu" and cuda.is_available() else []
+    for do in (*on_gpu, compared.own_code, partial(import_module, COMPILER)):
         if select.select([0], [], [], 0)[0]:
             break
         with suppress(Exception):

@@ -158,6 +158,8 @@ def main(folder: Path, pages: Pages | None = None) -> int:
         reporter.event("started", attempt=job.started, pid=os.getpid(), group=os.getpgid(0))
         if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
             os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
+            if "torch.distributed" in sys.modules:  # which looked there when it was imported
+                sys.modules["torch.distributed"].set_debug_level_from_env()
             reporter.phase("TORCH_DISTRIBUTED_DEBUG is lowered to INFO: torch's DDP ends at DETAIL")
         if not spec.model.ours:
             import_module(COMPARED).ensure(spec, folder.parents[1], reporter)

@@ -16,8 +16,9 @@ from workbench.core.host import Gpu
 from workbench.runtime.memory.pages_ahead import wanted
 
 TOUCHING = """
+import sys
 from workbench.runtime.memory import pages_ahead
-pages_ahead.PART = 1 << 20
+pages_ahead.PART, pages_ahead.GIVEN = 1 << 20, float(sys.argv[1])
 pages_ahead.touch(5 << 19)
 """
 
@@ -44,8 +45,10 @@ def test_it_is_as_much_as_states_take_on_the_host(
 
 
 def test_it_tells_what_it_touched_and_holds_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", TOUCHING], stdout=subprocess.PIPE) as process:
+    words = [sys.executable, "-c", TOUCHING]
+    with subprocess.Popen([*words, "inf"], stdout=subprocess.PIPE) as process:
         told = [int(process.stdout.readline()) for _ in range(3)]
         assert told == [1 << 20, 2 << 20, 5 << 19]
         assert process.poll() is None
         process.kill()
+    assert subprocess.check_output([*words, "0"]).split() == [b"1048576"], "the machine has it"

@@ -5,7 +5,7 @@ second however many threads ask, and keep what their processes give back. So a r
 100 GB waits half a minute, and the next one 3 s (an H200's machine). Here the bytes are touched
 while the run's process imports and its layers are compared and timed, by a process that gives them
 back before any are laid out: one of its own, since a process that waits for pages can map nothing
-meanwhile, and to import is to map. Elsewhere it costs the time of two idle cores.
+meanwhile, and to import is to map. Elsewhere two cores touch a quarter of it, for nothing.
 
     python -m workbench.runtime.memory.pages_ahead CONFIG DEVICE DEVICE_MEMORY HOST_MEMORY
 
@@ -39,7 +39,9 @@ LEAST, PART = 4 << 30, 1 << 30
 MOST, LEFT = 0.75, 0.06
 """Shares of the host's memory: of what is touched where nobody says how much a run may have, and of
 what stays free."""
-THREADS = 2
+THREADS, GIVEN, SHARE = 2, 5e9, 0.25
+"""Bytes a second at which a machine touches what it has already, and the share of all bytes behind
+which that is looked at: the first ones may have been another process's."""
 
 
 def wanted(config: str, device: str, device_memory: str, host_memory: str) -> int:
@@ -57,17 +59,21 @@ def wanted(config: str, device: str, device_memory: str, host_memory: str) -> in
 
 
 def touch(nbytes: int) -> None:
-    """Touch so many bytes, printing how many, and hold them as long as others have memory."""
+    """Touch so many bytes, printing how many, and hold them as long as others have memory; no
+    longer where the machine has them already."""
     area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages
         area.madvise(mmap.MADV_HUGEPAGE)
     address, done = ctypes.addressof(ctypes.c_char.from_buffer(area)), 0
     while psutil.virtual_memory().available > PART + LEFT * host.host_memory_bytes():
         if part := min(PART, nbytes - done):
+            began = time.monotonic()
             if not bring([(address + done, part)], THREADS):
                 return
             done += part
             print(done, flush=True)
+            if done >= SHARE * nbytes and part > GIVEN * (time.monotonic() - began):
+                return
         else:
             time.sleep(0.1)
 
