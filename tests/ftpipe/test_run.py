@@ -85,7 +85,7 @@ def test_predictions_are_trained_with_and_their_memory_is_proved(tmp_path):
     assert peaks[1] > peaks[0]
 
 
-@pytest.mark.parametrize("close", [1e-5, 1e-10])
+@pytest.mark.parametrize("close", [1e-10, pytest.param(1e-5, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "case",
     [
@@ -113,7 +113,12 @@ def test_synchronous_orders_are_plain_training(case, close, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "how", [{"stage_order": "seq"}, {"stage_order": "gpipe-lifo", "map": "0 1 0 1"}, {"ahead": 1}]
+    "how",
+    [
+        pytest.param({"stage_order": "seq"}, marks=pytest.mark.thorough),
+        {"stage_order": "gpipe-lifo", "map": "0 1 0 1"},
+        {"ahead": 1},
+    ],
 )
 def test_frozen_weights_stay_wherever_they_are_read(how, tmp_path):
     """A stage learns nothing, and two stages read frozen words, which predictions do not mind.

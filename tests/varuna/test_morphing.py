@@ -23,6 +23,7 @@ from workbench.core.sealed import read_sealed
 from workbench.methods.varuna.logs import read_losses
 from workbench.profile.slices import FILE
 
+pytestmark = pytest.mark.slow
 BATCH, STEPS, EVERY = 9, 17, 3
 WORKER = Path(__file__).with_name("elastic_worker.py")
 

@@ -9,6 +9,8 @@ from tests.varuna import net
 from tests.varuna.cases import CLIP
 from tests.varuna.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 PAIRS = [range(0, 2), range(2, 4), range(4, 6), range(6, 7)]
 """Micro-batches of up to two of seven rows, in one or two replicas."""
