@@ -150,17 +150,10 @@ def _decomposed(spec: ModelSpec, dtype: torch.dtype) -> Decomposed:
             family.initialize(module, unit=unit, seed=seed)
 
     made = Decomposed(
-        model,
-        layers,
-        initialize,
-        hidden=spec.hidden,
-        vocab=spec.vocab,
-        max_seq=spec.seq,
-        targets=family.example(spec)[-1],
-        left_out=family.counted,
-        places=places,
+        model, layers, initialize, hidden=spec.hidden, vocab=spec.vocab, max_seq=spec.seq,
+        targets=family.example(spec)[-1], left_out=family.counted, places=places,
         names=partial(family.names, spec),
-    )
+    )  # fmt: skip
     if made.num_units != spec.units:
         raise ValueError(
             f"a {spec.family} of {spec.layers} layers came apart into {made.num_units} units, "
