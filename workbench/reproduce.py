@@ -1,9 +1,9 @@
 """All exhibits in one go: each notebook through papermill, then one report.
 
 The notebooks that people read are what runs here, with their parameters set. An unknown parameter
-is an error before anything runs (papermill would only warn). Each notebook has a kernel of its own,
-and the next one starts while a figure is drawn; one that fails is reported, and the others still
-run. Interrupted by Ctrl-C or a polite kill, everything that was started is ended first; killed
+is an error before anything runs (papermill would only warn). Each notebook has a kernel of its own.
+Those that measure come first, one after the other, and the next one starts while a figure is drawn;
+of the rest two run at a time. One that fails is reported, and the others still run. Interrupted by Ctrl-C or a polite kill, everything that was started is ended first; killed
 without warning, the kernel and the workers notice by themselves.
 """
 
@@ -72,6 +72,7 @@ def reproduce(
     folder that cannot be written, all before anything runs.
     """
     figures = [find(name).figure for name in only or EXHIBITS]
+    figures.sort(key=lambda figure: not find(figure).measures)
     store = Store(results)
     values = {"size": size, "results": str(store.root), **(parameters or {})}
     notebooks = {figure: read_notebook(figure) for figure in figures}
@@ -145,8 +146,8 @@ def _run(
     notebooks: dict[str, Any], folder: Path, values: dict[str, Any], echo: Echo
 ) -> Iterator[tuple[str, str, Outcome]]:
     """Execute notebooks, each in a kernel of its own; yields how each is called and how it ended.
-    One begins when the one before has its rows: while that is drawn the next one's kernel and first
-    run start, and nobody measures yet. KeyboardInterrupt ends the kernels first.
+    After one that measures the next begins when it has its rows: while that is drawn the next one's
+    kernel and first run start, and nobody measures yet. KeyboardInterrupt ends the kernels first.
 
     papermill runs in threads, because in the main one its client takes over the signal handlers.
     """
@@ -165,7 +166,7 @@ def _run(
             threads[-1].start()
             if place > 1:
                 yield _taken(ended)
-            while not has_rows.wait(POLL_S):
+            while find(figure).measures and not has_rows.wait(POLL_S):
                 pass
         yield _taken(ended)
     finally:

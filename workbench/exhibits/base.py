@@ -73,6 +73,8 @@ class Exhibit(ABC):
     """The paper's system, for the report's summary; empty for this project's own exhibits."""
     runs: ClassVar[bool] = True
     """Whether anything runs for it; where not, it shows what is committed."""
+    times: ClassVar[bool] = False
+    """Whether it takes the time of something else than runs."""
     dials: ClassVar[Callable[[str], Any]]
     """Reads the dials of a size (`sizes.py` of the system)."""
     about: ClassVar[str] = ""
@@ -111,6 +113,11 @@ class Exhibit(ABC):
         path = Path(inspect.getfile(cls)).with_suffix(".toml")
         for name, value in read_words(path, cls).items() if path.exists() else ():
             setattr(cls, name, getattr(cls, name) | value if name in ADDED else value)
+
+    @property
+    def measures(self) -> bool:
+        """Whether it wants the machine for itself."""
+        return self.runs or self.times
 
     # -- names: forms with the figure, its number without the system, and its title --------------
 

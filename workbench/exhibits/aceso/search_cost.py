@@ -27,7 +27,7 @@ def alpa_over(asked: Asked) -> float | None:
 class SearchCost(base.AcesoExhibit):
     """Three panels, over logarithms of seconds."""
 
-    metrics = by_name(alpa_over)
+    metrics, times = by_name(alpa_over), True
 
     def table(self, at: Opened, records: list[RunRecord]) -> pd.DataFrame:
         rows = [
