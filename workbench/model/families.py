@@ -128,8 +128,8 @@ def make_decomposed(spec: ModelSpec, seed: int = 0) -> Decomposed:
 
 @lru_cache(maxsize=8)
 def _decomposed(spec: ModelSpec, dtype: torch.dtype) -> Decomposed:
-    """The model of a family where `dtype` is torch's default; a run asks several times. What is
-    given out are copies, which share all but their attributes."""
+    """The model of a family where `dtype` is torch's default. A run asks several times, and has
+    copies, which share all but their attributes."""
     family = FAMILIES[spec.family]
     with torch.device("meta"):
         model = make_keyed(family.make(spec))
