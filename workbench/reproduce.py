@@ -3,8 +3,9 @@
 The notebooks that people read are what runs here, with their parameters set. An unknown parameter
 is an error before anything runs (papermill would only warn). Each notebook has a kernel of its own.
 Those that measure come first, one after the other, and the next one starts while a figure is drawn;
-of the rest two run at a time. One that fails is reported, and the others still run. Interrupted by Ctrl-C or a polite kill, everything that was started is ended first; killed
-without warning, the kernel and the workers notice by themselves.
+of the rest two run at a time. One that fails is reported, and the others still run. Interrupted by
+Ctrl-C or a polite kill, everything that was started is ended first; killed without warning, the
+kernel and the workers notice by themselves.
 """
 
 from __future__ import annotations
