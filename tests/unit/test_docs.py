@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import real_cases, real_models
 from benchmarks.offload import OFFLOAD, make_parser
 from benchmarks.pipelines import PIPELINES
 from benchmarks.servers import SERVERS
@@ -72,6 +73,9 @@ def test_commands_of_the_ten_numbers_pick_runs(root: Path) -> None:
     found = re.findall(r"`python -m benchmarks\.(.+?)`", text)
     suites = {"offload": OFFLOAD, "servers": SERVERS, "pipelines": PIPELINES}
     for name, *words in map(shlex.split, found):
+        if name == "real_models":
+            assert real_cases.rows(real_models.make_parser().parse_args(words).only)
+            continue
         for only in make_parser(suites[name]).parse_args(words).only:
             assert suites[name].cases.entries("paper", warmup=1, measured=1, only=[only]), only
     assert len(found) == 9
