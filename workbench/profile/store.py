@@ -236,7 +236,8 @@ def _measure_costs(spec: RunSpec, machine: Machine, hardware_: Hardware, echo: E
     else:
         costs, library_bytes, note = unit_costs(setting, hardware_)
     options, model = spec.options, setting.model
-    echo("measuring other ways to run their passes")
+    if options.halved or options.checkpointed or machine.device == "cuda":
+        echo("measuring other ways to run their passes")
     return UnitCosts(
         machine=machine,
         costs=with_variants(
