@@ -155,9 +155,9 @@ class Engine(Streams, Habits):
 
     @property
     def plan(self) -> Plan | None:
-        """What the method has planned with the first batch: seconds of a step, bytes of each tier,
-        and what binds. None before, of methods that do not plan, and in other processes than the
-        first."""
+        """The plan that the method has made with the first batch: seconds of a step, bytes of each
+        tier, and the constraint that binds. None before the first step, of methods that do not
+        plan, and in other processes than the first."""
         return self._steps.plan if self._steps else None
 
     @in_a_sentence(calls_users=True)

@@ -49,7 +49,7 @@ def test_one_pass_finds_what_the_proof_finds(seed, clip, replay):
 @pytest.mark.parametrize("clip", [1.0, None])
 @pytest.mark.parametrize("micros", [1, 4])
 def test_where_all_blocks_keep_and_stay(clip, micros):
-    """Of several micro-batches they are one chain of recordings, which keeps what one needs."""
+    """In several micro-batches all blocks are one chain, with memory for one micro-batch."""
     choice = Choice(resident=LAYERS, window=LAYERS, kept=LAYERS)
     found = {}
     for replay in ("on", "off"):

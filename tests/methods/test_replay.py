@@ -104,7 +104,7 @@ def test_results_are_equal_to_the_bit(tmp_path, method, changes, dtype):
 
 @pytest.mark.parametrize("clip", [0.5, None])
 def test_blocks_that_all_keep_are_one_chain(tmp_path, monkeypatch, clip):
-    """Of a micro-batch, in the order that recordings allow."""
+    """A micro-batch passes all blocks before the next one, as recordings need it."""
     monkeypatch.setattr(recorded_blocks, "Replays", Launched)
     stay = {"window": 5, "resident": 5, "pulled": 0, "activations": "keep"}
     spec = spec_for(model=PURE, steps=4, clip=clip, microbatches=2, replay="on", **stay)

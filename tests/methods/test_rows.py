@@ -132,7 +132,7 @@ def test_one_device(spec_for, tmp_path, name, rows, micros) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_documents_are_compiled_once_for_all_batches(spec_for, tmp_path, counter, name) -> None:
-    """Whatever their masks; samples of one document each have a graph without."""
+    """Blocks have one graph for all masks, and one without for samples of one document each."""
     spec = spec_for(name, microbatches=BATCH, window=2, resident=1)
     model = make_model(spec.model)
     batches, kinds = load_batches(spec, model), {model.kind(1 + n) for n in range(model.layers)}
