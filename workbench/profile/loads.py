@@ -164,7 +164,7 @@ class Adam(Load):
         self._rests = self._zeros(1, numel, dtype=torch.int16) if narrow else None
 
     def by(self, threads: int) -> Self:
-        """The same update in the same memory by so many threads, while this one rests."""
+        """An equal update by so many threads, in the memory of this load, which rests meanwhile."""
         other = copy(self)
         other._kernel_threads, other._pieces, other._slabs = threads, 0, []
         return other

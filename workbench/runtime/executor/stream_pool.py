@@ -43,7 +43,7 @@ def between_steps(device: torch.device) -> torch.cuda.Stream | None:
 
 @dataclass
 class _Streams:
-    """Those of lanes of one kind."""
+    """Streams of a device for lanes of one kind: free ones, and ones that trainings have."""
 
     free: list[torch.cuda.Stream] = field(default_factory=list)
     taken: list[torch.cuda.Stream] = field(default_factory=list)

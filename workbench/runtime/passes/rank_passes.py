@@ -44,7 +44,7 @@ class RankStepState:
     weight: int
     """Labels that count in the whole minibatch."""
     uniform: list[bool]
-    """Of each sample whether it is (`LayeredModel.uniform`)."""
+    """Whether each sample is uniform (`LayeredModel.uniform`)."""
     losses: list[Tensor] = field(default_factory=list)
     """Parts of the minibatch's mean loss."""
 

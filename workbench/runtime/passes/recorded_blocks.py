@@ -28,7 +28,7 @@ class RecordedBlocks:
         self, model: LayeredModel, modules: UnitModules, template: Template, boundary: Boundary,
         *, rows: int, recomputed: Set[int], meter: CudaMeter,
     ) -> None:  # fmt: skip
-        """Those of the units that are `recomputed`, or of all. `boundary` leads into a block, which
+        """Record blocks that are `recomputed`, or where none is, all blocks. `boundary` leads into a block, which
         takes micro-batches of so many `rows`."""
         alone = sorted(recomputed - {0})
         self._alone, self._last = bool(alone), model.head - 1
