@@ -28,8 +28,8 @@ class RecordedBlocks:
         self, model: LayeredModel, modules: UnitModules, template: Template, boundary: Boundary,
         *, rows: int, recomputed: Set[int], meter: CudaMeter,
     ) -> None:  # fmt: skip
-        """Record blocks that are `recomputed`, or where none is, all blocks. `boundary` leads into a block, which
-        takes micro-batches of so many `rows`."""
+        """Record blocks that are `recomputed`, or where none is, all blocks. `boundary` leads into
+        a block, which takes micro-batches of so many `rows`."""
         alone = sorted(recomputed - {0})
         self._alone, self._last = bool(alone), model.head - 1
         self.units = frozenset(alone or range(1, model.head))
