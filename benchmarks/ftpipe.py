@@ -1,6 +1,6 @@
 """FTPipe's figures: partitions and how soon they are found, T5-3B by operation counts, and an
-asynchronous pipeline of ranks that sleep beside its simulation. Those of a GPU are asked by their
-names (ftpipe_gpu.py).
+asynchronous pipeline of ranks that sleep beside its simulation. Those of GPUs are asked by their
+names (ftpipe_gpu.py, ftpipe_two.py).
 
     python -m benchmarks.ftpipe
     python -m benchmarks.ftpipe --only exact t5
@@ -195,13 +195,14 @@ def digits() -> Iterator[str]:
 
 
 def on_gpu(name: str, size: str, out: Path) -> Iterator[str]:
-    """A figure of one GPU."""
-    from benchmarks import ftpipe_gpu  # imports the engine
+    """A figure of one GPU, or of two."""
+    from benchmarks import ftpipe_gpu, ftpipe_two  # import the engine
 
-    yield from ftpipe_gpu.lines(name, size, out)
+    yield from ftpipe_two.lines(size, out) if name == TWO else ftpipe_gpu.lines(name, size, out)
 
 
-ON_GPU = ("gpu-alike", "gpu-processes", "gpu-nodes", "gpu-stages", "gpu-large")
+TWO = "two-gpus"
+ON_GPU = (TWO, "gpu-alike", "gpu-processes", "gpu-nodes", "gpu-stages", "gpu-large")
 FIGURES: dict[str, Callable[[], Iterator[str]]] = {
     "exact": exact, "large": large, "t5": t5, "memory": memory, "paced": paced,
     "digits": digits,
@@ -212,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures; exit code 0."""
     parser = argparse.ArgumentParser(prog="benchmarks.ftpipe", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[*FIGURES, *ON_GPU], default=[*FIGURES])
-    parser.add_argument("--size", choices=("full", "smoke"), default="full", help="of gpu- figures")
+    parser.add_argument("--size", choices=("full", "smoke"), default="full", help="on GPUs")
     parser.add_argument(
         "--out", type=Path, default=Path("results/ftpipe-gpu"), help="of their rows"
     )

@@ -33,9 +33,11 @@ class Row:
     batch: int = 4
     seq: int = 2048
     microbatches: int = 1
+    """0 where the planner is to choose."""
     steps: int = 8
+    ranks: int = 1
     gib: float = 0
-    """Budget of the device; 0 for all there is."""
+    """Budget of each device; 0 for all there is."""
     host: str = ""
     """Budget of the host, in words."""
     splits: Sequence[int] = ()

@@ -79,10 +79,11 @@ def entered(row: Row, found: Found, waited_s: float, origin: Found) -> Found:
     count = parameters(row)
     if speed := found.get("samples_per_s"):
         found["tokens_per_s"] = tokens = speed * row.seq
-        found["tflops"] = 6 * count * tokens / 1e12
+        found["tflops"] = 6 * count * tokens / row.ranks / 1e12
     asked = {
         name: value for name, value in asdict(row).items()
-        if name in ("case", "name", "how", "model", "method", "batch", "seq", "gib", "host", "text")
+        if name in ("case", "name", "how", "model", "method", "batch", "seq", "gib", "host", "text",
+                    "ranks")
     }  # fmt: skip
     told = {"parameters": count, "clip": float(CLIP), "folder_s": waited_s, "smoke": row.smoke}
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -167,9 +167,13 @@ def command(row: Row) -> list[str]:
     work = Path(row.folder).parent
     words: dict[str, Any] = {
         "-m": row.method, "--hf-config": row.folder, "--seq": row.seq, "-b": row.batch,
-        "--microbatches": row.microbatches, "--dtype": "bf16", "--clip": CLIP, "--lr": LR,
+        "--dtype": "bf16", "--clip": CLIP, "--lr": LR,
         "--lr-schedule": "constant", "--steps": row.steps, "--results": work / "results",
     }  # fmt: skip
+    if row.microbatches:
+        words["--microbatches"] = row.microbatches
+    if row.ranks > 1:
+        words["--ranks"] = row.ranks
     if row.cap:
         words["--device-memory"] = row.cap
     if row.host:

@@ -28,6 +28,8 @@ from workbench.schedule.validate import validate
 
 STEPS = 12
 """Steps that are simulated: a pipeline of sixteen stages is full after some of them."""
+TRIES = 8
+"""Times that a partitioner is asked for stages within a budget."""
 
 
 def stages_of(spec: RunSpec, units: int) -> tuple[range, ...]:
@@ -54,13 +56,28 @@ def loans_of(spec: RunSpec, stages: Sequence[range], weight_bytes: int = 4) -> l
 
 
 def with_stages(spec: RunSpec, profile: Profile) -> RunSpec:
-    """The spec with a cut and a map: those that it has, or those that its partitioner finds. Raises
-    ValueError where none fits."""
+    """The spec with a cut and a map: those that it has, or those that its partitioner finds. Graphs
+    of units know no scratch memory: where stages pass the budget by their schedule, others are
+    asked for within as much less, and the first are kept where there are none. Raises ValueError
+    where the partitioner finds none."""
     if spec.options.sizes:
         return spec
     sizes = ProfiledSizes({profile.microbatch: profile}, tied={})
-    cut, ranks = cut_and_map(partitioned(spec, profile, sizes, server_of(profile, spec)))
-    return spec.with_(cut=cut, map=ranks)
+    server, found = server_of(profile, spec), list[RunSpec]()
+    left = server
+    while len(found) < TRIES:
+        try:
+            cut, ranks = cut_and_map(partitioned(spec, profile, sizes, left))
+        except ValueError:
+            if not found:
+                raise
+            break
+        found.append(spec.with_(cut=cut, map=ranks))
+        over = max(_needs(_made(found[-1], profile)[0], found[-1]).values()) - server.device_bytes
+        if over <= 0:
+            return found[-1]
+        left = replace(left, device_bytes=left.device_bytes - over)
+    return found[0]
 
 
 def pipeline_of(
@@ -125,20 +142,13 @@ def line_of(
 def plan(spec: RunSpec, profile: Profile) -> Plan:
     """The plan. Raises ValueError for stages that cannot be."""
     check_profile(profile, spec)
-    spec, units = with_stages(spec, profile), len(profile.units)
-    stages = stages_of(spec, units)
-    profiled = ProfiledSizes({profile.microbatch: profile}, tied={})
-    sizes = StageSizes(profiled, stages, spec.options.state_values)
-    line = pipeline_of(spec, stages, sizes, profile.weight_bytes)
-    made = shared = schedule(line)
-    server = server_of(profile, spec)
-    needs, devices = Counter[int](), spec.options.devices(len(stages), spec.ranks)
-    for process, peak in validate(made).peak_bytes.items():
-        needs[devices[process]] += peak[DEVICE]
+    spec = with_stages(spec, profile)
+    made, line, sizes = _made(spec, profile)
+    shared, server, needs = made, server_of(profile, spec), _needs(made, spec)
     adam = server.device_adam_params_per_s
     costs = ServerCosts(sizes, server, shared_updates=False, device_adam=adam)
     if spec.options.process_per_stage:  # is predicted as one process a device
-        positions = spec.options.positions(len(stages), spec.ranks)
+        positions = spec.options.positions(made.num_units, spec.ranks)
         shared = schedule(replace(line, positions=positions))
     simulated = simulate(shared, costs, steps=STEPS)
     [(fullest, most)] = needs.most_common(1)
@@ -165,6 +175,23 @@ def plan(spec: RunSpec, profile: Profile) -> Plan:
         },
         notes=tuple(notes_of(made, spec)),
     )  # fmt: skip
+
+
+def _made(spec: RunSpec, profile: Profile) -> tuple[Schedule, Asynchronous, StageSizes]:
+    """The schedule of a spec with stages, its pipeline, and the sizes of these."""
+    stages = stages_of(spec, len(profile.units))
+    profiled = ProfiledSizes({profile.microbatch: profile}, tied={})
+    sizes = StageSizes(profiled, stages, spec.options.state_values)
+    line = pipeline_of(spec, stages, sizes, profile.weight_bytes)
+    return schedule(line), line, sizes
+
+
+def _needs(made: Schedule, spec: RunSpec) -> Counter[int]:
+    """Bytes that a schedule needs of each device, by its proof."""
+    found, devices = Counter[int](), spec.options.devices(made.num_units, spec.ranks)
+    for process, peak in validate(made).peak_bytes.items():
+        found[devices[process]] += peak[DEVICE]
+    return found
 
 
 def budgets_of(spec: RunSpec, made: Schedule) -> list[int | None]:
