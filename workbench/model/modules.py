@@ -294,6 +294,26 @@ class Decomposed(LayeredModel):
         return any(isinstance(part, OnceNorm) for part in self._units[unit].module.modules())
 
     @cached_property
+    def varies(self) -> str:
+        """Why recordings could not stand for the passes of layers between the first and the last,
+        as far as that is known before they are made; empty where it is not."""
+        for unit in range(1, self.head):
+            module, why = self._units[unit].module, ""
+            if self.draws_in(unit):
+                why = "draws random numbers"
+            elif self.normalizes_in(unit):
+                why = "has BatchNorm, which keeps statistics of each pass"
+            elif any(getattr(part, key) for part in module.modules() for key in HOOKS):
+                why = "has a hook on its forward pass, which no recording calls"
+            if why:
+                return f"layer {unit}, {self.path(unit)!r}, {why}"
+        return ""
+
+    def path(self, unit: int) -> str:
+        """Path of the module in the model with which a unit begins."""
+        return self._units[unit].name
+
+    @cached_property
     def repeated(self) -> list[int]:
         """Units between the first and the last that are like others there, and learn all over."""
         counts = Counter(self._kinds[1 : self.head])
