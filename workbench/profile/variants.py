@@ -87,7 +87,7 @@ def with_recorded(
     if long or model.varies:  # the GPU is the limit, or nothing is to be tried
         return found, model.varies
     with metered(setting.device) as meter:
-        for unit in (0, *first.values()):
+        for unit in (0, *sorted(first.values())):
             alone, why = Alone(setting, unit, meter), ""
             try:
                 _check_form(alone)
