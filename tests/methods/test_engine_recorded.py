@@ -276,17 +276,18 @@ def test_what_cannot_be_recorded_is_launched_and_said(train, capsys) -> None:
     module, given = net(), [*batches(4)]
     for block in module.blocks:
         block.__class__ = Copies
+    wanted, weights, _ = train(copy.deepcopy(module), given, loss_of, records=False, **MOVE)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    wanted, weights = by_torch(module, given, eps=EPS)
-    losses, found, plan = train(copy.deepcopy(module), given, loss_of, records=True, **MOVE)
+    capsys.readouterr()
+    losses, found, plan = train(module, given, loss_of, records=True, **MOVE)
     assert name.REPLAYS not in plan.schedule.buffers
     (note,) = plan.notes
     assert "blocks are launched one kernel after the other, since one cannot be recorded" in note
     assert "layer 1, 'blocks.0': " in note
     assert note in capsys.readouterr().err
-    assert losses == pytest.approx(wanted, rel=1e-5)
-    near(found, weights)
+    assert losses == wanted
+    assert all(torch.equal(found[key], value) for key, value in weights.items())
     assert bool(torch.randn(8, device="cuda").isfinite().all())
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= before + (96 << 20)
+    assert torch.cuda.memory_reserved() <= before + (8 << 20)

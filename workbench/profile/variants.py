@@ -103,13 +103,17 @@ def with_recorded(
 
 
 def _check_form(alone: Alone) -> None:
-    """Raise ValueError where a unit puts out other tensors than those for which there is memory:
-    recordings read inputs there."""
+    """Raise ValueError where a unit puts out other tensors than those for which there is memory,
+    from which recordings read their inputs; or in another order than the next unit was compiled
+    for, since nothing can be compiled while passes are recorded."""
     boundary, made = _behind(alone), alone.forward()
     wanted = [part.full_shape(alone.samples) for part in boundary.parts]
     for tensor, shape, dtype in zip(made, wanted, boundary.dtypes, strict=True):
         if (tensor.shape, tensor.dtype) != (torch.Size(shape), dtype):
             raise ValueError(f"it puts out {tensor.dtype} of {[*tensor.shape]}, planned as {dtype}")
+        relayed = any(tensor is own for own in alone.x)
+        if alone.unit and not (relayed or tensor.is_contiguous()):
+            raise ValueError("a tensor that it puts out is not contiguous")
 
 
 def halves(alone: Alone, cost: UnitCost) -> Variant:

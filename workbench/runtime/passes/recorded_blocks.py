@@ -18,6 +18,7 @@ from torch import Tensor
 
 from workbench.model.base import LayeredModel
 from workbench.runtime.memory.device_budget import CudaMeter
+from workbench.runtime.memory.tiers import OutOfMemory
 from workbench.runtime.passes.bundle import Boundary, Bundle
 from workbench.runtime.passes.replay import Chain, Key, Replays
 from workbench.runtime.passes.template import Template
@@ -28,6 +29,7 @@ SMALLER = (
     "both: blocks are launched from here on, one kernel after the other; make all batches of one "
     "shape, as by leaving out the last one"
 )
+FAILED = "blocks are launched one kernel after the other, since recording them failed: {}"
 
 
 class RecordedBlocks:
@@ -56,7 +58,13 @@ class RecordedBlocks:
         self._model, self._rows, self._meter = model, rows, meter
         run = template.layer if whole else template.block
         self._replays = Replays(run, boundaries[1], meter, whole=whole)
-        self._replays.record(chains if alone else {}, chains)
+        try:
+            self._replays.record(chains if alone else {}, chains)
+        except RuntimeError as error:
+            if not whole or isinstance(error, (OutOfMemory, torch.OutOfMemoryError)):
+                raise
+            warnings.warn(FAILED.format(str(error).split("\n")[0]), stacklevel=2)
+            self.let_go()
 
     @property
     def stream(self) -> torch.cuda.Stream:
