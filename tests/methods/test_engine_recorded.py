@@ -184,6 +184,14 @@ def test_a_recording_is_compared_with_launched_passes(tapes, monkeypatch, kind, 
     assert why == "" if stands else why.startswith(other), why
 
 
+def test_layers_are_alike_whatever_they_hand_on() -> None:
+    """The first layer of a decoder and the last are compiled with those between them."""
+    (given,) = for_llama([*batches(1)])
+    model, _ = Objective(llama(), of_outputs, Batch(given)).layered()
+    assert len({model.kind(unit) for unit in range(1, 5)}) == 3
+    assert model.repeated == [1, 2, 3, 4]
+
+
 class Hooked(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(8, 8), nn.Tanh())
